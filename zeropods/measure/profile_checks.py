@@ -54,10 +54,6 @@ class Checked:
     """Figures of the summary, corrected; None where one cannot be known."""
     root: Module | None
     """The tree with shares computed anew; sums where DeepSpeed prints no figures. None where the tree is not whole."""
-    times_counted: float | None
-    """How often linear layers were counted; None where nothing tells."""
-    missing_parameters: int
-    """Parameters that lie on other ranks, each matrix once."""
     closed_form_macs: float | None
     faults: tuple[Fault, ...] = ()
     run: str = ""
@@ -98,8 +94,8 @@ def check(path: Path) -> Checked:
 
 def check_report(report: Report, record: Record | None = None) -> Checked:
     """Correct a report that was read, and find its faults; `record` is that of the profiled run, where there is one."""
-    checked = _corrected(report)
-    checked = replace(checked, faults=tuple(_faults(checked)))
+    checked, times, missing = _corrected(report)
+    checked = replace(checked, faults=tuple(_faults(checked, times, missing)))
     return checked if record is None else _beside(checked, record)
 
 
@@ -137,7 +133,9 @@ def _ratio(part: float | None, whole: float | None, times: float = 1.0) -> float
 # parameters left out.
 
 
-def _corrected(report: Report) -> Checked:
+def _corrected(report: Report) -> tuple[Checked, float | None, int]:
+    """The report corrected; how often linear layers were counted, None where nothing tells; and the number of
+    parameters that lie on other ranks, each matrix once."""
     said, figures = report.root if report.tree_is_whole else None, dict(report.summary)
     if _is_clock(figures["forward_seconds"]):
         inside = 0.0 if said is None else sum(child.total("latency_seconds") for child in said.children)
@@ -176,14 +174,8 @@ def _corrected(report: Report) -> Checked:
             module.macs_percent = _ratio(module.macs, root.macs, 100)
             module.latency_percent = _ratio(module.latency_seconds, root.latency_seconds, 100)
         form = _closed_form_macs(root, rows) if rows else None
-    return Checked(
-        report=report,
-        figures=figures | contradictions(figures),
-        root=root,
-        times_counted=times,
-        missing_parameters=missing,
-        closed_form_macs=form,
-    )
+    figures |= contradictions(figures)
+    return Checked(report=report, figures=figures, root=root, closed_form_macs=form), times, missing
 
 
 def _is_clock(seconds: float | None) -> bool:
@@ -342,7 +334,7 @@ def _of_line(report: Report, name: str, key: str, right: float | None, **said: o
     return Fault(name, number, label, report.summary[key], right, FIGURES[key].unit, reason)
 
 
-def _faults(checked: Checked) -> Iterator[Fault]:
+def _faults(checked: Checked, times: float | None, missing: int) -> Iterator[Fault]:
     """Latencies, counts and parameters that are not those of the model and of this step; figures that do not follow
     from the others; what is easily misread."""
     report, summary, figures = checked.report, checked.report.summary, checked.figures
@@ -358,7 +350,7 @@ def _faults(checked: Checked) -> Iterator[Fault]:
             values = getattr(root, key), getattr(right, key)
             yield Fault(name, root.number, root.class_name, *values, unit, REASONS[name])
     # Linear layers and attention that do not mean the same number of tokens; a count that arithmetic does not find.
-    times, macs, form = checked.times_counted, figures["forward_macs"], checked.closed_form_macs
+    macs, form = figures["forward_macs"], checked.closed_form_macs
     if times is not None and TWICE[0] < times < TWICE[1]:
         yield of_line("linear_counted_twice", "forward_macs", macs, times=times)
     elif times is not None and not ONCE[0] < times < ONCE[1]:
@@ -367,7 +359,7 @@ def _faults(checked: Checked) -> Iterator[Fault]:
         yield of_line("differs_from_closed_form", "forward_macs", form, percent=100 * (macs / form - 1))
     # Layers with fewer parameters than their size has, or else depths where a class has more than the model.
     model = summary["parameters_per_gpu"]
-    if checked.missing_parameters:
+    if missing:
         yield of_line("sharded_parameters", "parameters_per_gpu", figures["parameters_per_gpu"])
     elif model is not None:
         for depth, name, said in ((each, *said) for each in report.depths for said in each.parameters.items()):
