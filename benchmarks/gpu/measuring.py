@@ -20,7 +20,6 @@ from benchmarks.gpu.summary import rate, steady_steps
 from zeropods.errors import UserError
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure import environment
-from zeropods.measure.memory import larger
 from zeropods.measure.record import CONFIG, RankMeasurement, Record, read_json
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import PROJECT
@@ -186,8 +185,8 @@ def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str,
 
 def _training_peak(rank: RankMeasurement) -> int | None:
     """Of steps alone, as the plan has it: an evaluation at 256 rows may need more than a step at 32."""
-    phases = [rank.phases[name] for name in ("first_step", "steady") if name in rank.phases]
-    return larger(*(phase.peak_allocated_bytes for phase in phases))
+    peaks = [rank.phases[name].peak_allocated_bytes for name in ("first_step", "steady") if name in rank.phases]
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def _said_of(measured: dict[str, Any]) -> dict[str, Any]:

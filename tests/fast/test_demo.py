@@ -47,7 +47,6 @@ def a_run(folder: Path, accuracy: float | None, task: str = "text2sql") -> Path:
 
 def a_run_with_a_broken_model(folder: Path) -> None:
     (a_run(folder, None) / "model" / "config.json").write_text("{")
-    (folder / "checkpoints" / "checkpoint-7").mkdir(parents=True)
 
 
 # Models.
@@ -79,7 +78,7 @@ def test_model_folders_and_runs_of_one_name_can_be_asked(tmp_path: Path) -> None
         (lambda folder: write_run(folder / "failed", a_record()), "no trained text-to-SQL model"),
         (lambda folder: a_run(folder, None, task="squad"), "is a squad run; the demo asks text-to-SQL models"),
         (lambda folder: a_model(folder, None), "does not say its task; give --task"),
-        (a_run_with_a_broken_model, "named --checkpoint 7 --out DIR"),
+        (a_run_with_a_broken_model, "of a run's checkpoint make a model folder: zeropods export"),
     ],
 )
 def test_what_cannot_be_asked_is_a_line_and_status_1(

@@ -305,7 +305,7 @@ def killed(tmp_path: Path) -> Path:
     (tmp_path / "ranks" / "0.json").write_text(json.dumps(a_rank(0, status="failed", reason="connection closed")))
     gib = 2**30
     rows = [f"50.0,steady,,,,{9 * gib},,", f"101.0,load,,,,{gib},,", f"102.0,steady,,,,{3 * gib},,", "10"]
-    (tmp_path / "memory" / "1.csv").write_text("\n".join([HEADER, *rows]))
+    (tmp_path / "memory" / "1.csv").write_text("\n".join([",".join(HEADER), *rows]))
     beat: dict[str, Any] = {"pid": 1, "alive": 9, "marks": 9, "patient": False, "stack": (), "called_from": None}
     write_beat(tmp_path, Beat(rank=1, began_unix_seconds=100.0, step=12, phase="steady", **beat))
     return tmp_path

@@ -169,9 +169,11 @@ def test_a_result_is_the_hand_computed_one(query: Query, result: list[Cell]) -> 
     assert execute(query, TABLE) == result
 
 
-@pytest.mark.parametrize("value", ["many", "", "nan", "'; DROP TABLE cells; --", "' OR 1=1 --", "\0", "−", "%"])
-def test_odd_values_are_only_values(value: str) -> None:
-    assert [execute(Query(0, 0, (Condition(column, 0, value),)), TABLE) for column in (0, 1)] == [[], []]
+@settings(max_examples=50)
+@given(st.sampled_from(["many", "nan", "'; DROP TABLE cells; --", "' OR 1=1 --", "\0", "−", "%"]) | st.text())
+def test_any_value_is_only_a_value(value: str) -> None:
+    found = [execute(Query(0, 0, (Condition(column, 0, value),)), TABLE) for column in range(3)]
+    assert None not in found and (value.lower() in ("ann", "bob", "čech") or found[0] == [])
 
 
 @pytest.mark.parametrize(
@@ -195,10 +197,9 @@ def test_a_sum_beyond_64_bits_has_no_result_and_odd_column_names_do_not_matter()
 
 
 def test_matching_rows_keep_their_spelling_and_order() -> None:
-    rows = (("Ann", 3, "1,200"), ("ann", 5.5, None))
     with closing(Execution(TABLE)) as execution:
         found = execution.matching_rows(Query(1, 4, (Condition(0, 0, "ANN"),)))
-    assert found == list(rows)
+    assert found == [("Ann", 3, "1,200"), ("ann", 5.5, None)]
 
 
 @pytest.mark.parametrize(
@@ -210,12 +211,6 @@ def test_matching_rows_keep_their_spelling_and_order() -> None:
 )  # fmt: skip
 def test_a_number_is_the_whole_text_or_the_first_in_it(text: str, expected: float | None) -> None:
     assert number(text) == expected
-
-
-@settings(max_examples=50)
-@given(st.text())
-def test_any_value_executes_on_any_column(value: str) -> None:
-    assert all(execute(Query(0, 0, (Condition(column, 0, value),)), TABLE) is not None for column in range(3))
 
 
 STEP = 1 if os.environ.get("ZEROPODS_TEST_ALL") else 8

@@ -272,7 +272,7 @@ def test_a_run_that_has_a_result_is_not_run_again(record: Any, again: bool, stat
 
 def test_a_damaged_record_stops_the_sweep_before_it_begins(trial: Trial) -> None:
     recorded(trial, a_record(schema_version=1))
-    with pytest.raises(UserError, match="schema_version 1"):
+    with pytest.raises(UserError, match="schema_version is 1"):
         standing_row(trial, None, again=False)
 
 

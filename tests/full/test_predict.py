@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from tests.full.test_causal_train import train
 from zeropods.cli import main

@@ -76,9 +76,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.set_defaults(readable=lambda result: "The page has ended, as asked.")
     flag = verb.add_argument
     flag("runs", nargs="+", type=given_path, metavar="RUN", help="run or model folder, or a folder with runs")
-    flag(
-        "--data", type=given_path, metavar="DIR", help="tables and questions, in WikiSQL's layout (default: as trained)"
-    )
+    of_data = "tables and questions, in WikiSQL's layout (default: as trained)"
+    flag("--data", type=given_path, metavar="DIR", help=of_data)
     flag("--port", metavar="P", help="on 127.0.0.1 (default: 7860, another one where that is taken)")
 
 
@@ -107,47 +106,44 @@ def _predict(arguments: argparse.Namespace) -> Result:
     if arguments.data is None:
         arguments.data, usual = raw_data(arguments.model)
         arguments.split = arguments.split or usual
-    arguments.split = arguments.split or "test"
-    out = arguments.out or out_file(str(arguments.model / f"predictions.{arguments.split}.jsonl"))
+    split = arguments.split or "test"
+    out = arguments.out or out_file(str(arguments.model / f"predictions.{split}.jsonl"))
     task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
-    asked = {name: getattr(arguments, name) for name in ("max_new_tokens", "batch_size", "num_beams")}
-    how = replace(
-        TASKS[task].usual,
-        constrained=not arguments.unconstrained,
-        **{name: value for name, value in asked.items() if value is not None},
-    )
-    names = ("precision", "limit", "prompt", "force_prompt", "max_seq_length")
-    given = {name: getattr(arguments, name) for name in names}
-    call = (arguments.model, arguments.data, arguments.split, out, how)
+    how = _given(arguments, "max_new_tokens", "batch_size", "num_beams") | {"constrained": not arguments.unconstrained}
+    options = _given(arguments, "precision", "limit", "prompt", "force_prompt", "max_seq_length")
+    call = (arguments.model, arguments.data, split, out, replace(TASKS[task].usual, **how))
     with progress("predict", "questions") as bar:
-        speed = predict(*call, task=task, progress=bar.update, **given)
+        speed = predict(*call, task=task, progress=bar.update, **options)
     result: Result = {"out": str(out), **speed.to_json()}
     if arguments.score:
         from zeropods.evaluate.score import score
 
-        result["score"] = asdict(score(out, arguments.data, arguments.split))
+        result["score"] = asdict(score(out, arguments.data, split))
     return result
 
 
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The values of flags that were given, or have a default."""
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
 def _score(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.score import custom_metric, score
+    from zeropods.evaluate.score import score
 
     out_file(str(arguments.predictions.parent / f"score.{arguments.split}.json"))
     if not arguments.predictions.is_file():
         raise UserError(f"{arguments.predictions}: no such file; name one that zeropods predict has written")
-    metrics = [custom_metric(name) for name in arguments.metric]
     call = (arguments.predictions, arguments.data, arguments.split)
     with progress("score", "predictions") as bar:
-        found = score(*call, rouge=arguments.rouge, metrics=metrics)
+        found = score(*call, rouge=arguments.rouge, metrics=arguments.metric)
         bar.update(found.examples)
     return asdict(found)
 
 
 def predict_text(result: Result) -> str:
     """What was answered and how fast, in sentences, and its score."""
-    rate = result["questions_per_second"]
-    speed = "" if rate is None else f", {rate:,.1f} questions/s"
-    said = f"{result['out']}: {counted(result['examples'], 'answer')} in {result['seconds']:,.1f} s{speed}"
+    speed = f"{result['seconds']:,.1f} s, {result['questions_per_second']:,.1f} questions/s"
+    said = f"{result['out']}: {counted(result['examples'], 'answer')} in {speed}"
     return f"{said}\n{score_text(result['score'])}" if "score" in result else said
 
 
@@ -182,8 +178,7 @@ def _measured(score: Result) -> dict[str, str]:
 def _perplexity(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.generate import text_perplexity
 
-    names = ("limit", "batch_size", "precision", "max_seq_length", "dataset_config", "text_field")
-    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    given = _given(arguments, "limit", "batch_size", "precision", "max_seq_length", "dataset_config", "text_field")
     with progress("perplexity", "blocks") as bar:
         score = text_perplexity(arguments.model, arguments.data, arguments.split, progress=bar.update, **given)
     if arguments.out is not None:
@@ -194,9 +189,9 @@ def _perplexity(arguments: argparse.Namespace) -> Result:
 def _export(arguments: argparse.Namespace) -> Result:
     from zeropods.export import PARTS, export
 
-    how = {"checkpoint": arguments.checkpoint, "dtype": arguments.dtype}
     with progress("export", "parts", PARTS) as bar:
-        return asdict(export(arguments.run_folder, arguments.out, progress=bar.update, **how))
+        given = _given(arguments, "checkpoint", "dtype")
+        return asdict(export(arguments.run_folder, arguments.out, progress=bar.update, **given))
 
 
 def export_text(result: Result) -> str:

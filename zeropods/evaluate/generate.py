@@ -1,20 +1,19 @@
-"""Batched generation, one class of `Answerer` a task: queries of a T5, constrained or free, answers of a causal model,
-and text, whose tokens it predicts.
+"""Batched generation, one class of `Answerer` a task: queries of a T5, constrained or free, answers of a causal model.
 
-What the first two answer is written into a file, which `zeropods.evaluate.score` scores without the model. A text has
-no answers to keep: its score, the perplexity, is computed here.
+They are written into a file, which `zeropods.evaluate.score` scores without the model. A text has no answers to keep:
+its score, the perplexity, is computed here.
 """
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,8 +37,6 @@ from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
 from zeropods.sql.query import Query, format_query, parse_query
 from zeropods.train.sampler import load_split
 
-Asked = TypeVar("Asked")
-Answered = TypeVar("Answered")
 Progress = Callable[[int], object]
 """Takes how many examples were answered since its last call."""
 UNWANTED = 1e9
@@ -75,14 +72,13 @@ class Speed:
     examples: int
     seconds: float
 
-    def to_json(self) -> dict[str, float | None]:
+    def to_json(self) -> dict[str, float]:
         """The keys that `zeropods predict --json` prints."""
-        rate = self.examples / self.seconds if self.seconds else None
-        return {"examples": self.examples, "seconds": self.seconds, "questions_per_second": rate}
+        return {**vars(self), "questions_per_second": self.examples / self.seconds}
 
 
 @dataclass(frozen=True)
-class Answerer(Generic[Asked, Answered]):
+class Answerer(ABC):
     """A trained model that answers the examples of one task; each task is a class of this."""
 
     usual: ClassVar[Generation]
@@ -101,46 +97,46 @@ class Answerer(Generic[Asked, Answered]):
         return self.saved.tokenizer
 
     def answer(
-        self, examples: Sequence[Asked], how: Generation | None = None, progress: Progress = lambda rows: None
-    ) -> list[Answered]:
+        self, examples: Sequence[Any], how: Generation | None = None, progress: Progress = lambda rows: None
+    ) -> list[Prediction]:
         """An answer to each example, in their order; batches are of similar length."""
         how = how or self.usual
         ids = self._encoded(examples, how)
-        order = sorted(range(len(examples)), key=lambda i: len(ids[i]))
-        answers: dict[int, Answered] = {}
-        for start in range(0, len(order), how.batch_size):
-            rows = order[start : start + how.batch_size]
+        answers: dict[int, Prediction] = {}
+        for rows in _batches(ids, how.batch_size):
             batch = self._batch([examples[i] for i in rows], [ids[i] for i in rows], how)
             answers.update(zip(rows, batch, strict=True))
             progress(len(rows))
         return [answers[i] for i in range(len(examples))]
 
     def timed(
-        self, examples: Sequence[Asked], how: Generation | None = None, progress: Progress = lambda rows: None
-    ) -> tuple[list[Answered], Speed]:
+        self, examples: Sequence[Any], how: Generation | None = None, progress: Progress = lambda rows: None
+    ) -> tuple[list[Prediction], Speed]:
         """Answers, and the wall time from the first question to the last answer."""
         began = time.perf_counter()
         answers = self.answer(examples, how, progress)
         return answers, Speed(len(examples), time.perf_counter() - began)
 
     @abstractmethod
-    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[Asked]:
-        """The first `limit` examples of a split; `UserError` where they cannot be read."""
-
-    @abstractmethod
-    def _encoded(self, examples: Sequence[Asked], how: Generation) -> Sequence[Any]:
+    def _encoded(self, examples: Sequence[Any], how: Generation) -> Sequence[Any]:
         """Token ids of each prompt, a sequence per prompt."""
 
     @abstractmethod
-    def _batch(self, examples: list[Asked], ids: list[Any], how: Generation) -> list[Answered]:
+    def _batch(self, examples: list[Any], ids: list[Any], how: Generation) -> list[Prediction]:
         """Answers to one batch of prompts."""
+
+
+def _batches(ids: Sequence[Any], size: int) -> Iterator[list[int]]:
+    """Places of sequences of similar length, the shortest first, so many at once."""
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    return (order[start : start + size] for start in range(0, len(order), size))
 
 
 # Queries of a T5.
 
 
 @dataclass(frozen=True)
-class QueryAnswerer(Answerer[Example, Prediction]):
+class QueryAnswerer(Answerer):
     """A T5 that writes queries on tables."""
 
     usual = Generation()
@@ -170,9 +166,6 @@ class QueryAnswerer(Answerer[Example, Prediction]):
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's pieces, as the grammar reads them."""
         return Vocabulary(self.tokenizer)
-
-    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[Example]:
-        return list(islice(read_split(Path(data), split), limit))
 
     def _encoded(self, examples: Sequence[Example], how: Generation) -> list[list[int]]:
         sources = [source_of(example, self.prompt) for example in examples]
@@ -259,7 +252,7 @@ class QueryAnswerer(Answerer[Example, Prediction]):
 
 
 @dataclass(frozen=True)
-class QuestionAnswerer(Answerer[SquadExample, Prediction]):
+class QuestionAnswerer(Answerer):
     """A causal model that answers questions about a text."""
 
     # Batches are smaller because a causal model keeps keys and values of a whole context.
@@ -283,9 +276,6 @@ class QuestionAnswerer(Answerer[SquadExample, Prediction]):
         """Tokens that end an answer: the end token, and every one with a line break in it."""
         pieces = self.tokenizer.backend_tokenizer.decode_batch([[i] for i in range(len(self.tokenizer))])
         return sorted({self.tokenizer.eos_token_id, *(i for i, piece in enumerate(pieces) if "\n" in piece)})
-
-    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[SquadExample]:
-        return list(islice(read_squad(Path(data), split), limit))
 
     def _encoded(self, examples: Sequence[SquadExample], how: Generation) -> Sequence[Any]:
         """As in training: a context that is too long is cut, question and room for the answer stay."""
@@ -345,95 +335,10 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
     return SampledText(prompt=prompt, text=text, new_tokens=len(new), seconds=time.perf_counter() - began)
 
 
-# A text, whose tokens a causal model predicts.
-
-Block = tuple[np.ndarray, np.ndarray]
-"""Token ids of a block, and labels: -100 where nothing is predicted."""
-
-
-@dataclass(frozen=True)
-class TextAnswerer(Answerer[Block, tuple[float, int]]):
-    """A causal model that predicts every token of a text: nats and number of predicted tokens of each block."""
-
-    usual = Generation(batch_size=4)
-    own_options = ("max_seq_length", "dataset_config", "text_field")
-
-    source: str
-    max_seq_length: int | None = None
-    """Tokens per block of raw text; if not given, what the run was trained on, else 512 or as many as the model has
-    positions for."""
-    dataset_config: str | None = None
-    """Configuration of raw text at the hub, as `zeropods prepare` has it; `text_field` too."""
-    text_field: str = "text"
-
-    @classmethod
-    def load(cls, source: str | Path, precision: str = "fp32", **options: Any) -> TextAnswerer:
-        """From a run folder, a model folder or a hub id, with the task's own options."""
-        return cls(load_model(source, precision, causal=True), str(source), **options)
-
-    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[Block]:
-        """Blocks of a set that was prepared with the model's tokenizer, or of raw text, cut as for training."""
-        prepared = (Path(data) / FILE).is_file()
-        return self._prepared(Path(data), split)[:limit] if prepared else self._cut(str(data), split, limit)
-
-    def _prepared(self, data: Path, split: str) -> list[Block]:
-        manifest = read_manifest(data)
-        if self.max_seq_length is not None:
-            raise UserError(f"--max-seq-length {self.max_seq_length}: {data} is in blocks already; leave it out")
-        if manifest.task != LM:
-            raise UserError(f"{data}: prepared for {manifest.task}; perplexity is of text: prepare it with --task lm")
-        if manifest.tokenizer_fingerprint != fingerprint(self.tokenizer):
-            raise UserError(f"{data}: prepared with another tokenizer than the model's; give the raw text")
-        self._check(data, manifest.max_seq_length or 0, split, list(manifest.splits))
-        rows = load_split(data, split)
-        return [] if rows is None else [rows[i] for i in range(len(rows))]
-
-    def _cut(self, data: str, split: str, limit: int | None) -> list[Block]:
-        length = self.max_seq_length or trained_length(self.source)
-        length = length or min(DEFAULT_LENGTH, self.saved.positions or DEFAULT_LENGTH)
-        wanted = Preparation(
-            task=LM, data=data, tokenizer=self.source, max_seq_length=length, limit=limit,
-            dataset_config=self.dataset_config, text_field=self.text_field,
-        )  # fmt: skip
-        corpus = wanted.open()
-        self._check(data, length, split, corpus.splits)
-        rows = corpus.rows(split, with_ends(self.source, self.tokenizer), lambda documents: None)
-        return list(zip(rows.input_ids, rows.labels, strict=True))
-
-    def _check(self, data: str | Path, length: int, split: str, splits: list[str]) -> None:
-        if split not in splits:
-            raise UserError(f"{data}: no split {split!r} in it; expected {' or '.join(splits)}")
-        if self.saved.positions is not None and length > self.saved.positions:
-            raise UserError(
-                f"{data}: blocks of {length} tokens, the model has {self.saved.positions} positions; cut shorter"
-            )
-
-    def _encoded(self, examples: Sequence[Block], how: Generation) -> list[np.ndarray]:
-        return [ids for ids, _ in examples]
-
-    def _batch(self, examples: list[Block], ids: list[Any], how: Generation) -> list[tuple[float, int]]:
-        columns = zip(*examples, strict=True)
-        inputs, labels = (
-            pad_sequence([torch.tensor(row).long() for row in rows], batch_first=True, padding_value=filler)
-            for rows, filler in zip(columns, (0, -100), strict=True)
-        )
-        with torch.inference_mode():
-            # Padding is on the right, where a causal model sees it after all that is predicted.
-            logits = self.saved.model(input_ids=inputs.to(self.saved.model.device), use_cache=False).logits
-            # Row by row: in FP32 the logits of a batch would be there a second time.
-            return [
-                (float(cross_entropy(row.float(), wanted.to(row.device), reduction="sum")), int((wanted >= 0).sum()))
-                for row, wanted in zip(logits[:, :-1], labels[:, 1:], strict=True)
-            ]
-
-
 # What a model is asked to do, by its task.
 
-TASKS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer] | type[TextAnswerer]] = {
-    TEXT2SQL: QueryAnswerer,
-    SQUAD: QuestionAnswerer,
-    LM: TextAnswerer,
-}
+TASKS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer]] = {TEXT2SQL: QueryAnswerer, SQUAD: QuestionAnswerer}
+READERS: dict[str, Callable[[Path, str], Iterable[Any]]] = {TEXT2SQL: read_split, SQUAD: read_squad}
 
 
 def answer_task(model: Path, asked: str | None = None) -> str:
@@ -480,13 +385,19 @@ def predict(
     for name in [*(given.keys() - {*TASKS[task].own_options}), *unconstrained]:
         other = SQUAD if name in QuestionAnswerer.own_options else TEXT2SQL
         raise UserError(f"--{name.replace('_', '-')}: is for {other}, this is {task}; leave it out")
-    answerer: Answerer[Any, Any] = TASKS[task].load(model, precision, **given)
-    answers, speed = answerer.timed(answerer.examples(data, split, limit), how, progress)
+    answerer: Answerer = TASKS[task].load(model, precision, **given)
+    answers, speed = answerer.timed(list(islice(READERS[task](Path(data), split), limit)), how, progress)
     write_predictions(out, answers)
     if out.name == f"predictions.{split}.jsonl":
         # What was replaced may have been scored.
         (out.parent / f"score.{split}.json").unlink(missing_ok=True)
     return speed
+
+
+# A text, whose tokens a causal model predicts.
+
+Block = tuple[np.ndarray, np.ndarray]
+"""Token ids of a block, and labels: -100 where nothing is predicted."""
 
 
 def text_perplexity(
@@ -495,23 +406,71 @@ def text_perplexity(
     split: str,
     *,
     limit: int | None = None,
-    batch_size: int = TextAnswerer.usual.batch_size,
+    batch_size: int = 4,
     precision: str = "fp32",
     progress: Progress = lambda blocks: None,
-    **options: Any,
+    max_seq_length: int | None = None,
+    dataset_config: str | None = None,
+    text_field: str = "text",
 ) -> TextScore:
     """Loss and perplexity of a model over the blocks of a split, the same before and after training.
 
     Args:
         source: run folder, model folder or hub id.
-        data: a prepared set, or raw text as `zeropods prepare --task lm` takes it.
+        data: a set that was prepared with the model's tokenizer, or raw text as `zeropods prepare --task lm` takes it,
+            cut as for training.
         limit: only the first so many blocks of a prepared set, or documents of raw text.
-        options: those of `TextAnswerer`.
+        max_seq_length: tokens per block of raw text; if not given, what the run was trained on, else 512 or as many as
+            the model has positions for.
+        dataset_config: configuration of raw text at the hub, as `zeropods prepare` has it; `text_field` too.
 
     Raises:
         UserError: a split that is not there, another tokenizer, blocks longer than the model's positions.
     """
-    how = Generation(batch_size=batch_size)
-    answerer = TextAnswerer.load(source, precision, **options)
-    found = answerer.answer(answerer.examples(data, split, limit), how, progress)
-    return text_score(sum(nats for nats, _ in found), sum(tokens for _, tokens in found))
+    saved = load_model(source, precision, causal=True)
+    blocks: list[Block]
+    if (Path(data) / FILE).is_file():
+        manifest = read_manifest(Path(data))
+        if max_seq_length is not None:
+            raise UserError(f"--max-seq-length {max_seq_length}: {data} is in blocks already; leave it out")
+        if manifest.task != LM:
+            raise UserError(f"{data}: prepared for {manifest.task}; perplexity is of text: prepare it with --task lm")
+        if manifest.tokenizer_fingerprint != fingerprint(saved.tokenizer):
+            raise UserError(f"{data}: prepared with another tokenizer than the model's; give the raw text")
+        _check_blocks(saved, data, manifest.max_seq_length or 0, split, list(manifest.splits))
+        found = load_split(Path(data), split)
+        blocks = [] if found is None else [found[i] for i in range(len(found))][:limit]
+    else:
+        length = max_seq_length or trained_length(source)
+        length = length or min(DEFAULT_LENGTH, saved.positions or DEFAULT_LENGTH)
+        wanted = Preparation(
+            task=LM, data=str(data), tokenizer=str(source), max_seq_length=length, limit=limit,
+            dataset_config=dataset_config, text_field=text_field,
+        )  # fmt: skip
+        corpus = wanted.open()
+        _check_blocks(saved, data, length, split, corpus.splits)
+        rows = corpus.rows(split, with_ends(str(source), saved.tokenizer), lambda documents: None)
+        blocks = list(zip(rows.input_ids, rows.labels, strict=True))
+    nats, tokens = [0.0] * len(blocks), 0
+    for places in _batches([ids for ids, _ in blocks], batch_size):
+        inputs, labels = (
+            pad_sequence([torch.tensor(blocks[i][side]).long() for i in places], batch_first=True, padding_value=filler)
+            for side, filler in enumerate((0, -100))
+        )
+        with torch.inference_mode():
+            # Padding is on the right, where a causal model sees it after all that is predicted.
+            logits = saved.model(input_ids=inputs.to(saved.model.device), use_cache=False).logits
+            # Row by row: in FP32 the logits of a batch would be there a second time.
+            for i, row, right in zip(places, logits[:, :-1], labels[:, 1:], strict=True):
+                nats[i] = float(cross_entropy(row.float(), right.to(row.device), reduction="sum"))
+                tokens += int((right >= 0).sum())
+        progress(len(places))
+    return text_score(sum(nats), tokens)
+
+
+def _check_blocks(saved: SavedModel, data: str | Path, length: int, split: str, splits: list[str]) -> None:
+    """Refuse a split that is not in the data, and blocks of more tokens than the model has positions."""
+    if split not in splits:
+        raise UserError(f"{data}: no split {split!r} in it; expected {' or '.join(splits)}")
+    if saved.positions is not None and length > saved.positions:
+        raise UserError(f"{data}: blocks of {length} tokens, the model has {saved.positions} positions; cut shorter")

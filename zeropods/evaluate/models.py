@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from zeropods.evaluate.score_json import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPL
 from zeropods.files import has_weights, is_path, read_object, sha256
 from zeropods.measure.record import CONFIG, RECORD, RunConfig, read_json, read_record
 from zeropods.train.arguments import OWN
-from zeropods.train.checkpoints import newest_first, step_of
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -38,13 +36,9 @@ def model_folder(folder: Path) -> Path:
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """The configuration in a run or model folder; where it is broken, a checkpoint of the run may have it whole."""
-    within = model_folder(folder)
-    run, remedy = within.parent if within.name == "model" else within, "copy the folder again"
-    for name in newest_first(run / "checkpoints")[:1]:
-        made = f"zeropods export {shlex.quote(str(run))} --checkpoint {step_of(name)} --out DIR"
-        remedy = f"make a model folder of a checkpoint: {made}"
-    return read_object(within / CONFIG, remedy)
+    """The configuration in a run or model folder; `UserError` where it is broken."""
+    remedy = "copy the folder again, or of a run's checkpoint make a model folder: zeropods export"
+    return read_object(model_folder(folder) / CONFIG, remedy)
 
 
 def task_of(folder: Path) -> str:
@@ -115,8 +109,8 @@ def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | Non
         return None
     wanted = {name: digest for name, digest in sources.items() if name.startswith(split)}
     above = Path(prepared).resolve().parents[:LEVELS_UP]
-    near = ([folder, *sorted(folder.glob("*")), *sorted(folder.glob("data/*"))] for folder in above)
-    for folder in itertools.chain([Path(manifest.data or prepared)], itertools.chain.from_iterable(near)):
+    near = (each for folder in above for each in (folder, *sorted(folder.glob("*")), *sorted(folder.glob("data/*"))))
+    for folder in chain([Path(manifest.data or prepared)], near):
         # Another user's folder, somewhere near, may not be looked into.
         with contextlib.suppress(PermissionError):
             if all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items()):
@@ -169,8 +163,7 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
         causal: whether a causal language model is wanted, else an encoder-decoder such as T5.
 
     Raises:
-        UserError: no weights, a model of another kind, or one that lacks a tensor; a precision that cannot be had, a
-            tokenizer without an end token.
+        UserError: no weights, a model of another kind, or one that lacks a tensor; a precision that cannot be had.
     """
     import torch
     from transformers import AutoConfig, AutoTokenizer
@@ -193,8 +186,6 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     model = read_model(name, DTYPES[precision], causal=causal, **options)
     with loading(name):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"{source}: its tokenizer has no end token; expected one that says where an answer ends")
     # Padding is masked, so the end token will do.
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")

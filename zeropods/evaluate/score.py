@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import pkgutil
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -29,33 +28,36 @@ if TYPE_CHECKING:
 
 
 AnyExample = TypeVar("AnyExample", Example, SquadExample)
-Answered = tuple[str, Sequence[str]]
-"""A prediction and the right answers."""
+Metric = Callable[[str, Sequence[str]], float]
+"""A custom metric: of a prediction and the right answers."""
 Graded = dict[str, list[Any]]
 """Lists by the names of a metric, one value per prediction; None where it could not be measured."""
 METRICS = Path(__file__).parent / "metric"
 
 
 def score(
-    predictions: Path, data: Path, split: str, *, rouge: bool = False, metrics: Sequence[CustomMetric] = ()
+    predictions: Path, data: Path, split: str, *, rouge: bool = False, metrics: Sequence[str] = ()
 ) -> QueryScore | SquadScore:
     """Score a file of either task and write `score.SPLIT.json` beside it.
 
     The file may hold a part of the split: examples without a prediction are not counted.
 
+    Args:
+        metrics: custom metrics, each as `module:function`.
+
     Raises:
         UserError: predictions and data do not fit together, or `rouge` is asked for SQuAD's answers.
     """
-    found = read_predictions(predictions)
+    custom, found = custom_metrics(metrics), read_predictions(predictions)
     result: QueryScore | SquadScore
     if found[0].id is None:
         tables = Path(data) / "train.tables.jsonl"
         known = set(read_tables(tables)) if split != "train" and tables.is_file() else set[str]()
-        result = _query_score(_paired(predictions, split, found, read_split(data, split)), known, rouge, metrics)
+        result = _query_score(_paired(predictions, split, found, read_split(data, split)), known, rouge, custom)
     elif rouge:
         raise UserError("--rouge: is for text2sql, this is squad; leave it out")
     else:
-        result = _squad_score(_paired(predictions, split, found, read_squad(data, split)), metrics)
+        result = _squad_score(_paired(predictions, split, found, read_squad(data, split)), custom)
     result.write(Path(predictions).parent, split)
     return result
 
@@ -64,11 +66,9 @@ def right_queries(predictions: Path, data: Path, split: str) -> dict[int, bool]:
     """Which examples of a text-to-SQL file are answered right, by their index: those that can be run by what they find,
     the others by their logical form. Raises as `score`."""
     pairs = _paired(predictions, split, read_predictions(predictions), read_split(data, split))
-    graded = _graded_queries(pairs, [_text(*pair) for pair in pairs])
-    executed, written = graded["execution_accuracy"], graded["logical_form_accuracy"]
-    return {
-        example.index: bool(written[i] if executed[i] is None else executed[i]) for i, (_, example) in enumerate(pairs)
-    }
+    graded = _graded_queries(pairs)
+    each = zip(pairs, graded["execution_accuracy"], graded["logical_form_accuracy"], strict=True)
+    return {example.index: bool(form if found is None else found) for (_, example), found, form in each}
 
 
 def load_metric(name: str) -> EvaluationModule:
@@ -99,7 +99,7 @@ def _paired(
         if example is None:
             last = len(by_index) - 1
             raise UserError(f"{place}: index {prediction.index}; the examples of {split} are 0 to {last}")
-        if prediction.question not in (None, example.question) or prediction.id != getattr(example, "id", None):
+        if prediction.question != example.question or prediction.id != getattr(example, "id", None):
             named = "" if prediction.id is None else f" of id {prediction.id!r:.60}"
             raise UserError(
                 f"{place}: question {prediction.question!r:.60}{named}, but example {example.index} of {split} asks "
@@ -110,42 +110,40 @@ def _paired(
 
 
 def _query_score(
-    pairs: Sequence[tuple[Prediction, Example]], known: set[str], rouge: bool, metrics: Sequence[CustomMetric]
+    pairs: Sequence[tuple[Prediction, Example]], known: set[str], rouge: bool, custom: Mapping[str, Metric]
 ) -> QueryScore:
     """The score of text-to-SQL; `known` are the tables of train."""
-    texts = [_text(*pair) for pair in pairs]
+    texts = [prediction.text for prediction, _ in pairs]
     gold = [format_query(example.query, example.table.header) for _, example in pairs]
-    graded = _graded_queries(pairs, texts)
+    graded = _graded_queries(pairs)
     if rouge:
-        rouge_f1 = load_metric("rouge_f1")
-        graded |= rouge_f1.compute(predictions=texts, references=gold, average=False)
-    groups = {
-        "known_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id in known],
-        "unseen_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id not in known],
-    }
-    queries = [example.query for _, example in pairs]
-    kinds = {
-        AGGREGATES[agg] or "no aggregate": [i for i, query in enumerate(queries) if query.agg == agg]
-        for agg in sorted({query.agg for query in queries})
-    } | {
-        counted(number, "condition"): [i for i, query in enumerate(queries) if len(query.conds) == number]
-        for number in sorted({len(query.conds) for query in queries})
-    }
+        graded |= load_metric("rouge_f1").compute(predictions=texts, references=gold, average=False)
+    groups, kinds = defaultdict(list), defaultdict(list)
+    for i, (_, example) in enumerate(pairs):
+        groups[example.table.id not in known].append(i)
+        kinds[False, example.query.agg].append(i)
+        kinds[True, len(example.query.conds)].append(i)
     whole = _accuracies(graded, range(len(pairs)))
     answered = [(text, (right,)) for text, right in zip(texts, gold, strict=True)]
-    means, intervals = custom_scores(metrics, answered, [prediction.index for prediction, _ in pairs])
+    means, intervals = custom_scores(custom, answered, [prediction.index for prediction, _ in pairs])
+    names = {False: "known_tables", True: "unseen_tables"}
     return replace(
         whole,
         intervals={**whole.intervals, **intervals},
         own_metrics=means,
-        groups={name: _accuracies(graded, rows) for name, rows in groups.items()} if all(groups.values()) else None,
-        kinds={name: _accuracies(graded, rows) for name, rows in kinds.items()},
+        groups={name: _accuracies(graded, groups[new]) for new, name in names.items()} if len(groups) == 2 else None,
+        kinds={
+            counted(number, "condition") if is_count else AGGREGATES[number] or "no aggregate": _accuracies(
+                graded, rows
+            )
+            for (is_count, number), rows in sorted(kinds.items())
+        },
     )
 
 
-def _graded_queries(pairs: Sequence[tuple[Prediction, Example]], texts: Sequence[str]) -> Graded:
+def _graded_queries(pairs: Sequence[tuple[Prediction, Example]]) -> Graded:
     graded: Graded = load_metric("query_accuracy").compute(
-        predictions=texts,
+        predictions=[prediction.text for prediction, _ in pairs],
         references=[{"query": json.dumps(e.query.to_json()), "header": e.table.header} for _, e in pairs],
         queries=[prediction.query for prediction, _ in pairs],
         tables=[example.table for _, example in pairs],
@@ -171,14 +169,12 @@ def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:
     )
 
 
-def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], metrics: Sequence[CustomMetric]) -> SquadScore:
-    answered = [(answer.text or "", example.answers) for answer, example in pairs]
+def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], custom: Mapping[str, Metric]) -> SquadScore:
+    answered = [(answer.text, example.answers) for answer, example in pairs]
     graded: Graded = load_metric("squad_accuracy").compute(
-        predictions=[text for text, _ in answered],
-        references=[right for _, right in answered],
-        average=False,
+        predictions=[text for text, _ in answered], references=[right for _, right in answered], average=False
     )
-    means, intervals = custom_scores(metrics, answered, [prediction.index for prediction, _ in pairs])
+    means, intervals = custom_scores(custom, answered, [prediction.index for prediction, _ in pairs])
     return SquadScore(
         examples=len(pairs),
         exact_match=fmean(graded["exact_match"]),
@@ -186,16 +182,6 @@ def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], metrics: Sequ
         intervals={**{name: score_interval(values) for name, values in graded.items()}, **intervals},
         own_metrics=means,
     )
-
-
-def _text(prediction: Prediction, example: Example) -> str:
-    """The model's own text; in the official form, which has none, the query's text or nothing."""
-    if prediction.text is not None:
-        return prediction.text
-    try:
-        return format_query(prediction.query, example.table.header) if prediction.query else ""
-    except IndexError:
-        return ""
 
 
 # Custom metrics: one function each, named on the command line.
@@ -211,85 +197,62 @@ def _text(prediction: Prediction, example: Example) -> str:
 # query's text). The mean of what it returns is in the score file under the function's name, with its 95 % interval.
 
 
-@dataclass(frozen=True)
-class CustomMetric:
-    """A metric of the user's, by its function's name."""
-
-    name: str
-    function: Callable[[str, Sequence[str]], float]
-
-    def values(self, answered: Sequence[Answered], indices: Sequence[int]) -> list[float]:
-        """Its value for each example; `UserError` names the first, by its index, that is no finite number."""
-        found = []
-        for index, (prediction, answers) in zip(indices, answered, strict=True):
-            with _foreign(f"--metric {self.name}: index {index}"):
-                value = self.function(prediction, answers)
-            # An integer may be too large for a float.
-            if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
-                raise UserError(f"--metric {self.name}: index {index}: {value!r:.60}; expected a finite number")
-            found.append(value)
-        return found
-
-
-def custom_metric(named: str) -> CustomMetric:
-    """The metric that `module:function` names; modules are also looked for in the working folder.
+def custom_metrics(named: Sequence[str]) -> dict[str, Metric]:
+    """Functions by their names from `module:function`; modules are also looked for in the working folder.
 
     Raises:
-        UserError: another form, a module that is not there, or no function of that name in it.
+        UserError: another form, a module that is not there, no function of that name in it, or two of one name.
     """
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        with _foreign(f"--metric {named}", ValueError, ImportError, AttributeError):
-            function = pkgutil.resolve_name(named)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise UserError(f"--metric {named}: {error}; expected module:function, as in lengths:short") from None
-    finally:
-        del sys.path[0]
-    if not callable(function):
-        raise UserError(f"--metric {named}: is no function; expected one (prediction, answers)")
-    return CustomMetric(named.rpartition(":")[2], function)
-
-
-@contextmanager
-def _foreign(place: str, *known: type[Exception]) -> Iterator[None]:
-    """Say in one line what a user's code raises, `sys.exit` too, and where; but for `known` exceptions."""
-    try:
-        yield
-    except known:
-        raise
-    except (Exception, SystemExit) as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-        raise UserError(f"{place}: {said}; correct the metric") from error
+    found: dict[str, Metric] = {}
+    for each in named:
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            function = pkgutil.resolve_name(each)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise UserError(f"--metric {each}: {error}; expected module:function, as in lengths:short") from None
+        finally:
+            del sys.path[0]
+        name = each.rpartition(":")[2]
+        if not callable(function):
+            raise UserError(f"--metric {each}: is no function; expected one (prediction, answers)")
+        if name in found:
+            raise UserError(f"--metric: two functions are called {name}; rename one")
+        found[name] = function
+    return found
 
 
 def custom_scores(
-    metrics: Sequence[CustomMetric], answered: Sequence[Answered], indices: Sequence[int]
+    custom: Mapping[str, Metric], answered: Sequence[tuple[str, Sequence[str]]], indices: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, Interval | None]]:
-    """Means and their intervals by name, over examples of these indices; two metrics of one name are refused."""
-    names = [metric.name for metric in metrics]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"--metric: two functions are called {twice}; rename one")
-    values = {metric.name: metric.values(answered, indices) for metric in metrics}
+    """Means and their intervals by name, over predictions and right answers of the examples of these indices.
+
+    Raises:
+        UserError: a value that is no finite number, with the index of its example.
+    """
+    values: dict[str, list[float]] = {}
+    for name, function in custom.items():
+        values[name] = [function(*pair) for pair in answered]
+        for index, value in zip(indices, values[name], strict=True):
+            # An integer may be too large for a float.
+            if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
+                raise UserError(f"--metric {name}: index {index}: {value!r:.60}; expected a finite number")
     return {name: fmean(v) for name, v in values.items()}, {name: score_interval(v) for name, v in values.items()}
 
 
 # Prediction files: one JSON object per line, each naming its example.
 #
-# Text-to-SQL: `{"index", "question", "prediction", "query": {"sel", "agg", "conds"} | null}`, so that a file may hold
-# any part of a split; or the official evaluator's form, a line per example in the split's order: `{"query": {...}}` or
-# `{"error": "..."}`. SQuAD: `{"index", "id", "question", "prediction"}`.
+# Text-to-SQL: `{"index", "question", "prediction", "query": {"sel", "agg", "conds"} | null}`; SQuAD: `{"index", "id",
+# "question", "prediction"}`. So a file may hold any part of a split.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """What a model answered to one question."""
 
-    index: int
+    index: Annotated[int, Field(strict=True, ge=0)]
     """The example's place in its split, from 0."""
-    question: str | None = None
-    """None in the official form, as `text`."""
-    text: str | None = None
+    question: str
+    text: Annotated[str, Field(alias="prediction")]
     query: Query | None = None
     """None where the answer could not be read as a query, and for SQuAD."""
     id: str | None = None
@@ -313,15 +276,25 @@ def check_place(path: Path) -> None:
         return
     try:
         _, first = next(validated_lines(dict[str, object], path, "predict again"))
-        held = {"index", "prediction"} <= first.keys() or "query" in first
+        held = {"index", "prediction"} <= first.keys()
     except UserError:
         held = False
     if not held:
         raise UserError(f"--out {path}: is there, and holds no predictions; choose another file")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _QueryLine(Prediction):
+    query: Query | None = field()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AnswerLine(Prediction):
+    id: str = field()
+
+
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions in file order, in the form that the first line has.
+    """The predictions in file order, of the task that the first line is of.
 
     Columns of a query are not checked against a table, which the file does not name.
 
@@ -329,46 +302,10 @@ def read_predictions(path: Path) -> list[Prediction]:
         UserError: the first fault, with its line; an empty file.
     """
     _, first = next(validated_lines(dict[str, object], path, "predict again"))
-    ours = "index" in first
-    kind: type[_AnswerLine | _QueryLine | _OfficialLine] = _QueryLine if ours else _OfficialLine
-    if ours and "id" in first and "query" not in first:
-        kind = _AnswerLine
+    kind = _AnswerLine if "id" in first and "query" not in first else _QueryLine
     predictions: dict[int, Prediction] = {}
-    for number, (place, line) in enumerate(validated_lines(kind, path, "predict again")):
-        if isinstance(line, _OfficialLine):
-            prediction = Prediction(index=number, query=None if line.error else line.query)
-        else:
-            prediction = Prediction(**vars(line))
-        if prediction.index in predictions:
-            raise UserError(f"{place}: index {prediction.index} occurs twice; keep one of them")
-        predictions[prediction.index] = prediction
+    for place, line in validated_lines(kind, path, "predict again"):
+        if line.index in predictions:
+            raise UserError(f"{place}: index {line.index} occurs twice; keep one of them")
+        predictions[line.index] = Prediction(**vars(line))
     return list(predictions.values())
-
-
-@dataclass(frozen=True)
-class _OwnLine:
-    """What lines of ours have of either task."""
-
-    index: Annotated[int, Field(strict=True, ge=0)]
-    question: str
-    text: Annotated[str, Field(alias="prediction")]
-
-
-@dataclass(frozen=True)
-class _QueryLine(_OwnLine):
-    query: Query | None
-
-
-@dataclass(frozen=True)
-class _AnswerLine(_OwnLine):
-    id: str
-
-
-@dataclass(frozen=True)
-class _OfficialLine:
-    """A line of the official form, which stands in the split's order."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    query: Query | None = None
-    error: object = None

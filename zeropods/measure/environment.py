@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
@@ -24,21 +25,18 @@ def versions() -> dict[str, str | None]:
     """Versions of what decides a run's figures, our own being this code's; None where a package is missing."""
     found: dict[str, str | None] = {"python": platform.python_version(), "zeropods": __version__}
     for name in PACKAGES:
-        try:
+        found[name] = None
+        with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
     return found
 
 
 def git_revision(folder: Path) -> str | None:
     """The commit of a checkout, with `-dirty` where files differ from it; None outside one."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+    with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip() or None
+    return None
 
 
 INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")

@@ -93,21 +93,12 @@ class HeartbeatWriter:
     """A thread that writes a rank's heartbeat each second while this is entered; a step costs it two additions."""
 
     def __init__(self, folder: Path, rank: int, phase: Callable[[], str]) -> None:
-        """Prepare; nothing is written yet.
-
-        Args:
-            folder: the run folder.
-            phase: tells what the rank is doing.
-        """
+        """Prepare to write into a run folder; `phase` tells what the rank is doing. Nothing is written yet."""
         self.training = False
         """Whether steps follow one another now."""
         self.step = 0
-        self._marks = self._alive = 0
-        self._folder = folder
-        self._rank = rank
-        self._phase = phase
-        self._began = time.time()
-        self._main = 0
+        self._marks = self._alive = self._main = 0
+        self._folder, self._rank, self._phase, self._began = folder, rank, phase, time.time()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._open = contextlib.ExitStack()
@@ -137,8 +128,23 @@ class HeartbeatWriter:
 
     def _run(self) -> None:
         while True:
+            self._alive += 1
+            phase, main = self._phase(), sys._current_frames().get(self._main)
+            frames = [frame for frame, _ in traceback.walk_stack(main)] if main else []
+            beat = Beat(
+                rank=self._rank,
+                pid=os.getpid(),
+                began_unix_seconds=self._began,
+                alive=self._alive,
+                marks=self._marks,
+                step=self.step,
+                phase=phase,
+                patient=not (phase == "evaluate" or (phase == "steady" and self.training)),
+                stack=tuple(map(_described, frames)),
+                called_from=next((_described(frame) for frame in frames if _is_own(frame)), None),
+            )
             try:
-                write_beat(self._folder, self._beat())
+                write_beat(self._folder, beat)
             except OSError:
                 # An old heartbeat would look like a stopped rank; none looks like a rank that does not tell.
                 self._remove()
@@ -148,24 +154,6 @@ class HeartbeatWriter:
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
             beat_file(self._folder, self._rank).unlink(missing_ok=True)
-
-    def _beat(self) -> Beat:
-        self._alive += 1
-        phase = self._phase()
-        main = sys._current_frames().get(self._main)
-        frames = [frame for frame, _ in traceback.walk_stack(main)] if main else []
-        return Beat(
-            rank=self._rank,
-            pid=os.getpid(),
-            began_unix_seconds=self._began,
-            alive=self._alive,
-            marks=self._marks,
-            step=self.step,
-            phase=phase,
-            patient=not (phase == "evaluate" or (phase == "steady" and self.training)),
-            stack=tuple(map(_described, frames)),
-            called_from=next((_described(frame) for frame in frames if _is_own(frame)), None),
-        )
 
 
 @contextlib.contextmanager

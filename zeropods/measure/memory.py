@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import logging
 import os
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from zeropods.measure.record import PHASES, PhasePeak, Statistics
 from zeropods.tables import MIB
@@ -28,7 +29,7 @@ COLUMNS = (
     "cpu_percent",
     "io_wait_percent",
 )
-HEADER = ",".join(("unix_seconds", "phase", *COLUMNS))
+HEADER = ("unix_seconds", "phase", *COLUMNS)
 ROWS = 4_096
 """After so many samples, and again after each so many more, the time between two doubles: three days are 30,000."""
 JOIN_SECONDS = 5.0
@@ -44,11 +45,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        path: Path,
-        interval: float,
-        read: Callable[[], Mapping[str, float | None]],
-        phase: Callable[[], str],
+        self, path: Path, interval: float, read: Callable[[], Mapping[str, float | None]], phase: Callable[[], str]
     ) -> None:
         """Prepare; nothing is read or written yet.
 
@@ -89,51 +86,48 @@ class Sampler:
     def _run(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a+", encoding="utf-8") as file:
-                file.write(_beginning(file))
+            with open(self.path, "a+", newline="", encoding="utf-8") as file:
+                lines = csv.DictWriter(file, HEADER, lineterminator="\n")
+                if file.tell() == 0:
+                    lines.writeheader()
+                else:
+                    file.seek(file.tell() - 1)
+                    # The end of a line that was cut off.
+                    file.write("" if file.read() == "\n" else "\n")
+                is_last, pause = False, 0.0
                 for number in count():
-                    pause = min(self.interval * 2 ** (number // ROWS), threading.TIMEOUT_MAX)
-                    self._sample(file, pause)
-                    if self._ending.wait(pause):
-                        self._sample(file, pause)
+                    if not is_last:
+                        pause = min(self.interval * 2 ** (number // ROWS), threading.TIMEOUT_MAX)
+                    self.last = values = self._read()
+                    told = {column: value for column, value in values.items() if value is not None}
+                    for column, value in told.items():
+                        self._values[column].extend((value, pause))
+                    rounded = {column: round(value, 3) for column, value in told.items()}
+                    lines.writerow({"unix_seconds": f"{time.time():.3f}", "phase": self._phase(), **rounded})
+                    file.flush()
+                    if is_last:
                         break
+                    is_last = self._ending.wait(pause)
         except OSError as error:
             log.warning("%s: %s; memory is no longer sampled", self.path, error.strerror or error)
-
-    def _sample(self, file: TextIO, pause: float) -> None:
-        self.last = values = self._read()
-        for column in COLUMNS:
-            value = values.get(column)
-            if value is not None:
-                self._values[column].extend((value, pause))
-        texts = ("" if (value := values.get(column)) is None else str(round(value, 3)) for column in COLUMNS)
-        file.write(",".join((f"{time.time():.3f}", self._phase(), *texts)) + "\n")
-        file.flush()
-
-
-def _beginning(file: TextIO) -> str:
-    """What must stand before the next line: the header of a new file, the end of a line that was cut off."""
-    if file.tell() == 0:
-        return HEADER + "\n"
-    file.seek(file.tell() - 1)
-    return "" if file.read() == "\n" else "\n"
 
 
 # What else is sampled: a GPU, by NVIDIA's management library, and the cores.
 
 
+@dataclass(frozen=True)
 class Gpu:
     """One GPU, read through NVML as `nvidia-smi` does, all processes together; None where it does not tell."""
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        """`nvml`: the module `pynvml`, initialised; `handle`: the device's."""
-        self._nvml = nvml
-        self._handle = handle
+    nvml: Any
+    """The module `pynvml`, initialised."""
+    handle: Any
+    """The device's."""
 
     def read(self) -> dict[str, float | None]:
         """Used memory (bytes), utilisation of the GPU and of its memory (percent of the driver's last period) and
         power (watts) now."""
-        nvml, handle = self._nvml, self._handle
+        nvml, handle = self.nvml, self.handle
         return {
             # Version 2 leaves out what the driver keeps for itself, as `nvidia-smi` does.
             "device_used_bytes": self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used),
@@ -144,12 +138,12 @@ class Gpu:
 
     def energy_joules(self) -> float | None:
         """Energy since the driver was loaded, by the GPU's own counter (Volta and later)."""
-        return self._told(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1_000)
+        return self._told(lambda: self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1_000)
 
     def _told(self, ask: Callable[[], float]) -> float | None:
         try:
             return ask()
-        except self._nvml.NVMLError:
+        except self.nvml.NVMLError:
             return None
 
 
@@ -238,24 +232,16 @@ def reset_peak_resident() -> bool:
 
 # What a rank is doing, and the true peaks of its memory while it does.
 
-NOTHING = PhasePeak(seconds=0.0, peak_resident_bytes=None, peak_allocated_bytes=None, peak_reserved_bytes=None)
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """Peaks since the counters were last reset, in bytes; None where there is no such counter."""
-
-    resident: int | None
-    allocated: int | None = None
-    reserved: int | None = None
+PEAKS = ("peak_resident_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+NOTHING = PhasePeak(seconds=0.0, **dict.fromkeys(PEAKS))
 
 
 class Counters:
     """The kernel's peak of this process; a subclass adds an allocator's."""
 
-    def peaks(self) -> Peaks:
-        """The peaks since the last reset."""
-        return Peaks(peak_resident_bytes())
+    def peaks(self) -> PhasePeak:
+        """The peaks since the last reset, without seconds."""
+        return replace(NOTHING, peak_resident_bytes=peak_resident_bytes())
 
     def reset(self) -> bool:
         """Reset the peaks; False where the kernel's peak cannot be reset."""
@@ -276,7 +262,7 @@ class Phases:
     def __init__(self, counters: Counters, age_seconds: float) -> None:
         """`age_seconds`: how long ago the process began."""
         self.counters = counters
-        self.most = Peaks(None)
+        self.most = NOTHING
         # One object, replaced whole: an interrupted change of phase leaves the one before or the one after.
         self._state = _State({}, PHASES[0], time.monotonic() - age_seconds, True)
 
@@ -293,25 +279,18 @@ class Phases:
             self._state = _State(ended, phase, time.monotonic(), self.counters.reset())
         return before
 
-    def measured(self) -> tuple[dict[str, PhasePeak], Peaks]:
+    def measured(self) -> tuple[dict[str, PhasePeak], PhasePeak]:
         """Peaks by phase, the present one included, and the peaks of all of them."""
-        state, most, now = self._state, self.most, self.counters.peaks()
-        earlier = state.ended.get(state.phase, NOTHING)
-        resident = now.resident if state.resident_is_its_own else None
-        present = PhasePeak(
-            seconds=earlier.seconds + time.monotonic() - state.since,
-            peak_resident_bytes=larger(earlier.peak_resident_bytes, resident),
-            peak_allocated_bytes=larger(earlier.peak_allocated_bytes, now.allocated),
-            peak_reserved_bytes=larger(earlier.peak_reserved_bytes, now.reserved),
-        )
-        highest = Peaks(
-            larger(most.resident, now.resident),
-            larger(most.allocated, now.allocated),
-            larger(most.reserved, now.reserved),
-        )
-        return {**state.ended, state.phase: present}, highest
+        state, now = self._state, self.counters.peaks()
+        present = replace(now, seconds=time.monotonic() - state.since)
+        if not state.resident_is_its_own:
+            present.peak_resident_bytes = None
+        whole = _together(state.ended.get(state.phase, NOTHING), present)
+        return {**state.ended, state.phase: whole}, _together(self.most, now)
 
 
-def larger(one: int | None, other: int | None) -> int | None:
-    """The larger of two figures, either of which may not have been measured."""
-    return max((value for value in (one, other) if value is not None), default=None)
+def _together(one: PhasePeak, other: PhasePeak) -> PhasePeak:
+    """Seconds add up; of two peaks the larger counts."""
+    pairs = {key: (getattr(one, key), getattr(other, key)) for key in PEAKS}
+    peaks = {key: max((each for each in pair if each is not None), default=None) for key, pair in pairs.items()}
+    return PhasePeak(seconds=one.seconds + other.seconds, **peaks)

@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
+from typing import NamedTuple
 
 from zeropods.errors import UserError
 
@@ -16,8 +17,7 @@ Figures = dict[str, float | None]
 """Figures of a summary by the keys of `FIGURES`; None where there is none."""
 
 
-@dataclass(frozen=True)
-class SummaryLine:
+class SummaryLine(NamedTuple):
     """A line of the summary, and what its figure means."""
 
     key: str
@@ -28,45 +28,41 @@ class SummaryLine:
     meaning: str
 
 
-FIGURES = {figure.key: figure for figure in (
-    SummaryLine("step", "profile summary at step", "", "number of the profiled step, counted from 1"),
-    SummaryLine("world_size", "world size", "", "processes of the run, one per GPU"),
-    SummaryLine("data_parallel_size", "data parallel size", "", "processes that each work on rows of their own"),
-    SummaryLine("model_parallel_size", "model parallel size", "",
-                "processes that one copy of the model is cut over; ZeRO cuts none, it shards"),
-    SummaryLine("batch_size_per_gpu", "batch size per gpu", "", "rows of one forward pass of one process"),
-    SummaryLine("expert_tensor_parallelism", "expert tensor parallelism enabled", "",
-                "whether the experts of a mixture are cut over processes as well"),
-    SummaryLine("parameters_per_gpu", "params per gpu", "parameters",
-                "parameters that this process holds, tied ones once"),
-    SummaryLine("model_parameters", "params of model", "parameters",
-                "the line above x model parallel size; under ZeRO-3 as wrong as that"),
-    SummaryLine("non_expert_parameters", "non-expert params of model", "parameters",
-                "parameters outside a mixture's experts"),
-    SummaryLine("expert_parameters", "expert params of model", "parameters", "parameters of all experts of a mixture"),
-    SummaryLine("forward_macs", "fwd macs per gpu", "MACs",
-                "multiply-adds of one forward pass; attention, layers and output, padding included"),
-    SummaryLine("forward_flops", "fwd flops per gpu", "FLOPs",
-                "a multiply-add is two, and the work that is no product (activations, sums, norms) comes on top"),
-    SummaryLine("model_forward_flops", "fwd flops of model", "FLOPs", "the line above x model parallel size"),
-    SummaryLine("forward_seconds", "fwd latency", "s",
-                "wall time of one forward pass, with the profiler's own stops at each module"),
+FIGURES = {row[0]: SummaryLine(*row) for row in (
+    ("step", "profile summary at step", "", "number of the profiled step, counted from 1"),
+    ("world_size", "world size", "", "processes of the run, one per GPU"),
+    ("data_parallel_size", "data parallel size", "", "processes that each work on rows of their own"),
+    ("model_parallel_size", "model parallel size", "",
+     "processes that one copy of the model is cut over; ZeRO cuts none, it shards"),
+    ("batch_size_per_gpu", "batch size per gpu", "", "rows of one forward pass of one process"),
+    ("expert_tensor_parallelism", "expert tensor parallelism enabled", "",
+     "whether the experts of a mixture are cut over processes as well"),
+    ("parameters_per_gpu", "params per gpu", "parameters", "parameters that this process holds, tied ones once"),
+    ("model_parameters", "params of model", "parameters",
+     "the line above x model parallel size; under ZeRO-3 as wrong as that"),
+    ("non_expert_parameters", "non-expert params of model", "parameters", "parameters outside a mixture's experts"),
+    ("expert_parameters", "expert params of model", "parameters", "parameters of all experts of a mixture"),
+    ("forward_macs", "fwd macs per gpu", "MACs",
+     "multiply-adds of one forward pass; attention, layers and output, padding included"),
+    ("forward_flops", "fwd flops per gpu", "FLOPs",
+     "a multiply-add is two, and the work that is no product (activations, sums, norms) comes on top"),
+    ("model_forward_flops", "fwd flops of model", "FLOPs", "the line above x model parallel size"),
+    ("forward_seconds", "fwd latency", "s",
+     "wall time of one forward pass, with the profiler's own stops at each module"),
     # Its first words are those of the forward FLOPs: only the formula tells the two lines apart.
-    SummaryLine("forward_flops_per_second", "fwd flops per gpu = fwd flops per gpu / fwd latency", "FLOP/s",
-                "forward FLOPs / forward time"),
-    SummaryLine("backward_factor", "", "", "a backward pass is taken for so many forward ones"),
-    SummaryLine("backward_seconds", "bwd latency", "s",
-                "wall time of the backward pass, the exchange of gradients included"),
-    SummaryLine("backward_flops_per_second", "bwd flops per gpu", "FLOP/s",
-                "twice the forward FLOPs / backward time: an assumption, nothing is counted here"),
-    SummaryLine("forward_backward_flops_per_second", "fwd+bwd flops per gpu", "FLOP/s",
-                "three times the forward FLOPs / both times"),
-    SummaryLine("step_seconds", "step latency", "s",
-                "wall time of the optimizer's step; with ZeRO the exchange of parameters is in it"),
-    SummaryLine("iteration_seconds", "iter latency", "s",
-                "forward + backward + step; loading data and logging are not in it"),
-    SummaryLine("flops_per_second", "flops per gpu", "FLOP/s", "three times the forward FLOPs / the line above"),
-    SummaryLine("samples_per_second", "samples/second", "samples/s", "rows of all processes / the line above"),
+    ("forward_flops_per_second", "fwd flops per gpu = fwd flops per gpu / fwd latency", "FLOP/s",
+     "forward FLOPs / forward time"),
+    ("backward_factor", "", "", "a backward pass is taken for so many forward ones"),
+    ("backward_seconds", "bwd latency", "s", "wall time of the backward pass, the exchange of gradients included"),
+    ("backward_flops_per_second", "bwd flops per gpu", "FLOP/s",
+     "twice the forward FLOPs / backward time: an assumption, nothing is counted here"),
+    ("forward_backward_flops_per_second", "fwd+bwd flops per gpu", "FLOP/s",
+     "three times the forward FLOPs / both times"),
+    ("step_seconds", "step latency", "s",
+     "wall time of the optimizer's step; with ZeRO the exchange of parameters is in it"),
+    ("iteration_seconds", "iter latency", "s", "forward + backward + step; loading data and logging are not in it"),
+    ("flops_per_second", "flops per gpu", "FLOP/s", "three times the forward FLOPs / the line above"),
+    ("samples_per_second", "samples/second", "samples/s", "rows of all processes / the line above"),
 )}  # fmt: skip
 """Lines of the summary by key. Times are of rank 0: one forward pass, one backward pass, one step of the optimizer."""
 ALWAYS_THERE = ("parameters_per_gpu", "forward_macs", "forward_flops", "forward_seconds", "forward_flops_per_second")
@@ -119,12 +115,12 @@ class Module:
     @property
     def linear(self) -> tuple[int, int] | None:
         """(in, out) features of a linear layer; None for anything else."""
-        return self._sizes("in_features", "out_features")
+        return self.sizes("in_features", "out_features")
 
-    @property
-    def embedding(self) -> tuple[int, int] | None:
-        """(rows, dimension) of an embedding; None for anything else."""
-        return self._sizes("rows", "dimension")
+    def sizes(self, first: str, second: str) -> tuple[int, int] | None:
+        """Two whole numbers of `details`, such as an embedding's `rows` and `dimension`; None where there are none."""
+        one, two = self.details.get(first), self.details.get(second)
+        return (one, two) if isinstance(one, int) and isinstance(two, int) else None
 
     @property
     def tokens(self) -> float | None:
@@ -136,10 +132,6 @@ class Module:
         """Plain values, down to a depth, all of it if None."""
         below = () if depth == 0 else self.children
         return {**vars(self), "children": [child.to_json(None if depth is None else depth - 1) for child in below]}
-
-    def _sizes(self, first: str, second: str) -> tuple[int, int] | None:
-        one, two = self.details.get(first), self.details.get(second)
-        return (one, two) if isinstance(one, int) and isinstance(two, int) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,13 +178,10 @@ def read_report(path: Path) -> Report:
         UserError: there is no report in it, or nothing but its heading.
     """
     path = Path(path)
-    if not path.exists():
-        raise UserError(
-            f"{path}: not there; give a report's file or a run folder, as notebook 03_train_pods makes them"
-        )
     path = path / "profile.txt" if path.is_dir() else path
     if not path.is_file():
-        raise UserError(f"{path}: not there; train with a profiled configuration, such as dsconfig/zero1profiler.json")
+        remedy = "give a report's file, or the folder of a run with a configuration such as dsconfig/zero1profiler.json"
+        raise UserError(f"{path}: not there; {remedy}")
     return parse_report(path, path.read_text(encoding="utf-8", errors="replace"))
 
 
@@ -222,12 +211,15 @@ def parse_report(path: Path, text: str) -> Report:
     root, is_whole = _read_tree(parts["detailed"], unread)
     if not (found.keys() - {"step"} or depths or root):
         raise UserError(f"{path}:{start}: a heading and no figure below it; give the report as DeepSpeed printed it")
-    absent = [FIGURES[key].label for key in ALWAYS_THERE if key not in found]
-    absent += [] if depths else ["the part by depth"]
-    absent += [] if is_whole or root is None else ["a part of the tree"]
     # Without the closing line nobody knows whether there was to be a tree.
-    absent += [] if has_end or root else ["the tree of modules"]
-    absent += [] if has_end else ["the closing line of dashes"]
+    there = {
+        "the part by depth": depths,
+        "a part of the tree": is_whole or root is None,
+        "the tree of modules": has_end or root,
+        "the closing line of dashes": has_end,
+    }
+    absent = [FIGURES[key].label for key in ALWAYS_THERE if key not in found]
+    absent += [name for name, is_there in there.items() if not is_there]
     missing = [f"it lacks {', '.join(absent)}"] if absent else []
     if unread:
         number, line = unread[0]
@@ -393,7 +385,8 @@ def _expanded(module: Module) -> list[Module]:
     return several
 
 
-POSITIONS = {"Embedding": ("rows", "dimension"), "LayerNorm": ("normalized_shape",)}
+EMBEDDING = ("rows", "dimension")
+POSITIONS = {"Embedding": EMBEDDING, "LayerNorm": ("normalized_shape",)}
 """Names of what a class prints without one."""
 DETAIL = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import nan, sqrt
 from pathlib import Path
 from statistics import median
 
 from zeropods.errors import UserError
-from zeropods.measure.profile import FIGURES, Figures, Module, Report, read_report, rounding
+from zeropods.measure.profile import EMBEDDING, FIGURES, Figures, Module, Report, read_report, rounding
 from zeropods.measure.record import Record, read_record
 
 TOLERANCE = 0.02
@@ -25,6 +26,7 @@ AGREEMENT = 0.03
 """How far a profiler's count may be from the closed form."""
 NEAR = 0.05
 """A profiled step this near to the run's others says nothing wrong."""
+BY_FORWARD_TIME = ("forward_backward_flops_per_second", "iteration_seconds", "flops_per_second", "samples_per_second")
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,6 @@ class Checked:
     """Figures of the summary, corrected; None where one cannot be known."""
     root: Module | None
     """The tree with shares computed anew; sums where DeepSpeed prints no figures. None where the tree is not whole."""
-    times_counted: float | None
-    """How often linear layers were counted; None where nothing tells."""
-    missing_parameters: int
-    """Parameters that lie on other ranks, each matrix once."""
     closed_form_macs: float | None
     faults: tuple[Fault, ...] = ()
     run: str = ""
@@ -83,13 +81,9 @@ class Checked:
 
 
 def check(path: Path) -> Checked:
-    """Read a report and check it; against its run too, where the run's record lies beside it.
+    """Read a report, or that of a run folder, and check it; against its run too, where the run's record lies beside it.
 
-    Args:
-        path: the report, or a run folder.
-
-    Raises:
-        UserError: there is no report.
+    `UserError` where there is no report.
     """
     report = read_report(path)
     try:
@@ -99,22 +93,10 @@ def check(path: Path) -> Checked:
 
 
 def check_report(report: Report, record: Record | None = None) -> Checked:
-    """Correct a report that was read, and find its faults.
-
-    Args:
-        record: of the run that was profiled, where there is one.
-    """
-    checked, of_run = _corrected(report), tuple[Fault, ...]()
-    if record is not None and not (of_run := tuple(_another_run(report, record))):
-        usual = _of_usual_step(checked, record)
-        checked, of_run = replace(checked, figures=checked.figures | usual), tuple(_run_faults(report, record, usual))
-    return replace(checked, faults=(*_wrong_figures(checked), *_reading_faults(report), *of_run))
-
-
-# Figures of a summary that follow from others of it.
-
-
-BY_FORWARD_TIME = ("forward_backward_flops_per_second", "iteration_seconds", "flops_per_second", "samples_per_second")
+    """Correct a report that was read, and find its faults; `record` is that of the profiled run, where there is one."""
+    checked, times, missing = _corrected(report)
+    checked = replace(checked, faults=tuple(_faults(checked, times, missing)))
+    return checked if record is None else _beside(checked, record)
 
 
 def contradictions(figures: Figures) -> Figures:
@@ -151,7 +133,9 @@ def _ratio(part: float | None, whole: float | None, times: float = 1.0) -> float
 # parameters left out.
 
 
-def _corrected(report: Report) -> Checked:
+def _corrected(report: Report) -> tuple[Checked, float | None, int]:
+    """The report corrected; how often linear layers were counted, None where nothing tells; and the number of
+    parameters that lie on other ranks, each matrix once."""
     said, figures = report.root if report.tree_is_whole else None, dict(report.summary)
     if _is_clock(figures["forward_seconds"]):
         inside = 0.0 if said is None else sum(child.total("latency_seconds") for child in said.children)
@@ -161,12 +145,14 @@ def _corrected(report: Report) -> Checked:
             figures |= dict.fromkeys(BY_FORWARD_TIME)
     # Without an engine DeepSpeed prints 0 here.
     figures["model_parameters"] = figures["model_parameters"] or None
-    rows, times, missing, root = figures["batch_size_per_gpu"], None, 0, None
-    if said is not None:
-        times = times_counted(said, rows) if rows else None
-        root = deepcopy(said)
-        embeddings = [module.embedding for _, module in said.walk() if module.embedding]
-        missing = sum(_mend(root, _is_twice(times), max(embeddings, default=None)).values())
+    rows, times, missing, form, root = figures["batch_size_per_gpu"], None, 0, None, deepcopy(said)
+    if said is not None and root is not None:
+        if rows and (products := _attentions(said, rows)):
+            # The products grow with the square of the tokens that the linear layers claim.
+            times = median(sqrt(claimed / reported) for reported, claimed in products)
+        embeddings = [size for _, module in said.walk() if (size := module.sizes(*EMBEDDING))]
+        is_twice = times is not None and TWICE[0] < times < TWICE[1]
+        missing = sum(_mend(root, is_twice, max(embeddings, default=None)).values())
         # The root's MACs are the sum of its children where they were nothing else: these have more digits.
         parts = [child.total("macs") for child in said.children]
         if said.macs and abs(said.macs - sum(parts)) <= rounding(said.macs) + sum(map(rounding, parts)):
@@ -187,23 +173,14 @@ def _corrected(report: Report) -> Checked:
             module.parameters_percent = _ratio(module.parameters, root.parameters, 100)
             module.macs_percent = _ratio(module.macs, root.macs, 100)
             module.latency_percent = _ratio(module.latency_seconds, root.latency_seconds, 100)
-    return Checked(
-        report=report,
-        figures=figures | contradictions(figures),
-        root=root,
-        times_counted=times,
-        missing_parameters=missing,
-        closed_form_macs=closed_form_macs(root, rows) if root is not None and rows else None,
-    )
+        form = _closed_form_macs(root, rows) if rows else None
+    figures |= contradictions(figures)
+    return Checked(report=report, figures=figures, root=root, closed_form_macs=form), times, missing
 
 
 def _is_clock(seconds: float | None) -> bool:
     """Whether a latency is the time of day: the root's timer was never started."""
     return seconds is not None and seconds > CLOCK_SECONDS
-
-
-def _is_twice(times: float | None) -> bool:
-    return times is not None and TWICE[0] < times < TWICE[1]
 
 
 def _mend(module: Module, is_twice: bool, shared: tuple[int, int] | None) -> dict[Hashable, int]:
@@ -221,20 +198,17 @@ def _mend(module: Module, is_twice: bool, shared: tuple[int, int] | None) -> dic
         before = child.total("macs")
         missing |= _mend(child, is_twice, shared)
         less += before - child.total("macs")
-    linear, bias = module.linear, bool(module.details.get("bias"))
-    rows, columns = linear or module.embedding or (0, 0)
+    linear, embedding, bias = module.linear, module.sizes(*EMBEDDING), bool(module.details.get("bias"))
+    rows, columns = linear or embedding or (0, 0)
     expected = rows * columns + bias * columns
     if module.parameters is not None and parameters < expected - 2 * rounding(expected):
-        is_shared = shared is not None and not bias and shared in (module.embedding, linear and linear[::-1])
+        is_shared = shared is not None and not bias and shared in (embedding, linear and linear[::-1])
         missing[shared if is_shared else id(module)] = expected - round(parameters)
     if module.flops_per_second is not None and seconds:
         module.flops_per_second = max(0.0, module.flops_per_second - 2 * less / seconds)
     module.parameters = parameters + sum(missing.values())
     module.macs, module.latency_seconds = said - less, seconds
     return missing
-
-
-# Forward MACs by arithmetic. Attention's products of queries with keys tell how many tokens per layer saw.
 
 
 def _attentions(root: Module, rows: float) -> list[tuple[float, float]]:
@@ -256,18 +230,7 @@ def _attentions(root: Module, rows: float) -> list[tuple[float, float]]:
     return found
 
 
-def times_counted(root: Module, rows: float) -> float | None:
-    """How often linear layers were counted, as attention's products have it: 1.0 as it should be, 2.0 under ZeRO-3.
-
-    The products grow with the square of the tokens; the linear layers' MACs claim a number of tokens, and with it
-    products. Their ratio to those reported is the square of the answer. The median over all attention modules;
-    None where the model has none.
-    """
-    ratios = [sqrt(claimed / said) for said, claimed in _attentions(root, rows)]
-    return median(ratios) if ratios else None
-
-
-def closed_form_macs(root: Module, rows: float) -> float | None:
+def _closed_form_macs(root: Module, rows: float) -> float | None:
     """MACs of a forward pass for a tree whose linear layers are counted once, by sizes of layers x whole tokens.
 
     In x out x tokens of each linear layer, and attention's products; None where other layers compute too (`Conv2d`).
@@ -282,7 +245,7 @@ def closed_form_macs(root: Module, rows: float) -> float | None:
 # Where MACs and time go: all modules of the tree by their class, each figure counted once.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ClassShare:
     """What the modules of one class do themselves, without the modules inside them. Sums to the root's figures."""
 
@@ -296,162 +259,155 @@ class ClassShare:
 
 def by_class(root: Module) -> list[ClassShare]:
     """The classes of a tree, most MACs first, then most time."""
-    classes: dict[str, list[Module]] = {}
+    own: dict[str, list[dict[str, float]]] = {}
     for _, module in root.walk():
-        classes.setdefault(module.class_name, []).append(module)
+        done = own.setdefault(module.class_name, [])
+        done.append({})
+        for figure in ("macs", "latency_seconds"):
+            parts, whole = [child.total(figure) for child in module.children], module.total(figure)
+            # What rounding has left is nothing.
+            is_more = whole - sum(parts) > rounding(whole) + sum(map(rounding, parts))
+            done[-1][figure] = whole - sum(parts) if is_more else 0.0
     found = []
-    for name, modules in sorted(classes.items()):
-        macs, seconds = (sum(_own(module, figure) for module in modules) for figure in ("macs", "latency_seconds"))
-        found.append(
-            ClassShare(
-                class_name=name,
-                modules=len(modules),
-                macs=macs,
-                macs_percent=_ratio(macs, root.macs, 100),
-                latency_seconds=seconds,
-                latency_percent=_ratio(seconds, root.latency_seconds, 100),
-            )
-        )
+    for name, each in sorted(own.items()):
+        macs, seconds = (sum(figures[key] for figures in each) for key in ("macs", "latency_seconds"))
+        percents = _ratio(macs, root.macs, 100), _ratio(seconds, root.latency_seconds, 100)
+        found.append(ClassShare(name, len(each), macs, percents[0], seconds, percents[1]))
     return sorted(found, key=lambda share: (share.macs, share.latency_seconds), reverse=True)
-
-
-def _own(module: Module, figure: str) -> float:
-    """What a module has beyond its children; nothing where that is what rounding has left."""
-    parts = [child.total(figure) for child in module.children]
-    rest = module.total(figure) - sum(parts)
-    return rest if rest > rounding(module.total(figure)) + sum(map(rounding, parts)) else 0.0
 
 
 # All that is wrong with a report, or easily misread.
 
 CLOCK = "the root's forward pass has begun when the profiler hooks it, its timer never starts: this is the time of day"
-TWICE_BY = (
-    "ZeRO-3 runs a linear layer as a function of its own, and the profiler counts that and the product inside it: "
-    "its MACs claim {times:.2f} times the tokens that attention's products fit; FLOPs and FLOP/s are wrong with them"
-)
-UNCLEAR = (
-    "linear layers claim {times:.2f} times the tokens that attention's products fit: the batch is not that of "
-    "the summary, or part of the model is counted in another way"
-)
-SHARDED = (
-    "ZeRO-3 shards parameters, and those on other ranks are counted as 0; right is what the printed sizes give, "
-    "embeddings and output layer of one size once; layers without a size are taken as printed"
-)
-RECOMPUTED = (
-    "gradient checkpointing was on: the backward pass also runs the forward pass again, so that it computes 3 forward "
-    "passes and not 2 ('recompute_fwd_factor': 1.0 would have said so)"
-)
-OVERHEAD = (
-    "one step, with a profiler that stops at every module and without what lies between two steps; right is the "
-    "median of the run's own timed steps"
-)
-UNUSUAL = (
-    "one step, and quicker than the run's usual one even with the profiler: a batch of fewer tokens, or time between "
-    "two steps that is left out; right is the median of the run's own timed steps"
-)
-CONTRADICTS = "the other lines of the summary give another figure: the report was changed, or a line is missing"
-SEVERAL = "this is the last; where gradients are accumulated, that of the pass before the optimizer's step"
+REASONS = {
+    "forward_latency": f"{CLOCK}; right is at least the sum of what is inside the model",
+    "root_latency": (
+        f"{CLOCK}; every '% latency' of the tree is a share of it; right is the summary's forward latency"
+    ),
+    "root_flops_per_second": "FLOPs / the time of day",
+    "linear_counted_twice": (
+        "ZeRO-3 runs a linear layer as a function of its own, and the profiler counts that and the product inside it: "
+        "its MACs claim {times:.2f} times the tokens that attention's products fit; FLOPs and FLOP/s are wrong with "
+        "them"
+    ),
+    "tokens_contradict": (
+        "linear layers claim {times:.2f} times the tokens that attention's products fit: the batch is not that of "
+        "the summary, or part of the model is counted in another way"
+    ),
+    "differs_from_closed_form": "corrected, it differs by {percent:+.1f} % from sizes x tokens, and attention",
+    "sharded_parameters": (
+        "ZeRO-3 shards parameters, and those on other ranks are counted as 0; right is what the printed sizes give, "
+        "embeddings and output layer of one size once; layers without a size are taken as printed"
+    ),
+    "shared_parameters": "more than the model has: one matrix is in several {name}, and counted in each",
+    "contradicts_itself": (
+        "the other lines of the summary give another figure: the report was changed, or a line is missing"
+    ),
+    "profiled_step": (
+        "this is step {step} counted from 1, and 'profile_step: {before}' asked for it: DeepSpeed profiles the step "
+        "after that many"
+    ),
+    "several_reports": (
+        "this is the last; where gradients are accumulated, that of the pass before the optimizer's step"
+    ),
+    "another_run": "the record beside the report has another figure: the report is of another run",
+    "unusual_step": (
+        "one step, and quicker than the run's usual one even with the profiler: a batch of fewer tokens, or time "
+        "between two steps that is left out; right is the median of the run's own timed steps{passes}"
+    ),
+    "profiler_overhead": (
+        "one step, with a profiler that stops at every module and without what lies between two steps; right is the "
+        "median of the run's own timed steps{passes}"
+    ),
+    "recomputation_left_out": (
+        "gradient checkpointing was on: the backward pass also runs the forward pass again, so that it computes 3 "
+        "forward passes and not 2 ('recompute_fwd_factor': 1.0 would have said so)"
+    ),
+}
+"""Why a figure is wrong, by the name of the fault."""
 
 
-def _of_line(report: Report, name: str, key: str, right: float | None, reason: str) -> Fault:
+def _of_line(report: Report, name: str, key: str, right: float | None, **said: object) -> Fault:
     """A fault of a line of the summary; its place is the summary's first line where that line is missing."""
     number, label = report.lines.get(key, (report.number + 1, FIGURES[key].label))
+    reason = REASONS[name].format(**said)
     return Fault(name, number, label, report.summary[key], right, FIGURES[key].unit, reason)
 
 
-def _wrong_figures(checked: Checked) -> Iterator[Fault]:
-    """Latencies, counts and parameters that are not those of the model and of this step."""
+def _faults(checked: Checked, times: float | None, missing: int) -> Iterator[Fault]:
+    """Latencies, counts and parameters that are not those of the model and of this step; figures that do not follow
+    from the others; what is easily misread."""
     report, summary, figures = checked.report, checked.report.summary, checked.figures
-    root, right = report.root, checked.root
+    root, right, of_line = report.root, checked.root, partial(_of_line, report)
     # `1.8 Gs` at the root, its FLOP/s, and the summary's latency where DeepSpeed has not timed it itself.
-    if _is_clock(summary["forward_seconds"]):
-        reason = f"{CLOCK}; right is at least the sum of what is inside the model"
-        yield _of_line(report, "forward_latency", "forward_seconds", figures["forward_seconds"], reason)
+    if is_clock := _is_clock(summary["forward_seconds"]):
+        yield of_line("forward_latency", "forward_seconds", figures["forward_seconds"])
     if root is not None and right is not None and _is_clock(root.latency_seconds):
-        place, seconds = (root.number, root.class_name), (root.latency_seconds, right.latency_seconds)
-        reason = f"{CLOCK}; every '% latency' of the tree is a share of it; right is the summary's forward latency"
-        yield Fault("root_latency", *place, *seconds, "s", reason)
-        rates = root.flops_per_second, right.flops_per_second
-        yield Fault("root_flops_per_second", *place, *rates, "FLOP/s", "FLOPs / the time of day")
+        for name, key, unit in (
+            ("root_latency", "latency_seconds", "s"),
+            ("root_flops_per_second", "flops_per_second", "FLOP/s"),
+        ):
+            values = getattr(root, key), getattr(right, key)
+            yield Fault(name, root.number, root.class_name, *values, unit, REASONS[name])
     # Linear layers and attention that do not mean the same number of tokens; a count that arithmetic does not find.
-    times, macs, form = checked.times_counted, figures["forward_macs"], checked.closed_form_macs
-    if _is_twice(times):
-        yield _of_line(report, "linear_counted_twice", "forward_macs", macs, TWICE_BY.format(times=times))
+    macs, form = figures["forward_macs"], checked.closed_form_macs
+    if times is not None and TWICE[0] < times < TWICE[1]:
+        yield of_line("linear_counted_twice", "forward_macs", macs, times=times)
     elif times is not None and not ONCE[0] < times < ONCE[1]:
-        yield _of_line(report, "tokens_contradict", "forward_macs", None, UNCLEAR.format(times=times))
+        yield of_line("tokens_contradict", "forward_macs", None, times=times)
     if form and macs is not None and abs(macs / form - 1) > AGREEMENT:
-        reason = f"corrected, it differs by {100 * (macs / form - 1):+.1f} % from sizes x tokens, and attention"
-        yield _of_line(report, "differs_from_closed_form", "forward_macs", form, reason)
+        yield of_line("differs_from_closed_form", "forward_macs", form, percent=100 * (macs / form - 1))
     # Layers with fewer parameters than their size has, or else depths where a class has more than the model.
     model = summary["parameters_per_gpu"]
-    if checked.missing_parameters:
-        parameters = figures["parameters_per_gpu"]
-        yield _of_line(report, "sharded_parameters", "parameters_per_gpu", parameters, SHARDED)
+    if missing:
+        yield of_line("sharded_parameters", "parameters_per_gpu", figures["parameters_per_gpu"])
     elif model is not None:
         for depth, name, said in ((each, *said) for each in report.depths for said in each.parameters.items()):
             if said > model + rounding(said) + rounding(model):
+                reason = REASONS["shared_parameters"].format(name=name)
                 where = f"depth {depth.depth}, {name}"
-                reason = f"more than the model has: one matrix is in several {name}, and counted in each"
                 yield Fault("shared_parameters", depth.number, where, said, None, "parameters", reason)
-
-
-def _reading_faults(report: Report) -> Iterator[Fault]:
-    """Figures of the summary that do not follow from the others; what is easily misread."""
-    summary = report.summary
-    for key, computed in {} if _is_clock(summary["forward_seconds"]) else contradictions(summary).items():
-        yield _of_line(report, "contradicts_itself", key, computed, CONTRADICTS)
-    step = summary["step"]
-    if summary["world_size"] is not None and step:
-        reason = (
-            f"this is step {step} counted from 1, and 'profile_step: {step - 1}' asked for it: "
-            "DeepSpeed profiles the step after that many"
-        )
-        yield _of_line(report, "profiled_step", "step", None, reason)
+    for key, computed in {} if is_clock else contradictions(summary).items():
+        yield of_line("contradicts_itself", key, computed)
+    if summary["world_size"] is not None and (step := summary["step"]):
+        yield of_line("profiled_step", "step", None, step=step, before=step - 1)
     if report.reports > 1:
-        yield Fault("several_reports", report.number, "the file", report.reports, None, "", SEVERAL)
+        reason = REASONS["several_reports"]
+        yield Fault("several_reports", report.number, "the file", report.reports, None, "", reason)
 
 
-def _another_run(report: Report, record: Record) -> Iterator[Fault]:
-    """Where the record beside the report says that it is of another run."""
-    asked = (record.deepspeed or {}).get("flops_profiler", {}).get("profile_step")
-    for key, expected in (
-        ("world_size", record.world_size),
-        ("batch_size_per_gpu", record.per_device_train_batch_size),
-        ("step", report.summary["step"] if asked is None else asked + 1),
-    ):
-        if report.summary[key] not in (None, expected):
-            reason = "the record beside the report has another figure: the report is of another run"
-            yield _of_line(report, "another_run", key, expected, reason)
+def _beside(checked: Checked, record: Record) -> Checked:
+    """A report with what its run's record says against it, and with the figures of the run's usual step.
 
-
-def _of_usual_step(checked: Checked, record: Record) -> Figures:
-    """What rank 0's timed steps give, those of warm-up and the profiler left out, where the profiled one is not near.
-
-    FLOP/s are the FLOPs of the profiled pass, times the passes of a step, in the time of the usual step.
+    These are what rank 0's timed steps give, those of warm-up and the profiler left out, where the profiled one is not
+    near. FLOP/s are the FLOPs of the profiled pass, times the passes of a step, in the time of the usual step.
     """
-    timed = record.rank_0 and record.rank_0.step_seconds
-    if not timed or not timed.median:
-        return {}
-    figures, summary = checked.figures, checked.report.summary
-    flops, factor = figures["forward_flops"] or nan, figures["backward_factor"] or nan
-    usual = {
-        "iteration_seconds": timed.median,
-        "flops_per_second": record.gradient_accumulation_steps * (1 + factor) * flops / timed.median,
-        "samples_per_second": record.effective_batch_size / timed.median,
+    summary, of_line = checked.report.summary, partial(_of_line, checked.report)
+    asked = (record.deepspeed or {}).get("flops_profiler", {}).get("profile_step")
+    expected = {
+        "world_size": record.world_size,
+        "batch_size_per_gpu": record.per_device_train_batch_size,
+        "step": summary["step"] if asked is None else asked + 1,
     }
-    return {key: right for key, right in usual.items() if abs((summary[key] or nan) / right - 1) > NEAR}
-
-
-def _run_faults(report: Report, record: Record, usual: Figures) -> Iterator[Fault]:
-    """Where the report and its run's record say different things."""
-    summary, passes = report.summary, record.gradient_accumulation_steps
-    accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
+    found = [of_line("another_run", key, at) for key, at in expected.items() if summary[key] not in (None, at)]
+    if found:
+        return replace(checked, faults=(*checked.faults, *found))
+    timed, passes, usual = record.rank_0 and record.rank_0.step_seconds, record.gradient_accumulation_steps, Figures()
+    if timed and timed.median:
+        flops, factor = checked.figures["forward_flops"] or nan, checked.figures["backward_factor"] or nan
+        rates = {
+            "iteration_seconds": timed.median,
+            "flops_per_second": passes * (1 + factor) * flops / timed.median,
+            "samples_per_second": record.effective_batch_size / timed.median,
+        }
+        usual |= {key: right for key, right in rates.items() if abs((summary[key] or nan) / right - 1) > NEAR}
+    said = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
     is_quicker = (summary["iteration_seconds"] or 0.0) < (usual.get("iteration_seconds") or 0.0)
-    name, reason = ("unusual_step", UNUSUAL) if is_quicker and passes == 1 else ("profiler_overhead", OVERHEAD)
-    for key in ("iteration_seconds", "samples_per_second"):
-        if key in usual:
-            yield _of_line(report, name, key, usual[key], reason + accumulated)
-    backward, flops = summary["backward_seconds"], summary["forward_flops"]
+    name = "unusual_step" if is_quicker and passes == 1 else "profiler_overhead"
+    wrong = [key for key in ("iteration_seconds", "samples_per_second") if key in usual]
+    found += [of_line(name, key, usual[key], passes=said) for key in wrong]
+    backward = summary["backward_seconds"]
     if record.gradient_checkpointing and summary["backward_factor"] == 2 and backward:
-        computed = _ratio(flops, backward, 3)
-        yield _of_line(report, "recomputation_left_out", "backward_flops_per_second", computed, RECOMPUTED)
+        right = _ratio(summary["forward_flops"], backward, 3)
+        found.append(of_line("recomputation_left_out", "backward_flops_per_second", right))
+    return replace(checked, figures=checked.figures | usual, faults=(*checked.faults, *found))

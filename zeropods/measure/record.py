@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from annotated_types import Ge
 
@@ -29,30 +27,25 @@ LOCK = "run.lock"
 LAUNCH_LOCK = "launch.lock"
 """Held by the supervisor, where there is one, from before the first rank until the record is written."""
 
-T = TypeVar("T")
 Count = Annotated[int, Ge(1)]
-BLOCKS: tuple[tuple[str, str, type, str], ...] = (
-    ("deepspeed", "zero_optimization", dict, "an object"),
-    ("deepspeed", "flops_profiler", dict, "an object"),
-    ("hardware", "gpus", list, "a list"),
-    ("hardware", "cores", int, "a whole number"),
-)
-"""Parts of a record's open objects that are looked into elsewhere, and what each is where it is there."""
 
 # What one rank measures, and its parts: the rows of a record.
 
 PHASES = ("load", "first_step", "steady", "evaluate", "save")
 """What a rank is doing: until its first step, in that one (allocators warm up), in later ones, and between them."""
-REMEDY = "move the run folder away"
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """How pydantic reads these dataclasses: nothing unknown, nothing converted, no NaN."""
 
 
-@dataclass(kw_only=True)
-class Loss:
-    """One point of a loss curve."""
+class StrictPart:
+    """What the parts of a record have in common."""
 
     __pydantic_config__ = STRICT
+
+
+@dataclass(kw_only=True)
+class Loss(StrictPart):
+    """One point of a loss curve."""
 
     step: int
     loss: float
@@ -60,10 +53,8 @@ class Loss:
 
 
 @dataclass(kw_only=True)
-class PhasePeak:
+class PhasePeak(StrictPart):
     """Time spent in a phase, and its true peaks: counters of kernel and allocator, reset when it begins."""
-
-    __pydantic_config__ = STRICT
 
     seconds: float
     peak_resident_bytes: int | None
@@ -74,10 +65,8 @@ class PhasePeak:
 
 
 @dataclass(kw_only=True)
-class Statistics:
+class Statistics(StrictPart):
     """What is kept of many figures of one kind: samples of a column of `memory/N.csv`, or durations in seconds."""
-
-    __pydantic_config__ = STRICT
 
     samples: int
     peak: float
@@ -108,10 +97,8 @@ class Statistics:
 
 
 @dataclass(kw_only=True)
-class LiveBytes:
+class LiveBytes(StrictPart):
     """Bytes of the model's tensors between a backward pass and the optimizer's step, on whatever device they lie."""
-
-    __pydantic_config__ = STRICT
 
     parameters: int
     gradients: int
@@ -125,10 +112,8 @@ class LiveBytes:
 
 
 @dataclass(kw_only=True)
-class BatchShape:
+class BatchShape(StrictPart):
     """A forward pass, padding included."""
-
-    __pydantic_config__ = STRICT
 
     rows: int
     source_tokens: int
@@ -138,10 +123,8 @@ class BatchShape:
 
 
 @dataclass(kw_only=True)
-class RankMeasurement:
+class RankMeasurement(StrictPart):
     """What one rank measured of its own attempt. Absent is None, never 0."""
-
-    __pydantic_config__ = STRICT
 
     rank: int
     host: str
@@ -237,15 +220,13 @@ class RankMeasurement:
 
 # The record: what was asked for, how it ended, and what every rank measured.
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION: Final = 3
 Status = Literal["ok", "oom", "failed", "timeout", "interrupted", "pod_lost"]
 
 
 @dataclass(kw_only=True)
-class RunConfig:
+class RunConfig(StrictPart):
     """`config.json`: what was asked for, and on what it runs."""
-
-    __pydantic_config__ = STRICT
 
     schema_version: Literal[3]
     run_id: str
@@ -334,30 +315,27 @@ def read_record(folder: Path, attempt: int | None = None) -> Record:
     path = Path(folder) / (RECORD if attempt is None else f"attempts/{attempt}.json")
     if not path.is_file():
         raise UserError(f"{folder}: no {path.name}: no run there, or one that is running or was killed")
-    return _read_as(Record, path)
+    return files.validated(Record, path, path.read_bytes(), "run it again")
 
 
 def read_config(folder: Path) -> RunConfig:
     """What was asked for, also of a run that has no record yet; `UserError` says what is wrong with it."""
-    return _read_as(RunConfig, Path(folder) / CONFIG)
+    path = Path(folder) / CONFIG
+    return files.validated(RunConfig, path, path.read_bytes(), "run it again")
 
 
 def read_rank(path: Path) -> RankMeasurement:
     """What a rank has written into `ranks/N.json`; `UserError` says what is wrong with it."""
-    return _read_as(RankMeasurement, path)
+    return files.validated(RankMeasurement, path, path.read_bytes(), "run it again")
 
 
 def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: bool = False) -> str:
     """What a run that ended well comes to, in one line, and what to call next unless it `ends_here`."""
     run, losses = shlex.quote(str(folder)), {"loss": record.losses, "dev loss": record.eval_losses}
-    said = [
-        counted(record.steps, "step"),
-        *(f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found),
-    ]
-    if scored:
-        said.append(scored)
-    if record.samples_per_second is not None:
-        said.append(f"{digits(record.samples_per_second)} samples/s")
+    said = [counted(record.steps, "step")]
+    said += [f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found]
+    said += [scored] if scored else []
+    said += [] if record.samples_per_second is None else [f"{digits(record.samples_per_second)} samples/s"]
     following = f"predict --model {run} --score"
     if scored or record.task == "lm":
         following = f"summary {run} --out {shlex.quote(f'{folder}-summary')}"
@@ -371,42 +349,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder; `UserError` if the file is damaged."""
-    return files.read_object(path, REMEDY)
-
-
-def _read_as(kind: type[T], path: Path) -> T:
-    """A document of a run folder, validated strictly."""
-    content = path.read_bytes()
-    try:
-        found = files.validated(kind, path, content, "run it again")
-    except UserError:
-        found = files.validated(kind, path, _upgraded(kind, path, content), "run it again")
-    for name, key, expected, words in BLOCKS if isinstance(found, RunConfig) else ():
-        value = (getattr(found, name) or {}).get(key)
-        if not isinstance(value, expected | None):
-            raise UserError(f"{path}: {name}.{key} {value!r}; expected {words}; run it again")
-    return found
-
-
-def _upgraded(kind: type[object], path: Path, content: bytes) -> bytes:
-    """A document of version 2, in which ranks listed every duration; what is no such list is left to be refused."""
-    document = files.json_object(str(path), content, REMEDY)
-    version, known = document.get("schema_version"), (SCHEMA_VERSION - 1, SCHEMA_VERSION)
-    if version == SCHEMA_VERSION:
-        return content
-    if issubclass(kind, RunConfig) and version not in known:
-        raise UserError(
-            f"{path}: schema_version {version!r}; this version reads {known[0]} and {known[1]}: run it again"
-        )
-    with suppress(AttributeError, KeyError, TypeError, ValueError):
-        for rank in document.get("ranks", [document]):
-            steps, first = rank["step_seconds"], rank["warmup_steps"]
-            lists = {key: rank[key] for key in ("evaluate_seconds", "save_seconds")} | {"step_seconds": steps[first:]}
-            found = {key: Statistics.of(values) for key, values in lists.items()}
-            rank |= {"warmup_seconds": float(sum(steps[:first]))}
-            rank |= {key: None if each is None else asdict(each) for key, each in found.items()}
-    document |= {"schema_version": SCHEMA_VERSION} if "schema_version" in document else {}
-    return json.dumps(document).encode()
+    return files.read_object(path, "move the run folder away")
 
 
 # How a record is composed, from config.json and ranks/N.json.
@@ -436,7 +379,14 @@ def compose_record(
     config = read_config(folder)
     ranks = [read_rank(path) for path in sorted((folder / "ranks").glob("*.json"), key=lambda p: int(p.stem))]
     if status is None:
-        status, reason = _status(ranks, config.world_size)
+        first, absent = first_failure(ranks), config.world_size - len(ranks)
+        if first is not None:
+            place = f"rank {first.rank} on {first.host}: " if config.world_size > 1 else ""
+            status, reason = first.status, f"{place}{first.reason}"
+        elif absent:
+            status, reason = "failed", f"{absent} of {config.world_size} ranks left no measurement"
+        else:
+            status, reason = "ok", None
     return Record(
         **vars(config),
         restarts=restarts,
@@ -458,16 +408,6 @@ def first_failure(ranks: Sequence[RankMeasurement]) -> RankMeasurement | None:
     """The rank that began the end: the others fail because it is gone, or are stopped. None where all went well."""
     ended = [rank for rank in ranks if rank.status != "ok"]
     return min(ended, key=lambda rank: (CAUSES.index(rank.status), rank.ended_unix_seconds or 0.0), default=None)
-
-
-def _status(ranks: Sequence[RankMeasurement], world_size: int) -> tuple[str, str | None]:
-    first = first_failure(ranks)
-    if first is not None:
-        place = f"rank {first.rank} on {first.host}: " if world_size > 1 else ""
-        return first.status, f"{place}{first.reason}"
-    if len(ranks) < world_size:
-        return "failed", f"{world_size - len(ranks)} of {world_size} ranks left no measurement"
-    return "ok", None
 
 
 # Figures that a record holds although they follow from what its ranks measured.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropods.errors import UserError
-from zeropods.measure.profile import FIGURES, Figures, Module
-from zeropods.measure.profile_checks import Checked, by_class, check, shares
+from zeropods.measure.profile import FIGURES, Module
+from zeropods.measure.profile_checks import Checked, ClassShare, by_class, check, shares
 from zeropods.report.plots import WIDE, Plot, bars_beside, new_axes, stacked_bars
 from zeropods.tables import Table, digits, wrapped
 
@@ -25,6 +24,9 @@ COMPARED = (
 )  # fmt: skip
 SETTING = ("world_size", "batch_size_per_gpu", "model_parallel_size")
 """What must be equal for a ratio to mean something."""
+PARTS = ("forward", "backward", "step")
+TOPS = (("parameters", "parameters", "parameters"), ("MACs", "macs", "MACs"), ("latency", "seconds", "s"))
+"""Of the top classes at a depth: heading, figure and unit."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,19 @@ class ProfileReport:
         """The report as DeepSpeed has written it."""
         return self.checked.report.text
 
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """Corrected time of each part of an iteration."""
+        return {part: 1e3 * (self.checked.figures[f"{part}_seconds"] or 0.0) for part in PARTS}
+
     def summary(self, *, with_meaning: bool = False) -> Table:
         """Each line of the summary with its value, the right one where it is wrong, and what the line means."""
         report, lines = self.checked.report, []
-        for key in report.lines:
+        for key, (_, label) in report.lines.items():
             said, right, unit = report.summary[key], self.checked.figures[key], FIGURES[key].unit
             is_same = said == right or (said and right and abs(said - right) <= 0.005 * said)
-            line = {
-                "line": report.lines[key][1],
-                "reported": written(said, unit),
-                "corrected": "" if is_same else written(right, unit) or "unknown",
-            }
+            corrected = "" if is_same else written(right, unit) or "unknown"
+            line = {"line": label, "reported": written(said, unit), "corrected": corrected}
             lines.append({**line, "what it means": FIGURES[key].meaning} if with_meaning else line)
         return Table.of(lines, f"The report is not whole: {report.missing}." if report.missing else "")
 
@@ -66,22 +70,7 @@ class ProfileReport:
         figure, (axes,) = new_axes(WIDE, 1.8)
         _iteration_bars(figure, axes, {"": self}, len(PARTS))
         axes.set_title("One iteration: forward, backward, optimizer's step", loc="left")
-        return Plot(figure, self.shares_text(self.name))
-
-    def shares_text(self, name: str) -> str:
-        """The same in words."""
-        return f"{name}: {', '.join(f'{part} {_milliseconds(self.checked.figures, part):.4g} ms' for part in PARTS)}"
-
-    def shares_table(self) -> Table:
-        """The same in figures."""
-        return Table.of(
-            {
-                "part of an iteration": part,
-                "time (ms)": f"{_milliseconds(self.checked.figures, part):.5g}",
-                "share (%)": f"{100 * share:.1f}",
-            }
-            for part, share in (shares(self.checked.figures) or {}).items()
-        )
+        return Plot(figure, _times_said(self.name, self))
 
     def icicle(self) -> Plot:
         """Where MACs and time go: the tree of modules, as wide as their MACs, and as their latency."""
@@ -95,42 +84,10 @@ class ProfileReport:
         by_macs = by_class(self._root())
         by_time = sorted(by_macs, key=lambda share: share.latency_seconds, reverse=True)
         return Table.of(
-            {
-                "class": share.class_name,
-                "modules": share.modules,
-                "own MACs (M)": _in(1e6, share.macs),
-                "MACs (%)": _percent(share.macs_percent),
-                "own latency (ms)": _in(1e-3, share.latency_seconds),
-                "latency (%)": _percent(share.latency_percent),
-            }
+            {"class": share.class_name, "modules": share.modules, **_cells(share, "own ")}
             for place, share in enumerate(by_time)
             if place < top or share in by_macs[:top]
         )
-
-    def tree(self, depth: int = 2) -> Table:
-        """The modules down to a depth, corrected; of a tree that is cut off as they were printed."""
-        return Table.of(
-            {
-                "module": path or "(root)",
-                "class": module.class_name,
-                "parameters (k)": _in(1e3, module.parameters),
-                "MACs (M)": _in(1e6, module.macs),
-                "MACs (%)": _percent(module.macs_percent),
-                "latency (ms)": _in(1e-3, module.latency_seconds),
-                "latency (%)": _percent(module.latency_percent),
-            }
-            for path, module in (self.checked.root or self.checked.report.root or self._root()).walk()
-            if len(path.split(".")) * bool(path) <= depth
-        )
-
-    def depths(self) -> Table:
-        """The top class of modules at each depth, as printed: what a report without its tree says of the model."""
-        lines = []
-        for each in self.checked.report.depths:
-            tops = ((each.parameters, "parameters"), (each.macs, "MACs"), (each.seconds, "s"))
-            top = [", ".join(f"{name} {written(value, unit)}" for name, value in of.items()) for of, unit in tops]
-            lines.append(dict(zip(("depth", "parameters", "MACs", "latency"), (str(each.depth), *top), strict=True)))
-        return Table.of(lines)
 
     def faults(self) -> Table:
         """What is wrong with the report, or easily misread."""
@@ -146,11 +103,35 @@ class ProfileReport:
         )
 
     def to_text(self, depth: int | None = None, top: int = 8, pair: ReportPair | None = None) -> str:
-        """What a terminal shows: the summary, shares, classes, the tree down to a depth, a comparison, faults."""
-        report = self.checked.report
-        tables = [self.summary(), self.shares_table()]
-        tables += [self.classes(top) if self.checked.root is not None else self.depths()]
-        tables += [self.tree(depth)] if depth is not None and report.root is not None else []
+        """What a terminal shows: the summary, shares, classes, the tree down to a depth, a comparison, faults.
+
+        Without a tree that is whole the top classes of each depth, as printed, stand for the classes; a tree that is
+        cut off is shown as it was printed.
+        """
+        report, times = self.checked.report, self.milliseconds
+        parts = (
+            {"part of an iteration": part, "time (ms)": f"{times[part]:.5g}", "share (%)": f"{100 * share:.1f}"}
+            for part, share in (shares(self.checked.figures) or {}).items()
+        )
+        depths = (
+            {"depth": each.depth}
+            | {
+                heading: ", ".join(f"{name} {written(top, unit)}" for name, top in getattr(each, key).items())
+                for heading, key, unit in TOPS
+            }
+            for each in report.depths
+        )
+        tables = [self.summary(), Table.of(parts)]
+        tables.append(self.classes(top) if self.checked.root is not None else Table.of(depths))
+        tree = self.checked.root or report.root
+        if depth is not None and tree is not None:
+            tables.append(
+                Table.of(
+                    {"module": path or "(root)", "class": module.class_name, **_cells(module)}
+                    for path, module in tree.walk()
+                    if len(path.split(".")) * bool(path) <= depth
+                )
+            )
         tables += [pair.table()] if pair is not None else []
         faults = (
             wrapped(f"{number}. {name}, {where}: {f'{said}, right {right}' if right else said}: {why}")
@@ -184,21 +165,26 @@ class ReportPair:
     second: ProfileReport
 
     @property
-    def differences(self) -> list[str]:
-        """What keeps them from being compared: `world_size 3, 2`; empty where nothing does."""
-        one, two = self.first.checked.figures, self.second.checked.figures
-        return [f"{key} {one[key]}, {two[key]}" for key in SETTING if one[key] != two[key]]
+    def named(self) -> dict[str, ProfileReport]:
+        """Both by their names."""
+        names = (self.first.name, self.second.name) if self.first.name != self.second.name else ("first", "second")
+        return dict(zip(names, (self.first, self.second), strict=True))
 
-    def compared(self) -> list[dict[str, Any]]:
-        """Name, first, second and ratio of corrected figures; no ratio where one is missing, or the settings differ."""
-        pairs = [(key, self.first.checked.figures[key], self.second.checked.figures[key]) for key in COMPARED]
-        ratios = [two / one if one and two is not None and not self.differences else None for _, one, two in pairs]
-        names = ("name", "first", "second", "ratio")
-        return [dict(zip(names, (*pair, ratio), strict=True)) for pair, ratio in zip(pairs, ratios, strict=True)]
+    def to_json(self, depth: int | None = None) -> dict[str, Any]:
+        """The second report, what keeps the two from being compared, such as `world_size 3, 2`, and name, first, second
+        and ratio of corrected figures: no ratio where one is missing, or the settings differ."""
+        one, two = self.first.checked.figures, self.second.checked.figures
+        differences = [f"{key} {one[key]}, {two[key]}" for key in SETTING if one[key] != two[key]]
+        compared = []
+        for key in COMPARED:
+            first, second = one[key], two[key]
+            ratio = second / first if first and second is not None and not differences else None
+            compared.append({"name": key, "first": first, "second": second, "ratio": ratio})
+        return {"differences": differences, "compared": compared, "second": self.second.checked.to_json(depth)}
 
     def table(self) -> Table:
         """Corrected figures and their ratio; why there is none, where they measured different things."""
-        first, second = self._names()
+        found, (first, second) = self.to_json(0), self.named
         lines = (
             {
                 "corrected figure": line["name"].replace("_", " ").replace(" seconds", " time"),
@@ -206,30 +192,30 @@ class ReportPair:
                 second: written(line["second"], FIGURES[line["name"]].unit),
                 "ratio": "" if line["ratio"] is None else f"{line['ratio']:.3g}",
             }
-            for line in self.compared()
+            for line in found["compared"]
         )
-        return Table.of(lines, f"no ratios: {'; '.join(self.differences)}" if self.differences else "")
-
-    def to_json(self, depth: int | None = None) -> dict[str, Any]:
-        """The second report, what keeps the two apart, and the ratios of corrected figures."""
-        second = self.second.checked.to_json(depth)
-        return {"differences": self.differences, "compared": self.compared(), "second": second}
+        return Table.of(lines, f"no ratios: {'; '.join(found['differences'])}" if found["differences"] else "")
 
     def plot(self) -> Plot:
         """Seconds of forward, backward and step, and the forward seconds that each class of module takes itself."""
-        reports = dict(zip(self._names(), (self.first, self.second), strict=True))
-        pair = {textwrap.fill(name, NAME_LETTERS): report for name, report in reports.items()}
+        pair = {textwrap.fill(name, NAME_LETTERS): report for name, report in self.named.items()}
         figure, (top, bottom) = new_axes(WIDE, 5.4, rows=2)
         _iteration_bars(figure, top, pair, 1)
         top.set_title("One iteration", loc="left")
-        _class_bars(bottom, pair)
+        times = {
+            name: {share.class_name: share.latency_seconds for share in by_class(root)} if root else {}
+            for name, root in ((name, report.checked.root) for name, report in pair.items())
+        }
+        # The classes that take most time in both reports together.
+        together = {name: sum(each.get(name, 0.0) for each in times.values()) for name in set().union(*times.values())}
+        names = sorted(together, key=lambda name: (-together[name], name))[:CLASSES_COMPARED]
+        # The first three colours are those of the iteration's parts above it.
+        series = {label: [each.get(name) for name in names] for label, each in times.items()}
+        bars_beside(bottom, names, series, 1e-3, first_color=3)
+        bottom.set_xlabel("ms, without the modules inside")
         bottom.set_title("Forward pass by class of module", loc="left")
         figure.legend(handles=bottom.containers, loc="outside lower right", ncols=2, frameon=False, fontsize=9)
-        return Plot(figure, "; ".join(report.shares_text(name) for name, report in reports.items()))
-
-    def _names(self) -> tuple[str, str]:
-        names = self.first.name, self.second.name
-        return names if names[0] != names[1] else ("first", "second")
+        return Plot(figure, "; ".join(_times_said(*each) for each in self.named.items()))
 
     def _repr_html_(self) -> str:
         return self.table().to_html()
@@ -256,18 +242,29 @@ def written(value: float | None, unit: str) -> str:
     return f"{value / factor:.5g} {shown}".rstrip()
 
 
-def _in(unit: float, value: float | None) -> str:
-    """A figure of a column whose heading names the unit."""
-    return "" if value is None else digits(value / unit)
+def _cells(of: Module | ClassShare, own: str = "") -> dict[str, str]:
+    """Columns of a module, or of what a class does itself: of its figures those that it has."""
+    columns = (
+        ("parameters (k)", "parameters", 1e3),
+        (f"{own}MACs (M)", "macs", 1e6),
+        ("MACs (%)", "macs_percent", None),
+        (f"{own}latency (ms)", "latency_seconds", 1e-3),
+        ("latency (%)", "latency_percent", None),
+    )
+    cells = {}
+    for heading, key, unit in columns:
+        if hasattr(of, key):
+            value = getattr(of, key)
+            cells[heading] = "" if value is None else digits(value / unit) if unit else f"{value:.1f}"
+    return cells
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def _times_said(name: str, report: ProfileReport) -> str:
+    return f"{name}: {', '.join(f'{part} {time:.4g} ms' for part, time in report.milliseconds.items())}"
 
 
-# Bars: shares of an iteration, classes of modules.
+# Bars: shares of an iteration.
 
-PARTS = ("forward", "backward", "step")
 INCHES_WIDE = 10.0
 CLASSES_COMPARED = 6
 NAME_LETTERS = 22
@@ -276,13 +273,9 @@ LABELLED = 0.1
 """Share of a plot's width from which on a part carries its label."""
 
 
-def _milliseconds(figures: Figures, part: str) -> float:
-    return 1e3 * (figures[f"{part}_seconds"] or 0.0)
-
-
 def _iteration_bars(figure: Figure, axes: Axes, reports: dict[str, ProfileReport], columns: int) -> None:
     """Forward, backward and step of each report as one bar in milliseconds, with their shares of that report."""
-    times = {part: [_milliseconds(each.checked.figures, part) for each in reports.values()] for part in PARTS}
+    times = {part: [each.milliseconds[part] for each in reports.values()] for part in PARTS}
     wholes = [sum(each) for each in zip(*times.values(), strict=True)]
     for bars, widths in zip(stacked_bars(axes, list(reports), times), times.values(), strict=True):
         labels = [
@@ -292,21 +285,6 @@ def _iteration_bars(figure: Figure, axes: Axes, reports: dict[str, ProfileReport
         axes.bar_label(bars, labels, label_type="center", color="white", fontsize=9)
     axes.set_xlabel("ms")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns, frameon=False, fontsize=9)
-
-
-def _class_bars(axes: Axes, pair: dict[str, ProfileReport]) -> None:
-    """The classes that take most time in both reports together."""
-    roots = {name: report.checked.root for name, report in pair.items()}
-    times = {
-        name: {share.class_name: share.latency_seconds for share in by_class(root)} if root else {}
-        for name, root in roots.items()
-    }
-    together = {name: sum(each.get(name, 0.0) for each in times.values()) for name in set().union(*times.values())}
-    names = sorted(together, key=lambda name: (-together[name], name))[:CLASSES_COMPARED]
-    series = {label: [each.get(name) for name in names] for label, each in times.items()}
-    # The first three colours are those of the iteration's parts above it.
-    bars_beside(axes, names, series, 1e-3, first_color=3)
-    axes.set_xlabel("ms, without the modules inside")
 
 
 # The tree of modules as rectangles: each as wide as its share of the MACs, or of the latency, its parts below it.
@@ -322,8 +300,7 @@ NARROWEST = 0.001
 """Share of the whole below which nothing is drawn."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Box:
+class Box(NamedTuple):
     """A rectangle; the whole is 1 wide."""
 
     label: str
@@ -342,18 +319,13 @@ def boxes(module: Module, figure: str, whole: float, label: str = "", depth: int
     width = module.total(figure) / whole if whole else 0.0
     if width < NARROWEST:
         return
-    yield Box(label=label or module.class_name, class_name=module.class_name, depth=depth, left=left, width=width)
-    for name, child in _parts(module):
-        yield from boxes(child, figure, whole, name, depth + 1, left)
-        left += child.total(figure) / whole
-
-
-def _parts(module: Module) -> Iterator[tuple[str, Module]]:
+    is_list = module.class_name in ("ModuleList", "ModuleDict")
+    if not is_list:
+        yield Box(label or module.class_name, module.class_name, depth, left, width)
     for child in module.children:
-        if child.class_name in ("ModuleList", "ModuleDict"):
-            yield from ((f"{child.name}.{name}", below) for name, below in _parts(child))
-        else:
-            yield child.name, child
+        name = f"{label}.{child.name}" if is_list else child.name
+        yield from boxes(child, figure, whole, name, depth + (not is_list), left)
+        left += child.total(figure) / whole
 
 
 def icicle_plot(root: Module) -> Plot:
@@ -364,16 +336,14 @@ def icicle_plot(root: Module) -> Plot:
     figure.set_layout_engine("constrained", hspace=0.06)
     made = {key: list(boxes(root, key, root.total(key))) for key in TITLES}
     widths: dict[str, float] = {}
-    for box in chain(*made.values()):
+    for box in (*made["macs"], *made["latency_seconds"]):
         widths[box.class_name] = widths.get(box.class_name, 0.0) + box.width
     colours = dict(zip(sorted(widths, key=lambda name: widths[name], reverse=True), COLOURS, strict=False))
     said = []
     for axes, (key, drawn_boxes) in zip(panels, made.items(), strict=True):
         for box in drawn_boxes:
-            colour = colours.get(box.class_name, OTHER)
-            axes.barh(
-                [-box.depth], [box.width], left=box.left, height=0.96, color=colour, alpha=FAINT, edgecolor="white"
-            )
+            (bar,) = axes.barh([-box.depth], [box.width], left=box.left, height=0.96, edgecolor="white", alpha=FAINT)
+            bar.set_facecolor(colours.get(box.class_name, OTHER))
             # The longest label that fits into the box: name and share, the name, nothing.
             room = box.width * INCHES_WIDE / LETTER_INCHES - 1
             texts = (f"{box.label}  {100 * box.width:.0f} %", box.label, "")

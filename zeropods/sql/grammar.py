@@ -162,36 +162,23 @@ class ValueSpelling(Spelling):
 
     def _found(self, offset: int) -> Steps:
         if offset == BEGIN:
-            return self._entered()
-        if offset == AFTER_SPACE:
-            return _merged(map(self._at, self.starts))
-        return self._at(offset)
-
-    def _at(self, offset: int) -> Steps:
-        return {id_: (end,) for ids, end in self.vocabulary.prefixes(self.folded, offset) for id_ in ids}
-
-    def _entered(self) -> Steps:
-        """`▁` alone, and pieces such as `▁New` wherever a value can start: the question need not have a space there."""
-        entered: list[Steps] = [dict.fromkeys(ids, (AFTER_SPACE,)) for ids, _ in self.vocabulary.prefixes(" ", 0)]
-        for start in self.starts:
-            folded = " " + self.folded[start : start + self.vocabulary.longest]
-            pieces = self.vocabulary.prefixes(folded, 0)
-            entered += [dict.fromkeys(ids, (start + end - 1,)) for ids, end in pieces if end > 1]
-        return _merged(entered)
+            # `▁` alone, and pieces such as `▁New` wherever a value can start: the question need not have a space there.
+            found = [(ids, AFTER_SPACE) for ids, _ in self.vocabulary.prefixes(" ", 0)]
+            for start in self.starts:
+                folded = " " + self.folded[start : start + self.vocabulary.longest]
+                found += [(ids, start + end - 1) for ids, end in self.vocabulary.prefixes(folded, 0) if end > 1]
+        else:
+            places = self.starts if offset == AFTER_SPACE else [offset]
+            found = [each for place in places for each in self.vocabulary.prefixes(self.folded, place)]
+        steps: Steps = {}
+        for ids, end in found:
+            for id_ in ids:
+                steps[id_] = (*steps.get(id_, ()), end)
+        return steps
 
 
-@lru_cache(REMEMBERED)
-def spelling(vocabulary: Vocabulary, text: str) -> Spelling:
-    """The spelling of a keyword or of a column's name, shared by all tables that have it."""
-    return Spelling(vocabulary, text)
-
-
-def _merged(several: Iterable[Steps]) -> Steps:
-    merged: Steps = {}
-    for steps in several:
-        for id_, ends in steps.items():
-            merged[id_] = merged[id_] + ends if id_ in merged else ends
-    return merged
+spelling = lru_cache(REMEMBERED)(Spelling)
+"""The spelling of a keyword or of a column's name, shared by all tables that have it."""
 
 
 # Where a sequence of pieces can stand in a query.
@@ -219,14 +206,6 @@ class Reading(NamedTuple):
     """The offset in the part's spelling."""
     conditions: int
     """Number of conditions that were begun."""
-
-    @property
-    def ends_part(self) -> bool:
-        return self.part.spelling.complete(self.end)
-
-    @property
-    def ends_query(self) -> bool:
-        return self.part.role in ("from", "value") and self.ends_part
 
 
 MOST_CONDITIONS = 4
@@ -296,16 +275,8 @@ class QueryAutomaton:
         unknown = iter(found.groups() if found else ())
         return re.sub(UNKNOWN, lambda _: next(unknown, ""), value)
 
-    def ways(self, reading: Reading) -> Iterator[tuple[Part, Steps]]:
-        """How a reading can go on, `eos` aside: the part that a piece would belong to, and the pieces."""
-        steps = reading.part.spelling.steps(reading.end)
-        if steps:
-            yield reading.part, steps
-        if reading.ends_part:
-            for follower in self._after(reading):
-                yield follower, follower.spelling.steps(BEGIN)
-
-    def _after(self, reading: Reading) -> tuple[Part, ...]:
+    def following(self, reading: Reading) -> tuple[Part, ...]:
+        """The parts that can begin where a reading's part ends."""
         role = reading.part.role
         if role == "operator":
             return (self._value,)
@@ -360,26 +331,34 @@ class GrammarState:
     @cached_property
     def is_complete(self) -> bool:
         """Whether the ids spell a whole query."""
-        return any(reading.ends_query for reading in self._readings)
+        return any(part.role in ("from", "value") and part.spelling.complete(end) for part, end, _ in self._readings)
 
     def next(self, id_: int) -> GrammarState | None:
         """The state after one more id; None where it is not allowed."""
-        if id_ not in self._next:
-            self._next[id_] = self._after(id_)
-        return self._next[id_]
+        if id_ in self._next:
+            return self._next[id_]
+        found: GrammarState | None = None
+        if id_ == self._automaton.vocabulary.eos:
+            if self.is_complete and not self.ended:
+                found = GrammarState(self._automaton, self._readings, ended=True)
+        else:
+            readings = {
+                Reading(part, end, reading.conditions + (part is not reading.part and part.role == "column"))
+                for reading, part, steps in self._ways
+                for end in steps.get(id_, ())
+            }
+            found = GrammarState(self._automaton, readings) if readings else None
+        self._next[id_] = found
+        return found
 
     @cached_property
     def _ways(self) -> list[tuple[Reading, Part, Steps]]:
-        readings = set[Reading]() if self.ended else self._readings
-        return [(reading, part, steps) for reading in readings for part, steps in self._automaton.ways(reading)]
-
-    def _after(self, id_: int) -> GrammarState | None:
-        if id_ == self._automaton.vocabulary.eos:
-            going_on = self.is_complete and not self.ended
-            return GrammarState(self._automaton, self._readings, ended=True) if going_on else None
-        readings = {
-            Reading(part, end, reading.conditions + (part is not reading.part and part.role == "column"))
-            for reading, part, steps in self._ways
-            for end in steps.get(id_, ())
-        }
-        return GrammarState(self._automaton, readings) if readings else None
+        """How each reading can go on, `eos` aside: the part that a piece would belong to, and the pieces."""
+        ways = []
+        for reading in () if self.ended else self._readings:
+            spelled, end = reading.part.spelling, reading.end
+            if steps := spelled.steps(end):
+                ways.append((reading, reading.part, steps))
+            if spelled.complete(end):
+                ways += [(reading, part, part.spelling.steps(BEGIN)) for part in self._automaton.following(reading)]
+        return ways

@@ -102,9 +102,9 @@ class _Chain(NamedTuple):
 
     length: int
     keyword: int
-    """Where its `WHERE` or `AND` stands, as an index of words."""
-    condition: Condition
-    rest: _Chain | None
+    """Where its `WHERE` or `AND` stands, as an index of words; their number where it is the empty chain."""
+    condition: Condition | None = None
+    rest: _Chain | None = None
 
 
 class _Reading:
@@ -118,11 +118,12 @@ class _Reading:
         for column, name in enumerate(header):
             columns.setdefault(tuple(name.split()), column)
         self.columns = sorted(columns.items(), key=lambda item: len(item[0]), reverse=True)
-        self.following: list[_Chain | None] = [None] * (len(self.words) + 1)
+        self.empty = _Chain(0, len(self.words))
+        self.following = [self.empty] * (len(self.words) + 1)
         """For each word, the longest chain whose `AND` stands there or later; found from right to left."""
         for index in range(len(self.words) - 1, -1, -1):
-            here = self._longest(index) if self.words[index] == "AND" else None
-            self.following[index] = max(here, self.following[index + 1], key=_length)
+            here = self._longest(index) if self.words[index] == "AND" else self.empty
+            self.following[index] = max(here, self.following[index + 1], key=lambda chain: chain.length)
 
     def query(self) -> Query | None:
         """The preferred reading."""
@@ -130,24 +131,26 @@ class _Reading:
         for agg, aggregate in enumerate(AGGREGATES):
             start = ("SELECT", aggregate) if aggregate else ("SELECT",)
             for sel, end in self._columns(len(start)) if self.words[: len(start)] == start else ():
-                where = end + 2
-                chain = self._longest(where) if self.words[where : where + 1] == ("WHERE",) else None
-                if self.words[end:where] == ("FROM", "table") and (chain or where == len(self.words)):
-                    found.append(Query(sel, agg, tuple(_conditions(chain))))
+                where, conditions = end + 2, list[Condition]()
+                chain = self._longest(where) if self.words[where : where + 1] == ("WHERE",) else self.empty
+                if self.words[end:where] == ("FROM", "table") and (chain.length or where == len(self.words)):
+                    while chain.condition and chain.rest:
+                        conditions.append(chain.condition)
+                        chain = chain.rest
+                    found.append(Query(sel, agg, tuple(conditions)))
         return max(found, key=lambda query: len(query.conds), default=None)
 
-    def _longest(self, keyword: int) -> _Chain | None:
+    def _longest(self, keyword: int) -> _Chain:
         """The longest chain whose first condition stands right after this keyword."""
-        best = None
+        best = self.empty
         for column, end in self._columns(keyword + 1):
             value = end + 1
             if value < len(self.words) and self.words[end] in OPERATORS:
                 rest = self.following[value + 1]
-                if best is None or _length(rest) >= best.length:
-                    last = (rest.keyword if rest else len(self.words)) - 1
-                    text = self.text[self.spans[value][0] : self.spans[last][1]]
+                if rest.length >= best.length:
+                    text = self.text[self.spans[value][0] : self.spans[rest.keyword - 1][1]]
                     condition = Condition(column, OPERATORS.index(self.words[end]), text)
-                    best = _Chain(_length(rest) + 1, keyword, condition, rest)
+                    best = _Chain(rest.length + 1, keyword, condition, rest)
         return best
 
     def _columns(self, start: int) -> Iterator[tuple[int, int]]:
@@ -155,16 +158,6 @@ class _Reading:
         for name, column in self.columns:
             if self.words[start : start + len(name)] == name:
                 yield column, start + len(name)
-
-
-def _length(chain: _Chain | None) -> int:
-    return chain.length if chain else 0
-
-
-def _conditions(chain: _Chain | None) -> Iterator[Condition]:
-    while chain:
-        yield chain.condition
-        chain = chain.rest
 
 
 # A query executed on its table by SQLite, by the rules of WikiSQL's official evaluator.

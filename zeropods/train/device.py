@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from zeropods.errors import UserError
-from zeropods.measure.memory import Counters, Cpu, Gpu, Peaks, find_gpu, resident_bytes
+from zeropods.measure.memory import Counters, Cpu, Gpu, find_gpu, resident_bytes
+from zeropods.measure.record import PhasePeak
 from zeropods.train.arguments import NO_FP16
 from zeropods.train.deepspeed import read_config
 
@@ -30,9 +32,10 @@ class CudaCounters(Counters):
         torch.cuda.init()
         torch.cuda.reset_peak_memory_stats()
 
-    def peaks(self) -> Peaks:
+    def peaks(self) -> PhasePeak:
         """The peaks since the last reset."""
-        return Peaks(super().peaks().resident, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+        held = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+        return replace(super().peaks(), **{f"peak_{kind}_bytes": most for kind, most in held.items()})
 
     def reset(self) -> bool:
         """Begin all of them anew."""

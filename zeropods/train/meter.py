@@ -21,7 +21,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
-from zeropods.measure.memory import Counters, Phases, Sampler
+from zeropods.measure.memory import PEAKS, Counters, Phases, Sampler
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
 from zeropods.programs import TRAINING_BLOCK, map_blocks
 from zeropods.train.device import CudaCounters, DeviceReader, gpu_by_nvml, gpu_name, synchronize
@@ -155,8 +155,7 @@ class Meter(TrainerCallback):
         measured.target_tokens = int(steps["target_tokens"].sum())
         measured.padded_tokens = int(steps["padded_tokens"].sum())
         measured.phases, most = self.phases.measured()
-        measured.peak_resident_bytes = most.resident
-        measured.peak_allocated_bytes, measured.peak_reserved_bytes = most.allocated, most.reserved
+        vars(measured).update({key: getattr(most, key) for key in PEAKS})
         measured.wall_seconds = sum(phase.seconds for phase in measured.phases.values())
         measured.sampled = self.sampler.statistics()
         energy = self._gpu.energy_joules() if self._gpu else None

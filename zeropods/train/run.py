@@ -158,7 +158,8 @@ def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
     # The CPU's allocator has no exception of its own.
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: can't allocate" in text:
         _, most = meter.phases.measured()
-        peak, kind = (most.resident, "resident") if most.allocated is None else (most.allocated, "allocated")
+        kind = "resident" if most.peak_allocated_bytes is None else "allocated"
+        peak = getattr(most, f"peak_{kind}_bytes")
         shown = "" if peak is None else f", peak {kind} {peak / GIB:.2f} GiB"
         return (
             "oom",

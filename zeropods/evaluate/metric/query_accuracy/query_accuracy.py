@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from itertools import groupby
 from statistics import fmean
-from typing import TypedDict
+from typing import Any
 
 import datasets
 import evaluate
@@ -20,13 +20,6 @@ from zeropods.sql.query import Execution, Query, format_query, is_usable, parse_
 
 Values = list[bool | None]
 QUERY = TypeAdapter(Query)
-
-
-class Reference(TypedDict):
-    """A right query, and the columns of its table."""
-
-    query: str
-    header: list[str]
 
 
 class QueryAccuracy(evaluate.Metric):
@@ -55,7 +48,7 @@ class QueryAccuracy(evaluate.Metric):
     def _compute(
         self,
         predictions: list[str],
-        references: list[Reference],
+        references: list[dict[str, Any]],
         tables: Sequence[SQLTable] | None = None,
         queries: Sequence[Query | None] | None = None,
         average: bool = True,
@@ -63,32 +56,32 @@ class QueryAccuracy(evaluate.Metric):
         headers = [reference["header"] for reference in references]
         if queries is None:
             queries = [_read(text, header) for text, header in zip(predictions, headers, strict=True)]
-        gold = [_gold(reference) for reference in references]
-        texts = [_in_words(*each) for each in zip(predictions, queries, headers, strict=True)]
-        rights = zip(gold, headers, strict=True)
-        lists: dict[str, Values] = {
-            "exact_match": [text == format_query(*right) for text, right in zip(texts, rights, strict=True)],
-            "logical_form_accuracy": list(map(_same_logical_form, queries, gold)),
-            "unparseable": [query is None for query in queries],
-        }
+        gold: list[Query] = []
+        for reference in references:
+            query = _read(reference["query"], reference["header"])
+            if query is None:
+                raise ValueError(f"reference {reference['query']!r} is no query on the columns {reference['header']}")
+            gold.append(query)
+        lists: dict[str, Values] = {"exact_match": [], "logical_form_accuracy": [], "unparseable": []}
+        for text, query, right, header in zip(predictions, queries, gold, headers, strict=True):
+            # JSON is put into words first.
+            words = format_query(query, header) if query is not None and text.startswith("{") else text
+            lists["exact_match"].append(words == format_query(right, header))
+            is_right = query is not None and _logical_form(query) == _logical_form(right)
+            lists["logical_form_accuracy"].append(is_right)
+            lists["unparseable"].append(query is None)
         if tables is not None:
             lists["execution_accuracy"] = _executed(queries, gold, tables)
-        return _averaged(lists) if average else lists
-
-
-def _averaged(lists: dict[str, Values]) -> dict[str, float | None]:
-    found = {name: [value for value in values if value is not None] for name, values in lists.items()}
-    shares = {name: fmean(values) if values else None for name, values in found.items()}
-    executable = {"executable": len(found["execution_accuracy"])} if "execution_accuracy" in found else {}
-    return {**shares, "unparseable": sum(found["unparseable"]), **executable}
-
-
-def _same_logical_form(predicted: Query | None, gold: Query) -> bool:
-    """Whether column, aggregate and the set of conditions agree; values as text in lower case."""
-    return predicted is not None and _logical_form(predicted) == _logical_form(gold)
+        if not average:
+            return lists
+        found = {name: [value for value in values if value is not None] for name, values in lists.items()}
+        shares = {name: fmean(values) if values else None for name, values in found.items()}
+        executable = {} if tables is None else {"executable": len(found["execution_accuracy"])}
+        return {**shares, "unparseable": sum(found["unparseable"]), **executable}
 
 
 def _logical_form(query: Query) -> tuple[int, int, frozenset[tuple[int, int, str]]]:
+    """Column, aggregate and the set of conditions; values as text in lower case."""
     conditions = frozenset((column, operator, value.lower()) for column, operator, value in query.conds)
     return query.sel, query.agg, conditions
 
@@ -115,15 +108,3 @@ def _read(text: str, header: Sequence[str]) -> Query | None:
     except ValidationError:
         return None
     return query if query.fits(len(header)) else None
-
-
-def _gold(reference: Reference) -> Query:
-    query = _read(reference["query"], reference["header"])
-    if query is None:
-        raise ValueError(f"reference {reference['query']!r} is no query on the columns {reference['header']}")
-    return query
-
-
-def _in_words(text: str, query: Query | None, header: Sequence[str]) -> str:
-    """The text that exact match compares: JSON is put into words first."""
-    return format_query(query, header) if query is not None and text.startswith("{") else text
