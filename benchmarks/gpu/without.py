@@ -15,7 +15,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.training_args import OptimizerNames
 
 from zeropods.errors import UserError, guarded
-from zeropods.train import job, run, run_parsed
+from zeropods.train import run, run_parsed
 from zeropods.train.text2sql import T5ForTextToSQL, TextToSQL
 
 SCRIPT = "textsql_train.py"
@@ -71,14 +71,14 @@ def _take_fused_adamw() -> None:
 
 
 def _change_settings(change: Callable[[TrainingArguments], None]) -> None:
-    ours = job._transformers_arguments
+    ours = run.training_arguments
 
     def changed(asked: Any) -> TrainingArguments:
         made = ours(asked)
         change(made)
         return made
 
-    setattr(job, "_transformers_arguments", changed)  # noqa: B010
+    setattr(run, "training_arguments", changed)  # noqa: B010
 
 
 TAKEN: dict[str, Callable[[], None]] = {

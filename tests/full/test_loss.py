@@ -158,6 +158,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2 checkpointed": MODELS["gpt2"],
 }  # fmt: skip
 TINY = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}
+TINY |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
 
 
 def labelled_rows(lengths: Sequence[tuple[int, int]] = ((12, 3), (20, 5), (20, 1), (7, 6))) -> list[Row]:
@@ -187,7 +188,7 @@ def pair(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def tiny() -> PreTrainedModel:
-    return random_causal(causal_config(TINY, dropout=0.0), seed=1).train()
+    return random_causal(causal_config(TINY), seed=1).train()
 
 
 def test_rows_are_padded_on_the_right_and_predicting_positions_precede_their_labels() -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import math
 import operator
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
@@ -33,6 +35,10 @@ TEXT2SQL = "text2sql"
 OWN = "data"
 """The set that a run makes of raw data, in its run folder."""
 LOSSES = ("answer", "all")
+COMMON = ("model_id", "dataset_path", "epochs", "max_steps", "warmup_steps")
+"""What every script has, some of it by another name: the model, a hub id, local folder or name of a known shape; what
+the data are named by; passes over the train split; optimizer steps, -1 for as many as these take; and those over which
+the rate rises."""
 SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
     "reduce_lr_on_plateau",
@@ -77,12 +83,8 @@ class RunArguments:
     script: ClassVar[str]
     """The file's name, at the top of the project."""
     description: ClassVar[str]
-    model_flag: ClassVar[str] = "model_id"
-    data_flag: ClassVar[str] = "dataset_path"
-    epochs_flag: ClassVar[str] = "epochs"
-    steps_flag: ClassVar[str] = "max_steps"
-    warmup_flag: ClassVar[str] = "warmup_steps"
-    """What the script calls its model, its data, its passes over them, its optimizer steps and those of the warm-up."""
+    called: ClassVar[Mapping[str, str]] = {name: name for name in COMMON}
+    """The script's own flag for each of `COMMON`."""
     prompts: ClassVar[tuple[str, ...]]
     """What a row's text may be made by; the first one is usual."""
     fp16_fault: ClassVar[str | None] = None
@@ -116,6 +118,9 @@ class RunArguments:
     local_rank: int = flag(-1, "from DeepSpeed's launcher")
 
     # What the engine asks of every script, at the value that it has where a script has no such flag.
+    model_id = dataset_path = ""
+    epochs = 0.0
+    max_steps = warmup_steps = 0
     adam_beta1 = 0.9
     max_train_seconds = 0.0
     scaled_rates = False
@@ -125,6 +130,8 @@ class RunArguments:
     dataloader_num_workers = 0
 
     def __post_init__(self) -> None:
+        for name, own in self.called.items():
+            setattr(self, name, getattr(self, own))
         for each in fields(self):
             value, choices, bounds = getattr(self, each.name), each.metadata["choices"], each.metadata["bounds"]
             if value == each.default:
@@ -148,32 +155,10 @@ class RunArguments:
                 "among checkpoints that were evaluated; give both the same value above 0, or neither"
             )
 
-    # What every script has under a name of its own.
-
     @property
-    def model_id(self) -> str:
-        """Hub id, local folder or name of a known shape."""
-        return str(getattr(self, self.model_flag))
-
-    @property
-    def dataset_path(self) -> str:
-        """What the run's data are named by."""
-        return str(getattr(self, self.data_flag))
-
-    @property
-    def epochs(self) -> float:
-        """Passes over the train split."""
-        return float(getattr(self, self.epochs_flag))
-
-    @property
-    def max_steps(self) -> int:
-        """Optimizer steps; -1: as many as `epochs` takes."""
-        return int(getattr(self, self.steps_flag))
-
-    @property
-    def warmup_steps(self) -> int:
-        """Optimizer steps over which the rate rises."""
-        return int(getattr(self, self.warmup_flag))
+    def model_flag(self) -> str:
+        """The flag that names the model, as it is written."""
+        return f"--{self.called['model_id']}"
 
     @property
     def run_folder(self) -> Path:
@@ -199,7 +184,7 @@ class RunArguments:
         trained = read_config(Path(self.init)).model_id
         if trained != self.model_id:
             raise UserError(
-                f"--init {self.init}: its model is {trained}, not {self.model_id}; give --{self.model_flag} {trained}"
+                f"--init {self.init}: its model is {trained}, not {self.model_id}; give {self.model_flag} {trained}"
             )
         return str(Path(self.init) / "model")
 
@@ -214,12 +199,12 @@ class RunArguments:
             return self.model_id, known_config(self.model_id, kind)["vocab_size"]
         name = self.source
         if name in (*T5_TINY, *CAUSAL_TINY) and not Path(name).is_dir():
-            raise UserError(f"--{self.model_flag} {name}: has no pretrained weights; give --init random")
+            raise UserError(f"{self.model_flag} {name}: has no pretrained weights; give --init random")
         check_weights(Path(name))
         path = Path(name) / "config.json"
         config = read_object(path, "save the model again") if path.is_file() else {}
         if config.get("is_encoder_decoder") and not isinstance(self, TextToSQLArguments):
-            raise UserError(f"--{self.model_flag} {name}: {config.get('model_type')!r} is no causal language model")
+            raise UserError(f"{self.model_flag} {name}: {config.get('model_type')!r} is no causal language model")
         return name, config.get("vocab_size")
 
     def check_inputs(self) -> None:
@@ -238,7 +223,7 @@ class RunArguments:
             for path in (own, prepared):
                 read_object(path, "save the model again" if path == own else "prepare the data again")
             vocabularies = (Tokenizer.from_file(str(path)).get_vocab() for path in (own, prepared))
-            check_tokenizer(f"--{self.model_flag}", name, *vocabularies)
+            check_tokenizer(self.model_flag, name, *vocabularies)
 
     def comparable(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run."""
@@ -297,11 +282,13 @@ class CausalArguments(RunArguments):
 
     script: ClassVar[str] = "causal_train.py"
     description: ClassVar[str] = "Fine-tune a causal language model on questions (squad) or on plain text (lm)."
-    model_flag: ClassVar[str] = "model_name_or_path"
-    data_flag: ClassVar[str] = "data"
-    epochs_flag: ClassVar[str] = "num_train_epochs"
-    steps_flag: ClassVar[str] = "max_train_steps"
-    warmup_flag: ClassVar[str] = "num_warmup_steps"
+    called: ClassVar[Mapping[str, str]] = {
+        "model_id": "model_name_or_path",
+        "dataset_path": "data",
+        "epochs": "num_train_epochs",
+        "max_steps": "max_train_steps",
+        "warmup_steps": "num_warmup_steps",
+    }
     prompts: ClassVar[tuple[str, ...]] = TASKS
 
     model_name_or_path: str = flag("bigscience/bloom-560m", "id or path")
@@ -338,7 +325,13 @@ class CausalArguments(RunArguments):
         """That of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
         given, place = Path(self.data), f"--data {self.data}"
         if not (given / FILE).is_file():
-            self._check_raw(is_there=given.is_dir() or (self.run_folder / OWN / FILE).is_file())
+            if self.task != "lm":
+                for name in ("dataset_config", "text_field"):
+                    if getattr(self, name) is not None:
+                        raise UserError(f"--{name} {getattr(self, name)}: is for --task lm; leave it out")
+                if not given.is_dir() and not (self.run_folder / OWN / FILE).is_file():
+                    made = f"zeropods data get squad --out {shlex.quote(self.data)}"
+                    raise UserError(f"{place}: no such folder; give a prepared set, or fetch raw data: {made}")
             return None
         found = read_manifest(given)
         if found.task not in TASKS:
@@ -358,23 +351,9 @@ class CausalArguments(RunArguments):
                 raise UserError(f"--{name} {asked}: {place} {shown}; leave the flag out, or prepare the data again")
         return found
 
-    def _check_raw(self, *, is_there: bool) -> None:
-        """Refuse flags of plain text with questions, and questions that are neither there nor prepared by the run."""
-        if self.task == "lm":
-            return
-        for name in ("dataset_config", "text_field"):
-            if getattr(self, name) is not None:
-                raise UserError(f"--{name} {getattr(self, name)}: is for --task lm; leave it out")
-        if not is_there:
-            made = f"zeropods data get squad --out {shlex.quote(self.data)}"
-            raise UserError(f"--data {self.data}: no such folder; give a prepared set, or fetch raw data: {made}")
-
 
 SCRIPTS: dict[str, type[RunArguments]] = {kind.script: kind for kind in (TextToSQLArguments, CausalArguments)}
 """The project's own training scripts by their files' names, at the top of the project."""
-
-CALLED_OTHERWISE = ("model_flag", "data_flag", "epochs_flag", "steps_flag", "warmup_flag")
-"""What the other script has by another name: whoever gives that one is told this script's."""
 
 
 def arguments_of(script: str | Path) -> type[RunArguments] | None:
@@ -399,34 +378,28 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         read = (get_args(hints[each.name]) or (hints[each.name],))[0]
         alone: dict[str, Any] = {"nargs": "?", "const": True} if read is bool else {}
         about = {"metavar": METAVARS[read], "help": each.metadata["help"]}
-        parser.add_argument(f"--{each.name}", default=each.default, type=_reader(read), **about, **alone)
+        parser.add_argument(f"--{each.name}", default=each.default, type=partial(_value, read), **about, **alone)
     try:
-        values, unknown = parser.parse_known_args([_underscored(word) for word in argv])
+        # A flag's name may be written with dashes.
+        words = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in argv]
+        values, unknown = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise UserError(str(error).removeprefix("argument ")) from None
     if unknown:
         word = unknown[0].partition("=")[0]
-        names = {getattr(other, what): getattr(kind, what) for other in SCRIPTS.values() for what in CALLED_OTHERWISE}
+        # Whoever gives the other script's name of a thing is told this script's.
+        names = {other.called[name]: kind.called[name] for other in SCRIPTS.values() for name in COMMON}
         names |= {each.name: each.name for each in fields(kind)}
         near = get_close_matches(word.removeprefix("--"), names, 1)
         raise UserError(f"{word}: no flag of {kind.script}; {f'--{names[near[0]]}?' if near else '--help lists them'}")
     return kind(**vars(values))
 
 
-def _reader(kind: type) -> Any:
-    def read(text: str) -> Any:
-        try:
-            return TRUTH[text.lower()] if kind is bool else kind(text)
-        except (KeyError, ValueError):
-            raise argparse.ArgumentTypeError(f"{text!r}; expected {WORDS[kind]}") from None
-
-    return read
-
-
-def _underscored(word: str) -> str:
-    """A flag's name may be written with dashes."""
-    name, equals, value = word.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
+def _value(kind: type, text: str) -> Any:
+    try:
+        return TRUTH[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected {WORDS[kind]}") from None
 
 
 # A model and the tokenizer that its data were prepared with.

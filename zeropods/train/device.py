@@ -83,8 +83,10 @@ def synchronize() -> None:
 
 # Which number format a run uses, and whether the hardware multiplies it.
 
-AMPERE = (8, 0)
-"""The first compute capability with TF32 and FlashAttention-2."""
+
+def is_ampere() -> bool:
+    """Whether this process's GPU has TF32 and can have FlashAttention-2: compute capability 8.0 or later."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def multiplies_bf16() -> bool:
@@ -92,12 +94,6 @@ def multiplies_bf16() -> bool:
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-
-
-def check_tf32(asked: bool) -> None:
-    """Refuse TF32 where the hardware has none."""
-    if asked and not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= AMPERE):
-        raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
 
 
 def resolve_precision(asked: str, model_id: str) -> str:

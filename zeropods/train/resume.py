@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
+from transformers import TrainerState
 
 from zeropods.errors import UserError
 from zeropods.files import first_line, foreign_object, plain_values_only, said_in_one_line
@@ -92,18 +92,17 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     discard(place)
             raise
-        if self.keep is not None and processes.rank() == 0:
-            self._prune(step, self.keep, best())
-
-    def newest(self) -> tuple[Path, CheckpointManifest] | None:
-        """The newest checkpoint that counts; those that are passed over are named, with the reason."""
-        return processes.on_rank_zero(
-            lambda: newest_good(
-                self.folder,
-                lambda found: found.other_run(self.origin),
-                lambda place, why: _say(f"{place}: passed over: {why}", logging.WARNING),
-            )
-        )
+        if self.keep is None or processes.rank() != 0:
+            return
+        # What cannot be deleted takes room, and is no reason to end a run.
+        try:
+            kept = best()
+            for name in prune(self.folder, step, self.origin, self.keep, Path(kept).name if kept else None):
+                log.info("%s deleted: --save_total_limit %d", self.folder / name, self.keep)
+        except OSError as error:
+            log.warning("%s: older checkpoints cannot be deleted (%s)", self.folder, error.strerror)
+        except UnsoundError as unsound:
+            _say(f"{place}: {unsound}; older checkpoints stay", logging.WARNING)
 
     def check(self, checkpoint: Path, place: str, remedy: str) -> CheckpointManifest:
         """The manifest of a checkpoint, which may be another run's.
@@ -150,16 +149,6 @@ class Checkpoints:
 
         return processes.on_rank_zero(made)
 
-    def _prune(self, step: int, keep: int, best: str | None) -> None:
-        """On rank 0; what cannot be deleted takes room, and is no reason to end a run."""
-        try:
-            for name in prune(self.folder, step, self.origin, keep, Path(best).name if best else None):
-                log.info("%s deleted: --save_total_limit %d", self.folder / name, keep)
-        except OSError as error:
-            log.warning("%s: older checkpoints cannot be deleted (%s)", self.folder, error.strerror)
-        except UnsoundError as unsound:
-            _say(f"{self.folder / name_of(step)}: {unsound}; older checkpoints stay", logging.WARNING)
-
 
 def _say(line: str, level: int = logging.INFO) -> None:
     log.log(level, "%s", line)
@@ -201,11 +190,10 @@ def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) 
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), plain_values_only():
             ds_to_universal.main(wanted)
-    except pickle.UnpicklingError as error:
-        what = f"holds {foreign_object(error)}, which is no plain value; it is not opened"
-        raise UserError(f"{checkpoint / shards}: {what}") from None
-    except (ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError) as error:
+    except (pickle.UnpicklingError, ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError) as error:
         fault = f"cannot be converted ({first_line(error)}); resume on as many ranks"
+        if isinstance(error, pickle.UnpicklingError):
+            fault = f"holds {foreign_object(error)}, which is no plain value; it is not opened"
         raise UserError(f"{checkpoint / shards}: {fault}") from None
 
 
@@ -221,6 +209,8 @@ class Resumption:
     saved: CheckpointManifest
     wanted: Origin
     """The origin of the checkpoints that this attempt saves."""
+    kept: dict[str, Any]
+    """What each of the trainer's callbacks had put into it, by the callback's name."""
 
     @property
     def universal(self) -> bool:
@@ -237,37 +227,30 @@ class Resumption:
             state: the state of a trainer that has loaded the checkpoint.
         """
         same_run = self.saved.origin.settings == self.wanted.settings
-        stopping = _saved_by(state, "TrainerControl").get("args", {}).get("should_training_stop")
+        stopping = self.kept.get("TrainerControl", {}).get("args", {}).get("should_training_stop")
         return state.global_step >= state.max_steps or (same_run and bool(stopping))
 
 
 def resumption(asked: str, opening: Opening, checkpoints: Checkpoints) -> Resumption | None:
     """What `--resume` asks for: the newest checkpoint that counts, nothing, or one that is named and verified."""
+
+    def newest() -> tuple[Path, CheckpointManifest] | None:
+        """Those that are passed over are named, with the reason."""
+        return newest_good(
+            checkpoints.folder,
+            lambda found: found.other_run(checkpoints.origin),
+            lambda place, why: _say(f"{place}: passed over: {why}", logging.WARNING),
+        )
+
     found = None
     if asked not in ("auto", "never"):
         remedy = "give auto, never or the folder of a whole checkpoint"
         found = Path(asked), checkpoints.check(Path(asked), f"--resume {asked}", remedy)
     elif opening.resume:
-        found = checkpoints.newest()
+        found = processes.on_rank_zero(newest)
     if found is None:
         return None
     fitted = checkpoints.fitted(*found)
     log.info("resuming from %s", fitted)
-    return Resumption(fitted, found[1], checkpoints.origin)
-
-
-class ResumedPatience(TrainerCallback):
-    """Lets early stopping count on from the checkpoint: otherwise a resumed run would be more patient."""
-
-    def __init__(self, stopping: EarlyStoppingCallback) -> None:
-        self.stopping = stopping
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        saved = _saved_by(state, EarlyStoppingCallback.__name__).get("attributes", {})
-        self.stopping.early_stopping_patience_counter = saved.get("early_stopping_patience_counter", 0)
-
-
-def _saved_by(state: TrainerState, callback: str) -> dict[str, Any]:
-    """What a callback had put into the state; the last one of a kind."""
-    found = (state.stateful_callbacks or {}).get(callback, {})
-    return found[-1] if isinstance(found, list) and found else found or {}
+    kept: Any = TrainerState.load_from_json(str(fitted / STATE)).stateful_callbacks
+    return Resumption(fitted, found[1], checkpoints.origin, kept)
