@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,6 @@ from transformers import Trainer, TrainerCallback, set_seed
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.files import open_to_readers, said_in_one_line, seal_model
-from zeropods.train.device import step_begins, uncompiled
 from zeropods.train.job import Task
 from zeropods.train.meter import Meter
 from zeropods.train.resume import Checkpoints, Resumption
@@ -69,8 +69,10 @@ class MeasuredTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
-        self.meter.tokens.add(inputs)
-        step_begins(self.asked.compile)
+        self.meter.count(inputs)
+        if self.asked.compile == "graphs":
+            # Results of the step before are not wanted any more: graphs write where they wrote then.
+            torch.compiler.cudagraph_mark_step_begin()
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.meter.heartbeat.mark()
         return loss
@@ -121,7 +123,9 @@ class MeasuredTrainer(Trainer):
     def summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
         """Loss in nats and label tokens of all rows, over all ranks; every rank takes part."""
         args = self.args
-        with self.meter.within("evaluate"), uncompiled(self.asked.compile):
+        # It runs as it is written: an evaluation is of other sizes, and short.
+        eager = nullcontext() if self.asked.compile == "off" else torch.compiler.set_stance("force_eager")
+        with self.meter.within("evaluate"), eager:
             was_training = self.model.training
             self.model.eval()
             sums = torch.zeros(2, dtype=torch.float64, device=args.device)
