@@ -22,7 +22,6 @@ from zeropods.train.checkpoints import (
     newest_first,
     newest_good,
     prune,
-    share,
     verified,
 )
 
@@ -51,7 +50,7 @@ def save(folder: Path, step: int, *, save: str = "first", origin: Origin | None 
         (place / name).write_bytes(content)
     files = {}
     for rank in range(3):
-        files.update(hashed(place, share(names_in(place), rank, 3)))
+        files.update(hashed(place, rank, 3))
     complete(folder, step, origin or an_origin(), files)
     return place
 
@@ -161,7 +160,7 @@ def test_what_the_pointer_names_is_found_where_a_listing_is_old(folder: Path, mo
 def test_a_file_that_came_while_the_step_was_saved_is_refused(folder: Path) -> None:
     place = make_room(folder, 30)
     (place / "trainer_state.json").touch()
-    files = hashed(place, names_in(place))
+    files = hashed(place)
     (place / ".nfs0001").touch()
     (place / "late.pt").touch()
     with pytest.raises(UserError, match=r"late\.pt came or went"):

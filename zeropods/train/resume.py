@@ -33,10 +33,8 @@ from zeropods.train.checkpoints import (
     hashed,
     make_room,
     name_of,
-    names_in,
     newest_good,
     prune,
-    share,
     verified,
 )
 
@@ -74,16 +72,13 @@ class Checkpoints:
         """
         place = self.folder / name_of(step)
         in_one_line = said_in_one_line(self.folder, place.name, REMEDY)
-
-        def own_files() -> dict[str, SavedFile]:
-            return hashed(place, share(names_in(place), processes.rank(), processes.world_size()))
-
+        own = (processes.rank(), processes.world_size())
         try:
             processes.on_rank_zero(in_one_line(lambda: make_room(self.folder, step)))
             in_one_line(write)()
             processes.gathered(None)
             files: dict[str, SavedFile] = {}
-            for theirs in processes.on_every_rank(in_one_line(own_files)):
+            for theirs in processes.on_every_rank(in_one_line(lambda: hashed(place, *own))):
                 files |= theirs
             processes.on_rank_zero(in_one_line(lambda: complete(self.folder, step, self.origin, files)))
         except UserError:
