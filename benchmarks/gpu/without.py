@@ -16,7 +16,7 @@ from transformers.training_args import OptimizerNames
 
 from zeropods.errors import UserError, guarded
 from zeropods.train import run, run_parsed
-from zeropods.train.text2sql import T5ForTextToSQL, TextToSQL
+from zeropods.train.text2sql import T5ForTextToSQL
 
 SCRIPT = "textsql_train.py"
 
@@ -26,7 +26,7 @@ def train_without(measure: str, flags: Sequence[str]) -> int:
     if measure not in TAKEN:
         raise UserError(f"{measure!r}: no measure; expected {', '.join(TAKEN)}")
     TAKEN[measure]()
-    return run_parsed(TextToSQL, [SCRIPT, *flags])
+    return run_parsed([SCRIPT, *flags])
 
 
 def whole_logits(

@@ -28,10 +28,9 @@ TWICE = """
 import sys
 from zeropods.errors import guarded
 from zeropods.train import run_parsed
-from zeropods.train.text2sql import TextToSQL
 flags = sys.argv[3:]
 runs = [["textsql_train.py", *flags, "--outputdir", folder] for folder in sys.argv[1:3]]
-sys.exit(max([guarded(lambda: run_parsed(TextToSQL, run)) for run in runs]))
+sys.exit(max([guarded(lambda: run_parsed(run)) for run in runs]))
 """
 """Trains into two folders, one after the other."""
 

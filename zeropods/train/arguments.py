@@ -26,15 +26,12 @@ from zeropods.plan.models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
 
 PROJECT = Path(__file__).resolve().parents[2]
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 NO_FP16 = "--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32"
 INITS = ("pretrained", "random")
-COMPILED = ("off", "blocks", "graphs")
 TASKS = ("squad", "lm")
 TEXT2SQL = "text2sql"
 OWN = "data"
 """The set that a run makes of raw data, in its run folder."""
-LOSSES = ("answer", "all")
 COMMON = ("model_id", "dataset_path", "epochs", "max_steps", "warmup_steps")
 """What every script has, some of it by another name: the model, a hub id, local folder or name of a known shape; what
 the data are named by; passes over the train split; optimizer steps, -1 for as many as these take; and those over which
@@ -44,7 +41,6 @@ SCHEDULES = (
     "reduce_lr_on_plateau",
 )  # fmt: skip
 """transformers' schedules that need no settings of their own, for which there is no flag."""
-ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 MAX_SEQ_LENGTH = 512
 """Tokens of a row of raw data, where nothing else is said: the workshop's."""
 MOST_ROWS = 2**31 - 1
@@ -82,6 +78,8 @@ class RunArguments:
 
     script: ClassVar[str]
     """The file's name, at the top of the project."""
+    task_class: ClassVar[str]
+    """Where its `job.Task` is: a run of one script loads nothing of the other."""
     description: ClassVar[str]
     called: ClassVar[Mapping[str, str]] = {name: name for name in COMMON}
     """The script's own flag for each of `COMMON`."""
@@ -97,7 +95,7 @@ class RunArguments:
     gradient_accumulation_steps: int = flag(1, "passes per optimizer step", least=1, most=MOST_ROWS)
     gradient_checkpointing: bool = flag(False, "recompute activations")
     deepspeed: str | None = flag(None, "dsconfig/TECHNIQUE.json (default: none)")
-    precision: str = flag("auto", "fp32 | bf16 | fp16 | auto", PRECISIONS)
+    precision: str = flag("auto", "fp32 | bf16 | fp16 | auto", ("auto", "fp32", "bf16", "fp16"))
     dropout: float | None = flag(None, "dropout rate (default: the model's own)", least=0, below=1)
     learning_rate: float = flag(3e-4, "peak rate of AdamW", least=0)
     lr_scheduler_type: str = flag("linear", "schedule of transformers", SCHEDULES)
@@ -236,6 +234,7 @@ class TextToSQLArguments(RunArguments):
     """Flags of `textsql_train.py`: the original's names, and what it lacked."""
 
     script: ClassVar[str] = "textsql_train.py"
+    task_class: ClassVar[str] = "zeropods.train.text2sql:TextToSQL"
     description: ClassVar[str] = "Fine-tune T5 on text-to-SQL."
     prompts: ClassVar[tuple[str, ...]] = ("schema", "question")
     fp16_fault: ClassVar[str | None] = "T5's activations overflow FP16, the loss becomes NaN"
@@ -251,7 +250,7 @@ class TextToSQLArguments(RunArguments):
     scaled_rates: bool = flag(False, "embeddings learn faster")
     warmup_steps: int = flag(0, "steps of a rising rate", least=0)
     pad_to_multiple_of: int = flag(1, "pad to few lengths, on GPUs", least=1, most=1_024)
-    compile: str = flag("off", "off | blocks | graphs", COMPILED)
+    compile: str = flag("off", "off | blocks | graphs", ("off", "blocks", "graphs"))
     tf32: bool = flag(False, "TF32 on GPUs that have it")
 
     def __post_init__(self) -> None:
@@ -281,6 +280,7 @@ class CausalArguments(RunArguments):
     """Flags of `causal_train.py`; without any, the SQuAD workshop's settings."""
 
     script: ClassVar[str] = "causal_train.py"
+    task_class: ClassVar[str] = "zeropods.train.causal:Causal"
     description: ClassVar[str] = "Fine-tune a causal language model on questions (squad) or on plain text (lm)."
     called: ClassVar[Mapping[str, str]] = {
         "model_id": "model_name_or_path",
@@ -299,7 +299,7 @@ class CausalArguments(RunArguments):
     dataset_config: str | None = flag(None, "such as en of allenai/c4 (default: none)")
     text_field: str | None = flag(None, "of JSON lines, Parquet (default: text)")
     max_seq_length: int | None = flag(None, "tokens of a row (default: 512 for raw data)", least=2)
-    loss_on: str | None = flag(None, "answer | all, of squad (default: answer)", LOSSES)
+    loss_on: str | None = flag(None, "answer | all, of squad (default: answer)", ("answer", "all"))
     subset: int | None = flag(None, "first N questions or rows (default: all)", least=1)
     per_device_train_batch_size: int = flag(4, "rows per process and pass", least=1, most=MOST_ROWS)
     per_device_eval_batch_size: int = flag(4, "the same in evaluation", least=1, most=MOST_ROWS)
@@ -312,7 +312,7 @@ class CausalArguments(RunArguments):
     num_warmup_steps: int = flag(0, "steps of a rising rate", least=0)
     max_eval_steps: int | None = flag(None, "passes of an evaluation (default: all)", least=1)
     eval_on_start: bool = flag(False, "before the first step too")
-    attn_implementation: str = flag("sdpa", "or eager, flash_attention_2", ATTENTIONS)
+    attn_implementation: str = flag("sdpa", "or eager, flash_attention_2", ("eager", "sdpa", "flash_attention_2"))
     dataloader_num_workers: int = flag(0, "0: the rank itself", least=0, most=128)
     generation_prompt: str | None = flag(None, "text to continue at the end (default: none)")
 

@@ -62,7 +62,6 @@ log = logging.getLogger(__name__)
 class Causal(Task):
     """Causal language modelling."""
 
-    flags = CausalArguments
     joint = True
     arguments: CausalArguments
 

@@ -57,12 +57,9 @@ class Task(ABC):
     """A call of a script, and its part of a run: data, batches, a model with its loss, and scores. The engine, which is
     the same for all scripts, calls the methods in this order.
 
-    `text2sql.TextToSQL` and `causal.Causal` are tasks; a script names its own, so that a run of one loads nothing of
-    the other.
+    `text2sql.TextToSQL` and `causal.Causal` are tasks.
     """
 
-    flags: ClassVar[type[RunArguments]]
-    """The kind of `arguments`."""
     joint: ClassVar[bool] = False
     """Whether a row is one text, of which some tokens carry a loss; else it is a source and a target."""
     precision: str

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 class TextToSQL(Task):
     """Text-to-SQL with T5. Predictions are made with constrained decoding, by `zeropods predict`: nothing is scored."""
 
-    flags = TextToSQLArguments
     arguments: TextToSQLArguments
 
     def check_model(self) -> None:
