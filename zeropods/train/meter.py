@@ -9,6 +9,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -182,7 +183,7 @@ class Meter(TrainerCallback):
         measured.write(self.folder)
 
 
-# Tokens of a step, counted without waiting for the device.
+# Times and tokens of optimizer steps, of which none waits for the device.
 
 
 class Tokens(NamedTuple):
@@ -192,9 +193,6 @@ class Tokens(NamedTuple):
     """A tensor where a GPU counts them."""
     target: int = 0
     padded: int = 0
-
-
-# Times of optimizer steps, of which none waits for the device.
 
 
 class Mark:
@@ -277,6 +275,7 @@ STATES = (*MASTERS, "param_groups", "state")
 """Where they and torch's keep states, and master weights where there are any."""
 
 
+@dataclass(eq=False)
 class LiveBytesRecorder(TrainerCallback):
     """Counts the bytes of parameters, gradients and optimizer states once, at the second step of an attempt.
 
@@ -288,17 +287,17 @@ class LiveBytesRecorder(TrainerCallback):
     travel do not: they are no state.
     """
 
-    def __init__(self, measured: RankMeasurement, engine: Callable[[], Any]) -> None:
-        """`engine` gives DeepSpeed's, None where there is none."""
-        self.measured = measured
-        self.engine = engine
-        self._due = False
-        self._before: tuple[int, int] | None = None
+    measured: RankMeasurement
+    engine: Callable[[], Any]
+    """Gives DeepSpeed's engine, None where there is none."""
+    due: bool = field(default=False, init=False)
+    before: tuple[int, int] | None = field(default=None, init=False)
+    """Bytes of parameters and gradients."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         wanted = self.measured.first_step + (state.max_steps > self.measured.first_step + 1)
-        self._due, engine = state.global_step == wanted, self.engine()
-        if self._due and engine is not None:
+        self.due, engine = state.global_step == wanted, self.engine()
+        if self.due and engine is not None:
             # DeepSpeed reduces, steps and drops the gradients inside of the backward pass, as accelerate sees it.
             step = engine.step
 
@@ -310,34 +309,29 @@ class LiveBytesRecorder(TrainerCallback):
             engine.step = counted
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        if self._due and self.engine() is None:
+        if self.due and self.engine() is None:
             self._count_before(about["model"], about["optimizer"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        if self._due and self._before is not None:
-            (parameters, gradients), own = self._before, _parameters(about["model"])
+        if self.due and self.before is not None:
+            (parameters, gradients), own = self.before, _parameters(about["model"])
             states = _bytes(_held(about["optimizer"], STATES), besides=own)
             self.measured.live_bytes = LiveBytes(parameters=parameters, gradients=gradients, optimizer=states)
-        self._due = False
+        self.due = False
 
     def _count_before(self, model: nn.Module, optimizer: Any) -> None:
         gradients = [getattr(each, name, None) for each in model.parameters() for name in ("grad", "grad_accum")]
         gradients += [*_held(optimizer, PARTITIONS), *(master.grad for master in _held(optimizer, MASTERS))]
-        self._before = _bytes(_parameters(model)), _bytes(gradients, besides=_parameters(model))
+        self.before = _bytes(_parameters(model)), _bytes(gradients, besides=_parameters(model))
 
 
 def _bytes(tensors: Iterable[Any], besides: Iterable[Any] = ()) -> int:
     """Bytes of the memory that holds tensors, except for what holds others too."""
-    storages, others = (
-        {
-            found.data_ptr(): found.nbytes()
-            for each in group
-            if isinstance(each, Tensor)
-            for found in [each.untyped_storage()]
-        }
-        for group in (tensors, besides)
+    found, others = (
+        [each.untyped_storage() for each in group if isinstance(each, Tensor)] for group in (tensors, besides)
     )
-    return sum(size for address, size in storages.items() if address not in others)
+    storages = {storage.data_ptr(): storage.nbytes() for storage in found}
+    return sum(storages[address] for address in storages.keys() - {storage.data_ptr() for storage in others})
 
 
 def _parameters(model: nn.Module) -> Iterator[Any]:
@@ -364,20 +358,24 @@ def _held(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
 
 # TensorBoard's curves of a run.
 
-MEMORY = ("allocated_bytes", "resident_bytes")
-USE = ("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent")
+USE = (
+    *("allocated_bytes", "resident_bytes"),
+    *("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent"),
+)
+"""What is drawn of a device."""
 
 
+@dataclass(eq=False)
 class Curves(TrainerCallback):
     """Training and validation loss in one chart (one tag, two runs), and what the steps since the last point took."""
 
-    def __init__(self, folder: Path, meter: Meter, effective_batch_size: int) -> None:
-        """Curves in TensorBoard's files; `folder` is TensorBoard's, in the run folder."""
-        self.folder = folder
-        self.meter = meter
-        self.effective_batch_size = effective_batch_size
-        self.writers: dict[str, SummaryWriter] = {}
-        self._drawn = 0
+    folder: Path
+    """TensorBoard's folder in the run folder."""
+    meter: Meter
+    effective_batch_size: int
+    writers: dict[str, SummaryWriter] = field(default_factory=dict, init=False)
+    drawn: int = field(default=0, init=False)
+    """Number of steps whose figures are drawn."""
 
     def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -388,10 +386,9 @@ class Curves(TrainerCallback):
         if "eval_loss" in logs:
             drawn["validation"] = {"loss": logs["eval_loss"], "samples_per_second": logs["eval_samples_per_second"]}
         for run, values in drawn.items():
-            if run not in self.writers:
-                self.writers[run] = SummaryWriter(str(self.folder / run))
+            writer = self.writers[run] = self.writers.get(run) or SummaryWriter(str(self.folder / run))
             for tag, value in values.items():
-                self.writers[run].add_scalar(tag, value, state.global_step)
+                writer.add_scalar(tag, value, state.global_step)
         if "eval_loss" in logs:
             # The last evaluation may come after training, where nothing else would write it out.
             self.writers["validation"].flush()
@@ -403,11 +400,10 @@ class Curves(TrainerCallback):
     def _since_last_point(self) -> dict[str, float]:
         """Memory and use now; of the steps since, if any: mean seconds, samples of all ranks per second, share of
         padding among this rank's tokens."""
-        fresh = self.meter.clock.steps(self._drawn)
-        self._drawn += len(fresh)
-        now = {key: self.meter.read.memory().get(key) for key in MEMORY}
-        now |= {key: self.meter.sampler.last.get(key) for key in USE}
-        told = {key: value for key, value in now.items() if value is not None}
+        fresh = self.meter.clock.steps(self.drawn)
+        self.drawn += len(fresh)
+        now = {**self.meter.sampler.last, **self.meter.read.memory()}
+        told = {key: value for key in USE if (value := now.get(key)) is not None}
         if len(fresh):
             seconds, source, target, padded = (float(fresh[name].sum()) for name, _ in STEP)
             # Label tokens of one text are among the source's.
