@@ -24,9 +24,8 @@ from zeropods.train.checkpoints import (
     Origin,
     UnsoundError,
     name_of,
-    newest_first,
     newest_good,
-    step_of,
+    saved_steps,
     verified,
 )
 
@@ -163,7 +162,7 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
         try:
             manifest = verified(place, refused)
         except UnsoundError as unsound:
-            there = ", ".join(str(step_of(name)) for name in newest_first(saved)) or "none"
+            there = ", ".join(map(str, saved_steps(saved))) or "none"
             raise UserError(f"--checkpoint {asked}: {place}: {unsound}; there are: {there}") from None
         return place, manifest.step, manifest.shards() is not None
     record = read_record(run) if (run / RECORD).is_file() and has_weights(run / "model") else None

@@ -19,9 +19,9 @@ from zeropods.train.checkpoints import (
     hashed,
     make_room,
     names_in,
-    newest_first,
     newest_good,
     prune,
+    saved_steps,
     verified,
 )
 
@@ -154,7 +154,7 @@ def test_a_pointer_that_is_damaged_or_leads_nowhere_loses_nothing(folder: Path, 
 
 def test_what_the_pointer_names_is_found_where_a_listing_is_old(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter([folder / "checkpoint-10"]))
-    assert newest_first(folder) == ["checkpoint-20", "checkpoint-10"]
+    assert saved_steps(folder) == [20, 10]
 
 
 def test_a_file_that_came_while_the_step_was_saved_is_refused(folder: Path) -> None:

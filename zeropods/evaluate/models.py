@@ -17,7 +17,7 @@ from zeropods.evaluate.score_json import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPL
 from zeropods.files import has_weights, is_path, read_object, sha256
 from zeropods.measure.record import CONFIG, RECORD, RunConfig, read_json, read_record
 from zeropods.train.arguments import OWN
-from zeropods.train.checkpoints import newest_first, step_of
+from zeropods.train.checkpoints import saved_steps
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -41,8 +41,8 @@ def model_config(folder: Path) -> dict[str, Any]:
     """The configuration in a run or model folder; where it is broken, a checkpoint of the run may have it whole."""
     within = model_folder(folder)
     run, remedy = within.parent if within.name == "model" else within, "copy the folder again"
-    for name in newest_first(run / "checkpoints")[:1]:
-        made = f"zeropods export {shlex.quote(str(run))} --checkpoint {step_of(name)} --out DIR"
+    for step in saved_steps(run / "checkpoints")[:1]:
+        made = f"zeropods export {shlex.quote(str(run))} --checkpoint {step} --out DIR"
         remedy = f"make a model folder of a checkpoint: {made}"
     return read_object(within / CONFIG, remedy)
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
-from zeropods.files import check_digests, check_utf8, check_weights, has_weights, read_object
+from zeropods.files import TOKENIZER, check_digests, check_utf8, check_weights, has_weights, read_object
 from zeropods.measure.record import read_config
 from zeropods.plan.models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
@@ -211,17 +211,32 @@ class RunArguments:
         name, rows = self.check_model()
         if manifest is None:
             return
-        if rows is not None:
-            check_vocabulary(self.dataset_path, name, manifest.vocabulary_size, rows)
-        own, prepared = (folder / "tokenizer.json" for folder in (Path(name), Path(self.dataset_path) / "tokenizer"))
-        if self.init != "random" and own.is_file() and prepared.is_file():
+        files, vocabularies = [Path(name) / TOKENIZER, Path(self.dataset_path) / "tokenizer" / TOKENIZER], list[Any]()
+        if self.init != "random" and all(path.is_file() for path in files):
             from tokenizers import Tokenizer
 
             check_digests(Path(name), weights=False)
-            for path in (own, prepared):
-                read_object(path, "save the model again" if path == own else "prepare the data again")
-            vocabularies = (Tokenizer.from_file(str(path)).get_vocab() for path in (own, prepared))
-            check_tokenizer(self.model_flag, name, *vocabularies)
+            for path, remedy in zip(files, ("save the model again", "prepare the data again"), strict=True):
+                read_object(path, remedy)
+                vocabularies.append(Tokenizer.from_file(str(path)).get_vocab())
+        self.check_fit(name, rows, manifest.vocabulary_size, *vocabularies)
+
+    def check_fit(self, name: str, rows: int | None, tokens: int, *vocabularies: Mapping[str, int]) -> None:
+        """Refuse a model that does not fit the prepared set: its embedding has fewer `rows` than the set's tokenizer has
+        `tokens`, or its own tokenizer gives other ids; `vocabularies` are that one's and the set's, where it has one."""
+        own, prepared = vocabularies or ({}, {})
+        for token, index in own.items():
+            if prepared.get(token) != index:
+                other = f"gives {prepared[token]}" if token in prepared else "has no such token"
+                raise UserError(
+                    f"{self.model_flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's {other}; "
+                    f"prepare the data with --tokenizer {name}"
+                )
+        if rows is not None and tokens > rows:
+            raise UserError(
+                f"{self.dataset_path}: its tokenizer has {tokens} tokens, {name} has {rows} embedding rows; "
+                "prepare the data with the model's own tokenizer"
+            )
 
     def comparable(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run."""
@@ -400,29 +415,6 @@ def _value(kind: type, text: str) -> Any:
         return TRUTH[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         raise argparse.ArgumentTypeError(f"{text!r}; expected {WORDS[kind]}") from None
-
-
-# A model and the tokenizer that its data were prepared with.
-
-
-def check_tokenizer(flag: str, name: str, own: Mapping[str, int], prepared: Mapping[str, int]) -> None:
-    """A model's own tokenizer must give the ids that the prepared set was made with; both are vocabularies."""
-    for token, index in own.items():
-        if prepared.get(token) != index:
-            other = f"gives {prepared[token]}" if token in prepared else "has no such token"
-            raise UserError(
-                f"{flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's {other}; "
-                f"prepare the data with --tokenizer {name}"
-            )
-
-
-def check_vocabulary(data: str, name: str, tokens: int, rows: int) -> None:
-    """A model needs an embedding row for each token of the prepared set."""
-    if tokens > rows:
-        raise UserError(
-            f"{data}: its tokenizer has {tokens} tokens, {name} has {rows} embedding rows; "
-            "prepare the data with the model's own tokenizer"
-        )
 
 
 # The batch of N ranks: what each contributes to an optimizer step, so that the effective batch is the same for any N.

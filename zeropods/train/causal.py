@@ -27,14 +27,7 @@ from zeropods.errors import UserError
 from zeropods.plan.models import CAUSAL_TINY, known_config
 from zeropods.tables import progress
 from zeropods.train import processes
-from zeropods.train.arguments import (
-    MAX_SEQ_LENGTH,
-    OWN,
-    TASKS,
-    CausalArguments,
-    check_tokenizer,
-    check_vocabulary,
-)
+from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments
 from zeropods.train.device import is_ampere
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, loading, source_options
@@ -216,7 +209,7 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
     Raises:
         UserError: what the arguments name cannot be had, is no causal model, or does not fit the data.
     """
-    name, options, is_random = arguments.model_id, {}, arguments.init == "random"
+    name, options, vocabularies, is_random = arguments.model_id, {}, [], arguments.init == "random"
     if is_random:
         own = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
         config = causal_config({**known_config(name, "causal"), **own})
@@ -226,11 +219,11 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
         with loading(name, FLAG):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
         if any((Path(name) / file).is_file() for file in ("tokenizer.json", "vocab.json")):
-            check_tokenizer(FLAG, name, load_causal_tokenizer(name).get_vocab(), tokenizer.get_vocab())
+            vocabularies = [load_causal_tokenizer(name).get_vocab(), tokenizer.get_vocab()]
     if arguments.dropout is not None:
         set_dropout(config, arguments.dropout)
     model_class, sizes, length = _class_of(name, config), config.get_text_config(), arguments.max_seq_length
-    check_vocabulary(arguments.data, arguments.model_id, len(tokenizer), sizes.vocab_size)
+    arguments.check_fit(name, sizes.vocab_size, len(tokenizer), *vocabularies)
     positions = positions_of(sizes)
     if positions is not None and length is not None and length > positions:
         most = f"{arguments.model_id} has {positions} positions; give at most {positions}"

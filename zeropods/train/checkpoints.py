@@ -127,20 +127,14 @@ def name_of(step: int) -> str:
     return f"checkpoint-{step}"
 
 
-def step_of(name: str) -> int | None:
-    """The step of a checkpoint's name; None where it is no such name."""
-    found = NAME.fullmatch(name)
-    return int(found[1]) if found else None
-
-
-def newest_first(folder: Path) -> list[str]:
-    """Names of all that look like checkpoints, by step; the one that the pointer names is among them."""
+def saved_steps(folder: Path) -> list[int]:
+    """Steps of all that look like checkpoints, newest first; the one that the pointer names is among them."""
     names = {path.name for path in folder.glob("*")}
     with suppress(OSError, ValueError, KeyError, TypeError):
         pointed = str(json.loads((folder / POINTER).read_bytes())["checkpoint"])
         # The listing of a shared folder may be old on this machine; this name is looked up by itself.
         names |= {pointed} if (folder / pointed).is_dir() else set()
-    return sorted(filter(NAME.fullmatch, names), key=lambda name: step_of(name) or 0, reverse=True)
+    return sorted((int(found[1]) for found in map(NAME.fullmatch, names) if found), reverse=True)
 
 
 # Saving
@@ -259,13 +253,13 @@ def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None =
         UnsoundError: the checkpoint of `step` does not verify, byte by byte; nothing was deleted.
     """
 
-    def is_ours(name: str) -> bool:
+    def is_ours(saved: int) -> bool:
         with suppress(UnsoundError):
-            manifest = read_manifest(folder / name)
-            return manifest.origin.run_id == origin.run_id and manifest.step == step_of(name)
+            manifest = read_manifest(folder / name_of(saved))
+            return manifest.origin.run_id == origin.run_id and manifest.step == saved
         return False
 
-    older = [name for name in newest_first(folder) if (step_of(name) or 0) < step and is_ours(name)]
+    older = [name_of(saved) for saved in saved_steps(folder) if saved < step and is_ours(saved)]
     room = max(0, keep - 1 - (best in older))
     surplus = [name for name in older if name != best][room:][::-1]
     if surplus:
@@ -287,11 +281,12 @@ def newest_good(
         folder: `checkpoints/` of a run folder; it may be missing.
         passed_over: is told of each newer one, newest first, and why it does not count.
     """
-    for name in newest_first(folder):
+    for step in saved_steps(folder):
+        place = folder / name_of(step)
         try:
-            return folder / name, verified(folder / name, refused)
+            return place, verified(place, refused)
         except UnsoundError as unsound:
-            passed_over(folder / name, str(unsound))
+            passed_over(place, str(unsound))
     return None
 
 
@@ -305,7 +300,7 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
     manifest = read_manifest(checkpoint)
     if (unwanted := refused(manifest.origin)) is not None:
         raise UnsoundError(unwanted)
-    if step_of(checkpoint.name) not in (None, manifest.step):
+    if NAME.fullmatch(checkpoint.name) and checkpoint.name != name_of(manifest.step):
         raise UnsoundError(f"is of step {manifest.step}, under another name")
     for name in sorted(manifest.files.keys() ^ names_in(checkpoint)):
         raise UnsoundError(f"{name}: {'missing' if name in manifest.files else 'not in the manifest'}")

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.models import known_config
-from zeropods.train.arguments import TextToSQLArguments, check_tokenizer, check_vocabulary
+from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import check_compiled, is_ampere
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, source_options
@@ -51,17 +51,17 @@ class TextToSQL(Task):
 
         Its configuration carries the prompt, so that a saved model knows how it wants to be asked.
         """
-        arguments, tokenizer, flag = self.arguments, self.data.tokenizer, self.arguments.model_flag
+        arguments, tokenizer, vocabularies = self.arguments, self.data.tokenizer, []
         name, rate = arguments.model_id, arguments.dropout
         if arguments.init == "random":
             model = random_t5(known_config(name, "t5"), arguments.seed, 0.1 if rate is None else rate)
         else:
             name = arguments.source
             options = source_options(name) | ({} if rate is None else {"dropout_rate": rate})
-            model = load_weights(T5ForTextToSQL, name, flag=flag, **options)
+            model = load_weights(T5ForTextToSQL, name, flag=arguments.model_flag, **options)
             if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
-                check_tokenizer(flag, name, load_tokenizer(name, complete=False).get_vocab(), tokenizer.get_vocab())
-        check_vocabulary(arguments.dataset_path, name, len(tokenizer), model.config.vocab_size)
+                vocabularies = [load_tokenizer(name, complete=False).get_vocab(), tokenizer.get_vocab()]
+        arguments.check_fit(name, model.config.vocab_size, len(tokenizer), *vocabularies)
         model.config.prompt = self.data.manifest.prompt
         generation = model.generation_config
         generation.max_length = None
