@@ -222,8 +222,8 @@ class RunArguments:
         self.check_fit(name, rows, manifest.vocabulary_size, *vocabularies)
 
     def check_fit(self, name: str, rows: int | None, tokens: int, *vocabularies: Mapping[str, int]) -> None:
-        """Refuse a model that does not fit the prepared set: its embedding has fewer `rows` than the set's tokenizer has
-        `tokens`, or its own tokenizer gives other ids; `vocabularies` are that one's and the set's, where it has one."""
+        """Refuse a model that does not fit the prepared set: its embedding has fewer `rows` than the set's tokenizer
+        has `tokens`, or its own tokenizer gives other ids; `vocabularies`: that one's and the set's, where it has one."""
         own, prepared = vocabularies or ({}, {})
         for token, index in own.items():
             if prepared.get(token) != index:
