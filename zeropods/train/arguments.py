@@ -223,7 +223,7 @@ class RunArguments:
 
     def check_fit(self, name: str, rows: int | None, tokens: int, *vocabularies: Mapping[str, int]) -> None:
         """Refuse a model that does not fit the prepared set: its embedding has fewer `rows` than the set's tokenizer
-        has `tokens`, or its own tokenizer gives other ids; `vocabularies`: that one's and the set's, where it has one."""
+        has `tokens`, or its own tokenizer gives other ids; `vocabularies`: that one's and the set's, if it has one."""
         own, prepared = vocabularies or ({}, {})
         for token, index in own.items():
             if prepared.get(token) != index:
