@@ -228,7 +228,12 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
     if positions is not None and length is not None and length > positions:
         most = f"{arguments.model_id} has {positions} positions; give at most {positions}"
         raise UserError(f"--max_seq_length {length}: {most}")
-    config._attn_implementation = attention_for(model_class, config, arguments.attn_implementation)
+    attention = arguments.attn_implementation
+    soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    if attention == "sdpa" and (soft_capped or not model_class._supports_sdpa):
+        log.warning("%s: no SDPA for this family; its attention runs as --attn_implementation eager", config.model_type)
+        attention = "eager"
+    config._attn_implementation = attention
     if is_random:
         model = random_causal(config, arguments.seed)
     else:
@@ -303,23 +308,6 @@ def positions_of(config: PreTrainedConfig) -> int | None:
         if isinstance(found, int) and found > 0:
             return found
     return None
-
-
-def attention_for(model_class: type[PreTrainedModel], config: PreTrainedConfig, name: str) -> str:
-    """The implementation for a family: SDPA becomes `eager` where the family has none, which is logged.
-
-    Raises:
-        UserError: FlashAttention-2 for a family without it.
-    """
-    if name == "flash_attention_2" and not model_class._supports_flash_attn:
-        raise UserError(
-            f"--attn_implementation {name}: {config.model_type} has no FlashAttention; use --attn_implementation sdpa"
-        )
-    soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
-    if name == "sdpa" and (soft_capped or not model_class._supports_sdpa):
-        log.warning("%s: no SDPA for this family; its attention runs as --attn_implementation eager", config.model_type)
-        return "eager"
-    return name
 
 
 # The loss: right on any number of processes, with logits only where there is a label.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zeropods.errors import UserError
-from zeropods.measure.memory import Counters, Cpu, Gpu, Peaks, find_gpu, resident_bytes
+from zeropods.measure.memory import Counters, Gpu, Peaks, find_gpu, resident_bytes
 from zeropods.train.arguments import NO_FP16
 from zeropods.train.deepspeed import read_config
 
@@ -39,25 +39,13 @@ class CudaCounters(Counters):
         return super().reset()
 
 
-class DeviceReader:
-    """The present memory and use of a rank; what its device does not have is left out."""
-
-    def __init__(self, gpu: Gpu | None) -> None:
-        """`gpu`: as NVML knows it; None where there is none, or no NVML."""
-        self.gpu = gpu
-        self.cpu = None if gpu else Cpu()
-
-    def __call__(self) -> dict[str, float | None]:
-        """Values of columns of `memory/N.csv`. Of the processor they are since the last call: for one caller only."""
-        return self.memory() | (self.gpu.read() if self.gpu else {}) | (self.cpu.read() if self.cpu else {})
-
-    def memory(self) -> dict[str, float | None]:
-        """Bytes that the process and its allocator hold."""
-        values: dict[str, float | None] = {"resident_bytes": resident_bytes()}
-        if torch.cuda.is_initialized():
-            values["allocated_bytes"] = torch.cuda.memory_allocated()
-            values["reserved_bytes"] = torch.cuda.memory_reserved()
-        return values
+def held_bytes() -> dict[str, float | None]:
+    """Bytes that the process and torch's allocator on its GPU hold now; columns of `memory/N.csv`."""
+    values: dict[str, float | None] = {"resident_bytes": resident_bytes()}
+    if torch.cuda.is_initialized():
+        values["allocated_bytes"] = torch.cuda.memory_allocated()
+        values["reserved_bytes"] = torch.cuda.memory_reserved()
+    return values
 
 
 def gpu_name() -> str | None:

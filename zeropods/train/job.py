@@ -20,7 +20,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment, record
 from zeropods.measure.run_folder import Opening, is_claimed, open_run
-from zeropods.programs import compile_in_turns
+from zeropods.programs import compile_in_turns, free_port
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
 from zeropods.train.arguments import INITS, PASSES, ROWS, RunArguments, batch_on
@@ -247,7 +247,10 @@ def training_arguments(task: Task) -> TrainingArguments:
     """transformers' arguments; under DeepSpeed making them starts the process group."""
     arguments, on_gpu = task.arguments, torch.cuda.is_available()
     if task.deepspeed is not None:
-        processes.be_the_only_rank()
+        if "RANK" not in os.environ:
+            # DeepSpeed needs a process group even for one process, for which there was no launcher to say this.
+            alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+            os.environ.update(alone, MASTER_PORT=str(free_port()))
         compile_in_turns()
         spare_shared_memory()
     settings = TrainingArguments(

@@ -22,9 +22,9 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
-from zeropods.measure.memory import Counters, Phases, Sampler
+from zeropods.measure.memory import Counters, Cpu, Phases, Sampler
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
-from zeropods.train.device import CudaCounters, DeviceReader, gpu_by_nvml, gpu_name, synchronize
+from zeropods.train.device import CudaCounters, gpu_by_nvml, gpu_name, held_bytes, synchronize
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -65,9 +65,9 @@ class Meter(TrainerCallback):
         self._gpu = gpu_by_nvml()
         self._energy = self._gpu.energy_joules() if self._gpu else None
         self.evaluate_seconds, self.save_seconds = list[float](), list[float]()
-        self.read = DeviceReader(self._gpu)
+        device = self._gpu or Cpu()
         path, phase = folder / "memory" / f"{measured.rank}.csv", lambda: self.phases.phase
-        self.sampler = Sampler(path, interval, self.read, phase)
+        self.sampler = Sampler(path, interval, lambda: held_bytes() | device.read(), phase)
         self.heartbeat = HeartbeatWriter(folder, measured.rank, phase)
         self.failed_in: str | None = None
         """The phase in which an error came up."""
@@ -402,7 +402,7 @@ class Curves(TrainerCallback):
         padding among this rank's tokens."""
         fresh = self.meter.clock.steps(self.drawn)
         self.drawn += len(fresh)
-        now = {**self.meter.sampler.last, **self.meter.read.memory()}
+        now = {**self.meter.sampler.last, **held_bytes()}
         told = {key: value for key in USE if (value := now.get(key)) is not None}
         if len(fresh):
             seconds, source, target, padded = (float(fresh[name].sum()) for name, _ in STEP)

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from zeropods.errors import UserError
-from zeropods.programs import free_port
 
 UNHEARD_SECONDS = 2.0
 """How long the main thread may take to act on a signal before it counts as waiting."""
@@ -44,15 +43,6 @@ def rank() -> int:
 def world_size() -> int:
     """Number of processes of the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def be_the_only_rank() -> None:
-    """Set what a launcher would set, where there was none: DeepSpeed needs a process group even for one process."""
-    if "RANK" in os.environ:
-        return
-    os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
-    )
 
 
 def gathered(value: Any) -> list[Any]:

@@ -45,20 +45,16 @@ UNDIVIDED = (STATE, "scheduler.pt")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of a run. Every rank has one, and calls the same methods at the same time."""
 
-    def __init__(self, folder: Path, origin: Origin, *, keep: int | None = None) -> None:
-        """`Checkpoints` of a folder that all ranks share.
-
-        Args:
-            folder: `checkpoints/` of the run folder.
-            origin: this run's.
-            keep: how many may stay when a newer one is whole; None: all.
-        """
-        self.folder = folder
-        self.origin = origin
-        self.keep = keep
+    folder: Path
+    """`checkpoints/` of the run folder, which all ranks share."""
+    origin: Origin
+    """This run's."""
+    keep: int | None = None
+    """How many may stay when a newer one is whole; None: all."""
 
     def save(self, step: int, write: Callable[[], None], best: Callable[[], str | None] = lambda: None) -> None:
         """Save an optimizer step, then prune older ones.

@@ -31,6 +31,7 @@ LIKE = 8
 """Effective batches of like sources that are then sorted by target: 9 % of WikiSQL targets stay padding, not 26."""
 
 
+@dataclass(eq=False)
 class LengthGroupedSampler(Sampler[int]):
     """Row indices whose consecutive runs of `effective_batch_size` are the optimizer steps' rows.
 
@@ -39,12 +40,11 @@ class LengthGroupedSampler(Sampler[int]):
     filled up from the beginning of the order: every step has its full number of rows.
     """
 
-    def __init__(self, lengths: np.ndarray, effective_batch_size: int, seed: int) -> None:
-        """`lengths`: (rows, 2) source and target tokens."""
-        self.lengths = lengths
-        self.effective_batch_size = effective_batch_size
-        self.seed = seed
-        self.epoch = 0
+    lengths: np.ndarray
+    """(rows, 2) source and target tokens."""
+    effective_batch_size: int
+    seed: int
+    epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next."""
@@ -74,12 +74,12 @@ class LengthGroupedSampler(Sampler[int]):
 Row = tuple[np.ndarray, np.ndarray]
 
 
+@dataclass(frozen=True, eq=False)
 class TokenizedSplit(Dataset[Row]):
     """Rows of (source ids, target ids), each int32 of its own length, without padding."""
 
-    def __init__(self, sources: list[np.ndarray], targets: list[np.ndarray]) -> None:
-        self.sources = sources
-        self.targets = targets
+    sources: list[np.ndarray]
+    targets: list[np.ndarray]
 
     def __len__(self) -> int:
         return len(self.sources)
