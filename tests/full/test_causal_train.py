@@ -283,9 +283,13 @@ def test_weights_of_a_folder_are_loaded_in_fp32(
     assert torch.equal(again.lm_head.weight, tiny.lm_head.weight.bfloat16().float())
 
 
-def test_the_dropout_flag_reaches_every_rate_of_the_family(saved: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_dropout_flag_reaches_every_rate_of_a_family_that_has_any(
+    saved: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     config = loaded(saved, tokenizer, dropout=0.25).config
     assert {config.attn_pdrop, config.embd_pdrop, config.resid_pdrop} == {0.25}
+    with pytest.raises(UserError, match=r"--dropout 0\.1: mamba has no dropout"):
+        set_dropout(MambaConfig(), 0.1)
 
 
 def with_half_a_file(folder: Path) -> None:
@@ -319,11 +323,6 @@ def test_a_folder_that_is_no_causal_model_is_refused_in_one_line(
     assert line in said(saved, tokenizer)
     # transformers would print a table beside it.
     assert "LOAD REPORT" not in capfd.readouterr().err
-
-
-def test_dropout_for_a_family_without_it_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--dropout 0\.1: mamba has no dropout"):
-        set_dropout(MambaConfig(), 0.1)
 
 
 def test_a_model_with_another_tokenizer_than_the_sets_is_refused(saved: Path) -> None:

@@ -201,19 +201,16 @@ def test_weights_that_are_not_there_are_named(
     assert sorted(os.listdir(tmp_path)) == ["half"]
 
 
-def test_a_run_goes_on_with_the_model_of_another(trained: Path, prepared: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_model_of_another_which_must_be_its_own(
+    trained: Path, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, before = train(tmp_path / "run", prepared, "--init", trained, "--max_steps", 1), read_record(trained)
     assert (first.init, first.model_id, first.steps) == (trained.name, before.model_id, 1)
     assert losses(first)[0] < losses(before)[0]
     by_path = ("--init", "pretrained", "--model_id", trained / "model", "--max_steps", 1)
     assert losses(first) == losses(train(tmp_path / "same", prepared, *by_path))
-
-
-def test_a_run_to_go_on_with_is_checked(
-    capsys: pytest.CaptureFixture[str], trained: Path, prepared: Path, tmp_path: Path
-) -> None:
-    here = ("--dataset_path", prepared, "--outputdir", tmp_path / "run", "--model_id", "t5-small", "--init", trained)
-    assert "its model is t5-tiny, not t5-small; give --model_id t5-tiny" in refused(capsys, *here)
+    other = ("--dataset_path", prepared, "--outputdir", tmp_path / "other", "--model_id", "t5-small", "--init", trained)
+    assert "its model is t5-tiny, not t5-small; give --model_id t5-tiny" in refused(capsys, *other)
 
 
 # Weights that would run a program when they are read.
