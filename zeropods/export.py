@@ -18,16 +18,8 @@ from zeropods import files, outputs
 from zeropods.errors import UserError
 from zeropods.files import SUFFIX, has_weights
 from zeropods.measure.record import CONFIG, RECORD, read_config, read_json, read_record
-from zeropods.train.checkpoints import (
-    MANIFEST,
-    STATE,
-    Origin,
-    UnsoundError,
-    name_of,
-    newest_good,
-    saved_steps,
-    verified,
-)
+from zeropods.train import checkpoints
+from zeropods.train.checkpoints import Origin, UnsoundError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +30,7 @@ FILE_SIZE = "4GB"
 """The most of a file of weights, as far as single tensors allow."""
 TEXT = (".json", ".jinja", ".model", ".txt")
 """Endings of what a tokenizer is made of."""
-NO_TEXT = (MANIFEST, STATE, f"model{SUFFIX}.index.json")
+NO_TEXT = (checkpoints.MANIFEST, checkpoints.STATE, f"model{SUFFIX}.index.json")
 """Files with such an ending that are none of a tokenizer's."""
 REMEDY = "free or repair the disk, then export again"
 PARTS = 4
@@ -158,20 +150,22 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
         return None if origin.run_id == run_id else f"of run {origin.run_id}"
 
     if asked is not None:
-        place = saved / name_of(asked)
+        place = saved / checkpoints.name_of(asked)
         try:
-            manifest = verified(place, refused)
+            manifest = checkpoints.verified(place, refused)
         except UnsoundError as unsound:
-            there = ", ".join(map(str, saved_steps(saved))) or "none"
+            there = ", ".join(map(str, checkpoints.saved_steps(saved))) or "none"
             raise UserError(f"--checkpoint {asked}: {place}: {unsound}; there are: {there}") from None
         return place, manifest.step, manifest.shards() is not None
     record = read_record(run) if (run / RECORD).is_file() and has_weights(run / "model") else None
     if record is not None and record.status == "ok":
-        state = saved / name_of(record.steps) / STATE
+        state = saved / checkpoints.name_of(record.steps) / checkpoints.STATE
         best = record.identity.get("load_best_model") or record.identity.get("early_stopping_patience")
         ended = (best and state.is_file() and read_json(state).get("best_global_step")) or record.steps
         return run / "model", int(ended), False
-    newest = newest_good(saved, refused, lambda place, why: print(f"{place}: passed over: {why}", file=sys.stderr))
+    newest = checkpoints.newest_good(
+        saved, refused, lambda place, why: print(f"{place}: passed over: {why}", file=sys.stderr)
+    )
     if newest is None:
         raise UserError(f"{run}: not finished, and has no checkpoint that counts; train on, with --save_steps above 0")
     place, manifest = newest

@@ -19,27 +19,11 @@ from transformers import TrainerState
 from zeropods.errors import UserError
 from zeropods.files import first_line, foreign_object, plain_values_only, said_in_one_line
 from zeropods.measure.run_folder import Opening
-from zeropods.train import processes
-from zeropods.train.checkpoints import (
-    MANIFEST,
-    STATE,
-    UNIVERSAL,
-    CheckpointManifest,
-    Origin,
-    SavedFile,
-    UnsoundError,
-    complete,
-    discard,
-    hashed,
-    make_room,
-    name_of,
-    newest_good,
-    prune,
-    verified,
-)
+from zeropods.train import checkpoints, processes
+from zeropods.train.checkpoints import CheckpointManifest, Origin, SavedFile, UnsoundError
 
 REMEDY = "free or repair the disk, then run again: it resumes from the checkpoint before"
-UNDIVIDED = (STATE, "scheduler.pt")
+UNDIVIDED = (checkpoints.STATE, "scheduler.pt")
 """What each checkpoint holds undivided, and resuming reads."""
 
 log = logging.getLogger(__name__)
@@ -66,29 +50,29 @@ class Checkpoints:
         Raises:
             UserError: the disk is full, or may not be written; earlier checkpoints stay as they are.
         """
-        place = self.folder / name_of(step)
+        place = self.folder / checkpoints.name_of(step)
         in_one_line = said_in_one_line(self.folder, place.name, REMEDY)
         own = (processes.rank(), processes.world_size())
         try:
-            processes.on_rank_zero(in_one_line(lambda: make_room(self.folder, step)))
+            processes.on_rank_zero(in_one_line(lambda: checkpoints.make_room(self.folder, step)))
             in_one_line(write)()
             processes.gathered(None)
             files: dict[str, SavedFile] = {}
-            for theirs in processes.on_every_rank(in_one_line(lambda: hashed(place, *own))):
+            for theirs in processes.on_every_rank(in_one_line(lambda: checkpoints.hashed(place, *own))):
                 files |= theirs
-            processes.on_rank_zero(in_one_line(lambda: complete(self.folder, step, self.origin, files)))
+            processes.on_rank_zero(in_one_line(lambda: checkpoints.complete(self.folder, step, self.origin, files)))
         except UserError:
             # The run's record still has to be written: give back the room that an unfinished checkpoint takes.
-            if not (place / MANIFEST).exists():
+            if not (place / checkpoints.MANIFEST).exists():
                 with contextlib.suppress(OSError):
-                    discard(place)
+                    checkpoints.discard(place)
             raise
         if self.keep is None or processes.rank() != 0:
             return
         # What cannot be deleted takes room, and is no reason to end a run.
         try:
             kept = best()
-            for name in prune(self.folder, step, self.origin, self.keep, Path(kept).name if kept else None):
+            for name in checkpoints.prune(self.folder, step, self.origin, self.keep, Path(kept).name if kept else None):
                 log.info("%s deleted: --save_total_limit %d", self.folder / name, self.keep)
         except OSError as error:
             log.warning("%s: older checkpoints cannot be deleted (%s)", self.folder, error.strerror)
@@ -107,7 +91,7 @@ class Checkpoints:
 
         def checked() -> CheckpointManifest:
             try:
-                return verified(checkpoint, lambda found: found.other_model(self.origin))
+                return checkpoints.verified(checkpoint, lambda found: found.other_model(self.origin))
             except UnsoundError as unsound:
                 raise UserError(f"{place}: {unsound}; {remedy}") from None
 
@@ -130,7 +114,7 @@ class Checkpoints:
                 f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is none of dsconfig/ "
                 f"it resumes on {saved_by} ranks only"
             )
-        place = self.folder / UNIVERSAL / str(manifest.step)
+        place = self.folder / checkpoints.UNIVERSAL / str(manifest.step)
 
         def made() -> Path:
             with said_in_one_line(place.parent, place.name, REMEDY):
@@ -164,13 +148,13 @@ def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) 
     shards = manifest.shards()
     if shards is None:
         raise UserError(f"{checkpoint}: holds no shards of ZeRO; resume on as many ranks")
-    discard(place)
+    checkpoints.discard(place)
     place.mkdir(parents=True)
     for name in manifest.files.keys() & set(UNDIVIDED):
         shutil.copyfile(checkpoint / name, place / name)
     wanted = Namespace(
         input_folder=str(checkpoint / shards),
-        output_folder=str(place / f"{shards}_{UNIVERSAL}"),
+        output_folder=str(place / f"{shards}_{checkpoints.UNIVERSAL}"),
         # Worker processes would each hold a rank's states.
         num_extract_workers=1,
         num_merge_workers=1,
@@ -206,7 +190,7 @@ class Resumption:
     @property
     def universal(self) -> bool:
         """Whether another number of ranks had saved it with ZeRO, so that its universal form is loaded."""
-        return self.checkpoint.parent.name == UNIVERSAL
+        return self.checkpoint.parent.name == checkpoints.UNIVERSAL
 
     def has_ended(self, state: TrainerState) -> bool:
         """Whether the run had ended when the checkpoint was saved: by steps, the clock, or want of progress.
@@ -222,26 +206,26 @@ class Resumption:
         return state.global_step >= state.max_steps or (same_run and bool(stopping))
 
 
-def resumption(asked: str, opening: Opening, checkpoints: Checkpoints) -> Resumption | None:
+def resumption(asked: str, opening: Opening, ours: Checkpoints) -> Resumption | None:
     """What `--resume` asks for: the newest checkpoint that counts, nothing, or one that is named and verified."""
 
     def newest() -> tuple[Path, CheckpointManifest] | None:
         """Those that are passed over are named, with the reason."""
-        return newest_good(
-            checkpoints.folder,
-            lambda found: found.other_run(checkpoints.origin),
+        return checkpoints.newest_good(
+            ours.folder,
+            lambda found: found.other_run(ours.origin),
             lambda place, why: _say(f"{place}: passed over: {why}", logging.WARNING),
         )
 
     found = None
     if asked not in ("auto", "never"):
         remedy = "give auto, never or the folder of a whole checkpoint"
-        found = Path(asked), checkpoints.check(Path(asked), f"--resume {asked}", remedy)
+        found = Path(asked), ours.check(Path(asked), f"--resume {asked}", remedy)
     elif opening.resume:
         found = processes.on_rank_zero(newest)
     if found is None:
         return None
-    fitted = checkpoints.fitted(*found)
+    fitted = ours.fitted(*found)
     log.info("resuming from %s", fitted)
-    kept: Any = TrainerState.load_from_json(str(fitted / STATE)).stateful_callbacks
-    return Resumption(fitted, found[1], checkpoints.origin, kept)
+    kept: Any = TrainerState.load_from_json(str(fitted / checkpoints.STATE)).stateful_callbacks
+    return Resumption(fitted, found[1], ours.origin, kept)
