@@ -15,6 +15,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 
 from zeropods.errors import UserError
@@ -103,13 +104,8 @@ def measure() -> MachineProbe | None:
     bare = resident_bytes()
     if not torch.cuda.is_available():
         # Ranks without a GPU are forks (`launch.forks`).
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(writing, str(resident_bytes()).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        bare = int(os.read(reading, 64))
+        with get_context("fork").Pool(1) as pool:
+            bare = pool.apply(resident_bytes)
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     alone = _alone() if rank() == 0 else {}
     dist.barrier()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,11 +111,8 @@ class MeasuredTrainer(Trainer):
         began = time.perf_counter()
         self.evaluated = total, tokens = self.summed_loss(self.eval_dataset)
         seconds = time.perf_counter() - began
-        metrics = {
-            "eval_loss": total / tokens,
-            "eval_runtime": seconds,
-            "eval_samples_per_second": len(self.eval_dataset) / seconds,
-        }
+        rate = len(self.eval_dataset) / seconds
+        metrics = {"eval_loss": total / tokens, "eval_runtime": seconds, "eval_samples_per_second": rate}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -237,12 +235,12 @@ class MeasuredTrainer(Trainer):
         return optimizer.masters_by_copy() if isinstance(optimizer, MasterAdamW) else {}
 
 
+@dataclass(eq=False)
 class TimeLimit(TrainerCallback):
     """Ends training when its time is up; one process only, since clocks differ."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.began: float | None = None
+    seconds: float
+    began: float | None = None
 
     def share(self) -> float:
         """How much of the time has passed, of 1; 0 before training."""
@@ -393,7 +391,4 @@ def rate_groups(model: nn.Module, rate: float, weight_decay: float) -> list[dict
     for name, parameter in model.named_parameters():
         factor = next((factor for key, factor in RATES.items() if key in name), 1.0)
         by_factor.setdefault(factor, []).append(parameter)
-    return [
-        {"params": parameters, "lr": rate * factor, "weight_decay": weight_decay}
-        for factor, parameters in by_factor.items()
-    ]
+    return [{"params": each, "lr": rate * factor, "weight_decay": weight_decay} for factor, each in by_factor.items()]
