@@ -20,19 +20,18 @@ from tests.full.launches import until
 from zeropods.cli import main
 from zeropods.errors import UserError, guarded
 from zeropods.measure.record import Record, read_record
-from zeropods.train.arguments import TextToSQLArguments, parse_flags
-from zeropods.train.run import fine_tune
-from zeropods.train.text2sql import TextToSQL
+from zeropods.train import run_parsed
 
 LIKE_TRAINED = ["--max_steps", "6", "--eval_steps", "3"]
 """What the run `trained` was asked for, of 32 rows a step."""
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def refused(
+    capsys: pytest.CaptureFixture[str], *arguments: object, script: str = "textsql_train.py", common: list[str] = TINY
+) -> str:
     """The one line that a call says before it ends with status 1."""
     capsys.readouterr()
-    argv = [*TINY, *map(str, arguments)]
-    assert guarded(lambda: fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv)) == 1
+    assert guarded(lambda: run_parsed([script, *common, *map(str, arguments)])) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zeropods: ")]
     assert len(lines) == 1, lines
     return lines[0]
@@ -40,13 +39,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def train(folder: Path, prepared: Path, *arguments: object) -> Record:
     """Train in this process and return the record."""
-    argv = [*TINY, "--dataset_path", str(prepared), "--outputdir", str(folder), *map(str, arguments)]
-    fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv)
+    place = ["--dataset_path", str(prepared), "--outputdir", str(folder)]
+    assert run_parsed(["textsql_train.py", *TINY, *place, *map(str, arguments)]) == 0
     return read_record(folder)
 
 
-def losses(record: Record) -> list[float]:
-    return [entry.loss for entry in record.losses]
+def losses(record: Record, key: str = "losses") -> list[float]:
+    return [entry.loss for entry in getattr(record, key)]
 
 
 def test_a_run_leaves_the_whole_folder_and_a_record(trained: Path) -> None:
