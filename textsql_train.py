@@ -10,25 +10,9 @@ The run folder (`--outputdir`) holds everything of the run; `record.json` is wri
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from zeropods.errors import guarded
 from zeropods.train import run_script
 
-if TYPE_CHECKING:
-    from zeropods.train.text2sql import TextToSQL
-
-
-def main() -> int:
-    """Train; the exit status says whether all went well."""
-    return run_script(_task)
-
-
-def _task() -> type[TextToSQL]:
-    from zeropods.train.text2sql import TextToSQL
-
-    return TextToSQL
-
-
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(guarded(run_script))

@@ -101,7 +101,7 @@ def _control(data: Prepared, work: Path) -> Trainer:
 
 def _ours(data: Prepared, precision: str, work: Path) -> Trainer:
     task = Causal(CausalArguments(data=str(data.folder)))
-    return our_trainer(random_causal(causal_config(SHAPE), seed=0), task, data, precision, work, **HOW)
+    return our_trainer(random_causal(causal_config(SHAPE), seed=0), task, precision, work, **HOW)
 
 
 def _resume(work: Path) -> Figure:

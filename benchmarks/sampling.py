@@ -19,10 +19,10 @@ from scipy.stats import bootstrap
 from benchmarks.figure import Figure
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
-from zeropods.measure.memory import Sampler
+from zeropods.measure.memory import Cpu, Sampler
 from zeropods.plan.models import known_config
 from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.device import DeviceReader
+from zeropods.train.device import held_bytes
 from zeropods.train.sampler import collate, load_split
 from zeropods.train.text2sql import random_t5
 
@@ -37,16 +37,16 @@ def measure(work: Path) -> list[Figure]:
     step = _training_step(work)
     for _ in range(10):
         step()
-    reader, often = DeviceReader(None), INTERVAL / FASTER
+    cpu, often = Cpu(), INTERVAL / FASTER
     shares = []
     for number in range(BLOCKS):
         times = {}
         for interval in (0.0, often) if number % 2 else (often, 0.0):
-            with Sampler(work / "memory.csv", interval, reader, lambda: "steady"):
+            with Sampler(work / "memory.csv", interval, lambda: held_bytes() | cpu.read(), lambda: "steady"):
                 times[interval] = _seconds_a_step(step)
         shares.append(100 * (times[often] / times[0.0] - 1) / FASTER)
     low, high = bootstrap((shares,), np.median, n_resamples=2_000, method="percentile", rng=0).confidence_interval
-    reading = 1e6 * _seconds_a_read(reader)
+    reading = 1e6 * _seconds_a_read(cpu)
     note = f"a reading takes {reading:.0f} us; sampled {FASTER} times as often, divided by it; {BLOCKS} pairs of blocks"
     return [
         Figure(
@@ -86,8 +86,8 @@ def _seconds_a_step(step: Callable[[], None]) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def _seconds_a_read(reader: DeviceReader) -> float:
+def _seconds_a_read(cpu: Cpu) -> float:
     began = time.perf_counter()
     for _ in range(1_000):
-        reader()
+        held_bytes() | cpu.read()
     return (time.perf_counter() - began) / 1_000

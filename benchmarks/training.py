@@ -59,7 +59,8 @@ class _Clock(TrainerCallback):
 def measure(work: Path) -> list[Figure]:
     """Speed-ups over the original's recipe and over transformers' own trainer."""
     folder, what = prepared_questions(work)
-    data, task = Prepared.read(folder), TextToSQL(TextToSQLArguments())
+    task = TextToSQL(TextToSQLArguments(dataset_path=str(folder)))
+    data = task.data
     control: list[float] = []
     known = ("FP32", "BF16") if multiplies_bf16() else ("FP32",)
     ours, stock = ({precision: list[float]() for precision in known} for _ in range(2))
@@ -67,7 +68,7 @@ def measure(work: Path) -> list[Figure]:
         control += timed_steps(_control(data.train, work), 2)
         for precision, seconds in ours.items():
             model = random_t5(known_config("t5-small"), seed=0)
-            seconds += timed_steps(our_trainer(model, task, data, precision, work), 9)
+            seconds += timed_steps(our_trainer(model, task, precision, work), 9)
             stock[precision] += timed_steps(_stock(data, precision, work), 9)
     name = "t5-small training, batch 32, {} over the original's recipe"
     figures = [ratio(name.format(p), control, seconds, "14 (BF16)", what) for p, seconds in ours.items()]
@@ -106,12 +107,12 @@ def _stock(data: Prepared, precision: str, work: Path) -> Seq2SeqTrainer:
     return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
 
 
-def our_trainer(model: PreTrainedModel, task: Task, data: Prepared, precision: str, work: Path, **how: Any) -> Trainer:
+def our_trainer(model: PreTrainedModel, task: Task, precision: str, work: Path, **how: Any) -> Trainer:
     """This project's way, in FP32 or in BF16 with FP32 masters; `how` is as `trainer_arguments` takes it."""
     suit_cpu(model)
     masters, arguments = precision == "BF16", trainer_arguments(work, **how)
     meter = Meter(work, RankMeasurement(rank=0, host=""), interval=0, age_seconds=0.0)
-    trainer = MeasuredTrainer(task, data, meter, model=round_to_bf16(model) if masters else model, args=arguments)
+    trainer = MeasuredTrainer(task, meter, model=round_to_bf16(model) if masters else model, args=arguments)
     optimizer = MasterAdamW if masters else torch.optim.AdamW
     trainer.optimizer_cls_and_kwargs = (optimizer, {"lr": arguments.learning_rate, "fused": True})
     return trainer

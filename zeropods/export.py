@@ -18,20 +18,10 @@ from zeropods import files, outputs
 from zeropods.errors import UserError
 from zeropods.files import SUFFIX, has_weights
 from zeropods.measure.record import CONFIG, RECORD, read_config, read_json, read_record
-from zeropods.train.checkpoints import (
-    MANIFEST,
-    STATE,
-    Origin,
-    UnsoundError,
-    name_of,
-    newest_first,
-    newest_good,
-    step_of,
-    verified,
-)
+from zeropods.train import checkpoints
+from zeropods.train.checkpoints import Origin, UnsoundError
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -40,6 +30,8 @@ FILE_SIZE = "4GB"
 """The most of a file of weights, as far as single tensors allow."""
 TEXT = (".json", ".jinja", ".model", ".txt")
 """Endings of what a tokenizer is made of."""
+NO_TEXT = (checkpoints.MANIFEST, checkpoints.STATE, f"model{SUFFIX}.index.json")
+"""Files with such an ending that are none of a tokenizer's."""
 REMEDY = "free or repair the disk, then export again"
 PARTS = 4
 """How often `export` tells its progress."""
@@ -87,20 +79,43 @@ def export(
     Raises:
         UserError: nothing to export, `out` holds something, or the weights are not what they should be.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype!r}; expected {', '.join(DTYPES)}")
+    import torch
+
+    from zeropods.evaluate.models import is_t5, read_model
+    from zeropods.train.pretrained import source_options
+
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: exists; choose a new folder, or an empty one")
     source, step, is_divided = find_source(run, checkpoint)
-    model = _read(source)
+
+    def read(folder: Path, kind: str) -> PreTrainedModel:
+        """The model in a folder, every weight of it from the folder's safetensors files."""
+        return read_model(str(folder), kind, causal=not is_t5(folder), **source_options(str(folder)))
+
+    model, kind = read(source, "float32"), getattr(torch, dtype)
     progress(1)
-    _cast(model, dtype)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and bool((tensor.to(kind).isinf() & tensor.isfinite()).any()):
+            raise UserError(f"--dtype {dtype}: {name} holds larger numbers; take bfloat16")
+    model.to(kind)
     progress(1)
     with outputs.new_folder(out) as built:
         with files.said_in_one_line(out.parent, out.name, REMEDY):
-            _write(model, source, built)
+            # transformers looks for DeepSpeed as it saves, and that logs its start on stdout.
+            with contextlib.redirect_stdout(sys.stderr):
+                model.save_pretrained(built, max_shard_size=FILE_SIZE)
+            files.open_to_readers(built)
+            # A tokenizer's files are copied as they are.
+            for path in sorted(source.iterdir()):
+                if path.suffix in TEXT and path.name not in NO_TEXT and not (built / path.name).exists():
+                    shutil.copyfile(path, built / path.name)
+            files.seal_model(built)
         progress(1)
-        _check(model, _read(built, dtype), out)
+        found: dict[str, torch.Tensor] = read(built, dtype).state_dict()
+        for name, tensor in model.state_dict().items():
+            # transformers keeps some weights of some models in FP32 whatever their files hold.
+            if name not in found or not torch.equal(tensor, found[name].to(tensor.dtype)):
+                raise UserError(f"{out}: {name} has other values once it is read back; {REMEDY}")
         progress(1)
         size = sum(path.stat().st_size for path in built.glob(f"*{SUFFIX}"))
     return Exported(
@@ -126,91 +141,32 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
     Raises:
         UserError: no run folder, nothing to export, or the checkpoint asked for does not verify.
     """
-    if not (run / CONFIG).is_file():
+    # A model's own configuration has the same name.
+    if not (run / CONFIG).is_file() or "run_id" not in read_json(run / CONFIG):
         raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")
-    if "run_id" not in read_json(run / CONFIG):
-        raise UserError(
-            f"{run / CONFIG}: not that of a run, but of a model, or replaced; name a run folder (--outputdir)"
-        )
     run_id, saved = read_config(run).run_id, run / "checkpoints"
 
     def refused(origin: Origin) -> str | None:
         return None if origin.run_id == run_id else f"of run {origin.run_id}"
 
     if asked is not None:
-        place = saved / name_of(asked)
+        place = saved / checkpoints.name_of(asked)
         try:
-            manifest = verified(place, refused)
+            manifest = checkpoints.verified(place, refused)
         except UnsoundError as unsound:
-            there = ", ".join(str(step_of(name)) for name in newest_first(saved)) or "none"
+            there = ", ".join(map(str, checkpoints.saved_steps(saved))) or "none"
             raise UserError(f"--checkpoint {asked}: {place}: {unsound}; there are: {there}") from None
         return place, manifest.step, manifest.shards() is not None
-    if (ended := _ended_at(run)) is not None:
-        return run / "model", ended, False
-    newest = newest_good(saved, refused, _passed_over)
+    record = read_record(run) if (run / RECORD).is_file() and has_weights(run / "model") else None
+    if record is not None and record.status == "ok":
+        state = saved / checkpoints.name_of(record.steps) / checkpoints.STATE
+        best = record.identity.get("load_best_model") or record.identity.get("early_stopping_patience")
+        ended = (best and state.is_file() and read_json(state).get("best_global_step")) or record.steps
+        return run / "model", int(ended), False
+    newest = checkpoints.newest_good(
+        saved, refused, lambda place, why: print(f"{place}: passed over: {why}", file=sys.stderr)
+    )
     if newest is None:
         raise UserError(f"{run}: not finished, and has no checkpoint that counts; train on, with --save_steps above 0")
     place, manifest = newest
     return place, manifest.step, manifest.shards() is not None
-
-
-def _ended_at(run: Path) -> int | None:
-    """The step of which a finished run's `model/` is; None where the run is not finished."""
-    if not (run / RECORD).is_file() or not has_weights(run / "model"):
-        return None
-    record = read_record(run)
-    if record.status != "ok":
-        return None
-    state = run / "checkpoints" / name_of(record.steps) / STATE
-    best = record.identity.get("load_best_model") or record.identity.get("early_stopping_patience")
-    return int((best and state.is_file() and read_json(state).get("best_global_step")) or record.steps)
-
-
-def _passed_over(checkpoint: Path, why: str) -> None:
-    print(f"{checkpoint}: passed over: {why}", file=sys.stderr)
-
-
-# The weights, and whether they are those they should be.
-
-
-def _read(folder: Path, dtype: str = "float32") -> PreTrainedModel:
-    """The model in a folder, every weight of it from the folder's safetensors files."""
-    from zeropods.evaluate.models import is_t5, read_model
-    from zeropods.train.pretrained import source_options
-
-    return read_model(str(folder), dtype, causal=not is_t5(folder), **source_options(str(folder)))
-
-
-def _check(model: PreTrainedModel, other: PreTrainedModel, out: Path) -> None:
-    """Refuse a folder that reads back other values; names and shapes are those of the configuration."""
-    import torch
-
-    found: dict[str, torch.Tensor] = other.state_dict()
-    for name, tensor in model.state_dict().items():
-        # transformers keeps some weights of some models in FP32 whatever their files hold.
-        if name not in found or not torch.equal(tensor, found[name].to(tensor.dtype)):
-            raise UserError(f"{out}: {name} has other values once it is read back; {REMEDY}")
-
-
-def _cast(model: PreTrainedModel, dtype: str) -> None:
-    """Turn all floating-point weights into `dtype`; none may become infinite by that."""
-    import torch
-
-    kind = getattr(torch, dtype)
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and bool((tensor.to(kind).isinf() & tensor.isfinite()).any()):
-            raise UserError(f"--dtype {dtype}: {name} holds larger numbers; take bfloat16")
-    model.to(kind)
-
-
-def _write(model: PreTrainedModel, source: Path, folder: Path) -> None:
-    """Save weights and configuration as transformers does; a tokenizer's files are copied as they are."""
-    # transformers looks for DeepSpeed as it saves, and that logs its start on stdout.
-    with contextlib.redirect_stdout(sys.stderr):
-        model.save_pretrained(folder, max_shard_size=FILE_SIZE)
-    files.open_to_readers(folder)
-    for path in sorted(source.iterdir()):
-        beside = path.suffix in TEXT and path.name not in (MANIFEST, STATE) and not path.name.endswith(".index.json")
-        if beside and not (folder / path.name).exists():
-            shutil.copyfile(path, folder / path.name)
-    files.seal_model(folder)

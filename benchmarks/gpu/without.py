@@ -15,8 +15,8 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.training_args import OptimizerNames
 
 from zeropods.errors import UserError, guarded
-from zeropods.train import job, run, run_parsed
-from zeropods.train.text2sql import T5ForTextToSQL, TextToSQL
+from zeropods.train import run, run_parsed
+from zeropods.train.text2sql import T5ForTextToSQL
 
 SCRIPT = "textsql_train.py"
 
@@ -26,7 +26,7 @@ def train_without(measure: str, flags: Sequence[str]) -> int:
     if measure not in TAKEN:
         raise UserError(f"{measure!r}: no measure; expected {', '.join(TAKEN)}")
     TAKEN[measure]()
-    return run_parsed(TextToSQL, [SCRIPT, *flags])
+    return run_parsed([SCRIPT, *flags])
 
 
 def whole_logits(
@@ -71,14 +71,14 @@ def _take_fused_adamw() -> None:
 
 
 def _change_settings(change: Callable[[TrainingArguments], None]) -> None:
-    ours = job._transformers_arguments
+    ours = run.training_arguments
 
     def changed(asked: Any) -> TrainingArguments:
         made = ours(asked)
         change(made)
         return made
 
-    setattr(job, "_transformers_arguments", changed)  # noqa: B010
+    setattr(run, "training_arguments", changed)  # noqa: B010
 
 
 TAKEN: dict[str, Callable[[], None]] = {

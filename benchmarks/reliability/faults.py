@@ -20,7 +20,7 @@ from zeropods.launch.notebook import kill_pod, worker_of
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.processes import descendants, send
-from zeropods.train.checkpoints import MANIFEST, newest_first, read_manifest
+from zeropods.train.checkpoints import MANIFEST, name_of, read_manifest, saved_steps
 
 COMMAND_SECONDS = 10.0
 
@@ -153,7 +153,7 @@ def _damage(damage: Callable[[Path, Random], None], scene: Scene) -> str:
 def _complete(folder: Path) -> list[Path]:
     """The checkpoints of a run that have a manifest, the newest first."""
     saved = folder / "checkpoints"
-    return [saved / name for name in newest_first(saved) if (saved / name / MANIFEST).is_file()]
+    return [place for step in saved_steps(saved) if ((place := saved / name_of(step)) / MANIFEST).is_file()]
 
 
 # A disk that is full, and a folder that may not be written: both need a disk of the run's own.

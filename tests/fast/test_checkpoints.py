@@ -11,27 +11,15 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.train.checkpoints import (
-    Origin,
-    UnsoundError,
-    complete,
-    digest,
-    hashed,
-    make_room,
-    names_in,
-    newest_first,
-    newest_good,
-    prune,
-    share,
-    verified,
-)
+from zeropods.train import checkpoints
+from zeropods.train.checkpoints import Origin, UnsoundError
 
 MEMORY = Path("/dev/shm")
 SHARD = "global_step20/zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
 
 def an_origin(**values: Any) -> Origin:
-    settings = digest({"max_steps": 30})
+    settings = checkpoints.digest({"max_steps": 30})
     model: dict[str, int | str | bool | None] = {"d_model": 64, "precision": "fp32", "deepspeed": "zero1"}
     return Origin(**{"run_id": "r1", "settings": settings, "model": model, "world_size": 3, **values})
 
@@ -45,20 +33,20 @@ def content_of(step: int, save: str = "first") -> dict[str, bytes]:
 
 def save(folder: Path, step: int, *, save: str = "first", origin: Origin | None = None) -> Path:
     """Save a step by the protocol, one rank after the other."""
-    place = make_room(folder, step)
+    place = checkpoints.make_room(folder, step)
     for name, content in content_of(step, save).items():
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_bytes(content)
     files = {}
     for rank in range(3):
-        files.update(hashed(place, share(names_in(place), rank, 3)))
-    complete(folder, step, origin or an_origin(), files)
+        files.update(checkpoints.hashed(place, rank, 3))
+    checkpoints.complete(folder, step, origin or an_origin(), files)
     return place
 
 
 def read(checkpoint: Path) -> dict[str, bytes]:
     """All files of a checkpoint, without its manifest."""
-    return {name: (checkpoint / name).read_bytes() for name in names_in(checkpoint)}
+    return {name: (checkpoint / name).read_bytes() for name in checkpoints.names_in(checkpoint)}
 
 
 @contextmanager
@@ -84,7 +72,9 @@ def found(folder: Path, origin: Origin | None = None) -> tuple[str | None, list[
     """The name of the newest checkpoint that counts, and what was passed over."""
     wanted = origin or an_origin()
     skipped: list[tuple[str, str]] = []
-    newest = newest_good(folder, lambda of: of.other_run(wanted), lambda place, why: skipped.append((place.name, why)))
+    newest = checkpoints.newest_good(
+        folder, lambda of: of.other_run(wanted), lambda place, why: skipped.append((place.name, why))
+    )
     return newest and newest[0].name, skipped
 
 
@@ -134,15 +124,17 @@ def test_damage_is_named_and_the_one_before_counts(
 
 
 def test_checkpoints_of_another_model_run_or_step_are_passed_over(folder: Path) -> None:
-    save(folder, 30, origin=an_origin(model={**an_origin().model, "d_model": 1024}, settings=digest("large")))
-    other = save(folder, 40, origin=an_origin(run_id="r2", settings=digest({"max_steps": 60})))
+    save(
+        folder, 30, origin=an_origin(model={**an_origin().model, "d_model": 1024}, settings=checkpoints.digest("large"))
+    )
+    other = save(folder, 40, origin=an_origin(run_id="r2", settings=checkpoints.digest({"max_steps": 60})))
     shutil.copytree(folder / "checkpoint-10", folder / "checkpoint-50")
     assert found(folder) == ("checkpoint-20", [
         ("checkpoint-50", "is of step 10, under another name"),
         ("checkpoint-40", "of run r2, which has other settings"),
         ("checkpoint-30", "of another model: d_model 1024, expected 64"),
     ])  # fmt: skip
-    assert verified(other, lambda origin: origin.other_model(an_origin())).step == 40
+    assert checkpoints.verified(other, lambda origin: origin.other_model(an_origin())).step == 40
 
 
 @pytest.mark.parametrize("text", ["", "7", "{}", '{"checkpoint": 1}', '{"checkpoint": "checkpoint-30"}'])
@@ -155,17 +147,17 @@ def test_a_pointer_that_is_damaged_or_leads_nowhere_loses_nothing(folder: Path, 
 
 def test_what_the_pointer_names_is_found_where_a_listing_is_old(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter([folder / "checkpoint-10"]))
-    assert newest_first(folder) == ["checkpoint-20", "checkpoint-10"]
+    assert checkpoints.saved_steps(folder) == [20, 10]
 
 
 def test_a_file_that_came_while_the_step_was_saved_is_refused(folder: Path) -> None:
-    place = make_room(folder, 30)
+    place = checkpoints.make_room(folder, 30)
     (place / "trainer_state.json").touch()
-    files = hashed(place, names_in(place))
+    files = checkpoints.hashed(place)
     (place / ".nfs0001").touch()
     (place / "late.pt").touch()
     with pytest.raises(UserError, match=r"late\.pt came or went"):
-        complete(folder, 30, an_origin(), files)
+        checkpoints.complete(folder, 30, an_origin(), files)
     assert found(folder)[0] == "checkpoint-20"
 
 
@@ -193,7 +185,7 @@ def four(folder: Path) -> Path:
     ],
 )
 def test_the_newest_and_the_best_stay(four: Path, step: int, keep: int, best: int | None, stay: list[int]) -> None:
-    gone = prune(four, step, an_origin(), keep, best and f"checkpoint-{best}")
+    gone = checkpoints.prune(four, step, an_origin(), keep, best and f"checkpoint-{best}")
     assert kept(four) == stay
     assert gone == [f"checkpoint-{old}" for old in (10, 20, 30, 40) if old not in stay]
 
@@ -201,7 +193,7 @@ def test_the_newest_and_the_best_stay(four: Path, step: int, keep: int, best: in
 def test_nothing_goes_while_the_newest_does_not_verify(four: Path) -> None:
     flip(four / "checkpoint-40" / "model.safetensors")
     with pytest.raises(UnsoundError, match=r"model\.safetensors: its bytes have changed"):
-        prune(four, 40, an_origin(), 1)
+        checkpoints.prune(four, 40, an_origin(), 1)
     assert kept(four) == [10, 20, 30, 40]
 
 
@@ -211,5 +203,5 @@ def test_what_others_made_stays(four: Path) -> None:
     shutil.rmtree(four / "checkpoint-10")
     shutil.rmtree(four / "checkpoint-30")
     save(four, 15, origin=an_origin(run_id="r2"))
-    assert prune(four, 40, an_origin(), 1) == []
+    assert checkpoints.prune(four, 40, an_origin(), 1) == []
     assert kept(four) == [15, 20, 25, 40]

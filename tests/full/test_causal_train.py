@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from tests.full import test_train
 from tests.full.conftest import ROOT, run_several
+from tests.full.test_train import losses
 from zeropods.cli import main
 from zeropods.data.encoding import train_byte_tokenizer
 from zeropods.data.prepare import Preparation, prepare
-from zeropods.errors import UserError, guarded
+from zeropods.errors import UserError
 from zeropods.measure.record import BatchShape, Record, read_record
-from zeropods.train.arguments import CausalArguments, parse_flags
-from zeropods.train.causal import Causal, load_causal, set_dropout
-from zeropods.train.run import fine_tune
+from zeropods.train import run_parsed
+from zeropods.train.arguments import CausalArguments
+from zeropods.train.causal import load_causal, set_dropout
 
 TINY = [
     "--model_name_or_path", "gpt-tiny", "--init", "random", "--precision", "fp32", "--threads", "1", "--dropout", "0",
@@ -42,22 +45,11 @@ ALSO = ["--eval_on_start", True, "--save_steps", 5, "--save_total_limit", 1, "--
 def train(folder: Path, data: Path, *flags: object) -> Record:
     """Train in this process and return the record."""
     argv = [*TINY, "--data", str(data), "--outputdir", str(folder), *map(str, flags)]
-    fine_tune(Causal(parse_flags(CausalArguments, argv)), argv)
+    assert run_parsed(["causal_train.py", *argv]) == 0
     return read_record(folder)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
-    """The one line that a call says before it ends with status 1."""
-    capsys.readouterr()
-    argv = [*TINY, *map(str, flags)]
-    assert guarded(lambda: fine_tune(Causal(parse_flags(CausalArguments, argv)), argv)) == 1
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zeropods: ")]
-    assert len(lines) == 1, lines
-    return lines[0]
-
-
-def losses(record: Record, key: str = "losses") -> list[float]:
-    return [entry.loss for entry in getattr(record, key)]
+refused = partial(test_train.refused, script="causal_train.py", common=TINY)
 
 
 @pytest.fixture(scope="module")
@@ -283,9 +275,13 @@ def test_weights_of_a_folder_are_loaded_in_fp32(
     assert torch.equal(again.lm_head.weight, tiny.lm_head.weight.bfloat16().float())
 
 
-def test_the_dropout_flag_reaches_every_rate_of_the_family(saved: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_dropout_flag_reaches_every_rate_of_a_family_that_has_any(
+    saved: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     config = loaded(saved, tokenizer, dropout=0.25).config
     assert {config.attn_pdrop, config.embd_pdrop, config.resid_pdrop} == {0.25}
+    with pytest.raises(UserError, match=r"--dropout 0\.1: mamba has no dropout"):
+        set_dropout(MambaConfig(), 0.1)
 
 
 def with_half_a_file(folder: Path) -> None:
@@ -319,11 +315,6 @@ def test_a_folder_that_is_no_causal_model_is_refused_in_one_line(
     assert line in said(saved, tokenizer)
     # transformers would print a table beside it.
     assert "LOAD REPORT" not in capfd.readouterr().err
-
-
-def test_dropout_for_a_family_without_it_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--dropout 0\.1: mamba has no dropout"):
-        set_dropout(MambaConfig(), 0.1)
 
 
 def test_a_model_with_another_tokenizer_than_the_sets_is_refused(saved: Path) -> None:

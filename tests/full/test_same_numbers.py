@@ -11,9 +11,10 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY, run_several
 from tests.full.forks import train_ranks
-from tests.full.test_checkpoint_training import losses
+from tests.full.test_checkpoint_training import assert_same_losses
 from tests.full.test_measure import scalars
 from tests.full.test_train import Trap
+from tests.full.test_train import losses as curve
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.errors import UserError
 from zeropods.files import plain_values_only
@@ -25,7 +26,7 @@ from zeropods.measure.profile_checks import check
 from zeropods.measure.record import read_record
 from zeropods.plan.models import known_config
 from zeropods.pods.cluster import Cluster
-from zeropods.train.checkpoints import Origin, complete, hashed, names_in, read_manifest
+from zeropods.train.checkpoints import Origin, complete, hashed, read_manifest
 from zeropods.train.resume import Checkpoints
 
 EFFECTIVE_BATCH = 12
@@ -95,10 +96,6 @@ def forked(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def values(entries: list[dict[str, float]]) -> list[float]:
-    return [entry.loss for entry in entries]
-
-
 def weights(run: Path) -> dict[str, Any]:
     from safetensors.numpy import load_file
 
@@ -124,8 +121,8 @@ def assert_same_numbers(run: Path, alone: Path, name: str, ranks: int) -> None:
     assert (record.technique, record.world_size) == (PROFILED.get(name, name), ranks)
     assert record.effective_batch_size == expected.effective_batch_size == EFFECTIVE_BATCH
     assert len(record.losses) == STEPS
-    assert values(record.losses) == pytest.approx(values(expected.losses), rel=1e-3)
-    assert values(record.eval_losses) == pytest.approx(values(expected.eval_losses), rel=1e-3)
+    assert curve(record) == pytest.approx(curve(expected), rel=1e-3)
+    assert curve(record, "eval_losses") == pytest.approx(curve(expected, "eval_losses"), rel=1e-3)
     assert_weights_are_those_of(alone, run)
     assert_loads_without_a_missing_weight(run)
     assert (run / "profile.txt").is_file() == (name in PROFILED)
@@ -171,9 +168,9 @@ def assert_loads_without_a_missing_weight(run: Path) -> None:
 
 def test_a_loaded_model_that_zero3_divides_is_trained_and_saved_as_by_one_process(forked: Path) -> None:
     one, two = (forked / f"loaded-{ranks}" for ranks in (1, 2))
-    assert values(read_record(two).losses) == pytest.approx(values(read_record(one).losses), rel=1e-4)
+    assert curve(read_record(two)) == pytest.approx(curve(read_record(one)), rel=1e-4)
     # It went on from what was learned.
-    assert values(read_record(one).losses)[0] < values(read_record(forked / "none-1").losses)[0] - 1
+    assert curve(read_record(one))[0] < curve(read_record(forked / "none-1"))[0] - 1
     assert_weights_are_those_of(one, two)
     assert_loads_without_a_missing_weight(two)
 
@@ -275,16 +272,6 @@ def runs(prepared: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -
     return Runs({TEXT_TO_SQL: prepared, CAUSAL: blocks}, tmp_path_factory.mktemp("runs"))
 
 
-def assert_same_losses(run: Path, undisturbed: Path) -> None:
-    """That the last attempt has trained the steps after the checkpoint, each to the undisturbed run's loss.
-
-    Other ranks add up in another order: 1e-7 at the first step in FP32, and 1e-6 after ten of AdamW.
-    """
-    expected, again = losses(undisturbed), losses(run)
-    assert list(again) == list(range(SAVED + 1, LAST + 1))
-    assert again == pytest.approx({step: expected[step] for step in again}, rel=1e-5)
-
-
 @pytest.mark.parametrize(("script", "name", "old", "new"), PAIRS)
 def test_each_loss_after_the_change_is_that_of_the_undisturbed_run(
     script: str, name: str, old: int, new: int, runs: Runs
@@ -292,7 +279,7 @@ def test_each_loss_after_the_change_is_that_of_the_undisturbed_run(
     run = runs.killed(name, old, f"{Path(script).stem}-{name}-{old}-{new}", script)
     said = runs.train(name, new, run, script=script)
     assert (f"made of checkpoint-{SAVED} ({old} ranks -> {new})" in said) == (name != "none")
-    assert_same_losses(run, runs.undisturbed(name, old, script))
+    assert_same_losses(run, runs.undisturbed(name, old, script), SAVED, LAST)
     # What was made for this number of ranks is gone with the next checkpoint.
     assert not (run / "checkpoints" / "universal").exists()
 
@@ -360,7 +347,7 @@ def test_a_pickle_that_is_no_plain_value_is_not_opened_though_its_manifest_fits(
     import torch
 
     torch.save(Trap(tmp_path / "made"), saved / f"global_step{SAVED}" / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
-    complete(saved.parent, SAVED, read_manifest(saved).origin, hashed(saved, names_in(saved)))
+    complete(saved.parent, SAVED, read_manifest(saved).origin, hashed(saved))
     with pytest.raises(UserError, match=rf"global_step{SAVED}: holds \S*, which is no plain value; it is not opened"):
         fitted(saved)
     assert not (tmp_path / "made").exists()

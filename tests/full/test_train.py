@@ -20,19 +20,18 @@ from tests.full.launches import until
 from zeropods.cli import main
 from zeropods.errors import UserError, guarded
 from zeropods.measure.record import Record, read_record
-from zeropods.train.arguments import TextToSQLArguments, parse_flags
-from zeropods.train.run import fine_tune
-from zeropods.train.text2sql import TextToSQL
+from zeropods.train import run_parsed
 
 LIKE_TRAINED = ["--max_steps", "6", "--eval_steps", "3"]
 """What the run `trained` was asked for, of 32 rows a step."""
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def refused(
+    capsys: pytest.CaptureFixture[str], *arguments: object, script: str = "textsql_train.py", common: list[str] = TINY
+) -> str:
     """The one line that a call says before it ends with status 1."""
     capsys.readouterr()
-    argv = [*TINY, *map(str, arguments)]
-    assert guarded(lambda: fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv)) == 1
+    assert guarded(lambda: run_parsed([script, *common, *map(str, arguments)])) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zeropods: ")]
     assert len(lines) == 1, lines
     return lines[0]
@@ -40,13 +39,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def train(folder: Path, prepared: Path, *arguments: object) -> Record:
     """Train in this process and return the record."""
-    argv = [*TINY, "--dataset_path", str(prepared), "--outputdir", str(folder), *map(str, arguments)]
-    fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv)
+    place = ["--dataset_path", str(prepared), "--outputdir", str(folder)]
+    assert run_parsed(["textsql_train.py", *TINY, *place, *map(str, arguments)]) == 0
     return read_record(folder)
 
 
-def losses(record: Record) -> list[float]:
-    return [entry.loss for entry in record.losses]
+def losses(record: Record, key: str = "losses") -> list[float]:
+    return [entry.loss for entry in getattr(record, key)]
 
 
 def test_a_run_leaves_the_whole_folder_and_a_record(trained: Path) -> None:
@@ -201,19 +200,16 @@ def test_weights_that_are_not_there_are_named(
     assert sorted(os.listdir(tmp_path)) == ["half"]
 
 
-def test_a_run_goes_on_with_the_model_of_another(trained: Path, prepared: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_model_of_another_which_must_be_its_own(
+    trained: Path, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, before = train(tmp_path / "run", prepared, "--init", trained, "--max_steps", 1), read_record(trained)
     assert (first.init, first.model_id, first.steps) == (trained.name, before.model_id, 1)
     assert losses(first)[0] < losses(before)[0]
     by_path = ("--init", "pretrained", "--model_id", trained / "model", "--max_steps", 1)
     assert losses(first) == losses(train(tmp_path / "same", prepared, *by_path))
-
-
-def test_a_run_to_go_on_with_is_checked(
-    capsys: pytest.CaptureFixture[str], trained: Path, prepared: Path, tmp_path: Path
-) -> None:
-    here = ("--dataset_path", prepared, "--outputdir", tmp_path / "run", "--model_id", "t5-small", "--init", trained)
-    assert "its model is t5-tiny, not t5-small; give --model_id t5-tiny" in refused(capsys, *here)
+    other = ("--dataset_path", prepared, "--outputdir", tmp_path / "other", "--model_id", "t5-small", "--init", trained)
+    assert "its model is t5-tiny, not t5-small; give --model_id t5-tiny" in refused(capsys, *other)
 
 
 # Weights that would run a program when they are read.

@@ -277,7 +277,7 @@ def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
     kind = arguments_of(matrix.script)
     if kind is None:
         raise UserError(f"{place}: script {matrix.script}: --scale is for {', '.join(SCRIPTS)}")
-    fewer = {"init": "random", kind.steps_flag: TINY_STEPS, "logging_steps": 1, "threads": 1}
+    fewer = {"init": "random", kind.called["max_steps"]: TINY_STEPS, "logging_steps": 1, "threads": 1}
     document: dict[str, Any] = {**matrix.to_json()}
     document.pop("dataset_path", None)
     document.pop("tokenizer", None)

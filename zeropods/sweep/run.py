@@ -397,9 +397,9 @@ def _arguments(matrix: Matrix, cell: Cell, repeat: int, out: Path) -> list[str]:
     kind = arguments_of(matrix.script) or TextToSQLArguments
     left_out = (EFFECTIVE, *(OF_RAW_DATA if matrix.data is not None else ()))
     given = {
-        kind.model_flag: cell.model,
+        kind.called["model_id"]: cell.model,
         "deepspeed": technique_named(cell.technique).file,
-        kind.data_flag: dataset_of(matrix, cell, out),
+        kind.called["dataset_path"]: dataset_of(matrix, cell, out),
         **{name: value for name, value in matrix.flags_of(cell).items() if name not in left_out},
     }
     rows = matrix.rows(cell)

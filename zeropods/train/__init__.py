@@ -12,25 +12,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
 
 from zeropods.errors import UserError
 from zeropods.programs import prepare_compiling, wait_passively
-
-if TYPE_CHECKING:
-    from zeropods.train.job import Task
 
 UNUSED = ("datasets", "scipy", "sklearn")
 """Packages that no training here calls."""
 
 
-def run_script(task: Callable[[], type[Task]]) -> int:
+def run_script() -> int:
     """Run a script of the project with this process's arguments; returns the exit status.
 
     Flags, and the files that they name, are checked first: imports take many seconds.
-
-    Args:
-        task: imports what the script's runs have of their own, once threads are set up.
     """
     is_first = os.environ.get("RANK", "0") == "0"
     wait_passively()
@@ -48,11 +42,11 @@ def run_script(task: Callable[[], type[Task]]) -> int:
             raise
         return error.exit_status
     with quick_imports():
-        kind = task()
+        resolve_name(flags.task_class)
         import_module("zeropods.train.run")
-        if "--deepspeed" in {word.partition("=")[0] for word in sys.argv}:
+        if flags.deepspeed is not None:
             import_module("deepspeed")
-    return run_parsed(kind, sys.argv, process_age_seconds)
+    return run_parsed(sys.argv, process_age_seconds)
 
 
 @contextlib.contextmanager
@@ -75,18 +69,19 @@ def quick_imports() -> Iterator[None]:
         gc.enable()
 
 
-def run_parsed(task: type[Task], argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:
+def run_parsed(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:
     """Train as `argv` says, the script's name first; an error that all ranks share is said by one of them.
 
     Args:
         age_seconds: how long ago the run's own process began; 0 where it is one among others of a process.
     """
-    from zeropods.train.arguments import parse_flags
+    from zeropods.train.arguments import SCRIPTS, parse_flags
     from zeropods.train.processes import SharedError
     from zeropods.train.run import fine_tune
 
+    flags = parse_flags(SCRIPTS[Path(argv[0]).name], argv[1:])
     try:
-        fine_tune(task(parse_flags(task.flags, argv[1:])), list(argv), age_seconds())
+        fine_tune(resolve_name(flags.task_class)(flags), list(argv), age_seconds())
     except SharedError as error:
         if os.environ.get("RANK", "0") == "0":
             raise

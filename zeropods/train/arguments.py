@@ -9,36 +9,38 @@ from __future__ import annotations
 import argparse
 import math
 import operator
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
-from zeropods.files import check_digests, check_utf8, check_weights, has_weights, read_object
+from zeropods.files import TOKENIZER, check_digests, check_utf8, check_weights, has_weights, read_object
 from zeropods.measure.record import read_config
 from zeropods.plan.models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
 
 PROJECT = Path(__file__).resolve().parents[2]
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 NO_FP16 = "--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32"
 INITS = ("pretrained", "random")
-COMPILED = ("off", "blocks", "graphs")
 TASKS = ("squad", "lm")
 TEXT2SQL = "text2sql"
 OWN = "data"
 """The set that a run makes of raw data, in its run folder."""
-LOSSES = ("answer", "all")
+COMMON = ("model_id", "dataset_path", "epochs", "max_steps", "warmup_steps")
+"""What every script has, some of it by another name: the model, a hub id, local folder or name of a known shape; what
+the data are named by; passes over the train split; optimizer steps, -1 for as many as these take; and those over which
+the rate rises."""
 SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
     "reduce_lr_on_plateau",
 )  # fmt: skip
 """transformers' schedules that need no settings of their own, for which there is no flag."""
-ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 MAX_SEQ_LENGTH = 512
 """Tokens of a row of raw data, where nothing else is said: the workshop's."""
 MOST_ROWS = 2**31 - 1
@@ -76,13 +78,11 @@ class RunArguments:
 
     script: ClassVar[str]
     """The file's name, at the top of the project."""
+    task_class: ClassVar[str]
+    """Where its `job.Task` is: a run of one script loads nothing of the other."""
     description: ClassVar[str]
-    model_flag: ClassVar[str] = "model_id"
-    data_flag: ClassVar[str] = "dataset_path"
-    epochs_flag: ClassVar[str] = "epochs"
-    steps_flag: ClassVar[str] = "max_steps"
-    warmup_flag: ClassVar[str] = "warmup_steps"
-    """What the script calls its model, its data, its passes over them, its optimizer steps and those of the warm-up."""
+    called: ClassVar[Mapping[str, str]] = {name: name for name in COMMON}
+    """The script's own flag for each of `COMMON`."""
     prompts: ClassVar[tuple[str, ...]]
     """What a row's text may be made by; the first one is usual."""
     fp16_fault: ClassVar[str | None] = None
@@ -95,7 +95,7 @@ class RunArguments:
     gradient_accumulation_steps: int = flag(1, "passes per optimizer step", least=1, most=MOST_ROWS)
     gradient_checkpointing: bool = flag(False, "recompute activations")
     deepspeed: str | None = flag(None, "dsconfig/TECHNIQUE.json (default: none)")
-    precision: str = flag("auto", "fp32 | bf16 | fp16 | auto", PRECISIONS)
+    precision: str = flag("auto", "fp32 | bf16 | fp16 | auto", ("auto", "fp32", "bf16", "fp16"))
     dropout: float | None = flag(None, "dropout rate (default: the model's own)", least=0, below=1)
     learning_rate: float = flag(3e-4, "peak rate of AdamW", least=0)
     lr_scheduler_type: str = flag("linear", "schedule of transformers", SCHEDULES)
@@ -116,6 +116,9 @@ class RunArguments:
     local_rank: int = flag(-1, "from DeepSpeed's launcher")
 
     # What the engine asks of every script, at the value that it has where a script has no such flag.
+    model_id = dataset_path = ""
+    epochs = 0.0
+    max_steps = warmup_steps = 0
     adam_beta1 = 0.9
     max_train_seconds = 0.0
     scaled_rates = False
@@ -125,6 +128,8 @@ class RunArguments:
     dataloader_num_workers = 0
 
     def __post_init__(self) -> None:
+        for name, own in self.called.items():
+            setattr(self, name, getattr(self, own))
         for each in fields(self):
             value, choices, bounds = getattr(self, each.name), each.metadata["choices"], each.metadata["bounds"]
             if value == each.default:
@@ -148,32 +153,10 @@ class RunArguments:
                 "among checkpoints that were evaluated; give both the same value above 0, or neither"
             )
 
-    # What every script has under a name of its own.
-
     @property
-    def model_id(self) -> str:
-        """Hub id, local folder or name of a known shape."""
-        return str(getattr(self, self.model_flag))
-
-    @property
-    def dataset_path(self) -> str:
-        """What the run's data are named by."""
-        return str(getattr(self, self.data_flag))
-
-    @property
-    def epochs(self) -> float:
-        """Passes over the train split."""
-        return float(getattr(self, self.epochs_flag))
-
-    @property
-    def max_steps(self) -> int:
-        """Optimizer steps; -1: as many as `epochs` takes."""
-        return int(getattr(self, self.steps_flag))
-
-    @property
-    def warmup_steps(self) -> int:
-        """Optimizer steps over which the rate rises."""
-        return int(getattr(self, self.warmup_flag))
+    def model_flag(self) -> str:
+        """The flag that names the model, as it is written."""
+        return f"--{self.called['model_id']}"
 
     @property
     def run_folder(self) -> Path:
@@ -199,7 +182,7 @@ class RunArguments:
         trained = read_config(Path(self.init)).model_id
         if trained != self.model_id:
             raise UserError(
-                f"--init {self.init}: its model is {trained}, not {self.model_id}; give --{self.model_flag} {trained}"
+                f"--init {self.init}: its model is {trained}, not {self.model_id}; give {self.model_flag} {trained}"
             )
         return str(Path(self.init) / "model")
 
@@ -214,12 +197,12 @@ class RunArguments:
             return self.model_id, known_config(self.model_id, kind)["vocab_size"]
         name = self.source
         if name in (*T5_TINY, *CAUSAL_TINY) and not Path(name).is_dir():
-            raise UserError(f"--{self.model_flag} {name}: has no pretrained weights; give --init random")
+            raise UserError(f"{self.model_flag} {name}: has no pretrained weights; give --init random")
         check_weights(Path(name))
         path = Path(name) / "config.json"
         config = read_object(path, "save the model again") if path.is_file() else {}
         if config.get("is_encoder_decoder") and not isinstance(self, TextToSQLArguments):
-            raise UserError(f"--{self.model_flag} {name}: {config.get('model_type')!r} is no causal language model")
+            raise UserError(f"{self.model_flag} {name}: {config.get('model_type')!r} is no causal language model")
         return name, config.get("vocab_size")
 
     def check_inputs(self) -> None:
@@ -228,17 +211,32 @@ class RunArguments:
         name, rows = self.check_model()
         if manifest is None:
             return
-        if rows is not None:
-            check_vocabulary(self.dataset_path, name, manifest.vocabulary_size, rows)
-        own, prepared = (folder / "tokenizer.json" for folder in (Path(name), Path(self.dataset_path) / "tokenizer"))
-        if self.init != "random" and own.is_file() and prepared.is_file():
+        files, vocabularies = [Path(name) / TOKENIZER, Path(self.dataset_path) / "tokenizer" / TOKENIZER], list[Any]()
+        if self.init != "random" and all(path.is_file() for path in files):
             from tokenizers import Tokenizer
 
             check_digests(Path(name), weights=False)
-            for path in (own, prepared):
-                read_object(path, "save the model again" if path == own else "prepare the data again")
-            vocabularies = (Tokenizer.from_file(str(path)).get_vocab() for path in (own, prepared))
-            check_tokenizer(f"--{self.model_flag}", name, *vocabularies)
+            for path, remedy in zip(files, ("save the model again", "prepare the data again"), strict=True):
+                read_object(path, remedy)
+                vocabularies.append(Tokenizer.from_file(str(path)).get_vocab())
+        self.check_fit(name, rows, manifest.vocabulary_size, *vocabularies)
+
+    def check_fit(self, name: str, rows: int | None, tokens: int, *vocabularies: Mapping[str, int]) -> None:
+        """Refuse a model that does not fit the prepared set: its embedding has fewer `rows` than the set's tokenizer
+        has `tokens`, or its own tokenizer gives other ids; `vocabularies`: that one's and the set's, if it has one."""
+        own, prepared = vocabularies or ({}, {})
+        for token, index in own.items():
+            if prepared.get(token) != index:
+                other = f"gives {prepared[token]}" if token in prepared else "has no such token"
+                raise UserError(
+                    f"{self.model_flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's {other}; "
+                    f"prepare the data with --tokenizer {name}"
+                )
+        if rows is not None and tokens > rows:
+            raise UserError(
+                f"{self.dataset_path}: its tokenizer has {tokens} tokens, {name} has {rows} embedding rows; "
+                "prepare the data with the model's own tokenizer"
+            )
 
     def comparable(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run."""
@@ -251,6 +249,7 @@ class TextToSQLArguments(RunArguments):
     """Flags of `textsql_train.py`: the original's names, and what it lacked."""
 
     script: ClassVar[str] = "textsql_train.py"
+    task_class: ClassVar[str] = "zeropods.train.text2sql:TextToSQL"
     description: ClassVar[str] = "Fine-tune T5 on text-to-SQL."
     prompts: ClassVar[tuple[str, ...]] = ("schema", "question")
     fp16_fault: ClassVar[str | None] = "T5's activations overflow FP16, the loss becomes NaN"
@@ -266,7 +265,7 @@ class TextToSQLArguments(RunArguments):
     scaled_rates: bool = flag(False, "embeddings learn faster")
     warmup_steps: int = flag(0, "steps of a rising rate", least=0)
     pad_to_multiple_of: int = flag(1, "pad to few lengths, on GPUs", least=1, most=1_024)
-    compile: str = flag("off", "off | blocks | graphs", COMPILED)
+    compile: str = flag("off", "off | blocks | graphs", ("off", "blocks", "graphs"))
     tf32: bool = flag(False, "TF32 on GPUs that have it")
 
     def __post_init__(self) -> None:
@@ -296,12 +295,15 @@ class CausalArguments(RunArguments):
     """Flags of `causal_train.py`; without any, the SQuAD workshop's settings."""
 
     script: ClassVar[str] = "causal_train.py"
+    task_class: ClassVar[str] = "zeropods.train.causal:Causal"
     description: ClassVar[str] = "Fine-tune a causal language model on questions (squad) or on plain text (lm)."
-    model_flag: ClassVar[str] = "model_name_or_path"
-    data_flag: ClassVar[str] = "data"
-    epochs_flag: ClassVar[str] = "num_train_epochs"
-    steps_flag: ClassVar[str] = "max_train_steps"
-    warmup_flag: ClassVar[str] = "num_warmup_steps"
+    called: ClassVar[Mapping[str, str]] = {
+        "model_id": "model_name_or_path",
+        "dataset_path": "data",
+        "epochs": "num_train_epochs",
+        "max_steps": "max_train_steps",
+        "warmup_steps": "num_warmup_steps",
+    }
     prompts: ClassVar[tuple[str, ...]] = TASKS
 
     model_name_or_path: str = flag("bigscience/bloom-560m", "id or path")
@@ -312,7 +314,7 @@ class CausalArguments(RunArguments):
     dataset_config: str | None = flag(None, "such as en of allenai/c4 (default: none)")
     text_field: str | None = flag(None, "of JSON lines, Parquet (default: text)")
     max_seq_length: int | None = flag(None, "tokens of a row (default: 512 for raw data)", least=2)
-    loss_on: str | None = flag(None, "answer | all, of squad (default: answer)", LOSSES)
+    loss_on: str | None = flag(None, "answer | all, of squad (default: answer)", ("answer", "all"))
     subset: int | None = flag(None, "first N questions or rows (default: all)", least=1)
     per_device_train_batch_size: int = flag(4, "rows per process and pass", least=1, most=MOST_ROWS)
     per_device_eval_batch_size: int = flag(4, "the same in evaluation", least=1, most=MOST_ROWS)
@@ -325,7 +327,7 @@ class CausalArguments(RunArguments):
     num_warmup_steps: int = flag(0, "steps of a rising rate", least=0)
     max_eval_steps: int | None = flag(None, "passes of an evaluation (default: all)", least=1)
     eval_on_start: bool = flag(False, "before the first step too")
-    attn_implementation: str = flag("sdpa", "or eager, flash_attention_2", ATTENTIONS)
+    attn_implementation: str = flag("sdpa", "or eager, flash_attention_2", ("eager", "sdpa", "flash_attention_2"))
     dataloader_num_workers: int = flag(0, "0: the rank itself", least=0, most=128)
     generation_prompt: str | None = flag(None, "text to continue at the end (default: none)")
 
@@ -338,7 +340,13 @@ class CausalArguments(RunArguments):
         """That of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
         given, place = Path(self.data), f"--data {self.data}"
         if not (given / FILE).is_file():
-            self._check_raw(is_there=given.is_dir() or (self.run_folder / OWN / FILE).is_file())
+            if self.task != "lm":
+                for name in ("dataset_config", "text_field"):
+                    if getattr(self, name) is not None:
+                        raise UserError(f"--{name} {getattr(self, name)}: is for --task lm; leave it out")
+                if not given.is_dir() and not (self.run_folder / OWN / FILE).is_file():
+                    made = f"zeropods data get squad --out {shlex.quote(self.data)}"
+                    raise UserError(f"{place}: no such folder; give a prepared set, or fetch raw data: {made}")
             return None
         found = read_manifest(given)
         if found.task not in TASKS:
@@ -358,23 +366,9 @@ class CausalArguments(RunArguments):
                 raise UserError(f"--{name} {asked}: {place} {shown}; leave the flag out, or prepare the data again")
         return found
 
-    def _check_raw(self, *, is_there: bool) -> None:
-        """Refuse flags of plain text with questions, and questions that are neither there nor prepared by the run."""
-        if self.task == "lm":
-            return
-        for name in ("dataset_config", "text_field"):
-            if getattr(self, name) is not None:
-                raise UserError(f"--{name} {getattr(self, name)}: is for --task lm; leave it out")
-        if not is_there:
-            made = f"zeropods data get squad --out {shlex.quote(self.data)}"
-            raise UserError(f"--data {self.data}: no such folder; give a prepared set, or fetch raw data: {made}")
-
 
 SCRIPTS: dict[str, type[RunArguments]] = {kind.script: kind for kind in (TextToSQLArguments, CausalArguments)}
 """The project's own training scripts by their files' names, at the top of the project."""
-
-CALLED_OTHERWISE = ("model_flag", "data_flag", "epochs_flag", "steps_flag", "warmup_flag")
-"""What the other script has by another name: whoever gives that one is told this script's."""
 
 
 def arguments_of(script: str | Path) -> type[RunArguments] | None:
@@ -399,57 +393,28 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         read = (get_args(hints[each.name]) or (hints[each.name],))[0]
         alone: dict[str, Any] = {"nargs": "?", "const": True} if read is bool else {}
         about = {"metavar": METAVARS[read], "help": each.metadata["help"]}
-        parser.add_argument(f"--{each.name}", default=each.default, type=_reader(read), **about, **alone)
+        parser.add_argument(f"--{each.name}", default=each.default, type=partial(_value, read), **about, **alone)
     try:
-        values, unknown = parser.parse_known_args([_underscored(word) for word in argv])
+        # A flag's name may be written with dashes.
+        words = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in argv]
+        values, unknown = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise UserError(str(error).removeprefix("argument ")) from None
     if unknown:
         word = unknown[0].partition("=")[0]
-        names = {getattr(other, what): getattr(kind, what) for other in SCRIPTS.values() for what in CALLED_OTHERWISE}
+        # Whoever gives the other script's name of a thing is told this script's.
+        names = {other.called[name]: kind.called[name] for other in SCRIPTS.values() for name in COMMON}
         names |= {each.name: each.name for each in fields(kind)}
         near = get_close_matches(word.removeprefix("--"), names, 1)
         raise UserError(f"{word}: no flag of {kind.script}; {f'--{names[near[0]]}?' if near else '--help lists them'}")
     return kind(**vars(values))
 
 
-def _reader(kind: type) -> Any:
-    def read(text: str) -> Any:
-        try:
-            return TRUTH[text.lower()] if kind is bool else kind(text)
-        except (KeyError, ValueError):
-            raise argparse.ArgumentTypeError(f"{text!r}; expected {WORDS[kind]}") from None
-
-    return read
-
-
-def _underscored(word: str) -> str:
-    """A flag's name may be written with dashes."""
-    name, equals, value = word.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
-
-
-# A model and the tokenizer that its data were prepared with.
-
-
-def check_tokenizer(flag: str, name: str, own: Mapping[str, int], prepared: Mapping[str, int]) -> None:
-    """A model's own tokenizer must give the ids that the prepared set was made with; both are vocabularies."""
-    for token, index in own.items():
-        if prepared.get(token) != index:
-            other = f"gives {prepared[token]}" if token in prepared else "has no such token"
-            raise UserError(
-                f"{flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's {other}; "
-                f"prepare the data with --tokenizer {name}"
-            )
-
-
-def check_vocabulary(data: str, name: str, tokens: int, rows: int) -> None:
-    """A model needs an embedding row for each token of the prepared set."""
-    if tokens > rows:
-        raise UserError(
-            f"{data}: its tokenizer has {tokens} tokens, {name} has {rows} embedding rows; "
-            "prepare the data with the model's own tokenizer"
-        )
+def _value(kind: type, text: str) -> Any:
+    try:
+        return TRUTH[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected {WORDS[kind]}") from None
 
 
 # The batch of N ranks: what each contributes to an optimizer step, so that the effective batch is the same for any N.

@@ -27,15 +27,8 @@ from zeropods.errors import UserError
 from zeropods.plan.models import CAUSAL_TINY, known_config
 from zeropods.tables import progress
 from zeropods.train import processes
-from zeropods.train.arguments import (
-    MAX_SEQ_LENGTH,
-    OWN,
-    TASKS,
-    CausalArguments,
-    check_tokenizer,
-    check_vocabulary,
-)
-from zeropods.train.device import AMPERE
+from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments
+from zeropods.train.device import is_ampere
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, loading, source_options
 from zeropods.train.sampler import Prepared, Row, load_split, padded
@@ -62,98 +55,40 @@ log = logging.getLogger(__name__)
 class Causal(Task):
     """Causal language modelling."""
 
-    flags = CausalArguments
     joint = True
     arguments: CausalArguments
 
-    def check(self, precision: str) -> None:
+    def __init__(self, arguments: CausalArguments) -> None:
+        super().__init__(arguments)
+        given = Path(arguments.data)
+        self.is_prepared = (given / FILE).is_file()
+        """Whether `--data` is a prepared set."""
+        self.set = given if self.is_prepared else self.folder / OWN
+        """Where the prepared set is, or will be."""
+
+    def check_model(self) -> None:
         """Refuse an attention that cannot run, and a model that is not there."""
-        check_attention(self.arguments.attn_implementation, precision)
+        attention = self.arguments.attn_implementation
+        has_kernels = is_ampere() and self.precision != "fp32" and importlib.util.find_spec("flash_attn")
+        if attention == "flash_attention_2" and not has_kernels:
+            raise UserError(
+                f"--attn_implementation {attention}: needs --precision bf16 or fp16, a GPU of compute capability 8.0 "
+                "and the package flash-attn; use --attn_implementation sdpa"
+            )
         config = check_source(self.arguments)
         if config is not None:
             _class_of(self.arguments.source, config)
 
     def prepare(self) -> None:
         """Make `data/` of the run folder where it is not there yet; a set of other data is never replaced."""
-        if self._is_prepared:
+        if self.is_prepared:
             return
-        if (self._folder / FILE).is_file():
-            made = read_manifest(self._folder)
-            if made.content_key != key_of_preparation(self._wanted, made):
-                raise UserError(
-                    f"{self._folder}: was prepared from other data, or with other settings, than --data "
-                    f"{self.arguments.data} now has; choose another --outputdir"
-                )
-            return
-        saved = files.said_in_one_line(
-            self._folder, "the prepared data", "free some space on the disk, then call again"
-        )
-        with progress("prepare", "rows") as bar, saved:
-            prepare(self._wanted, self._folder, bar.update)
-
-    def data(self) -> Prepared:
-        """The set at `--data`, or the one that was made of it."""
-        whole, a = Prepared.read(self._folder), self.arguments
-        if whole.tokenizer.pad_token_id is None:
-            raise UserError(f"{self._folder}: its tokenizer has no token to pad with; prepare the data again")
-        # Of raw data the subset was prepared.
-        subset = a.subset if self._is_prepared else None
-        evaluated = a.max_eval_steps and a.max_eval_steps * a.per_device_eval_batch_size
-        dev = None if whole.dev is None else whole.dev.first(subset).first(evaluated)
-        return Prepared(whole.folder, whole.manifest, whole.train.first(subset), dev)
-
-    def settings(self, data: Prepared) -> dict[str, object]:
-        """The flags, with the data's own in the place of those that the data decide."""
-        return {**self._said_by(data).comparable(), "data": data.manifest.content_key}
-
-    def model(self, data: Prepared) -> PreTrainedModel:
-        """A causal model; one for questions carries the prompt, so that it knows how it wants to be asked."""
-        model = load_causal(self._said_by(data), data.tokenizer)
-        if self.arguments.generation_prompt is not None:
-            _check_prompt(self.arguments.generation_prompt, data, positions_of(model.config))
-        if data.manifest.task == "squad":
-            model.config.prompt = data.manifest.prompt
-        return model
-
-    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
-        """Rows padded to the longest."""
-        return collate_causal(rows, data.tokenizer.pad_token_id)
-
-    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> str:
-        """Write the perplexity of text over all ranks, and what the model goes on with after a prompt."""
-        scored = ""
-        if data.manifest.task == "lm" and self.arguments.max_eval_steps is None:
-            test = load_split(data.folder, "test")
-            sums = {"dev": trainer.evaluated, "test": None if test is None else trainer.summed_loss(test)}
-            scored = processes.on_rank_zero(lambda: _write_scores(folder, sums))
-        prompt = self.arguments.generation_prompt
-        if prompt is not None:
-            processes.on_rank_zero(lambda: _write_sample(folder, prompt))
-        return scored
-
-    @property
-    def _given(self) -> Path:
-        return Path(self.arguments.data)
-
-    @property
-    def _is_prepared(self) -> bool:
-        """Whether `--data` is a prepared set."""
-        return (self._given / FILE).is_file()
-
-    @property
-    def _folder(self) -> Path:
-        """Where the prepared set is, or will be."""
-        return self._given if self._is_prepared else self.arguments.run_folder / OWN
-
-    @cached_property
-    def _wanted(self) -> Preparation:
-        a = self.arguments
-        task = a.task or TASKS[0]
+        a, task = self.arguments, self.arguments.task or TASKS[0]
         # The small models of ours have a tokenizer that is trained on the data.
         tiny = a.init == "random" and a.model_id in CAUSAL_TINY
-        return Preparation(
+        wanted = Preparation(
             task=task,
-            data=self._given if self._given.is_dir() or task == "squad" else a.data,
+            data=Path(a.data) if Path(a.data).is_dir() or task == "squad" else a.data,
             tokenizer=a.tokenizer_name or (GPT_TINY if tiny else a.model_id),
             max_seq_length=a.max_seq_length or MAX_SEQ_LENGTH,
             loss_on=a.loss_on,
@@ -161,13 +96,82 @@ class Causal(Task):
             dataset_config=a.dataset_config,
             text_field=a.text_field or "text",
         )
+        if (self.set / FILE).is_file():
+            made = read_manifest(self.set)
+            if made.content_key != key_of_preparation(wanted, made):
+                raise UserError(
+                    f"{self.set}: was prepared from other data, or with other settings, than --data {a.data} now has; "
+                    "choose another --outputdir"
+                )
+            return
+        saved = files.said_in_one_line(self.set, "the prepared data", "free some space on the disk, then call again")
+        with progress("prepare", "rows") as bar, saved:
+            prepare(wanted, self.set, bar.update)
 
-    def _said_by(self, data: Prepared) -> CausalArguments:
+    @cached_property
+    def data(self) -> Prepared:
+        """The set at `--data`, or the one that was made of it."""
+        whole, a = Prepared.read(self.set), self.arguments
+        if whole.tokenizer.pad_token_id is None:
+            raise UserError(f"{self.set}: its tokenizer has no token to pad with; prepare the data again")
+        # Of raw data the subset was prepared.
+        subset = a.subset if self.is_prepared else None
+        evaluated = a.max_eval_steps and a.max_eval_steps * a.per_device_eval_batch_size
+        dev = None if whole.dev is None else whole.dev.first(subset).first(evaluated)
+        return replace(whole, train=whole.train.first(subset), dev=dev)
+
+    def _said(self) -> CausalArguments:
         """The flags, with those filled in that a prepared set decides."""
-        manifest = data.manifest
-        return replace(
-            self.arguments, task=manifest.task, max_seq_length=manifest.max_seq_length, loss_on=manifest.loss_on
-        )
+        manifest = self.data.manifest
+        decided = {name: getattr(manifest, name) for name in ("task", "max_seq_length", "loss_on")}
+        return replace(self.arguments, **decided)
+
+    def settings(self) -> dict[str, object]:
+        """The flags, with the data's own in the place of those that the data decide."""
+        return {**self._said().comparable(), "data": self.data.manifest.content_key}
+
+    def model(self) -> PreTrainedModel:
+        """A causal model; one for questions carries the prompt, so that it knows how it wants to be asked."""
+        data, prompt = self.data, self.arguments.generation_prompt
+        model = load_causal(self._said(), data.tokenizer)
+        if prompt is not None:
+            # What could not be gone on with is refused before training.
+            tokens, positions = len(data.tokenizer(prompt).input_ids), positions_of(model.config)
+            if not prompt.strip() or tokens == 0:
+                raise UserError(f"--generation_prompt {prompt!r}: no words; give some to continue")
+            if positions is not None and tokens >= positions:
+                fault = f"{tokens} tokens, the model has {positions} positions"
+                raise UserError(f"--generation_prompt: {fault}; shorten it")
+        if data.manifest.task == "squad":
+            model.config.prompt = data.manifest.prompt
+        return model
+
+    def batch(self, rows: list[Row]) -> dict[str, Tensor]:
+        """Rows padded to the longest."""
+        return collate_causal(rows, self.data.tokenizer.pad_token_id)
+
+    def score(self, trainer: MeasuredTrainer) -> str:
+        """Write the perplexity of text over all ranks, and what the model goes on with after a prompt."""
+        from zeropods.evaluate.generate import sample_text
+        from zeropods.evaluate.score_json import text_score
+
+        sums: dict[str, tuple[float, int] | None] = {}
+        if self.data.manifest.task == "lm" and self.arguments.max_eval_steps is None:
+            test = load_split(self.data.folder, "test")
+            sums = {"dev": trainer.evaluated, "test": None if test is None else trainer.summed_loss(test)}
+
+        def scored() -> str:
+            said, prompt = "", self.arguments.generation_prompt
+            for split, found in sums.items():
+                if found is not None:
+                    score = text_score(*found)
+                    score.write(self.folder, split)
+                    said = f"perplexity {score.perplexity:.4g} ({split})"
+            if prompt is not None:
+                files.write_json(self.folder / GENERATED, asdict(sample_text(self.folder / "model", prompt)))
+            return said
+
+        return str(processes.on_rank_zero(scored))
 
 
 def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
@@ -192,34 +196,6 @@ def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
     return batch
 
 
-def _check_prompt(prompt: str, data: Prepared, positions: int | None) -> None:
-    """Refuse before training what could not be gone on with after it."""
-    tokens = len(data.tokenizer(prompt).input_ids)
-    if not prompt.strip() or tokens == 0:
-        raise UserError(f"--generation_prompt {prompt!r}: no words; give some to continue")
-    if positions is not None and tokens >= positions:
-        raise UserError(f"--generation_prompt: {tokens} tokens, the model has {positions} positions; shorten it")
-
-
-def _write_scores(folder: Path, sums: dict[str, tuple[float, int] | None]) -> str:
-    """Write the score of each split; returns the last one's perplexity in words."""
-    from zeropods.evaluate.score_json import text_score
-
-    said = ""
-    for split, found in sums.items():
-        if found is not None:
-            score = text_score(*found)
-            score.write(folder, split)
-            said = f"perplexity {score.perplexity:.4g} ({split})"
-    return said
-
-
-def _write_sample(folder: Path, prompt: str) -> None:
-    from zeropods.evaluate.generate import sample_text
-
-    files.write_json(folder / GENERATED, asdict(sample_text(folder / "model", prompt)))
-
-
 # The model of a run: pretrained weights from safetensors, or random ones of a known shape.
 
 
@@ -233,27 +209,43 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
     Raises:
         UserError: what the arguments name cannot be had, is no causal model, or does not fit the data.
     """
-    name, options = arguments.model_name_or_path, {}
-    if arguments.init == "random":
-        ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-        config = causal_config({**known_config(name, "causal"), **ends}, arguments.dropout)
+    name, options, vocabularies, is_random = arguments.model_id, {}, [], arguments.init == "random"
+    if is_random:
+        own = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+        config = causal_config({**known_config(name, "causal"), **own})
     else:
         name = arguments.source
         options = source_options(name)
         with loading(name, FLAG):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
-        if arguments.dropout is not None:
-            set_dropout(config, arguments.dropout)
         if any((Path(name) / file).is_file() for file in ("tokenizer.json", "vocab.json")):
-            check_tokenizer(FLAG, name, load_causal_tokenizer(name).get_vocab(), tokenizer.get_vocab())
-    model_class = _class_of(name, config)
-    _check_sizes(arguments, config.get_text_config(), tokenizer)
-    config._attn_implementation = attention_for(model_class, config, arguments.attn_implementation)
-    if arguments.init == "random":
+            vocabularies = [load_causal_tokenizer(name).get_vocab(), tokenizer.get_vocab()]
+    if arguments.dropout is not None:
+        set_dropout(config, arguments.dropout)
+    model_class, sizes, length = _class_of(name, config), config.get_text_config(), arguments.max_seq_length
+    arguments.check_fit(name, sizes.vocab_size, len(tokenizer), *vocabularies)
+    positions = positions_of(sizes)
+    if positions is not None and length is not None and length > positions:
+        most = f"{arguments.model_id} has {positions} positions; give at most {positions}"
+        raise UserError(f"--max_seq_length {length}: {most}")
+    attention = arguments.attn_implementation
+    soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    if attention == "sdpa" and (soft_capped or not model_class._supports_sdpa):
+        log.warning("%s: no SDPA for this family; its attention runs as --attn_implementation eager", config.model_type)
+        attention = "eager"
+    config._attn_implementation = attention
+    if is_random:
         model = random_causal(config, arguments.seed)
     else:
         model = load_weights(with_causal_loss(model_class), name, flag=FLAG, config=config, **options)
-    return _ends_as(model, tokenizer)
+    # Generated text ends where the texts that it is trained on do.
+    generation = model.generation_config
+    ends = generation.eos_token_id if isinstance(generation.eos_token_id, list) else [generation.eos_token_id]
+    if tokenizer.eos_token_id not in ends:
+        generation.eos_token_id = [tokenizer.eos_token_id, *(end for end in ends if end is not None)]
+    if generation.pad_token_id is None:
+        generation.pad_token_id = tokenizer.pad_token_id
+    return model
 
 
 def random_causal(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
@@ -284,39 +276,16 @@ def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
     return found
 
 
-def _check_sizes(arguments: CausalArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    name, length, positions = arguments.model_name_or_path, arguments.max_seq_length, positions_of(config)
-    check_vocabulary(arguments.data, name, len(tokenizer), config.vocab_size)
-    if positions is not None and length is not None and length > positions:
-        raise UserError(f"--max_seq_length {length}: {name} has {positions} positions; give at most {positions}")
-
-
-def _ends_as(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model, told where generated text ends: where the texts that it is trained on do."""
-    generation = model.generation_config
-    ends = generation.eos_token_id
-    known = ends if isinstance(ends, list) else [ends]
-    if tokenizer.eos_token_id not in known:
-        generation.eos_token_id = [tokenizer.eos_token_id, *(end for end in known if end is not None)]
-    if generation.pad_token_id is None:
-        generation.pad_token_id = tokenizer.pad_token_id
-    return model
-
-
 # Configurations.
 
 
-def causal_config(sizes: Mapping[str, Any], dropout: float | None = None) -> PreTrainedConfig:
+def causal_config(sizes: Mapping[str, Any]) -> PreTrainedConfig:
     """transformers' configuration of a model that is made here, without tokens that begin or end a text.
 
     Args:
         sizes: its `config.json`, as `plan.models.known_config` gives it.
-        dropout: rate of every dropout that the family has; the family's own if None (0.1 for GPT-2, else 0).
     """
-    config = CONFIG_MAPPING[sizes["model_type"]](**{"bos_token_id": None, "eos_token_id": None, **sizes})
-    if dropout is not None:
-        set_dropout(config, dropout)
-    return config
+    return CONFIG_MAPPING[sizes["model_type"]](**{"bos_token_id": None, "eos_token_id": None, **sizes})
 
 
 def set_dropout(config: PreTrainedConfig, rate: float) -> None:
@@ -339,40 +308,6 @@ def positions_of(config: PreTrainedConfig) -> int | None:
         if isinstance(found, int) and found > 0:
             return found
     return None
-
-
-# Which implementation of attention a model can run with here.
-
-
-def check_attention(name: str, precision: str) -> None:
-    """Refuse an implementation that this machine cannot run.
-
-    Args:
-        precision: as it is resolved: `fp32`, `bf16` or `fp16`.
-    """
-    has_kernels = torch.cuda.is_available() and torch.cuda.get_device_capability() >= AMPERE and precision != "fp32"
-    if name == "flash_attention_2" and not (has_kernels and importlib.util.find_spec("flash_attn")):
-        raise UserError(
-            f"--attn_implementation {name}: needs --precision bf16 or fp16, a GPU of compute capability 8.0 and the "
-            "package flash-attn; use --attn_implementation sdpa"
-        )
-
-
-def attention_for(model_class: type[PreTrainedModel], config: PreTrainedConfig, name: str) -> str:
-    """The implementation for a family: SDPA becomes `eager` where the family has none, which is logged.
-
-    Raises:
-        UserError: FlashAttention-2 for a family without it.
-    """
-    if name == "flash_attention_2" and not model_class._supports_flash_attn:
-        raise UserError(
-            f"--attn_implementation {name}: {config.model_type} has no FlashAttention; use --attn_implementation sdpa"
-        )
-    soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
-    if name == "sdpa" and (soft_capped or not model_class._supports_sdpa):
-        log.warning("%s: no SDPA for this family; its attention runs as --attn_implementation eager", config.model_type)
-        return "eager"
-    return name
 
 
 # The loss: right on any number of processes, with logits only where there is a label.

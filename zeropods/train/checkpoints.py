@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -127,20 +127,14 @@ def name_of(step: int) -> str:
     return f"checkpoint-{step}"
 
 
-def step_of(name: str) -> int | None:
-    """The step of a checkpoint's name; None where it is no such name."""
-    found = NAME.fullmatch(name)
-    return int(found[1]) if found else None
-
-
-def newest_first(folder: Path) -> list[str]:
-    """Names of all that look like checkpoints, by step; the one that the pointer names is among them."""
+def saved_steps(folder: Path) -> list[int]:
+    """Steps of all that look like checkpoints, newest first; the one that the pointer names is among them."""
     names = {path.name for path in folder.glob("*")}
     with suppress(OSError, ValueError, KeyError, TypeError):
         pointed = str(json.loads((folder / POINTER).read_bytes())["checkpoint"])
         # The listing of a shared folder may be old on this machine; this name is looked up by itself.
         names |= {pointed} if (folder / pointed).is_dir() else set()
-    return sorted(filter(NAME.fullmatch, names), key=lambda name: step_of(name) or 0, reverse=True)
+    return sorted((int(found[1]) for found in map(NAME.fullmatch, names) if found), reverse=True)
 
 
 # Saving
@@ -173,17 +167,12 @@ def names_in(checkpoint: Path) -> set[str]:
     return {path.relative_to(checkpoint).as_posix() for path in paths} - {MANIFEST}
 
 
-def share(names: Iterable[str], rank: int, world_size: int) -> list[str]:
-    """The files that a rank hashes: its own, which its machine still has in memory.
+def hashed(checkpoint: Path, rank: int = 0, world_size: int = 1, *, sync: bool = True) -> dict[str, SavedFile]:
+    """Sizes and digests of a rank's share of the files below a checkpoint, which are forced down to the disk.
 
-    Each file belongs to some rank, also one with a name of no known kind.
+    Its own files are its share, which its machine still has in memory; each file belongs to some rank, also one with a
+    name of no known kind. `OSError` where one cannot be read.
     """
-    numbers = {name: NUMBERED.search(name) for name in names}
-    return sorted(name for name, found in numbers.items() if (int(found[1]) if found else 0) % world_size == rank)
-
-
-def hashed(checkpoint: Path, names: Iterable[str], *, sync: bool = True) -> dict[str, SavedFile]:
-    """Sizes and digests of files, which are forced down to the disk; `OSError` where one cannot be read."""
 
     def one(name: str) -> SavedFile:
         with os.fdopen(os.open(checkpoint / name, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
@@ -191,7 +180,8 @@ def hashed(checkpoint: Path, names: Iterable[str], *, sync: bool = True) -> dict
                 os.fsync(file.fileno())
             return SavedFile(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
-    names = list(names)
+    numbers = {name: NUMBERED.search(name) for name in sorted(names_in(checkpoint))}
+    names = [name for name, found in numbers.items() if (int(found[1]) if found else 0) % world_size == rank]
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip(names, pool.map(one, names), strict=True))
 
@@ -212,10 +202,8 @@ def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile
     if strange:
         raise UserError(f"{place}: {strange[0]} came or went while the step was saved; let nothing else write there")
     manifest = CheckpointManifest(step=step, origin=origin, files=dict(sorted(files.items()))).sealed()
-    for root, _, _ in os.walk(place, topdown=False):
-        sync_folder(Path(root))
-    sync_folder(folder)
-    sync_folder(folder.parent)
+    for each in (*(Path(root) for root, _, _ in os.walk(place, topdown=False)), folder, folder.parent):
+        sync_folder(each)
     write_json(place / MANIFEST, asdict(manifest))
     sync_folder(place)
     write_json(folder / POINTER, {"checkpoint": place.name, "manifest": manifest.digest})
@@ -264,7 +252,14 @@ def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None =
     Raises:
         UnsoundError: the checkpoint of `step` does not verify, byte by byte; nothing was deleted.
     """
-    older = [name for name in newest_first(folder) if (step_of(name) or 0) < step and _is_of(folder / name, origin)]
+
+    def is_ours(saved: int) -> bool:
+        with suppress(UnsoundError):
+            manifest = read_manifest(folder / name_of(saved))
+            return manifest.origin.run_id == origin.run_id and manifest.step == saved
+        return False
+
+    older = [name_of(saved) for saved in saved_steps(folder) if saved < step and is_ours(saved)]
     room = max(0, keep - 1 - (best in older))
     surplus = [name for name in older if name != best][room:][::-1]
     if surplus:
@@ -272,14 +267,6 @@ def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None =
     for name in surplus:
         discard(folder / name)
     return surplus
-
-
-def _is_of(checkpoint: Path, origin: Origin) -> bool:
-    try:
-        manifest = read_manifest(checkpoint)
-    except UnsoundError:
-        return False
-    return manifest.origin.run_id == origin.run_id and manifest.step == step_of(checkpoint.name)
 
 
 # Verifying
@@ -294,11 +281,12 @@ def newest_good(
         folder: `checkpoints/` of a run folder; it may be missing.
         passed_over: is told of each newer one, newest first, and why it does not count.
     """
-    for name in newest_first(folder):
+    for step in saved_steps(folder):
+        place = folder / name_of(step)
         try:
-            return folder / name, verified(folder / name, refused)
+            return place, verified(place, refused)
         except UnsoundError as unsound:
-            passed_over(folder / name, str(unsound))
+            passed_over(place, str(unsound))
     return None
 
 
@@ -310,10 +298,9 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
     if not checkpoint.is_dir():
         raise UnsoundError("no such checkpoint")
     manifest = read_manifest(checkpoint)
-    unwanted = refused(manifest.origin)
-    if unwanted is not None:
+    if (unwanted := refused(manifest.origin)) is not None:
         raise UnsoundError(unwanted)
-    if step_of(checkpoint.name) not in (None, manifest.step):
+    if NAME.fullmatch(checkpoint.name) and checkpoint.name != name_of(manifest.step):
         raise UnsoundError(f"is of step {manifest.step}, under another name")
     for name in sorted(manifest.files.keys() ^ names_in(checkpoint)):
         raise UnsoundError(f"{name}: {'missing' if name in manifest.files else 'not in the manifest'}")
@@ -322,8 +309,8 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
         for name, expected in manifest.files.items():
             if (size := (checkpoint / name).stat().st_size) != expected.bytes:
                 raise UnsoundError(f"{name}: {size} bytes, expected {expected.bytes}")
-        for name, found in hashed(checkpoint, manifest.files, sync=False).items():
-            if found != manifest.files[name]:
+        for name, found in hashed(checkpoint, sync=False).items():
+            if found != manifest.files.get(name):
                 raise UnsoundError(f"{name}: its bytes have changed since it was saved (SHA-256)")
     except OSError as error:
         place = os.path.relpath(error.filename, checkpoint) if error.filename else checkpoint.name

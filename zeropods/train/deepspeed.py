@@ -18,6 +18,7 @@ from zeropods.errors import UserError
 from zeropods.files import read_object
 from zeropods.programs import variable_set
 from zeropods.techniques import lookup
+from zeropods.train.arguments import PASSES, ROWS
 
 Config = dict[str, Any]
 
@@ -50,6 +51,17 @@ DEFAULTS: dict[str, Any] = {
     f"{SCHEDULER}.total_num_steps": None,
 }
 """What DeepSpeed 0.19 takes without a word where a value is absent; None: it must be there."""
+SAME = {
+    "train_micro_batch_size_per_gpu": [ROWS],
+    "gradient_accumulation_steps": [PASSES],
+    "gradient_clipping": ["max_grad_norm"],
+    f"{OPTIMIZER}.lr": ["learning_rate"],
+    f"{OPTIMIZER}.weight_decay": ["weight_decay"],
+    f"{SCHEDULER}.warmup_max_lr": ["learning_rate"],
+    f"{SCHEDULER}.warmup_num_steps": ["warmup_steps", "num_warmup_steps"],
+    f"{SCHEDULER}.total_num_steps": ["max_steps", "max_train_steps"],
+}
+"""Keys that say what a flag says too, by whichever name a script has."""
 FILLED = frozenset({*DEFAULTS, f"{SCHEDULER}.warmup_min_lr"})
 """Where transformers puts a number in the place of `auto`."""
 WARMUP = frozenset({"warmup_num_steps", "warmup_type"})
@@ -119,11 +131,6 @@ def effective_config(template: Config, run_folder: Path) -> Config:
     return config
 
 
-def without_batch(template: Config) -> Config:
-    """The template with `auto` for what the flags and the number of processes say too, and are compared with."""
-    return {key: "auto" if key in BATCH else value for key, value in template.items()}
-
-
 def _without_auto(block: Config) -> Config:
     """The block without values that transformers fills in later."""
     values = {key: _without_auto(value) if isinstance(value, dict) else value for key, value in block.items()}
@@ -143,14 +150,6 @@ def _faults(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None
     for block in OBJECTS:
         if not isinstance(config.get(block, {}), dict | None):
             yield f"{block} {config[block]!r}; expected an object"
-    yield from _stage_faults(config)
-    yield from _precision_faults(config, arguments.get("precision"), fp16_fault)
-    yield from _parameter_faults(config, arguments)
-    yield from _schedule_faults(config, arguments)
-    yield from _contradictions(config, arguments)
-
-
-def _stage_faults(config: Config) -> Iterator[str]:
     stage = (config.get("zero_optimization") or {}).get("stage", 0)
     if type(stage) is not int or stage not in STAGES:
         yield f"zero_optimization.stage {stage!r}; expected 0, 1, 2 or 3"
@@ -158,19 +157,19 @@ def _stage_faults(config: Config) -> Iterator[str]:
         device = lookup(config, f"zero_optimization.{key}.device")
         if device not in (None, "none") and stage < least:
             yield f"zero_optimization.{key} with stage {stage}: has no effect; needs stage {least} or more"
-
-
-def _precision_faults(config: Config, precision: str | None, fp16_fault: str | None) -> Iterator[str]:
     if lookup(config, "fp16.enabled") is True and fp16_fault is not None:
         yield f'fp16.enabled true: {fp16_fault}; use bf16, and write "auto" here, or leave fp16 out'
+    precision = arguments.get("precision")
     for name in ("bf16", "fp16"):
         enabled = lookup(config, f"{name}.enabled")
         if precision in ("fp32", "bf16", "fp16") and enabled != "auto" and bool(enabled) != (precision == name):
             shown = "absent" if enabled is None else json.dumps(enabled)
             yield f'{name}.enabled {shown}, --precision {precision}; write "auto", or give both the same'
+    yield from _parameter_faults(config, arguments)
 
 
 def _parameter_faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the optimizer and the schedule, and which key says another value than its flag."""
     for block in (OPTIMIZER, SCHEDULER):
         for name, value in (lookup(config, block) or {}).items():
             if value == "auto" and f"{block}.{name}" not in FILLED:
@@ -179,26 +178,16 @@ def _parameter_faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[
         yield "optimizer: takes the place of --scaled_rates True; leave one of them out"
     if "scheduler" in config and arguments.get("max_train_seconds"):
         yield f"scheduler: takes the place of --max_train_seconds {arguments['max_train_seconds']}; leave one out"
-
-
-def _schedule_faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:
-    if "scheduler" not in config:
-        return
     kind = lookup(config, "scheduler.type")
-    if kind not in SCHEDULES:
+    if "scheduler" in config and kind not in SCHEDULES:
         yield f"scheduler.type {kind!r}; expected {', '.join(SCHEDULES)}; without it --lr_scheduler_type decides"
-        return
-    ours, known = SCHEDULES[kind]
+    ours, known = SCHEDULES.get(str(kind), ("", frozenset[str]()))
     for name in lookup(config, SCHEDULER) or {}:
-        if name not in known:
+        if ours and name not in known:
             yield f"{SCHEDULER}.{name}: unknown to {kind}; expected {', '.join(sorted(known))}"
     asked = arguments.get("lr_scheduler_type", ours)
-    if asked != ours:
+    if ours and asked != ours:
         yield f"scheduler.type {kind!r}, --lr_scheduler_type {asked}; give --lr_scheduler_type {ours}"
-
-
-def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:
-    known = SCHEDULES.get(str(lookup(config, "scheduler.type")), ("", frozenset()))[1]
     for key, (expected, said) in _expected(arguments).items():
         block, _, name = key.rpartition(".")
         if block and (block.split(".")[0] not in config or (block == SCHEDULER and name not in known)):
@@ -213,48 +202,28 @@ def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Iterator[st
 
 def _expected(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """What each key must be, and by which flag, of the flags that are known."""
-    rate, clipping = _said(arguments, "learning_rate"), _said(arguments, "max_grad_norm")
-    rows, passes = _said(arguments, "per_device_train_batch_size"), _said(arguments, "gradient_accumulation_steps")
-    warmup = _said(arguments, "warmup_steps", "num_warmup_steps")
-    expected: dict[str, tuple[Any, str] | None] = {
-        "train_micro_batch_size_per_gpu": rows,
-        "gradient_accumulation_steps": passes,
-        "gradient_clipping": clipping,
-        f"{OPTIMIZER}.lr": rate,
-        f"{OPTIMIZER}.eps": (EPSILON, f"AdamW's here is {EPSILON}"),
-        f"{OPTIMIZER}.weight_decay": _said(arguments, "weight_decay"),
-        f"{SCHEDULER}.warmup_max_lr": rate,
+    told = {name: (value, f"--{name} {value}") for name, value in arguments.items()}
+    expected = {key: told[name] for key, names in SAME.items() for name in names if name in told}
+    expected[f"{OPTIMIZER}.eps"] = EPSILON, f"AdamW's here is {EPSILON}"
+    warmup, total = f"{SCHEDULER}.warmup_num_steps", f"{SCHEDULER}.total_num_steps"
+    if warmup in expected:
         # DeepSpeed takes no 0.
-        f"{SCHEDULER}.warmup_num_steps": None if warmup is None else (max(1, warmup[0]), warmup[1]),
-        f"{SCHEDULER}.total_num_steps": _total_steps(arguments),
-    }
-    if rows and passes and "world_size" in arguments:
-        ranks = arguments["world_size"]
-        whole = rows[0] * passes[0] * ranks
-        said = f"{rows[0]} rows x {passes[0]} passes x {ranks} processes = {whole}"
-        expected["train_batch_size"] = whole, said
+        expected[warmup] = max(1, expected[warmup][0]), expected[warmup][1]
+    if total in expected and expected[total][0] <= 0:
+        del expected[total]
+    if (steps := arguments.get("optimizer_steps")) is not None:
+        expected[total] = steps, f"the run has {steps} optimizer steps"
+    if {ROWS, PASSES, "world_size"} <= arguments.keys():
+        rows, passes, ranks = (arguments[name] for name in (ROWS, PASSES, "world_size"))
+        whole = rows * passes * ranks
+        expected["train_batch_size"] = whole, f"{rows} rows x {passes} passes x {ranks} processes = {whole}"
     if "adam_beta2" in arguments:
         betas = [arguments.get("adam_beta1", 0.9), arguments["adam_beta2"]]
         expected[f"{OPTIMIZER}.betas"] = betas, f"the flags say {betas} (--adam_beta2 {betas[1]})"
-    return {key: value for key, value in expected.items() if value is not None}
-
-
-def _said(arguments: Mapping[str, Any], *names: str) -> tuple[Any, str] | None:
-    """The value of the flag that a script has under one of these names, and the flag as it is written."""
-    return next(((arguments[name], f"--{name} {arguments[name]}") for name in names if name in arguments), None)
-
-
-def _total_steps(arguments: Mapping[str, Any]) -> tuple[Any, str] | None:
-    if "optimizer_steps" in arguments:
-        return arguments["optimizer_steps"], f"the run has {arguments['optimizer_steps']} optimizer steps"
-    asked = _said(arguments, "max_steps", "max_train_steps")
-    return asked if asked is not None and asked[0] > 0 else None
+    return expected
 
 
 # torch's compiler, which DeepSpeed would load for an optimizer that a run does not have.
-
-MUON = "deepspeed.runtime.zero.muon.original_muon"
-DISABLE = "TORCHDYNAMO_DISABLE"
 
 
 def spare_compiler(config: Mapping[str, Any]) -> None:
@@ -268,8 +237,8 @@ def spare_compiler(config: Mapping[str, Any]) -> None:
     if str(optimizer.get("type", "")).lower() == "muon":
         return
     # One of another version of DeepSpeed may have none.
-    with variable_set(DISABLE, "1"), suppress(ImportError):
-        import_module(MUON)
+    with variable_set("TORCHDYNAMO_DISABLE", "1"), suppress(ImportError):
+        import_module("deepspeed.runtime.zero.muon.original_muon")
 
 
 # DeepSpeed's operation that adds tensors up in shared memory, which training never calls.
@@ -278,12 +247,10 @@ def spare_compiler(config: Mapping[str, Any]) -> None:
 # compiles it, or waits for whoever does; each rank then puts a buffer of 66 MiB into `/dev/shm`, which stays there
 # however the rank ends, and which a container with the usual 64 MiB has no room for (ops/csrc/cpu/comm/shm.cpp).
 
-OPERATION = "deepspeed_shm_comm"
-
 
 def spare_shared_memory() -> None:
     """Let DeepSpeed make its process groups without that operation, in this process."""
     import deepspeed.ops
 
     # Not by attribute, which would first try the compilers of every operation; nothing else is looked up here.
-    vars(deepspeed.ops).setdefault("__compatible_ops__", {})[OPERATION] = False
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False

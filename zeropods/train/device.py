@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zeropods.errors import UserError
-from zeropods.measure.memory import Counters, Cpu, Gpu, find_gpu, resident_bytes
+from zeropods.measure.memory import Counters, Gpu, find_gpu, resident_bytes
 from zeropods.measure.record import PhasePeak
 from zeropods.train.arguments import NO_FP16
 from zeropods.train.deepspeed import read_config
@@ -43,25 +42,13 @@ class CudaCounters(Counters):
         return super().reset()
 
 
-class DeviceReader:
-    """The present memory and use of a rank; what its device does not have is left out."""
-
-    def __init__(self, gpu: Gpu | None) -> None:
-        """`gpu`: as NVML knows it; None where there is none, or no NVML."""
-        self.gpu = gpu
-        self.cpu = None if gpu else Cpu()
-
-    def __call__(self) -> dict[str, float | None]:
-        """Values of columns of `memory/N.csv`. Of the processor they are since the last call: for one caller only."""
-        return self.memory() | (self.gpu.read() if self.gpu else {}) | (self.cpu.read() if self.cpu else {})
-
-    def memory(self) -> dict[str, float | None]:
-        """Bytes that the process and its allocator hold."""
-        values: dict[str, float | None] = {"resident_bytes": resident_bytes()}
-        if torch.cuda.is_initialized():
-            values["allocated_bytes"] = torch.cuda.memory_allocated()
-            values["reserved_bytes"] = torch.cuda.memory_reserved()
-        return values
+def held_bytes() -> dict[str, float | None]:
+    """Bytes that the process and torch's allocator on its GPU hold now; columns of `memory/N.csv`."""
+    values: dict[str, float | None] = {"resident_bytes": resident_bytes()}
+    if torch.cuda.is_initialized():
+        values["allocated_bytes"] = torch.cuda.memory_allocated()
+        values["reserved_bytes"] = torch.cuda.memory_reserved()
+    return values
 
 
 def gpu_name() -> str | None:
@@ -86,8 +73,10 @@ def synchronize() -> None:
 
 # Which number format a run uses, and whether the hardware multiplies it.
 
-AMPERE = (8, 0)
-"""The first compute capability with TF32 and FlashAttention-2."""
+
+def is_ampere() -> bool:
+    """Whether this process's GPU has TF32 and can have FlashAttention-2: compute capability 8.0 or later."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def multiplies_bf16() -> bool:
@@ -95,12 +84,6 @@ def multiplies_bf16() -> bool:
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-
-
-def check_tf32(asked: bool) -> None:
-    """Refuse TF32 where the hardware has none."""
-    if asked and not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= AMPERE):
-        raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
 
 
 def resolve_precision(asked: str, model_id: str) -> str:
@@ -157,17 +140,6 @@ def check_compiled(how: str, deepspeed: str | None) -> None:
         )
 
 
-def step_begins(how: str) -> None:
-    """Say that results of the step before are not wanted any more: graphs write where they wrote then."""
-    if how == "graphs":
-        torch.compiler.cudagraph_mark_step_begin()
-
-
-def uncompiled(how: str) -> AbstractContextManager[Any]:
-    """What runs in this block runs as it is written: an evaluation is of other sizes, and short."""
-    return nullcontext() if how == "off" else torch.compiler.set_stance("force_eager")
-
-
 # A model in operations that suit a CPU; names of parameters stay, and so do saved files.
 #
 # Dropout at a quarter of the cost: 16 random bits an element instead of a Bernoulli draw, and a mask of bits.
@@ -184,14 +156,23 @@ WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, rate: float) -> Tensor:
-        kept, ctx.scale = _mask(values, rate)
+        dropped = min(round(rate * LEVELS), LEVELS - 1)
+        words = torch.empty((values.numel() + 3) // 4, dtype=torch.int64)
+        # The range of all 64 bits; without it the top bit of every fourth element would be 0.
+        bits = words.random_(-(1 << 63), None).view(torch.int16)[: values.numel()]
+        # -1, all bits set, for each element that stays, and 0 for the others; the scale keeps the mean.
+        kept = torch.ge(bits, dropped - LEVELS // 2, out=torch.empty_like(bits)).neg_().view(values.shape)
+        ctx.scale = LEVELS / (LEVELS - dropped)
         ctx.save_for_backward(kept)
         return _masked(values, kept, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (kept,) = ctx.saved_tensors
-        return _masked(gradients[0], kept, ctx.scale), None
+        return _masked(gradients[0], ctx.saved_tensors[0], ctx.scale), None
+
+
+def _masked(values: Tensor, kept: Tensor, scale: float) -> Tensor:
+    return (values.view(WORDS[values.element_size()]) & kept).view(values.dtype).mul_(scale)
 
 
 class BitDropout(nn.Dropout):
@@ -202,20 +183,6 @@ class BitDropout(nn.Dropout):
         if not self.training or input.device.type != "cpu":
             return super().forward(input)
         return _Dropout.apply(input, self.p) if self.p else input
-
-
-def _masked(values: Tensor, kept: Tensor, scale: float) -> Tensor:
-    return (values.view(WORDS[values.element_size()]) & kept).view(values.dtype).mul_(scale)
-
-
-def _mask(values: Tensor, rate: float) -> tuple[Tensor, float]:
-    """-1, all bits set, for each element that stays, and 0 for the others: int16; and the scale that keeps the mean."""
-    dropped = min(round(rate * LEVELS), LEVELS - 1)
-    words = torch.empty((values.numel() + 3) // 4, dtype=torch.int64)
-    # The range of all 64 bits; without it the top bit of every fourth element would be 0.
-    bits = words.random_(-(1 << 63), None).view(torch.int16)[: values.numel()]
-    kept = torch.ge(bits, dropped - LEVELS // 2, out=torch.empty_like(bits)).neg_()
-    return kept.view(values.shape), LEVELS / (LEVELS - dropped)
 
 
 # Products with weights that no longer change, laid out once as oneDNN multiplies them.
@@ -280,26 +247,25 @@ def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     threads, rates = torch.get_num_threads(), dict[int, float]()
+
+    def product_seconds(side: int) -> float:
+        # A generator of its own: the run's random numbers are those of its seed.
+        options: Any = {"dtype": dtype, "device": device, "generator": torch.Generator(device).manual_seed(0)}
+        left, right = torch.randn(side, side, **options), torch.randn(side, side, **options)
+        product = torch.empty_like(left)
+        return fastest_seconds(lambda: torch.matmul(left, right, out=product), SECONDS)
+
     torch.set_num_threads(cores or len(os.sched_getaffinity(0)))
     try:
         for side in SIDES[device]:
             if rates and 2 * side**3 / max(rates.values()) > SECONDS:
                 break
-            rates[side] = 2 * side**3 / _product_seconds(side, dtype, device)
+            rates[side] = 2 * side**3 / product_seconds(side)
     finally:
         torch.set_num_threads(threads)
         if device == "cuda":
             torch.cuda.empty_cache()
     return rates
-
-
-@torch.no_grad()
-def _product_seconds(side: int, dtype: torch.dtype, device: str) -> float:
-    # A generator of its own: the run's random numbers are those of its seed.
-    generator = torch.Generator(device).manual_seed(0)
-    left, right = (torch.randn(side, side, dtype=dtype, device=device, generator=generator) for _ in range(2))
-    product = torch.empty_like(left)
-    return fastest_seconds(lambda: torch.matmul(left, right, out=product), SECONDS)
 
 
 OPERATIONS = 500

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 from transformers import TrainingArguments
 
+from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment, record
-from zeropods.measure.run_folder import Opening, is_claimed
-from zeropods.programs import compile_in_turns
+from zeropods.measure.run_folder import Opening, is_claimed, open_run
+from zeropods.programs import compile_in_turns, free_port
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
 from zeropods.train.arguments import INITS, PASSES, ROWS, RunArguments, batch_on
 from zeropods.train.deepspeed import (
+    BATCH,
     Config,
     check_blocks,
     check_config,
@@ -31,7 +33,6 @@ from zeropods.train.deepspeed import (
     read_config,
     spare_compiler,
     spare_shared_memory,
-    without_batch,
 )
 from zeropods.train.device import resolve_precision
 from zeropods.train.sampler import Prepared, Row
@@ -48,43 +49,72 @@ UNCHANGED = (
     *("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "seed", "dataloader_num_workers"),
 )
 """Flags that transformers has under the same names."""
+STRATEGIES = {None: "epoch", 0: "no"}
+"""What a number of steps between two evaluations or checkpoints means, where it is none."""
 
 
 class Task(ABC):
-    """A script's part of a run: data, batches, a model with its loss, and scores. The engine, which is the same for all
-    scripts, calls the methods in this order.
+    """A call of a script, and its part of a run: data, batches, a model with its loss, and scores. The engine, which is
+    the same for all scripts, calls the methods in this order.
 
-    `text2sql.TextToSQL` and `causal.Causal` are tasks; a script names its own, so that a run of one loads nothing of
-    the other.
+    `text2sql.TextToSQL` and `causal.Causal` are tasks.
     """
 
-    flags: ClassVar[type[RunArguments]]
-    """The kind of `arguments`."""
     joint: ClassVar[bool] = False
     """Whether a row is one text, of which some tokens carry a loss; else it is a source and a target."""
+    precision: str
+    """`fp32`, `bf16` or `fp16`, once the call has been checked."""
+    template: Config | None = None
+    """The DeepSpeed configuration as it was read."""
+    deepspeed: Config | None = None
+    """The configuration that is in effect: its output goes into the run folder."""
     arguments: RunArguments
     """The flags of the call."""
 
     def __init__(self, arguments: Any) -> None:
         self.arguments = arguments
+        self.folder = self.arguments.run_folder
+        """The run folder."""
+
+    def check(self) -> None:
+        """Read what the flags name, before processes meet; refuse what contradicts itself or is seen to be wrong."""
+        arguments, ranks = self.arguments, int(os.environ.get("WORLD_SIZE", "1"))
+        self.precision = resolve_precision(arguments.precision, arguments.model_id)
+        if arguments.deepspeed is not None:
+            self.template = read_config(Path(arguments.deepspeed))
+            self.check_template(ranks)
+            check_blocks(self.template, arguments.deepspeed)
+            self.deepspeed = effective_config(self.template, self.folder)
+        if arguments.max_train_seconds and ranks > 1:
+            raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
+        arguments.check_inputs()
+        self.check_model()
+
+    def check_template(self, ranks: int, **known: object) -> None:
+        """Refuse a DeepSpeed configuration that contradicts the flags, or what else is known of the run."""
+        if self.template is not None and self.arguments.deepspeed is not None:
+            said = {"adam_beta1": self.arguments.adam_beta1, "precision": self.precision, "world_size": ranks}
+            said = {**asdict(self.arguments), **said, **known}
+            check_config(self.template, self.arguments.deepspeed, said, self.arguments.fp16_fault)
 
     @abstractmethod
-    def check(self, precision: str) -> None:
-        """Refuse what can be seen to be wrong without the data."""
+    def check_model(self) -> None:
+        """Refuse a model that is not there, or that cannot run here as it was asked to."""
 
     def prepare(self) -> None:  # noqa: B027
         """Prepare data that are raw; most are not. Called on rank 0, which holds the lock of the run folder."""
 
+    @cached_property
     @abstractmethod
     def data(self) -> Prepared:
-        """The rows that the run trains on and evaluates."""
+        """The rows that the run trains on and evaluates, once they are prepared."""
 
     @abstractmethod
-    def settings(self, data: Prepared) -> dict[str, object]:
+    def settings(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run: flags, and what the data say instead of flags."""
 
     @abstractmethod
-    def model(self, data: Prepared) -> PreTrainedModel:
+    def model(self) -> PreTrainedModel:
         """The model in FP32, checked against the data.
 
         Its `forward` returns the sum of the token losses, in nats, divided by `num_items_in_batch`: the label tokens of
@@ -92,46 +122,18 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
+    def batch(self, rows: list[Row]) -> dict[str, Tensor]:
         """A batch of rows; `label_positions` are among it."""
 
-    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> str:
-        """Score the model that is trained and saved in a run folder, and say how good it is; every rank takes part."""
+    def score(self, trainer: MeasuredTrainer) -> str:
+        """Score the model that is trained and saved, and say how good it is; every rank takes part."""
         return ""
 
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """A call that has been checked before processes meet."""
-
-    task: Task
-    precision: str
-    template: Config | None
-    """The DeepSpeed configuration as it was read."""
-
-    @cached_property
-    def data(self) -> Prepared:
-        """The rows that the run trains on and evaluates, once they are prepared."""
-        return self.task.data()
-
-    @property
-    def arguments(self) -> RunArguments:
-        """The flags of the call."""
-        return self.task.arguments
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.arguments.run_folder
-
-    @property
-    def deepspeed(self) -> Config | None:
-        """The configuration that is in effect: its output goes into the run folder."""
-        return None if self.template is None else effective_config(self.template, self.folder)
+    # To be asked once processes have met.
 
     @property
     def technique(self) -> str:
-        """The technique's name; to be asked once processes have met, as all that follows."""
+        """The technique's name."""
         return technique_of(self.deepspeed, processes.world_size())
 
     def effective_batch_size(self) -> int:
@@ -139,99 +141,47 @@ class TrainingJob:
         rows = self.arguments.per_device_train_batch_size * self.arguments.gradient_accumulation_steps
         return rows * processes.world_size()
 
-    def steps(self) -> int:
-        """Optimizer steps of the whole run, if nothing stops it early."""
-        if self.arguments.max_steps > 0:
-            return self.arguments.max_steps
-        return math.ceil(self.arguments.epochs * math.ceil(len(self.data.train) / self.effective_batch_size()))
-
     def identity(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run.
 
         On another number of processes the same rows per step are divided otherwise: that is the same run.
         """
-        flags = {key: value for key, value in self.task.settings(self.data).items() if key not in (ROWS, PASSES)}
+        flags = {key: value for key, value in self.settings().items() if key not in (ROWS, PASSES)}
         # The same folder may hold another run by then.
-        run = {} if self.arguments.init in INITS else {"init": record.read_config(Path(self.arguments.init)).run_id}
-        return {
-            **flags,
-            **run,
-            "effective_batch_size": self.effective_batch_size(),
-            "precision": self.precision,
-            "deepspeed": None if self.template is None else without_batch(self.template),
-        }
+        init, template = self.arguments.init, self.template
+        run = {} if init in INITS else {"init": record.read_config(Path(init)).run_id}
+        if template is not None:
+            # The flags and the number of processes say the batch too, and were compared with it.
+            template = {key: "auto" if key in BATCH else value for key, value in template.items()}
+        size = self.effective_batch_size()
+        return {**flags, **run, "effective_batch_size": size, "precision": self.precision, "deepspeed": template}
 
 
-def check_call(task: Task) -> TrainingJob:
-    """Read what the flags of a task name, and refuse what contradicts itself."""
-    arguments = task.arguments
-    precision = resolve_precision(arguments.precision, arguments.model_id)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    config = None
-    if arguments.deepspeed is not None:
-        config = read_config(Path(arguments.deepspeed))
-        check_config(config, arguments.deepspeed, _flags(arguments, precision, ranks), arguments.fp16_fault)
-        check_blocks(config, arguments.deepspeed)
-    if arguments.max_train_seconds and ranks > 1:
-        raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
-    arguments.check_inputs()
-    task.check(precision)
-    return TrainingJob(task, precision, config)
-
-
-def check_data(job: TrainingJob) -> None:
-    """Refuse what only the data show to be wrong."""
-    arguments = job.arguments
-    if job.data.dev is None and arguments.wants_best_model:
-        raise UserError(f"{arguments.dataset_path}: has no dev split, by which the best model would be found")
-    if job.template is not None and arguments.deepspeed is not None:
-        known = {**_flags(arguments, job.precision, processes.world_size()), "optimizer_steps": job.steps()}
-        check_config(job.template, arguments.deepspeed, known, arguments.fp16_fault)
-
-
-def _flags(arguments: RunArguments, precision: str, ranks: int) -> dict[str, object]:
-    """What a DeepSpeed configuration is compared with."""
-    return {**asdict(arguments), "adam_beta1": arguments.adam_beta1, "precision": precision, "world_size": ranks}
-
-
-def check_same_run(job: TrainingJob) -> None:
-    """Refuse another technique than that of the run in the folder, and other rows per step.
-
-    Both may be meant for another number of pods. Other differences are `open_run`'s to find.
-    """
-    if job.arguments.resume == "never" or not is_claimed(job.folder):
-        return
-    before = record.read_config(job.folder)
-    was, now = before.technique, job.technique
-    if was != now and not (was in UNDIVIDED and now in UNDIVIDED):
-        raise UserError(
-            f"{job.folder}: holds a run of technique {was}, this call is of {now}; give the run's own --deepspeed, "
-            "or choose another --outputdir"
-        )
-    rows_before, rows_now, ranks = before.effective_batch_size, job.effective_batch_size(), processes.world_size()
-    if rows_before != rows_now:
-        rows, passes = job.arguments.per_device_train_batch_size, job.arguments.gradient_accumulation_steps
-        # No more rows per pass than were asked for, since memory was enough for these.
-        same = batch_on(ranks, rows_before, rows)
-        numbers = ", ".join(str(n) for n in range(1, min(rows_before, 64) + 1) if rows_before % n == 0)
-        fits = f"{rows_before} does not divide by {ranks}: take {numbers} processes"
-        if same is not None:
-            fits = f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
-        raise UserError(
-            f"{job.folder}: holds a run of {rows_before} rows per step, this call has {rows} rows x {passes} passes x "
-            f"{ranks} processes = {rows_now}; {fits}"
-        )
-
-
-def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[str]) -> dict[str, object]:
-    """What `config.json` of the run folder holds.
+def open_folder(task: Task, argv: list[str], hosts: list[str]) -> Opening:
+    """Open the run folder, on rank 0; unless the run in it is finished, write `config.json`.
 
     Args:
         hosts: the pods, each once, in the order of their ranks.
+
+    Raises:
+        UserError: the data show that something is wrong, or the folder holds another run.
     """
-    arguments, data, ranks, slots = job.arguments, job.data, processes.world_size(), processes.slots()
+    arguments, data = task.arguments, task.data
+    if data.dev is None and arguments.wants_best_model:
+        raise UserError(f"{arguments.dataset_path}: has no dev split, by which the best model would be found")
+    steps = math.ceil(arguments.epochs * math.ceil(len(data.train) / task.effective_batch_size()))
+    task.check_template(
+        processes.world_size(), optimizer_steps=arguments.max_steps if arguments.max_steps > 0 else steps
+    )
+    _check_same_run(task)
+    opening = open_run(task.folder, task.identity(), again=arguments.resume == "never")
+    if opening.finished:
+        return opening
+    ranks = processes.world_size()
+    # As torchrun or DeepSpeed's launcher say. DeepSpeed's first: accelerate puts LOCAL_WORLD_SIZE=1 beside it on a CPU.
+    slots = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or ranks)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
+    config = {
         "schema_version": record.SCHEMA_VERSION,
         "run_id": opening.run_id,
         "attempt": opening.attempt,
@@ -239,64 +189,87 @@ def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[
         "task": data.manifest.task,
         "model_id": arguments.model_id,
         "init": Path(arguments.init).resolve().name,
-        "technique": job.technique,
+        "technique": task.technique,
         "pods": ranks // slots,
         "slots": slots,
         "world_size": ranks,
-        "precision": job.precision,
+        "precision": task.precision,
         "prompt": None if data.manifest.task == "lm" else data.manifest.prompt,
         "per_device_train_batch_size": arguments.per_device_train_batch_size,
         "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
-        "effective_batch_size": job.effective_batch_size(),
+        "effective_batch_size": task.effective_batch_size(),
         "gradient_checkpointing": arguments.gradient_checkpointing,
         "train_rows": len(data.train),
         "dev_rows": None if data.dev is None else len(data.dev),
         "dataset": {"path": arguments.dataset_path, "content_key": data.manifest.content_key},
-        "deepspeed": job.deepspeed,
-        "identity": job.identity(),
+        "deepspeed": task.deepspeed,
+        "identity": task.identity(),
         "argv": argv,
         "hosts": hosts,
         "versions": environment.versions(),
         "git_revision": environment.git_revision(Path(__file__).parent),
         "hardware": environment.hardware() | {"gpus": gpus},
     }
+    files.write_json(task.folder / record.CONFIG, config)
+    return opening
 
 
-def training_arguments(job: TrainingJob) -> TrainingArguments:
-    """transformers' arguments; making them starts the process group."""
-    if job.template is None:
-        return _transformers_arguments(job)
-    processes.be_the_only_rank()
-    compile_in_turns()
-    spare_shared_memory()
-    settings = _transformers_arguments(job)
-    # On a CPU transformers leaves this to the trainer, and ZeRO-3 then loads a model as if on one process.
-    import deepspeed
+def _check_same_run(task: Task) -> None:
+    """Refuse another technique than that of the run in the folder, and other rows per step.
 
-    deepspeed.init_distributed(verbose=False)
-    spare_compiler(job.template)
-    return settings
+    Both may be meant for another number of pods. Other differences are `open_run`'s to find.
+    """
+    if task.arguments.resume == "never" or not is_claimed(task.folder):
+        return
+    before = record.read_config(task.folder)
+    was, now = before.technique, task.technique
+    if was != now and not (was in UNDIVIDED and now in UNDIVIDED):
+        raise UserError(
+            f"{task.folder}: holds a run of technique {was}, this call is of {now}; give the run's own --deepspeed, "
+            "or choose another --outputdir"
+        )
+    rows_before, rows_now, ranks = before.effective_batch_size, task.effective_batch_size(), processes.world_size()
+    if rows_before != rows_now:
+        rows, passes = task.arguments.per_device_train_batch_size, task.arguments.gradient_accumulation_steps
+        # No more rows per pass than were asked for, since memory was enough for these.
+        same = batch_on(ranks, rows_before, rows)
+        numbers = ", ".join(str(n) for n in range(1, min(rows_before, 64) + 1) if rows_before % n == 0)
+        fits = f"{rows_before} does not divide by {ranks}: take {numbers} processes"
+        if same is not None:
+            fits = f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
+        raise UserError(
+            f"{task.folder}: holds a run of {rows_before} rows per step, this call has {rows} rows x {passes} passes x "
+            f"{ranks} processes = {rows_now}; {fits}"
+        )
 
 
-def _transformers_arguments(job: TrainingJob) -> TrainingArguments:
-    arguments, on_gpu = job.arguments, torch.cuda.is_available()
+def training_arguments(task: Task) -> TrainingArguments:
+    """transformers' arguments; under DeepSpeed making them starts the process group."""
+    arguments, on_gpu = task.arguments, torch.cuda.is_available()
+    if task.deepspeed is not None:
+        if "RANK" not in os.environ:
+            # DeepSpeed needs a process group even for one process, for which there was no launcher to say this.
+            alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+            os.environ.update(alone, MASTER_PORT=str(free_port()))
+        compile_in_turns()
+        spare_shared_memory()
     settings = TrainingArguments(
-        output_dir=str(job.folder / "checkpoints"),
+        output_dir=str(task.folder / "checkpoints"),
         num_train_epochs=arguments.epochs,
         **{name: getattr(arguments, name) for name in UNCHANGED},
         activation_checkpointing=arguments.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
-        eval_strategy=_strategy(arguments.eval_steps),
+        eval_strategy=STRATEGIES.get(arguments.eval_steps, "steps"),
         eval_steps=arguments.eval_steps or None,
-        save_strategy=_strategy(arguments.save_steps),
+        save_strategy=STRATEGIES.get(arguments.save_steps, "steps"),
         save_steps=arguments.save_steps or 500,
         load_best_model_at_end=arguments.wants_best_model,
         metric_for_best_model="eval_loss",
         greater_is_better=False,
-        deepspeed=job.deepspeed,
+        deepspeed=task.deepspeed,
         # Without DeepSpeed, BF16 is our own: FP32 masters and BF16 copies, not autocast.
-        bf16=job.precision == "bf16" and job.deepspeed is not None,
-        fp16=job.precision == "fp16",
+        bf16=task.precision == "bf16" and task.deepspeed is not None,
+        fp16=task.precision == "fp16",
         report_to=[],
         remove_unused_columns=False,
         label_names=["labels"],
@@ -314,10 +287,10 @@ def _transformers_arguments(job: TrainingJob) -> TrainingArguments:
         # A process trains on one GPU. transformers would divide its model over all that it sees, by `DataParallel`, and
         # give each of them a whole batch.
         settings._n_gpu = 1
+    if task.deepspeed is not None:
+        # On a CPU transformers leaves this to the trainer, and ZeRO-3 then loads a model as if on one process.
+        import deepspeed
+
+        deepspeed.init_distributed(verbose=False)
+        spare_compiler(task.deepspeed)
     return settings
-
-
-def _strategy(steps: int | None) -> str:
-    if steps is None:
-        return "epoch"
-    return "steps" if steps else "no"

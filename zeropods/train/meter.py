@@ -9,6 +9,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,10 +22,10 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
-from zeropods.measure.memory import PEAKS, Counters, Phases, Sampler
+from zeropods.measure.memory import PEAKS, Counters, Cpu, Phases, Sampler
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
 from zeropods.programs import TRAINING_BLOCK, map_blocks
-from zeropods.train.device import CudaCounters, DeviceReader, gpu_by_nvml, gpu_name, synchronize
+from zeropods.train.device import CudaCounters, gpu_by_nvml, gpu_name, held_bytes, synchronize
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -55,18 +56,20 @@ class Meter(TrainerCallback):
             joint: whether a row is one text, of which some tokens carry a loss; else it is a source and a target.
         """
         measured.machine, measured.gpu = environment.machine(), gpu_name()
-        self.folder, self.measured = folder, measured
-        self.tokens = TokenCount(joint)
-        """Tokens of the present step."""
+        self.folder, self.measured, self.joint = folder, measured, joint
+        self.tokens = Tokens()
+        """What the present step is made of, so far."""
+        self._largest: BatchShape | None = None
+        """The pass with the most tokens, padding included."""
         self.phases = Phases(CudaCounters() if torch.cuda.is_available() else Counters(), age_seconds)
         self.clock = StepClock()
         self._gpu = gpu_by_nvml()
         self._energy = self._gpu.energy_joules() if self._gpu else None
-        path = folder / "memory" / f"{measured.rank}.csv"
         self.evaluate_seconds, self.save_seconds = list[float](), list[float]()
-        self.read = DeviceReader(self._gpu)
-        self.sampler = Sampler(path, interval, self.read, lambda: self.phases.phase)
-        self.heartbeat = HeartbeatWriter(folder, measured.rank, lambda: self.phases.phase)
+        device = self._gpu or Cpu()
+        path, phase = folder / "memory" / f"{measured.rank}.csv", lambda: self.phases.phase
+        self.sampler = Sampler(path, interval, lambda: held_bytes() | device.read(), phase)
+        self.heartbeat = HeartbeatWriter(folder, measured.rank, phase)
         self.failed_in: str | None = None
         """The phase in which an error came up."""
 
@@ -113,9 +116,24 @@ class Meter(TrainerCallback):
         self.measured.start_seconds = self.phases.measured()[0]["load"].seconds
         self.clock.restart()
 
+    def count(self, inputs: dict[str, Tensor]) -> None:
+        """Count a forward pass of a collator's batch. Without a mask no token of it is padding."""
+        (rows, source), target = inputs["input_ids"].shape, 0 if self.joint else inputs["labels"].shape[1]
+        mask, padded = inputs.get("attention_mask"), rows * (source + target)
+        real, labels = rows * source if mask is None else mask.sum(), inputs["label_positions"].numel()
+        before = self.tokens
+        self.tokens = Tokens(before.source + real, before.target + labels, before.padded + padded)
+        largest = self._largest
+        if largest is None or padded > largest.rows * (largest.source_tokens + largest.target_tokens):
+            self._largest = BatchShape(rows=rows, source_tokens=source, target_tokens=target)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.clock.lap(self.tokens.take())
-        self.measured.largest_batch = self.tokens.largest
+        taken, self.tokens = self.tokens, Tokens()
+        if isinstance(taken.source, Tensor):
+            # On its way to the CPU; it is there when the step's mark is past.
+            taken = taken._replace(source=taken.source.to("cpu", non_blocking=True))
+        self.clock.lap(taken)
+        self.measured.largest_batch = self._largest
         if self.phases.phase == "first_step":
             synchronize()
             self.phases.enter("steady")
@@ -132,9 +150,8 @@ class Meter(TrainerCallback):
         for key, entries in (("loss", self.measured.losses), ("eval_loss", self.measured.eval_losses)):
             if key in logs:
                 if not math.isfinite(logs[key]):
-                    raise UserError(
-                        f"step {step}: {key} {logs[key]}; lower --learning_rate, or choose --precision fp32"
-                    )
+                    remedy = "lower --learning_rate, or choose --precision fp32"
+                    raise UserError(f"step {step}: {key} {logs[key]}; {remedy}")
                 entries.append(Loss(step=step, loss=logs[key]))
                 if len(entries) == MOST_LOSSES:
                     del entries[::2]
@@ -151,9 +168,8 @@ class Meter(TrainerCallback):
         measured.evaluate_seconds = Statistics.of(self.evaluate_seconds)
         measured.save_seconds = Statistics.of(self.save_seconds)
         measured.step = measured.first_step + len(steps)
-        measured.source_tokens = int(steps["source_tokens"].sum())
-        measured.target_tokens = int(steps["target_tokens"].sum())
-        measured.padded_tokens = int(steps["padded_tokens"].sum())
+        for name, _ in STEP[1:]:
+            setattr(measured, name, int(steps[name].sum()))
         measured.phases, most = self.phases.measured()
         vars(measured).update({key: getattr(most, key) for key in PEAKS})
         measured.wall_seconds = sum(phase.seconds for phase in measured.phases.values())
@@ -168,7 +184,7 @@ class Meter(TrainerCallback):
         measured.write(self.folder)
 
 
-# Tokens of a step, counted without waiting for the device.
+# Times and tokens of optimizer steps, of which none waits for the device.
 
 
 class Tokens(NamedTuple):
@@ -178,40 +194,6 @@ class Tokens(NamedTuple):
     """A tensor where a GPU counts them."""
     target: int = 0
     padded: int = 0
-
-
-class TokenCount:
-    """Counts the forward passes of this rank, step by step."""
-
-    def __init__(self, joint: bool) -> None:
-        """`joint`: as `Meter` has it."""
-        self.joint = joint
-        self.largest: BatchShape | None = None
-        """The pass with the most tokens, padding included."""
-        self._most = 0
-        self._counted = Tokens()
-
-    def add(self, inputs: dict[str, Tensor]) -> None:
-        """Count a forward pass of a collator's batch. Without a mask no token of it is padding."""
-        (rows, source), target = inputs["input_ids"].shape, 0 if self.joint else inputs["labels"].shape[1]
-        mask, padded = inputs.get("attention_mask"), rows * (source + target)
-        real, labels = rows * source if mask is None else mask.sum(), inputs["label_positions"].numel()
-        before = self._counted
-        self._counted = Tokens(before.source + real, before.target + labels, before.padded + padded)
-        if padded > self._most:
-            self._most = padded
-            self.largest = BatchShape(rows=rows, source_tokens=source, target_tokens=target)
-
-    def take(self) -> Tokens:
-        """The tokens since they were last taken."""
-        taken, self._counted = self._counted, Tokens()
-        if isinstance(taken.source, Tensor):
-            # On its way to the CPU; it is there when the step's mark is past.
-            taken = taken._replace(source=taken.source.to("cpu", non_blocking=True))
-        return taken
-
-
-# Times of optimizer steps, of which none waits for the device.
 
 
 class Mark:
@@ -294,6 +276,7 @@ STATES = (*MASTERS, "param_groups", "state")
 """Where they and torch's keep states, and master weights where there are any."""
 
 
+@dataclass(eq=False)
 class LiveBytesRecorder(TrainerCallback):
     """Counts the bytes of parameters, gradients and optimizer states once, at the second step of an attempt.
 
@@ -305,17 +288,17 @@ class LiveBytesRecorder(TrainerCallback):
     travel do not: they are no state.
     """
 
-    def __init__(self, measured: RankMeasurement, engine: Callable[[], Any]) -> None:
-        """`engine` gives DeepSpeed's, None where there is none."""
-        self.measured = measured
-        self.engine = engine
-        self._due = False
-        self._before: tuple[int, int] | None = None
+    measured: RankMeasurement
+    engine: Callable[[], Any]
+    """Gives DeepSpeed's engine, None where there is none."""
+    due: bool = field(default=False, init=False)
+    before: tuple[int, int] | None = field(default=None, init=False)
+    """Bytes of parameters and gradients."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         wanted = self.measured.first_step + (state.max_steps > self.measured.first_step + 1)
-        self._due, engine = state.global_step == wanted, self.engine()
-        if self._due and engine is not None:
+        self.due, engine = state.global_step == wanted, self.engine()
+        if self.due and engine is not None:
             # DeepSpeed reduces, steps and drops the gradients inside of the backward pass, as accelerate sees it.
             step = engine.step
 
@@ -327,32 +310,29 @@ class LiveBytesRecorder(TrainerCallback):
             engine.step = counted
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        if self._due and self.engine() is None:
+        if self.due and self.engine() is None:
             self._count_before(about["model"], about["optimizer"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        if self._due and self._before is not None:
-            states = _bytes(_held(about["optimizer"], STATES), besides=_parameters(about["model"]))
-            self.measured.live_bytes = LiveBytes(
-                parameters=self._before[0], gradients=self._before[1], optimizer=states
-            )
-        self._due = False
+        if self.due and self.before is not None:
+            (parameters, gradients), own = self.before, _parameters(about["model"])
+            states = _bytes(_held(about["optimizer"], STATES), besides=own)
+            self.measured.live_bytes = LiveBytes(parameters=parameters, gradients=gradients, optimizer=states)
+        self.due = False
 
     def _count_before(self, model: nn.Module, optimizer: Any) -> None:
-        gradients = _bytes(_gradients(model, optimizer), besides=_parameters(model))
-        self._before = _bytes(_parameters(model)), gradients
+        gradients = [getattr(each, name, None) for each in model.parameters() for name in ("grad", "grad_accum")]
+        gradients += [*_held(optimizer, PARTITIONS), *(master.grad for master in _held(optimizer, MASTERS))]
+        self.before = _bytes(_parameters(model)), _bytes(gradients, besides=_parameters(model))
 
 
 def _bytes(tensors: Iterable[Any], besides: Iterable[Any] = ()) -> int:
     """Bytes of the memory that holds tensors, except for what holds others too."""
-    storages, others = _storages(tensors), _storages(besides)
-    return sum(size for address, size in storages.items() if address not in others)
-
-
-def _storages(tensors: Iterable[Any]) -> dict[int, int]:
-    """Bytes by address."""
-    found = (tensor.untyped_storage() for tensor in tensors if isinstance(tensor, Tensor))
-    return {storage.data_ptr(): storage.nbytes() for storage in found}
+    found, others = (
+        [each.untyped_storage() for each in group if isinstance(each, Tensor)] for group in (tensors, besides)
+    )
+    storages = {storage.data_ptr(): storage.nbytes() for storage in found}
+    return sum(storages[address] for address in storages.keys() - {storage.data_ptr() for storage in others})
 
 
 def _parameters(model: nn.Module) -> Iterator[Any]:
@@ -362,57 +342,55 @@ def _parameters(model: nn.Module) -> Iterator[Any]:
         yield getattr(parameter, "ds_tensor", None)
 
 
-def _gradients(model: nn.Module, optimizer: Any) -> Iterator[Any]:
-    for parameter in model.parameters():
-        yield parameter.grad
-        yield getattr(parameter, "grad_accum", None)
-    yield from _held(optimizer, PARTITIONS)
-    yield from (master.grad for master in _held(optimizer, MASTERS))
-
-
-def _held(optimizer: Any, names: Iterable[str]) -> Iterator[Any]:
+def _held(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
     """Tensors under these names of the optimizer and of those that it wraps: accelerate's, DeepSpeed's, torch's."""
     seen: list[Any] = []
     while optimizer is not None and not any(optimizer is known for known in seen):
         seen.append(optimizer)
-        for name in names:
-            yield from _flat(getattr(optimizer, name, None))
+        found = [getattr(optimizer, name, None) for name in names]
+        while found:
+            each = found.pop()
+            if isinstance(each, Tensor):
+                yield each
+            elif isinstance(each, dict | list | tuple):
+                found.extend(each.values() if isinstance(each, dict) else each)
         optimizer = getattr(optimizer, "optimizer", None)
-
-
-def _flat(found: Any) -> Iterator[Any]:
-    if isinstance(found, Tensor):
-        yield found
-    elif isinstance(found, dict | list | tuple):
-        for value in found.values() if isinstance(found, dict) else found:
-            yield from _flat(value)
 
 
 # TensorBoard's curves of a run.
 
-MEMORY = ("allocated_bytes", "resident_bytes")
-USE = ("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent")
+USE = (
+    *("allocated_bytes", "resident_bytes"),
+    *("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent"),
+)
+"""What is drawn of a device."""
 
 
+@dataclass(eq=False)
 class Curves(TrainerCallback):
     """Training and validation loss in one chart (one tag, two runs), and what the steps since the last point took."""
 
-    def __init__(self, folder: Path, meter: Meter, effective_batch_size: int) -> None:
-        """Curves in TensorBoard's files; `folder` is TensorBoard's, in the run folder."""
-        self.folder = folder
-        self.meter = meter
-        self.effective_batch_size = effective_batch_size
-        self.writers: dict[str, SummaryWriter] = {}
-        self._drawn = 0
+    folder: Path
+    """TensorBoard's folder in the run folder."""
+    meter: Meter
+    effective_batch_size: int
+    writers: dict[str, SummaryWriter] = field(default_factory=dict, init=False)
+    drawn: int = field(default=0, init=False)
+    """Number of steps whose figures are drawn."""
 
     def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        logs = about["logs"]
+        from torch.utils.tensorboard import SummaryWriter
+
+        logs, drawn = about["logs"], dict[str, dict[str, float]]()
         if "loss" in logs:
-            curves = {key: logs[key] for key in ("loss", "learning_rate")}
-            self._add("train", curves | self._since_last_point(), state.global_step)
+            drawn["train"] = {key: logs[key] for key in ("loss", "learning_rate")} | self._since_last_point()
         if "eval_loss" in logs:
-            validation = {"loss": logs["eval_loss"], "samples_per_second": logs["eval_samples_per_second"]}
-            self._add("validation", validation, state.global_step)
+            drawn["validation"] = {"loss": logs["eval_loss"], "samples_per_second": logs["eval_samples_per_second"]}
+        for run, values in drawn.items():
+            writer = self.writers[run] = self.writers.get(run) or SummaryWriter(str(self.folder / run))
+            for tag, value in values.items():
+                writer.add_scalar(tag, value, state.global_step)
+        if "eval_loss" in logs:
             # The last evaluation may come after training, where nothing else would write it out.
             self.writers["validation"].flush()
 
@@ -423,24 +401,15 @@ class Curves(TrainerCallback):
     def _since_last_point(self) -> dict[str, float]:
         """Memory and use now; of the steps since, if any: mean seconds, samples of all ranks per second, share of
         padding among this rank's tokens."""
-        fresh = self.meter.clock.steps(self._drawn)
-        self._drawn += len(fresh)
-        now = {key: value for key, value in self.meter.read.memory().items() if key in MEMORY}
-        now |= {key: value for key, value in self.meter.sampler.last.items() if key in USE}
-        told = {key: value for key, value in now.items() if value is not None}
+        fresh = self.meter.clock.steps(self.drawn)
+        self.drawn += len(fresh)
+        now = {**self.meter.sampler.last, **held_bytes()}
+        told = {key: value for key in USE if (value := now.get(key)) is not None}
         if len(fresh):
             seconds, source, target, padded = (float(fresh[name].sum()) for name, _ in STEP)
             # Label tokens of one text are among the source's.
-            real = source + (0.0 if self.meter.tokens.joint else target)
+            real = source + (0.0 if self.meter.joint else target)
             told["step_seconds"] = seconds / len(fresh)
             told["samples_per_second"] = self.effective_batch_size * len(fresh) / seconds
             told["padding_share"] = 1 - real / padded
         return told
-
-    def _add(self, run: str, values: dict[str, float], step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        if run not in self.writers:
-            self.writers[run] = SummaryWriter(str(self.folder / run))
-        for tag, value in values.items():
-            self.writers[run].add_scalar(tag, value, step)

@@ -48,30 +48,31 @@ def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "f
     Raises:
         UserError: it cannot be read, or a tensor is missing or of another size: transformers would draw that at random.
     """
-    model, fault = None, None
-    with loading(name, flag), _without_report():
-        try:
-            model, found = model_class.from_pretrained(
-                name,
-                dtype=dtype,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **options,
-            )
-            fault = _fault(found)
-        except RuntimeError as error:
-            # ZeRO-3's way to say it.
-            unfit = next((line.strip() for line in str(error).split("\n") if "size mismatch" in line), None)
-            if unfit is None:
-                raise
-            fault = unfit.rstrip(".")
+    model, fault, level = None, None, logging.get_verbosity()
+    # transformers prints a table of what is missing; here that is an error of one line.
+    logging.set_verbosity_error()
+    how = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        with loading(name, flag):
+            model, found = model_class.from_pretrained(name, **how, **options)
+            for key in sorted(found["missing_keys"])[:1]:
+                fault = f"its weights have no tensor {key!r}"
+            for key, saved, expected in sorted(found["mismatched_keys"])[: fault is None]:
+                fault = f"its tensor {key!r} is of size {list(saved)}, its config.json says {list(expected)}"
+    except RuntimeError as error:
+        # ZeRO-3's way to say it.
+        unfit = next((line.strip() for line in str(error).split("\n") if "size mismatch" in line), None)
+        if unfit is None:
+            raise
+        fault = unfit.rstrip(".")
+    finally:
+        logging.set_verbosity(level)
     if is_deepspeed_zero3_enabled():
         # Rank 0 alone has read the tensors, and may be the only one that knows.
         fault = next(filter(None, processes.gathered(fault)), None)
     if fault is not None:
         remedy = "save the model again" + ", or train it with --init random" * bool(flag)
-        raise UserError(f"{_place(name, flag)}: {fault}; {remedy}")
+        raise UserError(f"{flag} {name!r}: {fault}; {remedy}" if flag else f"{name}: {fault}; {remedy}")
     return model
 
 
@@ -87,7 +88,7 @@ def check_source(arguments: RunArguments) -> PreTrainedConfig | None:
     if arguments.init == "random":
         return None
     name = arguments.source
-    with loading(name, f"--{arguments.model_flag}"):
+    with loading(name, arguments.model_flag):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **hub_options(name))
         for path in Path(name).glob(f"*{SUFFIX}"):
             with safe_open(path, "pt"):
@@ -105,30 +106,8 @@ def loading(name: str, flag: str = "") -> Iterator[None]:
             raise  # A run out of memory is recorded as such.
         # The first line of a `StrictDataclassError` names a field; what is wrong with it comes after that.
         reason = " ".join(str(error).split())[:200] if isinstance(error, StrictDataclassError) else first_line(error)
-        known = "give a hub id that can be reached, a local folder, or --init random with a known shape"
-        remedy = known if flag else "expected a run, a model folder or a hub id"
-        raise UserError(f"{_place(name, flag)}: cannot be loaded ({reason}); {remedy}") from None
-
-
-def _place(name: str, flag: str) -> str:
-    return f"{flag} {name!r}" if flag else name
-
-
-def _fault(found: dict[str, list[Any]]) -> str | None:
-    """What is wrong with the weights that transformers has found."""
-    for key in sorted(found["missing_keys"]):
-        return f"its weights have no tensor {key!r}"
-    for key, saved, expected in sorted(found["mismatched_keys"]):
-        return f"its tensor {key!r} is of size {list(saved)}, its config.json says {list(expected)}"
-    return None
-
-
-@contextlib.contextmanager
-def _without_report() -> Iterator[None]:
-    """transformers prints a table of what is missing; here that is an error of one line."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
+        place, remedy = name, "expected a run, a model folder or a hub id"
+        if flag:
+            place = f"{flag} {name!r}"
+            remedy = "give a hub id that can be reached, a local folder, or --init random with a known shape"
+        raise UserError(f"{place}: cannot be loaded ({reason}); {remedy}") from None

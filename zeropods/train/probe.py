@@ -13,9 +13,9 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 
 from zeropods.errors import UserError
@@ -48,25 +48,31 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
     Raises:
         UserError: it took too long, a process failed, or pods of this machine are more than its GPUs.
     """
-    gpus = _gpus()
+    # GPUs of this machine that this process may use, as CUDA names them.
+    count = own_gpus()
+    named = os.environ.get(VISIBLE, ",".join(map(str, range(count))))
+    gpus = list(filter(None, named.split(",")))[:count]
     hosts = [host.address for host in cluster.hosts] if cluster else ["127.0.0.1"] * min(LOCAL, len(gpus) or LOCAL)
-    # As in training: threads that spin would take the cores from one another.
-    variables = {"OMP_WAIT_POLICY": "PASSIVE", **exported_variables((), {})}
-    own: list[dict[str, str]] = [{} for _ in hosts]
-    if cluster is None or cluster.shared_machine:
-        if 0 < len(gpus) < len(hosts):
-            remedy = "zeropods probe --alone measures it without them"
-            raise UserError(f"probe: {len(hosts)} pods for {len(gpus)} GPUs of one machine; {remedy}")
-        own = [{VISIBLE: gpus[number] if gpus else ""} for number in range(len(hosts))]
-    port = free_port()
-    commands = [_rank(number, hosts, port, {**variables, **own[number]}) for number in range(len(hosts))]
+    shares = cluster is None or cluster.shared_machine
+    if shares and 0 < len(gpus) < len(hosts):
+        remedy = "zeropods probe --alone measures it without them"
+        raise UserError(f"probe: {len(hosts)} pods for {len(gpus)} GPUs of one machine; {remedy}")
+    port, commands = free_port(), []
+    for number, host in enumerate(hosts):
+        # As in training: threads that spin would take the cores from one another.
+        variables: dict[str, object] = {"OMP_WAIT_POLICY": "PASSIVE", **exported_variables((), {})}
+        variables |= {VISIBLE: gpus[number] if gpus else ""} if shares else {}
+        variables |= {"RANK": number, "WORLD_SIZE": len(hosts), "MASTER_ADDR": hosts[0], "MASTER_PORT": port}
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        # On a pod it outlives the ssh that began it, and would wait for the other ranks.
+        limit = ["timeout", "-k", "5", f"{MOST_SECONDS + 1:.0f}"]
+        command = [*limit, "env", *settings, sys.executable, "-m", "zeropods.train.probe"]
+        if cluster:
+            there = f"cd {shlex.quote(str(PROJECT))}; exec {shlex.join(command)}"
+            command = ssh_argv(cluster.ssh_config, host, ["sh", "-c", there])
+        commands.append(command)
     if cluster:
         cluster.preflight(Expectation.of_this_machine(PROJECT, master_port=port)).require()
-        shells = zip(hosts, commands, strict=True)
-        commands = [
-            ssh_argv(cluster.ssh_config, host, ["sh", "-c", f"cd {shlex.quote(str(PROJECT))}; exec {shlex.join(argv)}"])
-            for host, argv in shells
-        ]
     ends = run_all(commands, MOST_SECONDS)
     bad = [number for number, end in enumerate(ends) if end.returncode != 0]
     # Those that did not end may have waited for one that did.
@@ -83,22 +89,6 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
         return read_probe(path)
 
 
-def _gpus() -> list[str]:
-    """GPUs of this machine that this process may use, as CUDA names them."""
-    count = own_gpus()
-    named = os.environ.get(VISIBLE, ",".join(map(str, range(count))))
-    return list(filter(None, named.split(",")))[:count]
-
-
-def _rank(number: int, hosts: Sequence[str], port: int, variables: Mapping[str, str]) -> list[str]:
-    """The command of one rank."""
-    group = {"RANK": number, "WORLD_SIZE": len(hosts), "MASTER_ADDR": hosts[0], "MASTER_PORT": port, **variables}
-    # On a pod it outlives the ssh that began it, and would wait for the other ranks.
-    limit = ["timeout", "-k", "5", f"{MOST_SECONDS + 1:.0f}"]
-    settings = [f"{name}={value}" for name, value in group.items()]
-    return [*limit, "env", *settings, sys.executable, "-m", "zeropods.train.probe"]
-
-
 # One rank.
 
 
@@ -111,13 +101,16 @@ def measure() -> MachineProbe | None:
     from zeropods.train.device import gpu_name
     from zeropods.train.processes import gathered, rank, world_size
 
-    bare = _of_a_fork(resident_bytes)
+    bare = resident_bytes()
+    if not torch.cuda.is_available():
+        # Ranks without a GPU are forks (`launch.forks`).
+        with get_context("fork").Pool(1) as pool:
+            bare = pool.apply(resident_bytes)
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     alone = _alone() if rank() == 0 else {}
     dist.barrier()
     seconds = [_reduced_seconds(size) for size in (SMALL, LARGE)]
-    machines = len(set(gathered(environment.machine())))
-    others = world_size() - 1
+    machines, others = len(set(gathered(environment.machine()))), world_size() - 1
     if rank():
         return None
     around = 2 * max(1, others)
@@ -180,21 +173,6 @@ def _reduced_seconds(size: int) -> float:
         dist.all_reduce(tensor)
     synchronize()
     return (time.perf_counter() - began) / rounds
-
-
-def _of_a_fork(read: Callable[[], int]) -> int:
-    """What a fork of this process reads of itself: ranks without a GPU are forks (`launch.forks`)."""
-    import torch
-
-    if torch.cuda.is_available():
-        return read()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writing, str(read()).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    return int(os.read(reading, 64))
 
 
 def main() -> None:

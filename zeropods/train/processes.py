@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from zeropods.errors import UserError
-from zeropods.programs import free_port
 
 UNHEARD_SECONDS = 2.0
 """How long the main thread may take to act on a signal before it counts as waiting."""
@@ -44,22 +43,6 @@ def rank() -> int:
 def world_size() -> int:
     """Number of processes of the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def be_the_only_rank() -> None:
-    """Set what a launcher would set, where there was none: DeepSpeed needs a process group even for one process."""
-    if "RANK" in os.environ:
-        return
-    os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
-    )
-
-
-def slots() -> int:
-    """Processes of the run on one pod, as torchrun or DeepSpeed's launcher say; else all of them."""
-    # DeepSpeed's variable first: accelerate puts LOCAL_WORLD_SIZE=1 beside it on a CPU.
-    said = os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE")
-    return int(said) if said else world_size()
 
 
 def gathered(value: Any) -> list[Any]:
@@ -118,9 +101,22 @@ def heard_while_waiting(act: Callable[[str], None], *, saving: signal.Signals | 
     """
     hearing, waking = socket.socketpair()
     waking.setblocking(False)
+
+    def listen() -> None:
+        """Read signal numbers until the other end is closed, which ends the waiting too."""
+        while number := hearing.recv(1):
+            if number[0] in ENDINGS and number[0] != saving:
+                hearing.settimeout(UNHEARD_SECONDS)
+                try:
+                    while hearing.recv(1):
+                        pass
+                    return
+                except TimeoutError:
+                    act(signal.Signals(number[0]).name)
+                hearing.settimeout(None)
+
     before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-    endings = [number for number in ENDINGS if number != saving]
-    thread = threading.Thread(target=_listen, args=(hearing, endings, act), name="signals", daemon=True)
+    thread = threading.Thread(target=listen, name="signals", daemon=True)
     thread.start()
     try:
         yield
@@ -129,21 +125,6 @@ def heard_while_waiting(act: Callable[[str], None], *, saving: signal.Signals | 
         waking.close()
         thread.join()
         hearing.close()
-
-
-def _listen(hearing: socket.socket, endings: Sequence[int], act: Callable[[str], None]) -> None:
-    """Read signal numbers until the other end is closed."""
-    while number := hearing.recv(1):
-        if number[0] not in endings:
-            continue
-        hearing.settimeout(UNHEARD_SECONDS)
-        try:
-            while hearing.recv(1):
-                pass
-            return
-        except TimeoutError:
-            act(signal.Signals(number[0]).name)
-        hearing.settimeout(None)
 
 
 class SavedOnSignalError(SharedError):
@@ -173,7 +154,15 @@ class SaveOnSignal(TrainerCallback):
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Take notice of the signal; another SIGTERM ends a run as Ctrl-C does. In the main thread."""
-        handlers = {signal.SIGTERM: _interrupt} | ({self.number: self._hear} if self.number else {})
+
+        def hear(number: int, frame: Any) -> None:
+            # A flag and nothing else, so that a second signal disturbs no save.
+            self.heard = True
+
+        def interrupt(number: int, frame: Any) -> None:
+            raise KeyboardInterrupt(signal.Signals(number).name)
+
+        handlers = {signal.SIGTERM: interrupt} | ({self.number: hear} if self.number else {})
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -181,10 +170,6 @@ class SaveOnSignal(TrainerCallback):
             for number, former in before.items():
                 # A process that ends because of it shall not be killed by the next one on its last steps.
                 signal.signal(number, signal.SIG_IGN if self.heard and number == self.number else former)
-
-    def _hear(self, number: int, frame: Any) -> None:
-        # A flag and nothing else, so that a second signal disturbs no save.
-        self.heard = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.name = next(filter(None, gathered(self.number and self.number.name)), None)
@@ -202,7 +187,3 @@ class SaveOnSignal(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.saving:
             raise SavedOnSignalError(f"{self.name}: saved at step {state.global_step}")
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)

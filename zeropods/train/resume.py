@@ -14,53 +14,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
+from transformers import TrainerState
 
 from zeropods.errors import UserError
 from zeropods.files import first_line, foreign_object, plain_values_only, said_in_one_line
 from zeropods.measure.run_folder import Opening
-from zeropods.train import processes
-from zeropods.train.checkpoints import (
-    MANIFEST,
-    STATE,
-    UNIVERSAL,
-    CheckpointManifest,
-    Origin,
-    SavedFile,
-    UnsoundError,
-    complete,
-    discard,
-    hashed,
-    make_room,
-    name_of,
-    names_in,
-    newest_good,
-    prune,
-    share,
-    verified,
-)
+from zeropods.train import checkpoints, processes
+from zeropods.train.checkpoints import CheckpointManifest, Origin, SavedFile, UnsoundError
 
 REMEDY = "free or repair the disk, then run again: it resumes from the checkpoint before"
-UNDIVIDED = (STATE, "scheduler.pt")
+UNDIVIDED = (checkpoints.STATE, "scheduler.pt")
 """What each checkpoint holds undivided, and resuming reads."""
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of a run. Every rank has one, and calls the same methods at the same time."""
 
-    def __init__(self, folder: Path, origin: Origin, *, keep: int | None = None) -> None:
-        """`Checkpoints` of a folder that all ranks share.
-
-        Args:
-            folder: `checkpoints/` of the run folder.
-            origin: this run's.
-            keep: how many may stay when a newer one is whole; None: all.
-        """
-        self.folder = folder
-        self.origin = origin
-        self.keep = keep
+    folder: Path
+    """`checkpoints/` of the run folder, which all ranks share."""
+    origin: Origin
+    """This run's."""
+    keep: int | None = None
+    """How many may stay when a newer one is whole; None: all."""
 
     def save(self, step: int, write: Callable[[], None], best: Callable[[], str | None] = lambda: None) -> None:
         """Save an optimizer step, then prune older ones.
@@ -72,38 +50,34 @@ class Checkpoints:
         Raises:
             UserError: the disk is full, or may not be written; earlier checkpoints stay as they are.
         """
-        place = self.folder / name_of(step)
+        place = self.folder / checkpoints.name_of(step)
         in_one_line = said_in_one_line(self.folder, place.name, REMEDY)
-
-        def own_files() -> dict[str, SavedFile]:
-            return hashed(place, share(names_in(place), processes.rank(), processes.world_size()))
-
+        own = (processes.rank(), processes.world_size())
         try:
-            processes.on_rank_zero(in_one_line(lambda: make_room(self.folder, step)))
+            processes.on_rank_zero(in_one_line(lambda: checkpoints.make_room(self.folder, step)))
             in_one_line(write)()
             processes.gathered(None)
             files: dict[str, SavedFile] = {}
-            for theirs in processes.on_every_rank(in_one_line(own_files)):
+            for theirs in processes.on_every_rank(in_one_line(lambda: checkpoints.hashed(place, *own))):
                 files |= theirs
-            processes.on_rank_zero(in_one_line(lambda: complete(self.folder, step, self.origin, files)))
+            processes.on_rank_zero(in_one_line(lambda: checkpoints.complete(self.folder, step, self.origin, files)))
         except UserError:
             # The run's record still has to be written: give back the room that an unfinished checkpoint takes.
-            if not (place / MANIFEST).exists():
+            if not (place / checkpoints.MANIFEST).exists():
                 with contextlib.suppress(OSError):
-                    discard(place)
+                    checkpoints.discard(place)
             raise
-        if self.keep is not None and processes.rank() == 0:
-            self._prune(step, self.keep, best())
-
-    def newest(self) -> tuple[Path, CheckpointManifest] | None:
-        """The newest checkpoint that counts; those that are passed over are named, with the reason."""
-        return processes.on_rank_zero(
-            lambda: newest_good(
-                self.folder,
-                lambda found: found.other_run(self.origin),
-                lambda place, why: _say(f"{place}: passed over: {why}", logging.WARNING),
-            )
-        )
+        if self.keep is None or processes.rank() != 0:
+            return
+        # What cannot be deleted takes room, and is no reason to end a run.
+        try:
+            kept = best()
+            for name in checkpoints.prune(self.folder, step, self.origin, self.keep, Path(kept).name if kept else None):
+                log.info("%s deleted: --save_total_limit %d", self.folder / name, self.keep)
+        except OSError as error:
+            log.warning("%s: older checkpoints cannot be deleted (%s)", self.folder, error.strerror)
+        except UnsoundError as unsound:
+            _say(f"{place}: {unsound}; older checkpoints stay", logging.WARNING)
 
     def check(self, checkpoint: Path, place: str, remedy: str) -> CheckpointManifest:
         """The manifest of a checkpoint, which may be another run's.
@@ -117,7 +91,7 @@ class Checkpoints:
 
         def checked() -> CheckpointManifest:
             try:
-                return verified(checkpoint, lambda found: found.other_model(self.origin))
+                return checkpoints.verified(checkpoint, lambda found: found.other_model(self.origin))
             except UnsoundError as unsound:
                 raise UserError(f"{place}: {unsound}; {remedy}") from None
 
@@ -140,7 +114,7 @@ class Checkpoints:
                 f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is none of dsconfig/ "
                 f"it resumes on {saved_by} ranks only"
             )
-        place = self.folder / UNIVERSAL / str(manifest.step)
+        place = self.folder / checkpoints.UNIVERSAL / str(manifest.step)
 
         def made() -> Path:
             with said_in_one_line(place.parent, place.name, REMEDY):
@@ -149,16 +123,6 @@ class Checkpoints:
             return place
 
         return processes.on_rank_zero(made)
-
-    def _prune(self, step: int, keep: int, best: str | None) -> None:
-        """On rank 0; what cannot be deleted takes room, and is no reason to end a run."""
-        try:
-            for name in prune(self.folder, step, self.origin, keep, Path(best).name if best else None):
-                log.info("%s deleted: --save_total_limit %d", self.folder / name, keep)
-        except OSError as error:
-            log.warning("%s: older checkpoints cannot be deleted (%s)", self.folder, error.strerror)
-        except UnsoundError as unsound:
-            _say(f"{self.folder / name_of(step)}: {unsound}; older checkpoints stay", logging.WARNING)
 
 
 def _say(line: str, level: int = logging.INFO) -> None:
@@ -184,13 +148,13 @@ def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) 
     shards = manifest.shards()
     if shards is None:
         raise UserError(f"{checkpoint}: holds no shards of ZeRO; resume on as many ranks")
-    discard(place)
+    checkpoints.discard(place)
     place.mkdir(parents=True)
     for name in manifest.files.keys() & set(UNDIVIDED):
         shutil.copyfile(checkpoint / name, place / name)
     wanted = Namespace(
         input_folder=str(checkpoint / shards),
-        output_folder=str(place / f"{shards}_{UNIVERSAL}"),
+        output_folder=str(place / f"{shards}_{checkpoints.UNIVERSAL}"),
         # Worker processes would each hold a rank's states.
         num_extract_workers=1,
         num_merge_workers=1,
@@ -201,11 +165,10 @@ def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) 
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), plain_values_only():
             ds_to_universal.main(wanted)
-    except pickle.UnpicklingError as error:
-        what = f"holds {foreign_object(error)}, which is no plain value; it is not opened"
-        raise UserError(f"{checkpoint / shards}: {what}") from None
-    except (ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError) as error:
+    except (pickle.UnpicklingError, ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError) as error:
         fault = f"cannot be converted ({first_line(error)}); resume on as many ranks"
+        if isinstance(error, pickle.UnpicklingError):
+            fault = f"holds {foreign_object(error)}, which is no plain value; it is not opened"
         raise UserError(f"{checkpoint / shards}: {fault}") from None
 
 
@@ -221,11 +184,13 @@ class Resumption:
     saved: CheckpointManifest
     wanted: Origin
     """The origin of the checkpoints that this attempt saves."""
+    kept: dict[str, Any]
+    """What each of the trainer's callbacks had put into it, by the callback's name."""
 
     @property
     def universal(self) -> bool:
         """Whether another number of ranks had saved it with ZeRO, so that its universal form is loaded."""
-        return self.checkpoint.parent.name == UNIVERSAL
+        return self.checkpoint.parent.name == checkpoints.UNIVERSAL
 
     def has_ended(self, state: TrainerState) -> bool:
         """Whether the run had ended when the checkpoint was saved: by steps, the clock, or want of progress.
@@ -237,37 +202,30 @@ class Resumption:
             state: the state of a trainer that has loaded the checkpoint.
         """
         same_run = self.saved.origin.settings == self.wanted.settings
-        stopping = _saved_by(state, "TrainerControl").get("args", {}).get("should_training_stop")
+        stopping = self.kept.get("TrainerControl", {}).get("args", {}).get("should_training_stop")
         return state.global_step >= state.max_steps or (same_run and bool(stopping))
 
 
-def resumption(asked: str, opening: Opening, checkpoints: Checkpoints) -> Resumption | None:
+def resumption(asked: str, opening: Opening, ours: Checkpoints) -> Resumption | None:
     """What `--resume` asks for: the newest checkpoint that counts, nothing, or one that is named and verified."""
+
+    def newest() -> tuple[Path, CheckpointManifest] | None:
+        """Those that are passed over are named, with the reason."""
+        return checkpoints.newest_good(
+            ours.folder,
+            lambda found: found.other_run(ours.origin),
+            lambda place, why: _say(f"{place}: passed over: {why}", logging.WARNING),
+        )
+
     found = None
     if asked not in ("auto", "never"):
         remedy = "give auto, never or the folder of a whole checkpoint"
-        found = Path(asked), checkpoints.check(Path(asked), f"--resume {asked}", remedy)
+        found = Path(asked), ours.check(Path(asked), f"--resume {asked}", remedy)
     elif opening.resume:
-        found = checkpoints.newest()
+        found = processes.on_rank_zero(newest)
     if found is None:
         return None
-    fitted = checkpoints.fitted(*found)
+    fitted = ours.fitted(*found)
     log.info("resuming from %s", fitted)
-    return Resumption(fitted, found[1], checkpoints.origin)
-
-
-class ResumedPatience(TrainerCallback):
-    """Lets early stopping count on from the checkpoint: otherwise a resumed run would be more patient."""
-
-    def __init__(self, stopping: EarlyStoppingCallback) -> None:
-        self.stopping = stopping
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        saved = _saved_by(state, EarlyStoppingCallback.__name__).get("attributes", {})
-        self.stopping.early_stopping_patience_counter = saved.get("early_stopping_patience_counter", 0)
-
-
-def _saved_by(state: TrainerState, callback: str) -> dict[str, Any]:
-    """What a callback had put into the state; the last one of a kind."""
-    found = (state.stateful_callbacks or {}).get(callback, {})
-    return found[-1] if isinstance(found, list) and found else found or {}
+    kept: Any = TrainerState.load_from_json(str(fitted / checkpoints.STATE)).stateful_callbacks
+    return Resumption(fitted, found[1], ours.origin, kept)

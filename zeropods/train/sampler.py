@@ -20,7 +20,6 @@ from zeropods.data.manifest import Manifest, read_manifest
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
-    import pyarrow
     from transformers import PreTrainedTokenizerBase
 
 
@@ -32,6 +31,7 @@ LIKE = 8
 """Effective batches of like sources that are then sorted by target: 9 % of WikiSQL targets stay padding, not 26."""
 
 
+@dataclass(eq=False)
 class LengthGroupedSampler(Sampler[int]):
     """Row indices whose consecutive runs of `effective_batch_size` are the optimizer steps' rows.
 
@@ -40,12 +40,11 @@ class LengthGroupedSampler(Sampler[int]):
     filled up from the beginning of the order: every step has its full number of rows.
     """
 
-    def __init__(self, lengths: np.ndarray, effective_batch_size: int, seed: int) -> None:
-        """`lengths`: (rows, 2) source and target tokens."""
-        self.lengths = lengths
-        self.effective_batch_size = effective_batch_size
-        self.seed = seed
-        self.epoch = 0
+    lengths: np.ndarray
+    """(rows, 2) source and target tokens."""
+    effective_batch_size: int
+    seed: int
+    epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next."""
@@ -60,16 +59,14 @@ class LengthGroupedSampler(Sampler[int]):
     def order(self) -> np.ndarray:
         """(steps, effective batch size) row indices of the epoch."""
         generator = np.random.default_rng((self.seed, self.epoch))
-        shuffled = np.resize(generator.permutation(len(self.lengths)), len(self))
-        grouped = self._sorted(self._sorted(shuffled, POOL, 0), LIKE, 1)
-        batches = grouped.reshape(-1, self.effective_batch_size)
-        return batches[generator.permutation(len(batches))]
-
-    def _sorted(self, rows: np.ndarray, batches: int, side: int) -> np.ndarray:
-        """Each run of so many batches of rows, sorted by the tokens of its sources (0) or targets (1)."""
-        size = batches * self.effective_batch_size
-        runs = [rows[start : start + size] for start in range(0, len(rows), size)]
-        return np.concatenate([run[np.argsort(self.lengths[run, side], kind="stable")] for run in runs])
+        rows = np.resize(generator.permutation(len(self.lengths)), len(self))
+        # Sources (0) of many batches are sorted together, then targets (1) of few.
+        for side, batches in enumerate((POOL, LIKE)):
+            size = batches * self.effective_batch_size
+            runs = [rows[start : start + size] for start in range(0, len(rows), size)]
+            rows = np.concatenate([run[np.argsort(self.lengths[run, side], kind="stable")] for run in runs])
+        grouped = rows.reshape(-1, self.effective_batch_size)
+        return grouped[generator.permutation(len(grouped))]
 
 
 # A prepared set in memory, and batches of it.
@@ -77,12 +74,12 @@ class LengthGroupedSampler(Sampler[int]):
 Row = tuple[np.ndarray, np.ndarray]
 
 
+@dataclass(frozen=True, eq=False)
 class TokenizedSplit(Dataset[Row]):
     """Rows of (source ids, target ids), each int32 of its own length, without padding."""
 
-    def __init__(self, sources: list[np.ndarray], targets: list[np.ndarray]) -> None:
-        self.sources = sources
-        self.targets = targets
+    sources: list[np.ndarray]
+    targets: list[np.ndarray]
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -102,13 +99,25 @@ class TokenizedSplit(Dataset[Row]):
 
 def load_split(folder: Path, split: str) -> TokenizedSplit | None:
     """A split of a prepared set; None if the set has none of that name."""
-    if not (folder / split).is_dir():
+    import pyarrow
+
+    place, columns = folder / split, []
+    if not place.is_dir():
         return None
     try:
-        table = _arrow_table(folder / split)
-        return TokenizedSplit(_rows(table, "input_ids"), _rows(table, "labels"))
+        # What `Dataset.save_to_disk` wrote, without `datasets`: Arrow streams that state.json names in their order.
+        files = json.loads((place / "state.json").read_text(encoding="utf-8"))["_data_files"]
+        streams = [pyarrow.ipc.open_stream(pyarrow.memory_map(str(place / each["filename"]))) for each in files]
+        table = pyarrow.concat_tables([stream.read_all() for stream in streams])
+        for column in ("input_ids", "labels"):
+            array = table[column].combine_chunks()
+            # pyarrow's own `to_numpy` imports pandas.
+            values = np.from_dlpack(array.values).astype(np.int32, copy=False)
+            offsets = np.from_dlpack(array.offsets).tolist()
+            columns.append([values[start:end] for start, end in itertools.pairwise(offsets)])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / split}: cannot be read ({error}); prepare the data set again") from None
+        raise UserError(f"{place}: cannot be read ({error}); prepare the data set again") from None
+    return TokenizedSplit(*columns)
 
 
 @dataclass(frozen=True)
@@ -164,22 +173,6 @@ def padded(rows: list[np.ndarray], fill: int, multiple: int = 1) -> tuple[np.nda
     filled = np.full(mask.shape, fill, dtype=np.int64)
     filled[mask] = np.concatenate(rows)
     return filled, mask
-
-
-def _arrow_table(folder: Path) -> pyarrow.Table:
-    """What `Dataset.save_to_disk` wrote, without `datasets`: Arrow streams that state.json names in their order."""
-    import pyarrow
-
-    files = json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]
-    tables = [pyarrow.ipc.open_stream(pyarrow.memory_map(str(folder / each["filename"]))).read_all() for each in files]
-    return pyarrow.concat_tables(tables)
-
-
-def _rows(table: pyarrow.Table, column: str) -> list[np.ndarray]:
-    array = table[column].combine_chunks()
-    # pyarrow's own `to_numpy` imports pandas.
-    values = np.from_dlpack(array.values).astype(np.int32, copy=False)
-    return [values[start:end] for start, end in itertools.pairwise(np.from_dlpack(array.offsets).tolist())]
 
 
 # Which rows each rank evaluates.

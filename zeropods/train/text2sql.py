@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,44 +13,63 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from zeropods.data.tokenizers import load_tokenizer
+from zeropods.errors import UserError
 from zeropods.plan.models import known_config
-from zeropods.train.arguments import TextToSQLArguments, check_tokenizer, check_vocabulary
-from zeropods.train.device import check_compiled, check_tf32
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.device import check_compiled, is_ampere
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, source_options
 from zeropods.train.sampler import Prepared, Row, collate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-FLAG = "--model_id"
+    from transformers import PreTrainedModel
 
 
 class TextToSQL(Task):
     """Text-to-SQL with T5. Predictions are made with constrained decoding, by `zeropods predict`: nothing is scored."""
 
-    flags = TextToSQLArguments
     arguments: TextToSQLArguments
 
-    def check(self, precision: str) -> None:
+    def check_model(self) -> None:
         """Refuse to compile what ZeRO-3 fetches layer by layer, TF32 where no hardware has it, a model not there."""
         check_compiled(self.arguments.compile, self.arguments.deepspeed)
-        check_tf32(self.arguments.tf32)
+        if self.arguments.tf32 and not is_ampere():
+            raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
         check_source(self.arguments)
 
+    @cached_property
     def data(self) -> Prepared:
         """The set at `--dataset_path`."""
         return Prepared.read(Path(self.arguments.dataset_path))
 
-    def settings(self, data: Prepared) -> dict[str, object]:
+    def settings(self) -> dict[str, object]:
         """The flags, with the data's content in the place of their path."""
-        return {**self.arguments.comparable(), "dataset_path": data.manifest.content_key}
+        return {**self.arguments.comparable(), "dataset_path": self.data.manifest.content_key}
 
-    def model(self, data: Prepared) -> PreTrainedModel:
-        """A T5."""
-        return load_model(self.arguments, data.tokenizer, data.manifest.prompt)
+    def model(self) -> PreTrainedModel:
+        """A T5: pretrained weights from safetensors, or random ones of a known shape.
 
-    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
+        Its configuration carries the prompt, so that a saved model knows how it wants to be asked.
+        """
+        arguments, tokenizer, vocabularies = self.arguments, self.data.tokenizer, []
+        name, rate = arguments.model_id, arguments.dropout
+        if arguments.init == "random":
+            model = random_t5(known_config(name, "t5"), arguments.seed, 0.1 if rate is None else rate)
+        else:
+            name = arguments.source
+            options = source_options(name) | ({} if rate is None else {"dropout_rate": rate})
+            model = load_weights(T5ForTextToSQL, name, flag=arguments.model_flag, **options)
+            if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
+                vocabularies = [load_tokenizer(name, complete=False).get_vocab(), tokenizer.get_vocab()]
+        arguments.check_fit(name, model.config.vocab_size, len(tokenizer), *vocabularies)
+        model.config.prompt = self.data.manifest.prompt
+        generation = model.generation_config
+        generation.max_length = None
+        generation.max_new_tokens = arguments.generation_max_length
+        generation.num_beams = arguments.generation_num_beams
+        return model
+
+    def batch(self, rows: list[Row]) -> dict[str, Tensor]:
         """Sources and targets, each padded to the longest."""
         return collate(rows, multiple=self.arguments.pad_to_multiple_of)
 
@@ -123,34 +143,6 @@ def whole_masks(mask: Tensor, targets: int) -> tuple[Tensor, Tensor]:
     """
     attended = mask.bool()[:, None, None, :]
     return attended.expand(-1, -1, mask.shape[1], -1), attended.expand(-1, -1, targets, -1)
-
-
-# The model of a run: pretrained weights from safetensors, or random ones of a known shape.
-
-
-def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase, prompt: str) -> T5ForTextToSQL:
-    """The model that the arguments name, in FP32, checked against the prepared set's tokenizer.
-
-    Its configuration carries the prompt, so that a saved model knows how it wants to be asked.
-    """
-    name = arguments.model_id
-    if arguments.init == "random":
-        rate = 0.1 if arguments.dropout is None else arguments.dropout
-        model = random_t5(known_config(name, "t5"), arguments.seed, rate)
-    else:
-        name = arguments.source
-        options = source_options(name)
-        if arguments.dropout is not None:
-            options["dropout_rate"] = arguments.dropout
-        model = load_weights(T5ForTextToSQL, name, flag=FLAG, **options)
-        if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
-            check_tokenizer(FLAG, name, load_tokenizer(name, complete=False).get_vocab(), tokenizer.get_vocab())
-    check_vocabulary(arguments.dataset_path, name, len(tokenizer), model.config.vocab_size)
-    model.config.prompt = prompt
-    model.generation_config.max_length = None
-    model.generation_config.max_new_tokens = arguments.generation_max_length
-    model.generation_config.num_beams = arguments.generation_num_beams
-    return model
 
 
 def random_t5(sizes: Mapping[str, Any], seed: int, dropout: float = 0.1) -> T5ForTextToSQL:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import AdamW
 from transformers import Trainer, TrainerCallback, set_seed
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.files import open_to_readers, said_in_one_line, seal_model
-from zeropods.train.device import step_begins, uncompiled
 from zeropods.train.job import Task
 from zeropods.train.meter import Meter
 from zeropods.train.resume import Checkpoints, Resumption
-from zeropods.train.sampler import LengthGroupedSampler, Prepared, TokenizedSplit, evaluation_batches
+from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
 
 
 class MeasuredTrainer(Trainer):
@@ -34,20 +36,19 @@ class MeasuredTrainer(Trainer):
     checkpoints: Checkpoints
     """Makes what is saved complete, and verifies what is loaded; set before training that saves."""
 
-    def __init__(self, task: Task, data: Prepared, meter: Meter, **kwargs: Any) -> None:
-        """`Trainer` over the rows of `data`, with its tokenizer and the task's batches.
+    def __init__(self, task: Task, meter: Meter, **kwargs: Any) -> None:
+        """`Trainer` over a task's rows, with its tokenizer and its batches.
 
         Args:
             task: what a script's runs have of their own; its arguments may ask for rates by kind of weight, for
                 compiled passes, and for an end by the clock.
-            data: rows to train on and to evaluate.
             meter: measures the run.
         """
         super().__init__(
-            train_dataset=data.train,
-            eval_dataset=data.dev,
-            data_collator=partial(task.batch, data),
-            processing_class=data.tokenizer,
+            train_dataset=task.data.train,
+            eval_dataset=task.data.dev,
+            data_collator=task.batch,
+            processing_class=task.data.tokenizer,
             **kwargs,
         )
         self.asked = task.arguments
@@ -69,8 +70,10 @@ class MeasuredTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
-        self.meter.tokens.add(inputs)
-        step_begins(self.asked.compile)
+        self.meter.count(inputs)
+        if self.asked.compile == "graphs":
+            # Results of the step before are not wanted any more: graphs write where they wrote then.
+            torch.compiler.cudagraph_mark_step_begin()
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.meter.heartbeat.mark()
         return loss
@@ -83,14 +86,12 @@ class MeasuredTrainer(Trainer):
         """The optimizer, with groups of different rates where that was asked for."""
         if self.optimizer is None and self.asked.scaled_rates:
             chosen = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            groups = rate_groups(self.model, chosen[1]["lr"], self.args.weight_decay)
-            self.optimizer = chosen[0](groups, **chosen[1])
+            self.optimizer = chosen[0](rate_groups(self.model, chosen[1]["lr"], self.args.weight_decay), **chosen[1])
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule asked for, or one that also ends with the training time."""
-        limit = self.limit
-        if self.lr_scheduler is None and limit is not None:
+        if self.lr_scheduler is None and (limit := self.limit) is not None:
             warmup = max(1, self.args.get_warmup_steps(num_training_steps))
 
             def rate(step: int) -> float:
@@ -110,11 +111,8 @@ class MeasuredTrainer(Trainer):
         began = time.perf_counter()
         self.evaluated = total, tokens = self.summed_loss(self.eval_dataset)
         seconds = time.perf_counter() - began
-        metrics = {
-            "eval_loss": total / tokens,
-            "eval_runtime": seconds,
-            "eval_samples_per_second": len(self.eval_dataset) / seconds,
-        }
+        rate = len(self.eval_dataset) / seconds
+        metrics = {"eval_loss": total / tokens, "eval_runtime": seconds, "eval_samples_per_second": rate}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -123,7 +121,9 @@ class MeasuredTrainer(Trainer):
     def summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
         """Loss in nats and label tokens of all rows, over all ranks; every rank takes part."""
         args = self.args
-        with self.meter.within("evaluate"), uncompiled(self.asked.compile):
+        # It runs as it is written: an evaluation is of other sizes, and short.
+        eager = nullcontext() if self.asked.compile == "off" else torch.compiler.set_stance("force_eager")
+        with self.meter.within("evaluate"), eager:
             was_training = self.model.training
             self.model.eval()
             sums = torch.zeros(2, dtype=torch.float64, device=args.device)
@@ -198,7 +198,7 @@ class MeasuredTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the FP32 masters where there are any: the BF16 copies have lost their low bits."""
         masters = self._masters()
-        if masters is not None and state_dict is None:
+        if masters and state_dict is None:
             named = self.model.state_dict(keep_vars=True)
             state_dict = {name: masters.get(id(value), value.detach()) for name, value in named.items()}
         super()._save(output_dir, state_dict)
@@ -224,21 +224,23 @@ class MeasuredTrainer(Trainer):
             if fitted != best:
                 correct_universal(self.model_wrapped)
             self.state.best_model_checkpoint = best
-            masters = self._masters()
-            if masters is not None:
-                load_masters(masters, self.model, Path(best) / SAFE_WEIGHTS_NAME)
+            named, masters = self.model.state_dict(keep_vars=True), self._masters()
+            with torch.no_grad():
+                for name, saved in (load_file(Path(best) / SAFE_WEIGHTS_NAME) if masters else {}).items():
+                    masters[id(named[name])].copy_(saved)
 
-    def _masters(self) -> dict[int, Tensor] | None:
+    def _masters(self) -> dict[int, Tensor]:
+        """The FP32 master of each parameter by `id(parameter)`; none where there are no masters."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        return optimizer.masters_by_copy() if isinstance(optimizer, MasterAdamW) else None
+        return optimizer.masters_by_copy() if isinstance(optimizer, MasterAdamW) else {}
 
 
+@dataclass(eq=False)
 class TimeLimit(TrainerCallback):
     """Ends training when its time is up; one process only, since clocks differ."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.began: float | None = None
+    seconds: float
+    began: float | None = None
 
     def share(self) -> float:
         """How much of the time has passed, of 1; 0 before training."""
@@ -335,8 +337,7 @@ class MasterAdamW(AdamW):
             master.grad = gradient
         result = super().step(closure)
         torch._foreach_copy_(self.copies, self.masters)
-        for master, _ in trained:
-            master.grad = None
+        super().zero_grad()
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -369,16 +370,6 @@ def round_to_bf16(model: Model) -> Model:
     return model
 
 
-@torch.no_grad()
-def load_masters(masters: dict[int, Tensor], model: nn.Module, weights: Path) -> None:
-    """Set the masters of a model's parameters, by `id(parameter)`, to the FP32 weights in a safetensors file."""
-    from safetensors.torch import load_file
-
-    named = model.state_dict(keep_vars=True)
-    for name, saved in load_file(weights).items():
-        masters[id(named[name])].copy_(saved)
-
-
 # Learning rates by kind of weight, for a T5 that starts from random weights.
 #
 # AdamW moves every weight by about the learning rate, whatever its size. T5 was made with Adafactor, which
@@ -400,7 +391,4 @@ def rate_groups(model: nn.Module, rate: float, weight_decay: float) -> list[dict
     for name, parameter in model.named_parameters():
         factor = next((factor for key, factor in RATES.items() if key in name), 1.0)
         by_factor.setdefault(factor, []).append(parameter)
-    return [
-        {"params": parameters, "lr": rate * factor, "weight_decay": weight_decay}
-        for factor, parameters in by_factor.items()
-    ]
+    return [{"params": each, "lr": rate * factor, "weight_decay": weight_decay} for factor, each in by_factor.items()]
