@@ -46,7 +46,6 @@ Message = dict[str, Any]
 """A JSON object."""
 
 _GREETING = re.compile(rb"zeropods 2 ([0-9a-f]{32})\n")
-_LISTENER, _CONNECTOR = b"L", b"C"
 
 
 class WireError(Exception):
@@ -65,14 +64,14 @@ async def ask(
     """The answer of a server, which has so many seconds to give it once it has greeted; `WireError` if it does not."""
     peer = f"{address}:{port}"
     async with _bounded(peer, min(seconds, greeting_seconds)) as limit:
-        reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
+        connection = _Connection(peer, *await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES))
         try:
-            key = await _agreed_key(peer, reader, writer, secret, purpose, listens=False)
+            await connection.agree(secret, purpose, listens=False)
             limit.reschedule(asyncio.get_running_loop().time() + seconds)
-            writer.write(_sealed(key, _CONNECTOR, request))
-            return _opened(peer, key, _LISTENER, await reader.readuntil(b"\n"))
+            connection.send(request)
+            return await connection.receive()
         finally:
-            writer.transport.abort()
+            connection.writer.transport.abort()
 
 
 def control_purpose(address: str, control_port: int) -> str:
@@ -127,11 +126,8 @@ class Server:
         *,
         unproven: int = 64,
     ) -> None:
-        self._secret = secret
-        self._purpose = purpose
-        self._answer = answer
-        self._limit = unproven
-        self._unproven: list[asyncio.StreamWriter] = []
+        self._secret, self._purpose, self._answer, self._limit = secret, purpose, answer, unproven
+        self._unproven: dict[asyncio.StreamWriter, None] = {}
         """Oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -162,34 +158,28 @@ class Server:
         assert task is not None
         self._tasks.add(task)
         name = writer.get_extra_info("peername")
-        peer = str(name[0]) if name else "a lost connection"
+        connection = _Connection(str(name[0]) if name else "a lost connection", reader, writer)
+        while len(self._unproven) >= self._limit:
+            oldest = next(iter(self._unproven))
+            self._unproven.pop(oldest)
+            oldest.transport.abort()
+        self._unproven[writer] = None
         try:
             # Cancelled by `close`: asyncio would log it with a traceback (Python 3.11).
             with suppress(WireError, asyncio.CancelledError):
-                key, request = await self._proven_request(peer, reader, writer)
-                sealed = _sealed(key, _LISTENER, await self._answer(request, peer))
-                async with _bounded(peer, SEND_SECONDS):
-                    writer.write(sealed)
+                async with _bounded(connection.peer, PROOF_SECONDS):
+                    await connection.agree(self._secret, self._purpose, listens=True)
+                    request = await connection.receive()
+                self._unproven.pop(writer, None)
+                answer = await self._answer(request, connection.peer)
+                async with _bounded(connection.peer, SEND_SECONDS):
+                    connection.send(answer)
                     writer.close()
                     await writer.wait_closed()
         finally:
+            self._unproven.pop(writer, None)
             self._tasks.discard(task)
             writer.transport.abort()
-
-    async def _proven_request(
-        self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[bytes, Message]:
-        """The connection's key, and the message by which a peer proves that it knows the secret."""
-        while len(self._unproven) >= self._limit:
-            self._unproven.pop(0).transport.abort()
-        self._unproven.append(writer)
-        try:
-            async with _bounded(peer, PROOF_SECONDS):
-                key = await _agreed_key(peer, reader, writer, self._secret, self._purpose, listens=True)
-                return key, _opened(peer, key, _CONNECTOR, await reader.readuntil(b"\n"))
-        finally:
-            if writer in self._unproven:
-                self._unproven.remove(writer)
 
 
 def listening_socket(address: str, port: int | None) -> socket.socket:
@@ -212,45 +202,35 @@ def listening_socket(address: str, port: int | None) -> socket.socket:
     raise UserError(f"{place}: cannot listen there ({reason}); name another port, or an address of this machine")
 
 
-# What both sides do with a connection
+class _Connection:
+    """What both sides do: exchange nonces, from which the connection's key follows, then send a message each."""
 
+    def __init__(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.peer, self.reader, self.writer = peer, reader, writer
 
-async def _agreed_key(
-    peer: str,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    secret: bytes,
-    purpose: str,
-    *,
-    listens: bool,
-) -> bytes:
-    """Exchange nonces, from which the key of this connection follows."""
-    own = secrets.token_hex(16).encode()
-    writer.write(b"zeropods 2 " + own + b"\n")
-    greeting = _GREETING.fullmatch(await reader.readuntil(b"\n"))
-    if greeting is None:
-        raise WireError(f"{peer}: malformed: no greeting of this protocol")
-    nonces = (own, greeting[1]) if listens else (greeting[1], own)
-    return hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
+    async def agree(self, secret: bytes, purpose: str, *, listens: bool) -> None:
+        own = secrets.token_hex(16).encode()
+        self.writer.write(b"zeropods 2 " + own + b"\n")
+        greeting = _GREETING.fullmatch(await self.reader.readuntil(b"\n"))
+        if greeting is None:
+            raise WireError(f"{self.peer}: malformed: no greeting of this protocol")
+        nonces = (own, greeting[1]) if listens else (greeting[1], own)
+        self._key = hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
+        self._own, self._other = (b"L", b"C") if listens else (b"C", b"L")
 
+    def send(self, body: Message) -> None:
+        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        self.writer.write(self._proof(self._own, text) + b" " + text + b"\n")
 
-def _sealed(key: bytes, sender: bytes, body: Message) -> bytes:
-    """A message as a line."""
-    text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-    return _proof(key, sender, text) + b" " + text + b"\n"
+    async def receive(self) -> Message:
+        proof, _, text = (await self.reader.readuntil(b"\n"))[:-1].partition(b" ")
+        if not hmac.compare_digest(self._proof(self._other, text), proof):
+            raise WireError(f"{self.peer}: bad proof: a message that was not made with this cluster's secret")
+        body: Message = json.loads(text)
+        return body
 
-
-def _opened(peer: str, key: bytes, sender: bytes, line: bytes) -> Message:
-    """The message of a line, once it is proven."""
-    proof, _, text = line[:-1].partition(b" ")
-    if not hmac.compare_digest(_proof(key, sender, text), proof):
-        raise WireError(f"{peer}: bad proof: a message that was not made with this cluster's secret")
-    body: Message = json.loads(text)
-    return body
-
-
-def _proof(key: bytes, sender: bytes, text: bytes) -> bytes:
-    return hmac.digest(key, sender + text, "sha256").hex().encode()
+    def _proof(self, sender: bytes, text: bytes) -> bytes:
+        return hmac.digest(self._key, sender + text, "sha256").hex().encode()
 
 
 @asynccontextmanager
