@@ -86,7 +86,7 @@ def test_pods_of_one_machine_share_it(backend: str, second: str, shared: bool) -
 def test_pods_under_different_accounts_are_logged_in_to_as_such() -> None:
     keep("one")
     both = whole("one")
-    cluster.write_files(both, {"127.0.1.1": "ann", "127.0.1.2": "bob"}.__getitem__)
+    cluster.write_files(both, {"127.0.1.1": "ann", "127.0.1.2": "bob"})
     asked = [["ssh", "-G", "-F", str(both.ssh_config), host.address] for host in both.hosts]
     said = [subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout for argv in asked]
     assert ["user ann\n" in said[0], "user bob\n" in said[1]] == [True, True]
@@ -161,7 +161,7 @@ def test_down_and_list_without_clusters_say_so(capsys: pytest.CaptureFixture[str
 def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
     listed: dict[str, object], ended: bool, pending: bool
 ) -> None:
-    worker = described({"id": "a", **listed})
+    worker = described({"id": "a", **listed}, SETTINGS)
     assert (worker.has_ended, worker.is_pending) == (ended, pending)
 
 

@@ -242,7 +242,7 @@ class _Agent:
             self._ending.set_exception(PodEndedError(reason, status))
 
     def _reap(self) -> None:
-        ended, _ = processes.reap()
+        ended = processes.reap()
         if self._sshd.pid in ended:
             self._end(f"its sshd ended with status {ended[self._sshd.pid]}: {self._sshd.last_words()}", 1)
 
@@ -287,7 +287,7 @@ def _end_with_stdin() -> None:
 def _await_agent(agent: int) -> int | None:
     """The agent's exit code, negative for a signal; None if it did not heed a signal that was passed on."""
     deadline = math.inf
-    while agent not in (ended := processes.reap()[0]):
+    while agent not in (ended := processes.reap()):
         patience = min(max(deadline - time.monotonic(), 0.0), LONG_SECONDS)
         got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
         if got is not None and got.si_signo in ENDING and deadline == math.inf:

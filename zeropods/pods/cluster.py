@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from zeropods.pods.hostfile import Host, is_loopback, read_hostfile, write_hostf
 from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
-from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_text
+from zeropods.pods.ssh import account, known_hosts_text, pdsh_ssh_arguments, ssh_config_text
 from zeropods.pods.wire import WireError, ask_agents, ask_all
 from zeropods.tables import Table
 
@@ -128,11 +128,10 @@ class Cluster:
         answers = ask_all(self.agents, self.secret, {"do": "status"}, seconds)
         found = []
         for pod, answer in zip(self.pods, answers, strict=True):
-            about = (pod.name, pod.address, pod.slots, pod.hostname)
-            if isinstance(answer, WireError):
-                found.append(PodStatus(*about, status=f"no answer: {answer}"))
-            else:
-                found.append(PodStatus(*about, "ready", answer["runs"], answer["lease_seconds_left"]))
+            told = (
+                {"status": f"no answer: {answer}"} if isinstance(answer, WireError) else {"status": "ready", **answer}
+            )
+            found.append(PodStatus(pod.name, pod.address, pod.slots, pod.hostname, **told))
         return found
 
     def is_ready(self) -> bool:
@@ -250,14 +249,16 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     The lock is a name in the abstract namespace (unix(7)): it leaves no file, and ends with the process that holds it.
     """
     deadline = time.monotonic() + seconds
-    name = hashlib.sha256(os.fsencode(folder)).hexdigest()
+    name = f"\0zeropods-{hashlib.sha256(os.fsencode(folder)).hexdigest()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         while True:
-            with suppress(OSError):
-                lock.bind(f"\0zeropods-{name}")
+            try:
+                lock.bind(name)
                 break
-            if time.monotonic() >= deadline:
-                raise UserError(f"cluster {folder.name}: another process starts or ends it; wait for that one")
+            except OSError:
+                if time.monotonic() >= deadline:
+                    line = f"cluster {folder.name}: another process starts or ends it; wait for that one"
+                    raise UserError(line) from None
             time.sleep(0.1)
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -272,16 +273,16 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 # The files by which ssh, pdsh and DeepSpeed reach the pods
 
 
-def write_files(cluster: Cluster, user: Callable[[str], str]) -> None:
+def write_files(cluster: Cluster, users: Mapping[str, str]) -> None:
     """Write what lets ssh, pdsh and DeepSpeed reach the pods of a cluster, with their host keys pinned.
 
     Args:
-        user: tells the account at an address.
+        users: the account at an address, where it is not this user's.
     """
     folder = cluster.folder
     addresses: dict[tuple[int, str], list[str]] = {}
     for pod in cluster.pods:
-        addresses.setdefault((pod.ssh_port, user(pod.address)), []).append(pod.address)
+        addresses.setdefault((pod.ssh_port, users.get(pod.address) or account()), []).append(pod.address)
     config = "".join(
         ssh_config_text(theirs, port, folder / KEY, folder / KNOWN_HOSTS, name)
         for (port, name), theirs in addresses.items()
@@ -328,31 +329,29 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
     if cluster.name in _held and _held[cluster.name][0].pods == cluster.pods:
         return
     release(cluster.name)
-    released = threading.Event()
+    released, owner, secret = threading.Event(), os.getpid(), cluster.secret
     _held[cluster.name] = cluster, released
-    threading.Thread(target=_renew, args=(cluster, released), name="zeropods-lease", daemon=True).start()
+
+    def renew() -> None:
+        while not released.wait(min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)):
+            # Who uses a pod that is lost finds that out; this only has to go on asking, also when the main thread has
+            # ended and no other thread can be begun.
+            asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
+
+    def down_at_exit() -> None:
+        # A forked child does not own it.
+        if os.getpid() == owner:
+            cluster.down()
+
+    threading.Thread(target=renew, name="zeropods-lease", daemon=True).start()
     if end_at_exit:
-        atexit.register(_down_at_exit, cluster, os.getpid())
+        atexit.register(down_at_exit)
 
 
 def release(name: str) -> None:
     """Renew a cluster's lease no longer."""
     if name in _held:
         _held.pop(name)[1].set()
-
-
-def _renew(cluster: Cluster, released: threading.Event) -> None:
-    seconds, secret = min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE), cluster.secret
-    while not released.wait(seconds):
-        # Who uses a pod that is lost finds that out; this only has to go on asking, also when the main thread has ended
-        # and no other thread can be begun.
-        asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
-
-
-def _down_at_exit(cluster: Cluster, owner: int) -> None:
-    # A forked child does not own it.
-    if os.getpid() == owner:
-        cluster.down()
 
 
 # The end of clusters: their pods, their keys, and what is left where `up` was killed
@@ -380,14 +379,13 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
 def clear(folder: Path) -> None:
     """End what a cluster's folder speaks of and empty the folder, whose lock is held; an empty one stays as it is."""
     cluster = read_cluster(folder)
-    if cluster is None:
-        if any(folder.iterdir()):
-            raise UserError(f"{folder}: holds something that is no cluster; choose another name")
-        return
-    with deferred():
-        workers_of(cluster).stop(cluster.workers)
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if cluster is not None:
+        with deferred():
+            workers_of(cluster).stop(cluster.workers)
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif any(folder.iterdir()):
+        raise UserError(f"{folder}: holds something that is no cluster; choose another name")
 
 
 def sweep() -> None:

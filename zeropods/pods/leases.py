@@ -165,11 +165,7 @@ def pod_processes(agent: int, daemons: Sequence[int]) -> tuple[dict[str, list[Pr
         connections of sshd.
     """
     # Daemons with nothing below them: an idle pod looks each second, and reads no tree for it.
-    if (
-        daemons
-        and sorted(child_pids(agent) or ()) == sorted(daemons)
-        and all(child_pids(each) == [] for each in daemons)
-    ):
+    if daemons and sorted(child_pids(agent)) == sorted(daemons) and not any(map(child_pids, daemons)):
         return {}, 0
     run_of: dict[int, str] = {}
     runs: dict[str, list[Process]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -14,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -76,11 +75,10 @@ def send(process: Process, signum: int) -> bool:
 
 def variable(process: Process, name: str) -> str | None:
     """An environment variable as the process was started with; None where it has none or cannot be asked."""
-    try:
+    with suppress(psutil.Error, OSError):
         value: str | None = process.environ().get(name)
-    except (psutil.Error, OSError):
-        return None
-    return value
+        return value
+    return None
 
 
 def processes_with(name: str, value: str) -> list[Process]:
@@ -122,12 +120,9 @@ def descendants(pid: int) -> list[Process]:
         return []
 
 
-def child_pids(pid: int) -> list[int] | None:
-    """Children of a process of one thread; None where this kernel does not tell. Far cheaper than a tree."""
-    try:
-        return [int(child) for child in (PROC / str(pid) / "task" / str(pid) / "children").read_bytes().split()]
-    except OSError:
-        return None
+def child_pids(pid: int) -> list[int]:
+    """Children of a process of one thread; none where this kernel does not tell. Far cheaper than a tree."""
+    return [int(child) for child in _text(PROC / str(pid) / "task" / str(pid) / "children").split()]
 
 
 def end(find: Callable[[], Iterable[Process]], seconds: float, asked: set[Process] | None = None) -> int:
@@ -141,7 +136,7 @@ def end(find: Callable[[], Iterable[Process]], seconds: float, asked: set[Proces
     Returns:
         How many are left after all; they hang in the kernel.
     """
-    asked, empty, kill_at = set[Process]() if asked is None else asked, 0, time.monotonic() + seconds
+    asked, empty, kill_at = set() if asked is None else asked, 0, time.monotonic() + seconds
     while True:
         there = [process for process in find() if is_alive(process)]
         empty = 0 if there else empty + 1
@@ -179,22 +174,13 @@ def become_subreaper() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def reap() -> tuple[dict[int, int], bool]:
-    """Collect children that have ended.
-
-    Returns:
-        Their exit codes by pid, negative for a signal, and whether there are other children. For a
-        subreaper "no children" means that no descendant is left either.
-    """
+def reap() -> dict[int, int]:
+    """Collect children that have ended: their exit codes by pid, negative for a signal."""
     ended: dict[int, int] = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended, False
-        if pid == 0:
-            return ended, True
-        ended[pid] = os.waitstatus_to_exitcode(status)
+    with suppress(ChildProcessError):
+        while (waited := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[waited[0]] = os.waitstatus_to_exitcode(waited[1])
+    return ended
 
 
 # Interrupts that come at a bad moment.
@@ -255,20 +241,17 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     group is counted by the whole machine (`oom_kill` of /proc/vmstat). In a container the group's path is another than
     outside of it, and its own group is the root of what it sees.
     """
-    files = []
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+    groups = dict(line.split(":", 2)[1:] for line in _text(proc / "self" / "cgroup").splitlines())
+    files = [proc / "vmstat"]
+    for controllers, path in groups.items():
+        places = (path.lstrip("/"), "")
         if "memory" in controllers.split(","):
-            files += [cgroups / "memory" / own / "memory.oom_control" for own in (path.lstrip("/"), "")]
-        elif number == "0" and not controllers:
+            files[-1:-1] = [cgroups / "memory" / own / "memory.oom_control" for own in places]
+        elif not controllers:
             roots = (cgroups, cgroups / "unified")
-            files += [root / own / "memory.events" for root in roots for own in (path.lstrip("/"), "")]
-    for file in (*files, proc / "vmstat"):
-        found = re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE)
-        if found:
-            return int(found[1])
-    return 0
+            files[-1:-1] = [root / own / "memory.events" for root in roots for own in places]
+    counts = (re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE) for file in files)
+    return next((int(found[1]) for found in counts if found), 0)
 
 
 def _text(file: Path) -> str:
@@ -292,7 +275,7 @@ def make_private_folder(prefix: str) -> Path:
     What those that were killed have left under this prefix is removed first: nobody holds it.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             about = left.lstat()
             if about.st_uid == os.geteuid() and time.time() - about.st_mtime > FRESH_SECONDS:
                 with held(left):
