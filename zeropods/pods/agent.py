@@ -77,14 +77,22 @@ def main() -> int:
     orders = take_orders()
     processes.become_subreaper()
     folder = processes.make_private_folder(processes.POD)
+    # Blocked until whoever heeds them is there.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ENDING})
     warden = os.getpid()
     agent = os.fork()
-    if agent == 0:
-        return run_agent(orders, folder, warden)
-    if is_told_by_stdin:
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
-    return _guard(agent, orders, folder)
+    if agent:
+        if is_told_by_stdin:
+            threading.Thread(target=_end_with_stdin, daemon=True).start()
+        return _guard(agent, f"pod {orders.address}", folder)
+    try:
+        # A signal to the warden's group must not kill both: one of them has to clean up.
+        os.setsid()
+        end_with_parent(warden, signal.SIGTERM)
+        processes.become_subreaper()
+        return asyncio.run(_Agent(orders, folder).live())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def take_orders() -> Orders:
@@ -97,40 +105,19 @@ def take_orders() -> Orders:
         raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
 
 
-def run_agent(orders: Orders, folder: Path, warden: int) -> int:
-    """Be the agent until the pod ends; returns the exit status.
-
-    Signals are blocked when this is called, and handled from when the agent can heed them.
-
-    Args:
-        folder: private and empty; for keys, configuration and log of sshd.
-        warden: the parent. Its end ends this process, as SIGTERM does.
-
-    Raises:
-        UserError: no registration, or no sshd; nothing is left running then.
-    """
-    try:
-        # A signal to the warden's group must not kill both: one of them has to clean up.
-        os.setsid()
-        end_with_parent(warden, signal.SIGTERM)
-        processes.become_subreaper()
-        host_key = make_key(folder / HOST_KEY, "")
-        return asyncio.run(_Agent(orders, folder, host_key, orders.slots or own_slots()).live())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 class PodEndedError(Exception):
     """Why a pod ends, and its exit status."""
 
 
 class _Agent:
-    def __init__(self, orders: Orders, folder: Path, host_key: str, slots: int) -> None:
-        self._orders, self._host_key, self._slots = orders, host_key, slots
+    """What runs below the warden, in a folder that is private and empty: for keys, configuration and log of sshd."""
+
+    def __init__(self, orders: Orders, folder: Path) -> None:
+        self._orders, self._secret = orders, bytes.fromhex(orders.secret)
+        self._host_key = make_key(folder / HOST_KEY, "")
         self._sock = listening_socket(orders.address, 0)
         self._port = self._sock.getsockname()[1]
-        self._secret = bytes.fromhex(orders.secret)
-        self._server = Server(self._secret, control_purpose(orders.address, self._port), self._attend)
+        self._server = Server(self._secret, control_purpose(orders.address, self._port), self._answer)
         self._sshd = Sshd(folder, orders.address)
         self._forks = folder / FORKS
         self._fork_server: subprocess.Popen[bytes] | None = None
@@ -173,7 +160,7 @@ class _Agent:
             worker=orders.worker,
             address=orders.address,
             hostname=socket.gethostname(),
-            slots=self._slots,
+            slots=orders.slots or own_slots(),
             ssh_port=ssh_port,
             host_key=self._host_key,
             control_port=self._port,
@@ -182,45 +169,35 @@ class _Agent:
         self._leases.open(orders.lease, orders.lease_seconds)
         self._say(f"ready, ssh port {ssh_port}")
 
-    async def _attend(self, request: Message, peer: str) -> Message:
-        """Answer whoever knows the cluster's secret."""
-        try:
-            answer = await self._answer(**request)
-        except (TypeError, ValueError) as error:
-            answer = {"error": f"{error}; is its zeropods another version?"}
-        self._leases.use()
-        return answer
+    async def _answer(self, request: Message, peer: str) -> Message:
+        """Answer whoever knows the cluster's secret: about a run where the request names one, else about the pod.
 
-    async def _answer(
-        self, do: str, run: str | None = None, seconds: float = 0.0, grace_seconds: float = 0.0, forks: bool = False
-    ) -> Message:
-        """`renew` and `end` are for a run where the request names one, else for the pod.
-
-        Args:
-            forks: whether the ranks of a run can be forked here.
+        `forks` in a renewal says whether the ranks of the run can be forked here.
         """
-        match do:
-            case "renew" if run:
-                if forks:
+        answer: Message
+        match request:
+            case {"do": "renew", "run": run}:
+                if request.get("forks"):
                     # Without it ranks start by themselves.
                     with suppress(OSError):
                         self._serve_forks()
-                return self._leases.renew_run(run, seconds)
-            case "end" if run:
-                return await self._leases.end_run(run, grace_seconds)
-            case "stacks" if run:
-                return {"asked": self._leases.ask_for_stacks(run)}
-            case "end":
+                answer = self._leases.renew_run(run, request["seconds"])
+            case {"do": "end", "run": run}:
+                answer = await self._leases.end_run(run, request["grace_seconds"])
+            case {"do": "stacks", "run": run}:
+                answer = self._leases.ask_for_stacks(run)
+            case {"do": "end"}:
                 # The answer is sent before anybody who waits for the end has a turn.
                 self._end("it was asked to")
-                return {"ending": True}
-            case "renew":
-                self._leases.renew()
-            case "status":
-                pass
+                answer = {"ending": True}
+            case {"do": "renew" | "status" as do}:
+                if do == "renew":
+                    self._leases.renew()
+                answer = self._leases.status()
             case _:
-                raise ValueError(f"do: {do!r}; expected status, renew, stacks or end")
-        return self._leases.status()
+                answer = {"error": f"{request}: no request; is its zeropods another version?"}
+        self._leases.use()
+        return answer
 
     def _serve_forks(self) -> None:
         """Start the server that forks this pod's ranks, unless it runs."""
@@ -261,14 +238,19 @@ def _below() -> list[Process]:
 # The warden
 
 
-def _guard(agent: int, orders: Orders, folder: Path) -> int:
-    status = None
+def _guard(agent: int, pod: str, folder: Path) -> int:
+    """Pass on signals to the agent, outlive it, and end what it has left; returns the exit status of both."""
+    deadline, status = math.inf, None
     try:
-        status = _await_agent(agent)
+        while (status := processes.reap().get(agent)) is None and time.monotonic() < deadline:
+            patience = min(max(deadline - time.monotonic(), 0.0), LONG_SECONDS)
+            got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
+            if got is not None and got.si_signo in ENDING and deadline == math.inf:
+                deadline = time.monotonic() + AGENT_SECONDS
+                os.kill(agent, signal.SIGTERM)
     finally:
         is_clean = processes.end(_below, 0.0) == 0
         shutil.rmtree(folder, ignore_errors=True)
-    pod = f"pod {orders.address}"
     if status is None or status < 0:
         how = f"did not end in {AGENT_SECONDS:.0f} s" if status is None else f"was killed by signal {-status}"
         print(f"{pod}: the agent {how}; everything under it was killed", file=sys.stderr, flush=True)
@@ -282,17 +264,3 @@ def _end_with_stdin() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _await_agent(agent: int) -> int | None:
-    """The agent's exit code, negative for a signal; None if it did not heed a signal that was passed on."""
-    deadline = math.inf
-    while agent not in (ended := processes.reap()):
-        patience = min(max(deadline - time.monotonic(), 0.0), LONG_SECONDS)
-        got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
-        if got is not None and got.si_signo in ENDING and deadline == math.inf:
-            deadline = time.monotonic() + AGENT_SECONDS
-            os.kill(agent, signal.SIGTERM)
-        elif time.monotonic() >= deadline:
-            return None
-    return ended[agent]

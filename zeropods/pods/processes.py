@@ -241,16 +241,12 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     group is counted by the whole machine (`oom_kill` of /proc/vmstat). In a container the group's path is another than
     outside of it, and its own group is the root of what it sees.
     """
-    groups = dict(line.split(":", 2)[1:] for line in _text(proc / "self" / "cgroup").splitlines())
-    files = [proc / "vmstat"]
-    for controllers, path in groups.items():
-        places = (path.lstrip("/"), "")
-        if "memory" in controllers.split(","):
-            files[-1:-1] = [cgroups / "memory" / own / "memory.oom_control" for own in places]
-        elif not controllers:
-            roots = (cgroups, cgroups / "unified")
-            files[-1:-1] = [root / own / "memory.events" for root in roots for own in places]
-    counts = (re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE) for file in files)
+    lines = _text(proc / "self" / "cgroup").splitlines()
+    # The longest path first: it is the group's own, where there are several hierarchies.
+    paths = sorted({"", *(line.split(":", 2)[2].lstrip("/") for line in lines)}, key=len, reverse=True)
+    kept = (("memory", "memory.oom_control"), ("", "memory.events"), ("unified", "memory.events")) if lines else ()
+    files = [cgroups / root / path / name for root, name in kept for path in paths]
+    counts = (re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE) for file in (*files, proc / "vmstat"))
     return next((int(found[1]) for found in counts if found), 0)
 
 
