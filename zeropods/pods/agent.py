@@ -24,7 +24,7 @@ from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import Leases
 from zeropods.pods.processes import ENDING, Process, descendants
 from zeropods.pods.rendezvous import PURPOSE, Pod, register
-from zeropods.pods.ssh import FORKS, HOST_KEY, Sshd, make_key
+from zeropods.pods.ssh import FORKS, HOST_KEY, make_key, sshd_last_words, start_sshd
 from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
 from zeropods.programs import child_environment, end_with_parent
 
@@ -118,8 +118,8 @@ class _Agent:
         self._sock = listening_socket(orders.address, 0)
         self._port = self._sock.getsockname()[1]
         self._server = Server(self._secret, control_purpose(orders.address, self._port), self._answer)
-        self._sshd = Sshd(folder, orders.address)
-        self._forks = folder / FORKS
+        self._folder = folder
+        self._sshd: subprocess.Popen[bytes] | None = None
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._leases = Leases(self._daemons, self._end)
 
@@ -140,7 +140,9 @@ class _Agent:
             for task in tasks:
                 task.cancel()
             # Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left.
-            self._sshd.kill()
+            if self._sshd is not None:
+                # Its sessions live on.
+                self._sshd.kill()
             await self._server.close()
             processes.end(_below, GRACE_SECONDS)
         self._say(f"ended: {reason}")
@@ -150,12 +152,13 @@ class _Agent:
         orders = self._orders
         await self._server.open(self._sock)
         try:
-            ssh_port = await self._sshd.start(orders.ssh_ports, orders.authorized_key)
+            sshd = await start_sshd(self._folder, orders.address, orders.ssh_ports, orders.authorized_key)
         except UserError as error:
             # Not every worker has a log that its master can read.
             with suppress(WireError):
                 await ask(*orders.master, self._secret, PURPOSE, {"failed": str(error)}, FAILED_SECONDS)
             raise
+        self._sshd, ssh_port = sshd
         pod = Pod(
             worker=orders.worker,
             address=orders.address,
@@ -203,15 +206,15 @@ class _Agent:
         """Start the server that forks this pod's ranks, unless it runs."""
         if self._fork_server is not None and self._fork_server.poll() is None:
             return
-        self._forks.unlink(missing_ok=True)
-        argv, silent = [sys.executable, "-m", FORK_SERVER, str(self._forks)], subprocess.DEVNULL
+        place = self._folder / FORKS
+        place.unlink(missing_ok=True)
+        argv, silent = [sys.executable, "-m", FORK_SERVER, str(place)], subprocess.DEVNULL
         environment = child_environment() | dict([processes.PLACE])
         self._fork_server = processes.start_bound(argv, cwd=ROOT, stdout=silent, stderr=silent, env=environment)
 
     def _daemons(self) -> list[int]:
-        server = self._fork_server
-        serving = server.pid if server is not None and server.poll() is None else None
-        return [pid for pid in (self._sshd.pid, serving) if pid is not None]
+        both = (self._sshd, self._fork_server)
+        return [daemon.pid for daemon in both if daemon is not None and daemon.poll() is None]
 
     def _end(self, reason: str, status: int = 0) -> None:
         """Let the pod end; the first reason counts."""
@@ -220,8 +223,9 @@ class _Agent:
 
     def _reap(self) -> None:
         ended = processes.reap()
-        if self._sshd.pid in ended:
-            self._end(f"its sshd ended with status {ended[self._sshd.pid]}: {self._sshd.last_words()}", 1)
+        if self._sshd is not None and self._sshd.pid in ended:
+            status = ended[self._sshd.pid]
+            self._end(f"its sshd ended with status {status}: {sshd_last_words(self._folder)}", 1)
 
     def _say(self, what: str) -> None:
         # Who started this pod, and reads what it says, may be gone.
