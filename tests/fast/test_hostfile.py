@@ -48,7 +48,6 @@ def test_broken_line_is_named_with_what_was_expected(line: str) -> None:
     [
         (b"\npod1 slots=1\npod2 slots=1\nPOD1 slots=2\n", r":4: 'POD1' is on line 2 already; remove one of them$"),
         (b"# nobody\n\n", r": no host; expected a line '<address> slots=<gpus>' for each pod$"),
-        (b"pod1 slots=1 # caf\xe9\n", r": byte 18 is not UTF-8; expected"),
         (None, r": no such hostfile; name yours, or one that 'zeropods pods up' has written"),
     ],
 )
