@@ -390,7 +390,7 @@ def _read_as(kind: type[T], path: Path) -> T:
 
 def _upgraded(kind: type[object], path: Path, content: bytes) -> bytes:
     """A document of version 2, in which ranks listed every duration; what is no such list is left to be refused."""
-    document = files.json_object(str(path), content, REMEDY)
+    document = files.validated(dict[str, Any], path, content, REMEDY)
     version, known = document.get("schema_version"), (SCHEMA_VERSION - 1, SCHEMA_VERSION)
     if version == SCHEMA_VERSION:
         return content
