@@ -21,10 +21,8 @@ ASK_SECONDS = 60.0
 """For an answer of the master: a connection that dies while all wait is not noticed otherwise."""
 WATCH_SECONDS = 1.0
 FAREWELL_SECONDS = 2.0
-STRANGERS = 64
-"""Connections without proof at once, beside two for each pod."""
-OTHER_FILES = 512
-"""Descriptors left to the rest of the process."""
+OTHER_FILES = 1_024
+"""Descriptors left to strangers and to the rest of the process; a pod that comes again has two connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +87,16 @@ class Rendezvous:
     """
 
     def __init__(self, *, secret: bytes, count: int, address: str, port: int | None) -> None:
-        self._count, self._place, self._unproven = count, (address, port), STRANGERS + 2 * count
+        self._count, self._place = count, (address, port)
         self._pods: dict[str, Pod] = {}
         """Pods that have registered, by worker."""
         self._failure = Future[str]()
         """Why the cluster does not come up, or nothing where all pods are there."""
         self._left = threading.Event()
-        self._server = Server(secret, PURPOSE, self._attend, unproven=self._unproven)
+        self._server = Server(secret, PURPOSE, self._attend)
 
     def __enter__(self) -> Rendezvous:
-        # Those that are being accepted come on top of those that are being proven.
-        allow_open_files(2 * self._unproven + self._count + OTHER_FILES)
+        allow_open_files(2 * self._count + OTHER_FILES)
         sock = listening_socket(*self._place)
         self.port: int = sock.getsockname()[1]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(sock)), daemon=True)

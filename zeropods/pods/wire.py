@@ -110,26 +110,16 @@ def ask_all(
 
 
 class Server:
-    """Answers the requests of peers that prove that they know the secret.
+    """Answers the requests of peers that prove that they know the secret; others are dropped after `PROOF_SECONDS`.
 
     Args:
         answer: takes a request and the peer's address; what it returns is sent.
-        unproven: number of connections that may be unproven at a time. One more costs the oldest its place, not
-            itself: an honest peer needs it for milliseconds, so that those who sit there silently keep nobody out.
     """
 
-    def __init__(
-        self,
-        secret: bytes,
-        purpose: str,
-        answer: Callable[[Message, str], Awaitable[Message]],
-        *,
-        unproven: int = 64,
-    ) -> None:
-        self._secret, self._purpose, self._answer, self._limit = secret, purpose, answer, unproven
-        self._unproven: dict[asyncio.StreamWriter, None] = {}
-        """Oldest first."""
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, secret: bytes, purpose: str, answer: Callable[[Message, str], Awaitable[Message]]) -> None:
+        self._secret, self._purpose, self._answer = secret, purpose, answer
+        self._tasks: dict[asyncio.Task[None], bool] = {}
+        """Those that serve a connection, and whether it is proven."""
         self._server: asyncio.Server | None = None
 
     async def open(self, sock: socket.socket) -> None:
@@ -144,10 +134,9 @@ class Server:
             return
         self._server.close()
         self._server = None
-        for writer in self._unproven:
-            writer.transport.abort()
-        if self._tasks and seconds:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        proven = [task for task, is_proven in self._tasks.items() if is_proven]
+        if proven and seconds:
+            await asyncio.wait(proven, timeout=seconds)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -156,29 +145,23 @@ class Server:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self._tasks[task] = False
         name = writer.get_extra_info("peername")
         connection = _Connection(str(name[0]) if name else "a lost connection", reader, writer)
-        while len(self._unproven) >= self._limit:
-            oldest = next(iter(self._unproven))
-            self._unproven.pop(oldest)
-            oldest.transport.abort()
-        self._unproven[writer] = None
         try:
             # Cancelled by `close`: asyncio would log it with a traceback (Python 3.11).
             with suppress(WireError, asyncio.CancelledError):
                 async with _bounded(connection.peer, PROOF_SECONDS):
                     await connection.agree(self._secret, self._purpose, listens=True)
                     request = await connection.receive()
-                self._unproven.pop(writer, None)
+                self._tasks[task] = True
                 answer = await self._answer(request, connection.peer)
                 async with _bounded(connection.peer, SEND_SECONDS):
                     connection.send(answer)
                     writer.close()
                     await writer.wait_closed()
         finally:
-            self._unproven.pop(writer, None)
-            self._tasks.discard(task)
+            del self._tasks[task]
             writer.transport.abort()
 
 
