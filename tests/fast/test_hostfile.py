@@ -62,7 +62,7 @@ def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     hosts = (Host("127.0.1.1", 1), Host("127.0.1.2", 8))
     write_hostfile(tmp_path / "hostfile", hosts)
     assert read_hostfile(tmp_path / "hostfile") == hosts
-    with pytest.raises(UserError, match=r"^pod1: slots=0; expected a number from 1 to 9999$"):
+    with pytest.raises(UserError, match=r"^'pod1 slots=0': expected .*, and 1 to 9999 slots$"):
         Host("pod1", 0)
 
 

@@ -162,7 +162,7 @@ def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
     listed: dict[str, object], ended: bool, pending: bool
 ) -> None:
     worker = described({"id": "a", **listed}, SETTINGS)
-    assert (worker.has_ended, worker.is_pending) == (ended, pending)
+    assert (worker.has_ended, worker.says.startswith("it waits for 1 cores, 1 GiB")) == (ended, pending)
 
 
 # Leases: what is found below an agent, and what ends when.

@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import ROOT
@@ -66,7 +67,7 @@ class Orders:
 
 
 def main() -> int:
-    """Be a pod until it ends; returns the exit status.
+    """Be a pod until it ends; returns the exit status. `UserError` where its orders are wrong.
 
     It splits in two before anything else is done: the parent, the warden, has nothing to do but to outlive the agent
     and to end what the agent had under it.
@@ -74,7 +75,12 @@ def main() -> int:
     is_told_by_stdin = sys.argv[1:] == [BY_STDIN]
     if is_told_by_stdin:
         os.environ.update(json.loads(sys.stdin.buffer.readline() or "{}"))
-    orders = take_orders()
+    worker = next(filter(None, map(os.environ.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}")
+    try:
+        # Processes that this one starts inherit the rest of its environment.
+        orders = Orders(**json.loads(os.environ.pop(ORDERS, "")), worker=worker, address=own_address())
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
     processes.become_subreaper()
     folder = processes.make_private_folder(processes.POD)
     # Blocked until whoever heeds them is there.
@@ -93,16 +99,6 @@ def main() -> int:
         return asyncio.run(_Agent(orders, folder).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def take_orders() -> Orders:
-    """Take the orders out of this process's environment; `UserError` where something is wrong."""
-    worker = next(filter(None, map(os.environ.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}")
-    try:
-        # Processes that this one starts inherit the rest.
-        return Orders(**json.loads(os.environ.pop(ORDERS, "")), worker=worker, address=own_address())
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
 
 
 class PodEndedError(Exception):
@@ -180,10 +176,14 @@ class _Agent:
         answer: Message
         match request:
             case {"do": "renew", "run": run}:
-                if request.get("forks"):
+                if request.get("forks") and (self._fork_server is None or self._fork_server.poll() is not None):
+                    place, silent = self._folder / FORKS, subprocess.DEVNULL
+                    argv, variables = [sys.executable, "-m", FORK_SERVER, str(place)], dict([processes.PLACE])
+                    how: Any = {"cwd": ROOT, "stdout": silent, "stderr": silent, "env": child_environment() | variables}
                     # Without it ranks start by themselves.
                     with suppress(OSError):
-                        self._serve_forks()
+                        place.unlink(missing_ok=True)
+                        self._fork_server = processes.start_bound(argv, **how)
                 answer = self._leases.renew_run(run, request["seconds"])
             case {"do": "end", "run": run}:
                 answer = await self._leases.end_run(run, request["grace_seconds"])
@@ -201,16 +201,6 @@ class _Agent:
                 answer = {"error": f"{request}: no request; is its zeropods another version?"}
         self._leases.use()
         return answer
-
-    def _serve_forks(self) -> None:
-        """Start the server that forks this pod's ranks, unless it runs."""
-        if self._fork_server is not None and self._fork_server.poll() is None:
-            return
-        place = self._folder / FORKS
-        place.unlink(missing_ok=True)
-        argv, silent = [sys.executable, "-m", FORK_SERVER, str(place)], subprocess.DEVNULL
-        environment = child_environment() | dict([processes.PLACE])
-        self._fork_server = processes.start_bound(argv, cwd=ROOT, stdout=silent, stderr=silent, env=environment)
 
     def _daemons(self) -> list[int]:
         both = (self._sshd, self._fork_server)

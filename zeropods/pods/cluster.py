@@ -41,7 +41,6 @@ KEY, SECRET = "id_ed25519", "secret"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SHELL_NAME = "pods"
 """The name of a cluster that the shell starts without naming it."""
-SCRIPT = "textsql_train.py"
 STATUS_SECONDS, LOCK_SECONDS = 2.0, 20.0
 RENEW_SECONDS, RENEWALS_PER_LEASE = 5.0, 5
 """A lease is renewed every 5 s, or at least so often in its time: a few renewals may be lost before the lease is."""
@@ -206,9 +205,8 @@ def workers_of(cluster: Cluster) -> LocalWorkers:
 
 def expected_here() -> Expectation:
     """What pods need to be like this machine: its versions, and the training script of the working folder, if any."""
-    here = Path.cwd()
-    scripts = (SCRIPT,) if (here / SCRIPT).is_file() else ()
-    return Expectation.of_this_machine(here, scripts)
+    scripts = (path.name for path in Path.cwd().glob("textsql_train.py"))
+    return Expectation.of_this_machine(Path.cwd(), tuple(scripts))
 
 
 # What is kept of a cluster
@@ -223,9 +221,7 @@ def folder_of(name: str) -> Path:
 
 def names() -> list[str]:
     """Names of all clusters that have a folder, whether they are complete or not."""
-    if not home().is_dir():
-        return []
-    return sorted(path.name for path in home().iterdir() if (path / STATE).is_file() and NAME.fullmatch(path.name))
+    return sorted(path.parent.name for path in home().glob(f"*/{STATE}") if NAME.fullmatch(path.parent.name))
 
 
 def write_cluster(cluster: Cluster) -> None:
@@ -280,12 +276,11 @@ def write_files(cluster: Cluster, users: Mapping[str, str]) -> None:
         users: the account at an address, where it is not this user's.
     """
     folder = cluster.folder
-    addresses: dict[tuple[int, str], list[str]] = {}
-    for pod in cluster.pods:
-        addresses.setdefault((pod.ssh_port, users.get(pod.address) or account()), []).append(pod.address)
     config = "".join(
-        ssh_config_text(theirs, port, folder / KEY, folder / KNOWN_HOSTS, name)
-        for (port, name), theirs in addresses.items()
+        ssh_config_text(
+            [pod.address], pod.ssh_port, folder / KEY, folder / KNOWN_HOSTS, users.get(pod.address) or account()
+        )
+        for pod in cluster.pods
     )
     files.write_text(folder / KNOWN_HOSTS, known_hosts_text((p.address, p.ssh_port, p.host_key) for p in cluster.pods))
     files.write_text(folder / SSH_CONFIG, config)

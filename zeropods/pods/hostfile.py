@@ -28,11 +28,8 @@ class Host:
     """Processes that it gets, one for each GPU."""
 
     def __post_init__(self) -> None:
-        if ADDRESS.fullmatch(self.address) is None:
-            remedy = "letters, digits, '.', '-' and '_' only"
-            raise UserError(f"{self.address!r}: not a host name or IPv4 address; {remedy}")
         if LINE.fullmatch(self.line()) is None:
-            raise UserError(f"{self.address}: slots={self.slots!r}; expected a number from 1 to 9999")
+            raise UserError(f"{self.line()!r}: expected a host name or IPv4 address, and 1 to 9999 slots")
 
     def line(self) -> str:
         """The host's line of a hostfile."""

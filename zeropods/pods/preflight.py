@@ -171,12 +171,12 @@ class Preflight:
 
     def table(self) -> Table:
         """A row for each pod, a column for each check that was made of any pod."""
-        headings = list(dict.fromkeys(check.check for pod in self.pods for check in pod.checks))
+        headings = dict.fromkeys((check.check for pod in self.pods for check in pod.checks), "-")
         rows = []
         for pod in self.pods:
             shown = {c.check: c.value if c.verdict == "ok" else f"{c.verdict.upper()}: {c.value}" for c in pod.checks}
-            rows.append((pod.pod, *(shown.get(heading, "-") for heading in headings)))
-        return Table(("pod", *headings), tuple(rows), self.title)
+            rows.append({"pod": pod.pod, **headings, **shown})
+        return Table.of(rows, self.title)
 
     def to_json(self) -> dict[str, object]:
         """As `zeropods pods check --json` prints it."""

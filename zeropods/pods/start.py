@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
-from zeropods.pods.backends.cml import is_session, require_module
+from zeropods.pods.backends.cml import cml_module, is_session
 from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Settings, Worker
 from zeropods.pods.cluster import (
     BACKENDS,
@@ -91,7 +91,7 @@ def up(
     if chosen not in BACKENDS:
         raise UserError(f"backend {chosen!r}: expected local or cml")
     if chosen == "cml":
-        require_module()
+        cml_module()
     elif nvidia_gpu:
         raise UserError(f"--nvidia-gpu {nvidia_gpu}: is for CML workers; leave it out")
     settings = Settings(
@@ -134,8 +134,6 @@ def _own_hosts(
         raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
     if backend is not None:
         raise UserError(f"backend {backend!r}: expected local or cml without a hostfile, or none with one")
-    if ssh_config is not None and not Path(ssh_config).is_file():
-        raise UserError(f"{ssh_config}: no such ssh configuration; name one, or leave it out for your usual one")
     hosts = read_hostfile(Path(hostfile))
     if count is not None and count > len(hosts):
         raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -38,7 +39,7 @@ class CmlWorkers(LocalWorkers):
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         super().__init__(folder, settings)
-        self._module = require_module()
+        self._module = cml_module()
 
     def master_address(self) -> str:
         return own_address()
@@ -90,24 +91,17 @@ def described(listed: Mapping[str, Any], asked: Settings) -> Worker:
     return Worker(id=str(listed["id"]), has_ended=has_ended, status=status, says=says, address=address)
 
 
-def require_module() -> ModuleType:
+def cml_module() -> ModuleType:
     """CML's module; `UserError` where it is not installed."""
-    module = _module()
-    if module is None:
-        remedy = "run this in a CML session, or choose --backend local"
-        raise UserError(f"backend cml: neither {' nor '.join(MODULES)} can be imported; {remedy}")
-    return module
+    for name in MODULES:
+        with suppress(ImportError):
+            return import_module(name)
+    remedy = "run this in a CML session, or choose --backend local"
+    raise UserError(f"backend cml: neither {' nor '.join(MODULES)} can be imported; {remedy}")
 
 
 def is_session() -> bool:
     """Whether this process runs in a CML session that can start workers."""
-    return any(map(os.environ.get, SESSION_VARIABLES)) and _module() is not None
-
-
-def _module() -> ModuleType | None:
-    for name in MODULES:
-        try:
-            return import_module(name)
-        except ImportError:
-            continue
-    return None
+    with suppress(UserError):
+        return any(map(os.environ.get, SESSION_VARIABLES)) and bool(cml_module())
+    return False

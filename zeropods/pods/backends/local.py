@@ -64,11 +64,6 @@ class Worker:
     """The last line of its log, why it waits, or where more is to be read."""
     address: str = ""
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether it has still to start."""
-        return not self.has_ended and self.status != "running"
-
     def __str__(self) -> str:
         place = f" ({self.address})" if self.address else ""
         return f"worker {self.id}{place} {'ended with' if self.has_ended else 'is'} {self.status}; {self.says}"
