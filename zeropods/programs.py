@@ -33,8 +33,9 @@ EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 """The variable that says where torch keeps the extensions that it compiles."""
 LOCK = "turn"
 """The file that is locked while an extension is compiled or loaded. It stays: what counts is the kernel's lock."""
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h; it survives `execve`, not `fork`."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""From linux/prctl.h. The first survives `execve`, not `fork`; by the second a process becomes the parent of what is
+orphaned below it (Linux 3.4)."""
 
 
 # Programs and threads

@@ -27,7 +27,7 @@ from zeropods.pods.processes import ENDING, Process, descendants
 from zeropods.pods.rendezvous import PURPOSE, Pod, register
 from zeropods.pods.ssh import FORKS, HOST_KEY, make_key, sshd_last_words, start_sshd
 from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
-from zeropods.programs import child_environment, end_with_parent
+from zeropods.programs import PR_SET_CHILD_SUBREAPER, child_environment, end_with_parent, prctl
 
 ORDERS = "ZEROPODS_ORDERS"
 """The variable by which a worker is told, as a JSON object; it is taken out at once, since it holds a secret."""
@@ -81,7 +81,7 @@ def main() -> int:
         orders = Orders(**json.loads(os.environ.pop(ORDERS, "")), worker=worker, address=own_address())
     except (ValueError, TypeError) as error:
         raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
-    processes.become_subreaper()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     folder = processes.make_private_folder(processes.POD)
     # Blocked until whoever heeds them is there.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ENDING})
@@ -95,7 +95,7 @@ def main() -> int:
         # A signal to the warden's group must not kill both: one of them has to clean up.
         os.setsid()
         end_with_parent(warden, signal.SIGTERM)
-        processes.become_subreaper()
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         return asyncio.run(_Agent(orders, folder).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -188,7 +188,8 @@ class _Agent:
             case {"do": "end", "run": run}:
                 answer = await self._leases.end_run(run, request["grace_seconds"])
             case {"do": "stacks", "run": run}:
-                answer = self._leases.ask_for_stacks(run)
+                self._leases.ask_for_stacks(run)
+                answer = {}
             case {"do": "end"}:
                 # The answer is sent before anybody who waits for the end has a turn.
                 self._end("it was asked to")

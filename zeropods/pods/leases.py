@@ -89,9 +89,9 @@ class Leases:
         members = self._look()[0].get(name, ())
         return {"processes": len(members), "seen": run.seen, "oom_kills": oom_kills() - run.oom_kills_before}
 
-    def ask_for_stacks(self, name: str) -> dict[str, object]:
-        """Ask a run's ranks for the stacks of their threads; tells how many were asked."""
-        return {"asked": ask_for_stacks(self._look()[0].get(name, ()))}
+    def ask_for_stacks(self, name: str) -> None:
+        """Ask a run's ranks for the stacks of their threads."""
+        ask_for_stacks(self._look()[0].get(name, ()))
 
     async def end_run(self, name: str, grace_seconds: float) -> dict[str, object]:
         """End a run for ever: SIGTERM, later SIGKILL; tells how many of its processes are left after all."""

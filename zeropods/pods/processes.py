@@ -23,7 +23,7 @@ from psutil import Process
 
 from zeropods.files import held
 from zeropods.measure.heartbeat import STACKS
-from zeropods.programs import bound_argv, child_environment, prctl
+from zeropods.programs import bound_argv, child_environment
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
@@ -42,35 +42,28 @@ KILL_SECONDS = 20.0
 EMPTY_READINGS = 2
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"})
 DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
-PR_SET_CHILD_SUBREAPER = 36
-"""From linux/prctl.h."""
 
 # One process. psutil tells it from a later one with the same number by its creation time.
 
 
 def find_process(pid: int) -> Process | None:
     """The process of this number, ended but not reaped ones included; None where there is none."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return Process(pid)
-    except psutil.NoSuchProcess:
-        return None
+    return None
 
 
 def is_alive(process: Process) -> bool:
     """Whether it still runs; one that has ended and was not reaped does not."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
-def send(process: Process, signum: int) -> bool:
-    """Send a signal to this process and no other; False where it has ended, or is not ours."""
-    try:
+def send(process: Process, signum: int) -> None:
+    """Send a signal to this process and no other, unless it has ended or is not ours."""
+    with suppress(psutil.Error):
         process.send_signal(signum)
-    except psutil.Error:
-        return False
-    return True
 
 
 def variable(process: Process, name: str) -> str | None:
@@ -92,9 +85,11 @@ def catches(process: Process, number: int) -> bool:
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
-def ask_for_stacks(processes: Iterable[Process]) -> int:
-    """Send `STACKS` to those that catch it, and to no other: it would end them. Returns how many got it."""
-    return sum(send(process, STACKS) for process in processes if catches(process, STACKS))
+def ask_for_stacks(processes: Iterable[Process]) -> None:
+    """Send `STACKS` to those that catch it, and to no other: it would end them."""
+    for process in processes:
+        if catches(process, STACKS):
+            send(process, STACKS)
 
 
 # Trees of processes, from their start to their end.
@@ -114,10 +109,9 @@ def descendants(pid: int) -> list[Process]:
 
     One whose parent ends meanwhile may be missing: ask again before concluding that none is left.
     """
-    try:
+    with suppress(psutil.NoSuchProcess):
         return list(Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
+    return []
 
 
 def child_pids(pid: int) -> list[int]:
@@ -169,11 +163,6 @@ def takes_sigterm(process: Process) -> bool:
     return not (is_launcher and catches(process, signal.SIGTERM))
 
 
-def become_subreaper() -> None:
-    """From now on whatever is orphaned below this process becomes its child (Linux 3.4)."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
 def reap() -> dict[int, int]:
     """Collect children that have ended: their exit codes by pid, negative for a signal."""
     ended: dict[int, int] = {}
@@ -214,13 +203,13 @@ def deferred() -> Iterator[None]:
 
     Without it, an interrupt could fall between starting a process and writing down that it is ours.
     """
-    came = list[str]()
+    came: list[int] = []
     try:
-        with noted_signals() as came:
+        with handled(ENDING, lambda number, _: came.append(number)):
             yield
     finally:
-        for first in came[:1]:
-            os.kill(os.getpid(), signal.Signals[first])
+        if came:
+            os.kill(os.getpid(), came[0])
 
 
 @contextmanager
@@ -251,10 +240,9 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def _text(file: Path) -> str:
-    try:
+    with suppress(OSError):
         return file.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 # Where a pod's keys lie, or what visitors of a page upload: a folder that is held as long as its process lives.
