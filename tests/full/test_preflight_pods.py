@@ -179,7 +179,7 @@ def test_project_folder_or_interpreter_that_is_not_there_is_named(
     ("more", "name", "value"),
     [
         ("ForceCommand echo '{welcome}'; echo hello; sh -c \"$SSH_ORIGINAL_COMMAND\"", "project", "same files"),
-        ("ForceCommand sleep 0.2; kill -9 $PPID", "ssh", "connection closed"),
+        ("ForceCommand sleep 0.2; kill -9 $PPID", "ssh", f"Connection to {FIRST} closed by remote host."),
         ("AuthorizedKeysFile none", "ssh", "key refused"),
     ],
     ids=["chatty login", "lost after login", "key of another cluster"],

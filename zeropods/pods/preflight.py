@@ -61,19 +61,11 @@ FAILURES = {
         "key refused",
         f"the pod belongs to another cluster: {ANEW}; a host of your own: ssh-copy-id {{address}}",
     ),
-    "Connection refused": (
-        "nothing listens",
-        f"no sshd at {{address}}; {ANEW}; a host of your own: start its sshd",
-    ),
-    "Could not resolve hostname": (
-        "unknown name",
-        "correct '{address}' in the hostfile, or add it to ~/.ssh/config",
-    ),
-    "No route to host|Network is unreachable": ("unreachable", "no network to {address}; is the pod running?"),
-    "timed out|imeout": ("no answer", "{address} is cut off or its sshd hangs; see 'zeropods pods list'"),
-    "closed by|reset by|Broken pipe|kex_exchange|banner": (
-        "connection closed",
-        "what answers at {address} is no sshd, or it refuses this machine; see the pod's log",
+    "Connection refused": ("nothing listens", f"no sshd at {{address}}; {ANEW}; a host of your own: start its sshd"),
+    "Could not resolve hostname": ("unknown name", "correct '{address}' in the hostfile, or add it to ~/.ssh/config"),
+    "timed out|imeout|No route to host|Network is unreachable": (
+        "no answer",
+        "{address} is cut off, not running, or its sshd hangs; see 'zeropods pods list'",
     ),
 }
 """By what ssh says, as a regular expression: the value in a few words, and the remedy."""
@@ -440,18 +432,16 @@ def _gpus() -> list[tuple[int, int]]:
 
 def _digest(file: Path) -> str | None:
     """SHA-256 of a file; None where there is none that can be read."""
-    try:
+    with suppress(OSError):
         return sha256(file)
-    except OSError:
-        return None
+    return None
 
 
 def _free_bytes(folder: str) -> int:
     """Free space of a folder's file system; 0 where it cannot be told."""
-    try:
+    with suppress(OSError):
         return shutil.disk_usage(folder).free
-    except OSError:
-        return 0
+    return 0
 
 
 def _gib(value: int) -> str:

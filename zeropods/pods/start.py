@@ -6,7 +6,6 @@ import math
 import os
 import random
 import secrets
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -84,8 +83,19 @@ def up(
             raise UserError(f"--{what.replace('_', '-')} {value}; expected a positive number")
     if nvidia_gpu is not None and nvidia_gpu < 0:
         raise UserError(f"--nvidia-gpu {nvidia_gpu}; expected at least 0")
-    hosts = _own_hosts(hostfile, ssh_config, count, slots, backend)
-    if count is None and not hosts:
+    hosts: tuple[Host, ...] = ()
+    if hostfile is not None:
+        if slots is not None:
+            raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
+        if backend is not None:
+            raise UserError(f"backend {backend!r}: expected local or cml without a hostfile, or none with one")
+        hosts = read_hostfile(Path(hostfile))
+        if count is not None and count > len(hosts):
+            raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")
+        hosts = hosts[:count]
+    elif ssh_config is not None:
+        raise UserError(f"ssh configuration {ssh_config}: is for hosts of your own; give their hostfile too")
+    elif count is None:
         raise UserError("--count: not given; say how many pods, or name a --hostfile")
     chosen = "hosts" if hosts else backend or ("cml" if is_session() else "local")
     if chosen not in BACKENDS:
@@ -116,28 +126,6 @@ def up(
     if lease == "kernel":
         hold(cluster, end_at_exit=standing is None)
     return cluster
-
-
-def _own_hosts(
-    hostfile: str | Path | None,
-    ssh_config: str | Path | None,
-    count: int | None,
-    slots: int | None,
-    backend: str | None,
-) -> Sequence[Host]:
-    """The hosts of the user's hostfile; none where none was named. `UserError` for what contradicts it."""
-    if hostfile is None:
-        if ssh_config is not None:
-            raise UserError(f"ssh configuration {ssh_config}: is for hosts of your own; give their hostfile too")
-        return ()
-    if slots is not None:
-        raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
-    if backend is not None:
-        raise UserError(f"backend {backend!r}: expected local or cml without a hostfile, or none with one")
-    hosts = read_hostfile(Path(hostfile))
-    if count is not None and count > len(hosts):
-        raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")
-    return hosts[:count]
 
 
 def _standing(folder: Path, settings: Settings) -> Cluster | None:
