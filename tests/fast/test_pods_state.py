@@ -55,13 +55,9 @@ def keep(*names: str) -> None:
         (cluster.folder_of(name) / "secret").write_text("00" * 32)
 
 
-def test_what_was_written_is_found() -> None:
+def test_what_was_written_is_found_and_a_file_that_is_no_state_is_named() -> None:
     keep("one")
     assert cluster.find("one") == whole("one")
-
-
-def test_a_file_that_is_no_state_is_named() -> None:
-    keep("one")
     (cluster.folder_of("one") / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"one/state\.json: folder: .*; this is not a cluster's state; end its pods"):
         cluster.find("one")

@@ -234,15 +234,10 @@ def watching() -> Iterator[set[bytes]]:
 
 
 def secrets_of(cluster: Cluster) -> dict[str, bytes]:
-    """The secret in each form in which it could be seen, and the lines of the private key's file."""
-    secret, lines = cluster.secret, (cluster.folder / KEY).read_bytes().splitlines()[1:-1]
-    return {
-        "secret": secret,
-        "secret in hexadecimal": secret.hex().encode(),
-        "secret in base64": base64.b64encode(secret).rstrip(b"="),
-        # The first line is the same for every key.
-        **{f"line {number} of the key": line for number, line in enumerate(lines[1:], start=2)},
-    }
+    """The secret in each form in which it could be seen, and what the private key's file has of its own."""
+    secret, lines = cluster.secret, (cluster.folder / KEY).read_bytes().splitlines()[2:-1]
+    forms = {"raw": secret, "hexadecimal": secret.hex().encode(), "base64": base64.b64encode(secret).rstrip(b"=")}
+    return {**forms, **{f"line {number} of the key": line for number, line in enumerate(lines)}}
 
 
 def everything(*folders: Path) -> dict[Path, bytes]:
