@@ -45,7 +45,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+            os.fchmod(file.fileno(), 0o644)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -220,9 +220,8 @@ def check_weights(folder: Path) -> None:
     transformers takes such a file even where it was asked for safetensors. What is no folder is not looked at.
     """
     if folder.is_dir() and not has_weights(folder):
-        raise UserError(
-            f"{folder}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
-        )
+        remedy = "a model folder has them beside config.json"
+        raise UserError(f"{folder}: no weights (*.safetensors) in this folder; {remedy}")
     for path in [*sorted(folder.glob("*.index.json")), folder / "config.json"]:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -266,10 +265,6 @@ def open_to_readers(folder: Path) -> None:
 
 # Files of torch's that hold tensors and plain values, and nothing that runs when it is loaded.
 
-STRICT = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-FOREIGN = re.compile(r"GLOBAL (\S+)")
-"""In what torch says of an object that it was not allowed to make."""
-
 
 @contextmanager
 def plain_values_only() -> Iterator[None]:
@@ -282,13 +277,13 @@ def plain_values_only() -> Iterator[None]:
     # Python 3.11.2 (Debian 12's) pickles a stage as `getattr` of its class; no other attribute is given.
     stage = (lambda _, name: ZeroStageEnum[name], "builtins.getattr")
     allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, stage]
-    with variable_set(STRICT, "1"), torch.serialization.safe_globals(allowed):
+    with variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"), torch.serialization.safe_globals(allowed):
         yield
 
 
 def foreign_object(error: pickle.UnpicklingError) -> str:
     """What a file holds that was refused: the name of its class, else what torch says first."""
-    named = FOREIGN.search(str(error))
+    named = re.search(r"GLOBAL (\S+)", str(error))
     return named[1] if named else first_line(error)
 
 

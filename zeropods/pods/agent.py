@@ -137,7 +137,6 @@ class _Agent:
                 task.cancel()
             # Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left.
             if self._sshd is not None:
-                # Its sessions live on.
                 self._sshd.kill()
             await self._server.close()
             processes.end(_below, GRACE_SECONDS)
@@ -204,8 +203,9 @@ class _Agent:
         return answer
 
     def _daemons(self) -> list[int]:
-        both = (self._sshd, self._fork_server)
-        return [daemon.pid for daemon in both if daemon is not None and daemon.poll() is None]
+        # sshd is not polled: that could take its end from `_reap`.
+        sshd, server = [] if self._sshd is None else [self._sshd.pid], self._fork_server
+        return sshd if server is None or server.poll() is not None else [*sshd, server.pid]
 
     def _end(self, reason: str, status: int = 0) -> None:
         """Let the pod end; the first reason counts."""
@@ -249,8 +249,7 @@ def _guard(agent: int, pod: str, folder: Path) -> int:
     if status is None or status < 0:
         how = f"did not end in {AGENT_SECONDS:.0f} s" if status is None else f"was killed by signal {-status}"
         print(f"{pod}: the agent {how}; everything under it was killed", file=sys.stderr, flush=True)
-    if not is_clean:
-        print(f"{pod}: processes hang in the kernel and did not end on SIGKILL", file=sys.stderr, flush=True)
+    # Processes that hang in the kernel did not end on SIGKILL.
     return status if status in (0, 1) and is_clean else 1
 
 

@@ -44,6 +44,8 @@ AT_ONCE = 16
 
 Message = dict[str, Any]
 """A JSON object."""
+Agents = Sequence[tuple[str, int]]
+"""Address and control port of each."""
 
 _GREETING = re.compile(rb"zeropods 2 ([0-9a-f]{32})\n")
 
@@ -79,14 +81,8 @@ def control_purpose(address: str, control_port: int) -> str:
     return f"control {address}:{control_port}"
 
 
-async def ask_agents(
-    agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
-) -> list[Message | WireError]:
-    """Ask all agents at once; answers in their order, a `WireError` in the place of one that gave none.
-
-    Args:
-        agents: (address, control port) of each.
-    """
+async def ask_agents(agents: Agents, secret: bytes, request: Message, seconds: float) -> list[Message | WireError]:
+    """Ask all agents at once; answers in their order, a `WireError` in the place of one that gave none."""
 
     async def ask_one(address: str, port: int) -> Message | WireError:
         try:
@@ -98,9 +94,7 @@ async def ask_agents(
     return await asyncio.gather(*(ask_one(*agent) for agent in agents))
 
 
-def ask_all(
-    agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
-) -> list[Message | WireError]:
+def ask_all(agents: Agents, secret: bytes, request: Message, seconds: float) -> list[Message | WireError]:
     """`ask_agents` in a thread with a loop of its own, since in a notebook the calling thread runs one already."""
     with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:
         return thread.submit(lambda: asyncio.run(ask_agents(agents, secret, request, seconds))).result()
