@@ -7,8 +7,6 @@ import ipaddress
 import resource
 import socket
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 
@@ -19,7 +17,6 @@ PURPOSE = "register"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 1.0
 ASK_SECONDS = 60.0
 """For an answer of the master: a connection that dies while all wait is not noticed otherwise."""
-WATCH_SECONDS = 1.0
 FAREWELL_SECONDS = 2.0
 OTHER_FILES = 1_024
 """Descriptors left to strangers and to the rest of the process; a pod that comes again has two connections."""
@@ -112,26 +109,15 @@ class Rendezvous:
         """The workers that have registered until now."""
         return frozenset(self._pods.copy())
 
-    def gather(self, seconds: float, watch: Callable[[frozenset[str]], object]) -> tuple[Pod, ...]:
-        """Wait until all pods have registered; returns them by numeric address.
+    def gather(self, seconds: float) -> tuple[Pod, ...] | None:
+        """The pods by numeric address, once all have registered; None where that takes longer than so many seconds.
 
-        Args:
-            seconds: until then; counted from now.
-            watch: called once a second and at the end with the ids of the workers that have registered;
-                what it raises ends the wait.
-
-        Raises:
-            TimeoutError: not all of them are there in time; `there` tells which are.
-            UserError: pods contradict each other, or a pod is of another version.
+        `UserError` where a pod cannot serve or is of another version.
         """
-        deadline = time.monotonic() + seconds
-        while not wait([self._failure], max(0.0, min(WATCH_SECONDS, deadline - time.monotonic()))).done:
-            watch(self.there)
-            if time.monotonic() >= deadline and not self._failure.done():
-                raise TimeoutError
+        if not wait([self._failure], max(0.0, seconds)).done:
+            return None
         if failure := self._failure.result():
             raise UserError(failure)
-        watch(self.there)
         return tuple(sorted(self._pods.values(), key=lambda pod: ipaddress.IPv4Address(pod.address)))
 
     # From here on everything runs in the loop, so that nothing needs a lock.

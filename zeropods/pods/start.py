@@ -6,13 +6,14 @@ import math
 import os
 import random
 import secrets
+import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
 from zeropods.pods.backends.cml import cml_module, is_session
-from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Settings, Worker
+from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Settings
 from zeropods.pods.cluster import (
     BACKENDS,
     KEY,
@@ -38,6 +39,8 @@ from zeropods.programs import LISTENED, PROGRAMS, required_programs
 from zeropods.tables import progress
 
 OTHER_SSH_PORTS = 7
+WATCH_SECONDS = 1.0
+"""So often workers are looked at that have not registered."""
 
 
 def up(
@@ -186,23 +189,20 @@ def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, sec
     `UserError` names a worker that has ended, or those that are missing after so many seconds.
     """
 
-    def started() -> list[Worker]:
-        return [worker for worker in workers.list() if worker.id in cluster.workers]
-
-    def watch(registered: frozenset[str]) -> None:
-        bar.update(len(registered) - bar.n)
-        for worker in started():
-            if worker.has_ended:
-                raise UserError(f"cluster {cluster.name} did not come up: {worker}")
-
-    with progress("pods", "pods", cluster.settings.count) as bar:
-        try:
-            pods = rendezvous.gather(seconds, watch)
-        except TimeoutError:
+    deadline, count = time.monotonic() + seconds, cluster.settings.count
+    with progress("pods", "pods", count) as bar:
+        while (pods := rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))) is None:
             there = rendezvous.there
-            missing = "; ".join(str(worker) for worker in started() if worker.id not in there)
-            head = f"cluster {cluster.name}: {len(there)} of {cluster.settings.count} pods after {seconds:g} s"
-            raise UserError(f"{head}: {missing or 'they did not become ready'}") from None
+            bar.update(len(there) - bar.n)
+            started = [worker for worker in workers.list() if worker.id in cluster.workers]
+            for worker in started:
+                if worker.has_ended:
+                    raise UserError(f"cluster {cluster.name} did not come up: {worker}")
+            if time.monotonic() >= deadline:
+                missing = "; ".join(str(worker) for worker in started if worker.id not in there)
+                head = f"cluster {cluster.name}: {len(there)} of {count} pods after {seconds:g} s"
+                raise UserError(f"{head}: {missing or 'they did not become ready'}")
+        bar.update(count - bar.n)
     if cluster.settings.hosts:
         pods = tuple(sorted(pods, key=lambda pod: cluster.workers.index(pod.worker)))
     return tuple(replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1))
