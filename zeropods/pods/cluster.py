@@ -309,8 +309,8 @@ def deepspeed_argv(cluster: Cluster) -> list[str]:
 # The lease of a cluster, renewed by the process that started it: when that is gone, the pods end
 
 
-_held: dict[str, tuple[Cluster, threading.Event]] = {}
-"""The clusters whose lease this process renews, by name; the event ends that."""
+_held: dict[str, threading.Event] = {}
+"""By the names of the clusters whose lease this process renews: ends that."""
 
 
 def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
@@ -321,11 +321,9 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
     Args:
         end_at_exit: take it down when this process ends in order.
     """
-    if cluster.name in _held and _held[cluster.name][0].pods == cluster.pods:
-        return
     release(cluster.name)
     released, owner, secret = threading.Event(), os.getpid(), cluster.secret
-    _held[cluster.name] = cluster, released
+    _held[cluster.name] = released
 
     def renew() -> None:
         while not released.wait(min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)):
@@ -346,7 +344,7 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
 def release(name: str) -> None:
     """Renew a cluster's lease no longer."""
     if name in _held:
-        _held.pop(name)[1].set()
+        _held.pop(name).set()
 
 
 # The end of clusters: their pods, their keys, and what is left where `up` was killed

@@ -21,7 +21,7 @@ from zeropods.pods.hostfile import interface
 from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.programs import end_with_parent, own_programs_first, required_programs
 
-KEYGEN_SECONDS = 30.0
+SAID_SECONDS = 30.0
 CONNECT_SECONDS = 2
 ALIVE_SECONDS = 2
 ALIVE_MISSES = 3
@@ -85,13 +85,19 @@ def make_key(path: Path, comment: str) -> str:
         UserError: ssh-keygen is missing or fails; it overwrites no key.
     """
     argv = [*required_programs("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    said_by(argv, f"{path}: ssh-keygen failed", "is the folder there and writable?")
+    return " ".join(path.with_name(f"{path.name}.pub").read_text(encoding="utf-8").split()[:2])
+
+
+def said_by(argv: Sequence[str], place: str, remedy: str) -> str:
+    """What a program prints; `UserError` with what it complains of, where it fails or takes too long."""
     nothing = subprocess.DEVNULL
     try:
-        subprocess.run(argv, stdin=nothing, capture_output=True, text=True, timeout=KEYGEN_SECONDS, check=True)
+        done = subprocess.run(argv, stdin=nothing, capture_output=True, text=True, timeout=SAID_SECONDS, check=True)
     except subprocess.SubprocessError as error:
-        said = " ".join(str(getattr(error, "stderr", None) or error).split())
-        raise UserError(f"{path}: ssh-keygen failed: {said}; is the folder there and writable?") from None
-    return " ".join(path.with_name(f"{path.name}.pub").read_text(encoding="utf-8").split()[:2])
+        reason = " ".join(str(getattr(error, "stderr", None) or error).split())
+        raise UserError(f"{place}: {reason}; {remedy}") from None
+    return done.stdout
 
 
 # The client

@@ -22,10 +22,10 @@ from zeropods.errors import UserError, guarded
 from zeropods.pods.agent import BY_STDIN, ORDERS
 from zeropods.pods.backends.local import LocalWorkers, Place
 from zeropods.pods.hostfile import Host, address_towards, is_loopback, parse_hostfile
-from zeropods.pods.ssh import ssh_argv
+from zeropods.pods.ssh import said_by, ssh_argv
 from zeropods.programs import end_with_parent
 
-ASK_SECONDS, MAX_AT_ONCE = 10.0, 32
+MAX_AT_ONCE = 32
 TOLD = ("ZEROPODS_", "CDSW_IP_ADDRESS", "CDSW_ENGINE_ID", "CDSW_MASTER_IP")
 """How the names of the variables begin that a worker is told."""
 KEEP_ALIVE = {"ServerAliveInterval": 15, "ServerAliveCountMax": 4}
@@ -78,14 +78,10 @@ class OwnHosts(LocalWorkers):
 def _look_up(ssh_config: str, host: Host) -> tuple[str, str]:
     """Ask ssh, which contacts nobody for that, whom it would reach under a name: the address, and the account there."""
     argv = ["ssh", "-G", *(["-F", ssh_config] if ssh_config else []), "--", host.address]
-    silent = subprocess.DEVNULL
+    said = said_by(argv, f"host {host.address}", "fix ssh's configuration")
+    facts = dict(line.partition(" ")[::2] for line in said.splitlines())
     try:
-        said = subprocess.run(argv, stdin=silent, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
-        facts = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
         return socket.gethostbyname(facts["hostname"]), facts["user"]
-    except subprocess.SubprocessError as error:
-        reason = " ".join(str(getattr(error, "stderr", None) or error).split())
-        raise UserError(f"host {host.address}: {reason}; fix ssh's configuration") from None
     except OSError as error:
         raise UserError(f"host {host.address}: no IPv4 address ({error.strerror}); fix the hostfile") from None
 
