@@ -99,7 +99,8 @@ def run_check(arguments: argparse.Namespace) -> Result:
         found = preflight(read_hostfile(arguments.hostfile), expected_here(), ssh_config=ssh_config)
     else:
         found = find(arguments.name).check()
-    return found.to_json() if arguments.json else {"ok": found.ok, "shown": found}
+    told = {"pods": [asdict(pod) for pod in found.pods]} if arguments.json else {"shown": found}
+    return {"ok": found.ok, **told}
 
 
 def run_list(arguments: argparse.Namespace) -> Result:
@@ -139,7 +140,7 @@ def _described(cluster: Cluster) -> Result:
         "name": cluster.name,
         "backend": cluster.backend,
         "network": "loopback" if cluster.backend == "local" else cluster.backend,
-        "ssh_port": cluster.ssh_port,
+        "ssh_port": cluster.pods[0].ssh_port,  # Where others have another one, `ssh_config` says so.
         "hostfile": str(cluster.hostfile),
         "ssh_config": str(cluster.ssh_config),
     }

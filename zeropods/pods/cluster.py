@@ -88,11 +88,6 @@ class Cluster:
         return self.settings.backend
 
     @property
-    def ssh_port(self) -> int:
-        """The port of the first pod's sshd; where others have another one, `ssh_config` says so."""
-        return self.pods[0].ssh_port
-
-    @property
     def shared_machine(self) -> bool:
         """Whether all pods are processes of this machine, among which its cores have to be divided."""
         return self.backend != "cml" and all(is_loopback(pod.address) for pod in self.pods)
@@ -155,7 +150,7 @@ class Cluster:
         take_down(self.name, self.pods)
 
     def _repr_html_(self) -> str:
-        title = f"Cluster {self.name}: {len(self.pods)} pods, ssh port {self.ssh_port}"
+        title = f"Cluster {self.name}: {len(self.pods)} pods, ssh port {self.pods[0].ssh_port}"
         shown = ({"pod": p.name, "address": p.address, "slots": p.slots, "hostname": p.hostname} for p in self.pods)
         return Table.of(shown, title).to_html()
 

@@ -170,10 +170,6 @@ class Preflight:
             rows.append({"pod": pod.pod, **headings, **shown})
         return Table.of(rows, self.title)
 
-    def to_json(self) -> dict[str, object]:
-        """As `zeropods pods check --json` prints it."""
-        return {"ok": self.ok, "pods": [asdict(pod) for pod in self.pods]}
-
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remedies())
         return self.table().to_html() + (f"<ul>{lines}</ul>" if lines else "")
@@ -306,8 +302,7 @@ def look(expected: Expectation) -> list[Check]:
         check_project(expected),
         check_disk(*map(_free_bytes, (expected.project, "/tmp", "/dev/shm"))),
         _check("memory", _gib(memory), short, "warning"),
-        check_gpu_memory(gpus),
-        check_slots(expected.slots, len(gpus), len(os.sched_getaffinity(0))),
+        *check_gpus(gpus, expected.slots, len(os.sched_getaffinity(0))),
     ]
     if expected.programs:
         missing = [f"no {name}" for name in PROGRAMS if find_program(name) is None]
@@ -374,23 +369,17 @@ def check_disk(project: int, temporary: int, shared: int) -> Check:
     return _check("disk", _gib(project), large, "warning")
 
 
-def check_gpu_memory(gpus: Sequence[tuple[int, int]]) -> Check:
-    """Nobody else uses the GPUs, of each of which free and total bytes are given."""
+def check_gpus(gpus: Sequence[tuple[int, int]], slots: int, cores: int) -> tuple[Check, Check]:
+    """Nobody else uses the GPUs, of each of which free and total bytes are given; a process has a GPU, or a core."""
     if not gpus:
-        return _check("GPU memory", "no GPU")
+        shared = f"no GPU there; processes will share cores: say slots={cores}" if slots > cores else ""
+        return _check("GPU memory", "no GPU"), _check("slots", f"{slots} on {cores} cores", shared, "warning")
     least = min(range(len(gpus)), key=lambda gpu: gpus[gpu][0] / gpus[gpu][1])
     free, total = gpus[least]
     used = f"see 'nvidia-smi' on the pod: GPU {least} is in use" if free / total < GPU_FREE_FRACTION else ""
-    return _check("GPU memory", f"{_gib(free)} of {_gib(total)}", used, "warning")
-
-
-def check_slots(slots: int, gpus: int, cores: int) -> Check:
-    """A process has a GPU of its own; without GPUs, a core."""
-    if gpus:
-        remedy = f"say slots={gpus} in the hostfile, or fewer" if slots > gpus else ""
-        return _check("slots", f"{slots} of {gpus} GPU", remedy)
-    shared = f"no GPU there; processes will share cores: say slots={cores}" if slots > cores else ""
-    return _check("slots", f"{slots} on {cores} cores", shared, "warning")
+    few = f"say slots={len(gpus)} in the hostfile, or fewer" if slots > len(gpus) else ""
+    memory = _check("GPU memory", f"{_gib(free)} of {_gib(total)}", used, "warning")
+    return memory, _check("slots", f"{slots} of {len(gpus)} GPU", few)
 
 
 def check_clock(pods: float, asked: float, answered: float) -> Check:
