@@ -158,7 +158,7 @@ def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
     listed: dict[str, object], ended: bool, pending: bool
 ) -> None:
     worker = described({"id": "a", **listed}, SETTINGS)
-    assert (worker.has_ended, worker.says.startswith("it waits for 1 cores, 1 GiB")) == (ended, pending)
+    assert (worker.has_ended, "it waits for 1 cores, 1 GiB" in worker.told) == (ended, pending)
 
 
 # Leases: what is found below an agent, and what ends when.

@@ -197,9 +197,9 @@ def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, sec
             started = [worker for worker in workers.list() if worker.id in cluster.workers]
             for worker in started:
                 if worker.has_ended:
-                    raise UserError(f"cluster {cluster.name} did not come up: {worker}")
+                    raise UserError(f"cluster {cluster.name} did not come up: {worker.told}")
             if time.monotonic() >= deadline:
-                missing = "; ".join(str(worker) for worker in started if worker.id not in there)
+                missing = "; ".join(worker.told for worker in started if worker.id not in there)
                 head = f"cluster {cluster.name}: {len(there)} of {count} pods after {seconds:g} s"
                 raise UserError(f"{head}: {missing or 'they did not become ready'}")
         bar.update(count - bar.n)

@@ -81,14 +81,13 @@ def described(listed: Mapping[str, Any], asked: Settings) -> Worker:
     """A worker from CML's description, whatever the version's words."""
     status, code = str(listed.get("status") or "unknown").lower(), listed.get("exit_code")
     has_ended, url = bool(listed.get("finished_at")) or status in ENDED, listed.get("app_url")
-    says = f"see {url}" if url else "it wrote nothing"
+    state, says = f"is {status}", f"see {url}" if url else "it wrote nothing"
     if has_ended:
-        status = f"status {status}" if code is None else f"exit code {code}"
+        state = f"ended with status {status}" if code is None else f"ended with exit code {code}"
     elif status != "running":
         size = f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
         says = f"it waits for {size}; quota or a free machine is missing"
-    address = listed.get("ip_address") or ""
-    return Worker(id=str(listed["id"]), has_ended=has_ended, status=status, says=says, address=address)
+    return Worker(str(listed["id"]), has_ended, f"worker {listed['id']} {state}; {says}")
 
 
 def cml_module() -> ModuleType:

@@ -52,21 +52,14 @@ class Settings:
     """The ssh configuration by which they are reached; None for the user's usual one."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Worker:
     """A worker as its backend describes it now."""
 
     id: str
     has_ended: bool
-    status: str
-    """The backend's word, in small letters; of one that has ended, how."""
-    says: str
-    """The last line of its log, why it waits, or where more is to be read."""
-    address: str = ""
-
-    def __str__(self) -> str:
-        place = f" ({self.address})" if self.address else ""
-        return f"worker {self.id}{place} {'ended with' if self.has_ended else 'is'} {self.status}; {self.says}"
+    told: str
+    """Which one it is, what it does or how it ended, and what it said or where that is to be read."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +153,15 @@ class LocalWorkers:
         """All workers."""
         found = []
         for each in self.processes():
-            has_ended, status, popen = each.find() is None, "running", self._popens.get(each.id)
+            has_ended, state, popen = each.find() is None, "is running", self._popens.get(each.id)
             if has_ended:
                 # Nobody knows the exit code of what another process has started.
-                status = "status stopped" if popen is None else f"exit code {popen.poll()}"
+                state = "ended with status stopped" if popen is None else f"ended with exit code {popen.poll()}"
             said = self._log(each.id).read_text(encoding="utf-8", errors="replace").split("\n")
             last = next(
                 (f"its last line: {line.strip()}" for line in reversed(said) if line.strip()), "it wrote nothing"
             )
-            found.append(Worker(id=each.id, has_ended=has_ended, status=status, says=last, address=each.address))
+            found.append(Worker(each.id, has_ended, f"worker {each.id} ({each.address}) {state}; {last}"))
         return found
 
     def stop(self, ids: Sequence[str]) -> None:
