@@ -112,8 +112,7 @@ class Server:
 
     def __init__(self, secret: bytes, purpose: str, answer: Callable[[Message, str], Awaitable[Message]]) -> None:
         self._secret, self._purpose, self._answer = secret, purpose, answer
-        self._tasks: dict[asyncio.Task[None], bool] = {}
-        """Those that serve a connection, and whether it is proven."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def open(self, sock: socket.socket) -> None:
@@ -128,9 +127,8 @@ class Server:
             return
         self._server.close()
         self._server = None
-        proven = [task for task, is_proven in self._tasks.items() if is_proven]
-        if proven and seconds:
-            await asyncio.wait(proven, timeout=seconds)
+        if self._tasks and seconds:
+            await asyncio.wait(self._tasks, timeout=seconds)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -139,7 +137,7 @@ class Server:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks[task] = False
+        self._tasks.add(task)
         name = writer.get_extra_info("peername")
         connection = _Connection(str(name[0]) if name else "a lost connection", reader, writer)
         try:
@@ -148,14 +146,13 @@ class Server:
                 async with _bounded(connection.peer, PROOF_SECONDS):
                     await connection.agree(self._secret, self._purpose, listens=True)
                     request = await connection.receive()
-                self._tasks[task] = True
                 answer = await self._answer(request, connection.peer)
                 async with _bounded(connection.peer, SEND_SECONDS):
                     connection.send(answer)
                     writer.close()
                     await writer.wait_closed()
         finally:
-            del self._tasks[task]
+            self._tasks.discard(task)
             writer.transport.abort()
 
 
