@@ -14,9 +14,10 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cached_property
 
 from zeropods import files
-from zeropods.pods.backends.local import LocalWorkers
+from zeropods.pods.backends.local import LocalWorkers, Place
 
 RECORD = "network.json"
 COMMAND_SECONDS = 10.0
@@ -52,6 +53,12 @@ class Namespaces(LocalWorkers):
             ip("-n", space, "link", "set", "eth0", "up")
             made.append(address)
         return made
+
+    @cached_property
+    def places(self) -> Sequence[Place]:
+        return [
+            Place(address, self.settings.slots, before=tuple(self.command(address, []))) for address in self.claim()
+        ]
 
     def command(self, address: str, argv: list[str]) -> list[str]:
         """The command as it is run in an address's namespace; `ip` becomes the program, it is no parent of it."""

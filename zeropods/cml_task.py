@@ -66,7 +66,13 @@ def run_task(*words: str) -> None:
             sys.stdout.flush()
         status = process.wait()
     finally:
-        _end(process)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
     if status:
         raise TaskError(words, status)
 
@@ -77,13 +83,3 @@ def conclude(command: Callable[[], int | None]) -> None:
         command()
     else:
         sys.exit(guarded(command))
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -46,7 +45,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+            os.fchmod(file.fileno(), 0o644)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -110,18 +109,12 @@ def sha256(path: Path) -> str:
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file; `UserError` where there is none, its line ends with the remedy."""
     try:
-        return json_object(str(path), path.read_bytes(), remedy)
+        return validated(dict[str, Any], path, path.read_bytes(), remedy)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from None
 
 
 MEND = "correct it, or fetch the file again"
-
-
-def json_kind(document: object) -> str:
-    """What a JSON document is, where it is no object, in words."""
-    kinds = {list: "a list", str: "a text", type(None): "nothing", bool: "a truth value"}
-    return kinds.get(type(document), "a number")
 
 
 def validated_lines(kind: type[T], path: Path, remedy: str = MEND) -> Iterator[tuple[str, T]]:
@@ -141,8 +134,11 @@ def validated_lines(kind: type[T], path: Path, remedy: str = MEND) -> Iterator[t
 
 
 def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = MEND) -> T:
-    """A dataclass of the JSON in a text, by pydantic; `UserError` says the first fault: place, key, value, remedy."""
-    from pydantic import ValidationError
+    """A dataclass or an object of the JSON in a text in UTF-8, with a byte order mark or without, by pydantic.
+
+    `UserError` says the first fault: place, key, value, remedy.
+    """
+    from pydantic import ValidationError  # A pod's agent reads this module, and may have no such package.
 
     try:
         # JSON, since a strict dataclass takes no dictionary from Python.
@@ -155,19 +151,6 @@ def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = ME
         shown = "" if first["type"] == "missing" else f" is {first['input']!r:.60}"
         raise UserError(f"{place}: {key}{shown}: {first['msg']}; {remedy}") from None
     return found
-
-
-def json_object(place: str, content: bytes, remedy: str = MEND) -> dict[str, Any]:
-    """The object that a text in UTF-8 holds, with a byte order mark or without."""
-    from pydantic_core import from_json  # A pod's agent reads this module, and may have no such package.
-
-    try:
-        document = from_json(content.removeprefix(codecs.BOM_UTF8))
-    except ValueError as error:
-        raise UserError(f"{place}: broken JSON: {error}; {remedy}") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{place}: {json_kind(document)}; expected a JSON object")
-    return document
 
 
 @cache
@@ -232,12 +215,22 @@ def has_weights(folder: Path) -> bool:
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse a model folder without weights; what is no folder is not looked at."""
+    """Refuse a model folder without weights, or whose index or configuration names weights of another format.
+
+    transformers takes such a file even where it was asked for safetensors. What is no folder is not looked at.
+    """
     if folder.is_dir() and not has_weights(folder):
-        raise UserError(
-            f"{folder}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
-        )
-    refuse_other_weights(folder)
+        remedy = "a model folder has them beside config.json"
+        raise UserError(f"{folder}: no weights (*.safetensors) in this folder; {remedy}")
+    for path in [*sorted(folder.glob("*.index.json")), folder / "config.json"]:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            named = [*found.get("weight_map", {}).values(), found.get("transformers_weights")]
+        except (OSError, ValueError, RecursionError, AttributeError):
+            continue  # What cannot be read is refused by whoever loads it.
+        for name in named:
+            if name is not None and not str(name).endswith(SUFFIX):
+                raise UserError(f"{path}: names {name!r} as weights; expected *{SUFFIX}: convert the model first")
 
 
 def seal_model(folder: Path) -> None:
@@ -270,43 +263,10 @@ def open_to_readers(folder: Path) -> None:
         path.chmod(folder.stat().st_mode & 0o666)
 
 
-def refuse_other_weights(folder: Path) -> None:
-    """Refuse a model folder whose index or configuration names a weight file of another format.
-
-    transformers takes such a file even where it was asked for safetensors.
-    """
-    for place, name in _named(folder):
-        if not name.endswith(SUFFIX):
-            raise UserError(f"{place}: names {name!r} as weights; expected *{SUFFIX}: convert the model first")
-
-
-def _named(folder: Path) -> Iterator[tuple[Path, str]]:
-    for path in sorted(folder.glob("*.index.json")):
-        weights = _object(path).get("weight_map")
-        if isinstance(weights, dict):
-            yield from ((path, str(name)) for name in weights.values())
-    named = _object(folder / "config.json").get("transformers_weights")
-    if named is not None:
-        yield folder / "config.json", str(named)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is none: what cannot be read is refused by whoever loads it."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 # Files of torch's that hold tensors and plain values, and nothing that runs when it is loaded.
 
-STRICT = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-FOREIGN = re.compile(r"GLOBAL (\S+)")
-"""In what torch says of an object that it was not allowed to make."""
 
-
-@contextlib.contextmanager
+@contextmanager
 def plain_values_only() -> Iterator[None]:
     """Every `torch.load` in this block, DeepSpeed's too, makes tensors and plain values and nothing else."""
     import torch
@@ -317,13 +277,13 @@ def plain_values_only() -> Iterator[None]:
     # Python 3.11.2 (Debian 12's) pickles a stage as `getattr` of its class; no other attribute is given.
     stage = (lambda _, name: ZeroStageEnum[name], "builtins.getattr")
     allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, stage]
-    with variable_set(STRICT, "1"), torch.serialization.safe_globals(allowed):
+    with variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"), torch.serialization.safe_globals(allowed):
         yield
 
 
 def foreign_object(error: pickle.UnpicklingError) -> str:
     """What a file holds that was refused: the name of its class, else what torch says first."""
-    named = FOREIGN.search(str(error))
+    named = re.search(r"GLOBAL (\S+)", str(error))
     return named[1] if named else first_line(error)
 
 
@@ -338,7 +298,7 @@ TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "Parent directory")
 """In what torch's writer of files says; it has no exception of its own."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
     """Turn an error of writing into a `UserError` that names the folder.
 
@@ -351,26 +311,17 @@ def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        cause = _cause(error, folder)
-        if cause is None:
+        cause = (error.strerror if isinstance(error, OSError) else "") or first_line(error)
+        if isinstance(error, RuntimeError) and not any(word in cause for word in TORCH_WRITER):
             raise
+        if not isinstance(error, OSError):
+            # These libraries keep the system's reason to themselves, or say it in Rust: it is asked again.
+            try:
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    os.posix_fallocate(file.fileno(), 0, 2**20)
+            except OSError as system:
+                cause = system.strerror or cause
         raise UserError(f"{folder}: {what} cannot be written ({cause}); {remedy}") from error
-
-
-def _cause(error: Exception, folder: Path) -> str | None:
-    """What kept a library from writing; None where it was something else."""
-    if isinstance(error, OSError):
-        return error.strerror
-    text = first_line(error)
-    if isinstance(error, RuntimeError) and not any(word in text for word in TORCH_WRITER):
-        return None
-    # These libraries keep the system's reason to themselves, or say it in Rust: it is asked again.
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, 2**20)
-    except OSError as again:
-        return again.strerror
-    return text
 
 
 # The folder of what outlives a command: clusters, what was learned of machines and of runs.

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zeropods.errors import UserError
@@ -29,13 +29,13 @@ PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "op
 LISTENED = range(20_000, 32_000)
 """Ports to listen on: below those that a kernel gives to connections, and to whoever asks for any (Linux: 32,768 and
 up). One of those may be another's by the time at which a rank that has imported torch listens on it."""
-TRIES = 100
 EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 """The variable that says where torch keeps the extensions that it compiles."""
 LOCK = "turn"
 """The file that is locked while an extension is compiled or loaded. It stays: what counts is the kernel's lock."""
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h; it survives `execve`, not `fork`."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""From linux/prctl.h. The first survives `execve`, not `fork`; by the second a process becomes the parent of what is
+orphaned below it (Linux 3.4)."""
 
 
 # Programs and threads
@@ -77,16 +77,14 @@ def variable_set(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
+        os.environ.update({} if before is None else {name: before})
 
 
 def prctl(option: int, value: int) -> None:
     """Set an option of this process (prctl(2), Linux)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    if libc.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def find_program(name: str) -> str | None:
@@ -96,12 +94,11 @@ def find_program(name: str) -> str | None:
 
 def required_programs(*names: str) -> list[str]:
     """Paths of programs; `UserError` names all that are missing, and the packages that bring them."""
-    found = {name: find_program(name) for name in names}
-    missing = [name for name in names if found[name] is None]
-    if missing:
+    found = [find_program(name) for name in names]
+    if missing := [name for name, path in zip(names, found, strict=True) if path is None]:
         packages = " ".join(sorted({PROGRAMS[name] for name in missing}))
         raise UserError(f"{', '.join(missing)}: not found on PATH; apt-get install {packages}")
-    return [path for path in found.values() if path is not None]
+    return [str(path) for path in found]
 
 
 def in_kernel() -> bool:
@@ -148,21 +145,15 @@ def map_blocks(smallest: int) -> None:
 def free_port(address: str = "") -> int:
     """A port of LISTENED on which nothing listens, at an address of this machine or at any of them."""
     # Not the module's own generator: a seeded run would take the ports of another one with that seed.
-    for port in random.SystemRandom().sample(LISTENED, TRIES):
-        if is_free(address, port):
-            return port
-    raise UserError(f"{address or 'this machine'}: {TRIES} ports of {LISTENED[0]}-{LISTENED[-1]} tried, none is free")
+    return next(port for port in random.SystemRandom().sample(LISTENED, len(LISTENED)) if is_free(address, port))
 
 
 def is_free(address: str, port: int) -> bool:
     """Whether a server could listen there now; on every address of this machine where it is empty."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind((address, port))
-            server.listen(1)
-        except OSError:
-            return False
+    try:
+        socket.create_server((address, port)).close()
+    except OSError:
+        return False
     return True
 
 
@@ -231,9 +222,7 @@ class Turn:
 
 def is_held(lock: Path) -> bool:
     """Whether somebody holds a lock at this moment."""
-    if not lock.is_file():
-        return False
-    with open(lock, encoding="utf-8") as file:
+    with suppress(FileNotFoundError), open(lock, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -241,12 +230,6 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def _main() -> None:
-    parent, at_end, *argv = sys.argv[1:]
-    if sys.platform == "linux":
-        end_with_parent(int(parent), int(at_end))
-    os.execvp(argv[0], argv)
-
-
 if __name__ == "__main__":
-    _main()
+    end_with_parent(int(sys.argv[1]), int(sys.argv[2]))
+    os.execvp(sys.argv[3], sys.argv[3:])

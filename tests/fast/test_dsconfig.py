@@ -194,7 +194,7 @@ def test_values_that_agree_with_the_flags_pass_and_unknown_flags_are_not_compare
 
 
 def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
-    for text, said in (("{", "broken JSON"), ("[]", "expected a JSON object")):
+    for text, said in (("{", "broken JSON"), ("[]", "should be an object")):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(UserError, match=said):
             read_config(tmp_path / "bad.json")

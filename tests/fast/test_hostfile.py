@@ -17,7 +17,7 @@ from zeropods.pods.hostfile import (
     read_hostfile,
     write_hostfile,
 )
-from zeropods.pods.ssh import pdsh_ssh_arguments, ssh_argv, ssh_config_text
+from zeropods.pods.ssh import pdsh_ssh_arguments, ssh_config_text
 
 SCRIPT = Path(__file__).resolve().parents[2] / "master_p.py"
 
@@ -48,7 +48,6 @@ def test_broken_line_is_named_with_what_was_expected(line: str) -> None:
     [
         (b"\npod1 slots=1\npod2 slots=1\nPOD1 slots=2\n", r":4: 'POD1' is on line 2 already; remove one of them$"),
         (b"# nobody\n\n", r": no host; expected a line '<address> slots=<gpus>' for each pod$"),
-        (b"pod1 slots=1 # caf\xe9\n", r": byte 18 is not UTF-8; expected"),
         (None, r": no such hostfile; name yours, or one that 'zeropods pods up' has written"),
     ],
 )
@@ -63,7 +62,7 @@ def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     hosts = (Host("127.0.1.1", 1), Host("127.0.1.2", 8))
     write_hostfile(tmp_path / "hostfile", hosts)
     assert read_hostfile(tmp_path / "hostfile") == hosts
-    with pytest.raises(UserError, match=r"^pod1: slots=0; expected a number from 1 to 9999$"):
+    with pytest.raises(UserError, match=r"^'pod1 slots=0': expected .*, and 1 to 9999 slots$"):
         Host("pod1", 0)
 
 
@@ -114,31 +113,17 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def effective(config: Path, host: str) -> dict[str, str]:
-    """What ssh makes of a configuration, by option in lower case; nothing is connected."""
-    done = subprocess.run(
-        ["ssh", "-G", "-F", str(config), host], capture_output=True, text=True, timeout=20, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return {name: value for name, _, value in (line.partition(" ") for line in done.stdout.splitlines())}
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "ssh_config"
-    path.write_text(ssh_config_text(["127.0.1.1", "pod2"], 2222, tmp_path / "id", tmp_path / "known", "me"))
-    return path
-
-
-def test_ssh_reads_the_options_for_a_pod_and_for_no_other_host(config: Path) -> None:
-    found = effective(config, "pod2")
-    assert {name: found[name] for name in OPTIONS} == OPTIONS
-    assert effective(config, "127.0.1.9")["port"] == "22"
-
-
-def test_users_own_configuration_is_used_with_strict_host_keys() -> None:
-    argv = ssh_argv(None, "pod2", ["true"])
-    assert "-F" not in argv and "StrictHostKeyChecking=yes" in argv and "BatchMode=yes" in argv
+def test_ssh_reads_the_options_for_a_pod_and_for_no_other_host(tmp_path: Path) -> None:
+    config = tmp_path / "ssh_config"
+    config.write_text(ssh_config_text(["127.0.1.1", "pod2"], 2222, tmp_path / "id", tmp_path / "known", "me"))
+    found = []
+    for host in ("pod2", "127.0.1.9"):
+        # Nothing is connected.
+        argv = ["ssh", "-G", "-F", str(config), host]
+        said = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout
+        found.append(dict(line.partition(" ")[::2] for line in said.splitlines()))
+    assert {name: found[0][name] for name in OPTIONS} == OPTIONS
+    assert found[1]["port"] == "22"
 
 
 @pytest.mark.parametrize("name", ["my home", 'quo"te', "100%host", "${HOME}", "ünï"])

@@ -55,13 +55,9 @@ def keep(*names: str) -> None:
         (cluster.folder_of(name) / "secret").write_text("00" * 32)
 
 
-def test_what_was_written_is_found() -> None:
+def test_what_was_written_is_found_and_a_file_that_is_no_state_is_named() -> None:
     keep("one")
     assert cluster.find("one") == whole("one")
-
-
-def test_a_file_that_is_no_state_is_named() -> None:
-    keep("one")
     (cluster.folder_of("one") / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"one/state\.json: folder: .*; this is not a cluster's state; end its pods"):
         cluster.find("one")
@@ -86,7 +82,7 @@ def test_pods_of_one_machine_share_it(backend: str, second: str, shared: bool) -
 def test_pods_under_different_accounts_are_logged_in_to_as_such() -> None:
     keep("one")
     both = whole("one")
-    cluster.write_files(both, {"127.0.1.1": "ann", "127.0.1.2": "bob"}.__getitem__)
+    cluster.write_files(both, {"127.0.1.1": "ann", "127.0.1.2": "bob"})
     asked = [["ssh", "-G", "-F", str(both.ssh_config), host.address] for host in both.hosts]
     said = [subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout for argv in asked]
     assert ["user ann\n" in said[0], "user bob\n" in said[1]] == [True, True]
@@ -161,8 +157,8 @@ def test_down_and_list_without_clusters_say_so(capsys: pytest.CaptureFixture[str
 def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
     listed: dict[str, object], ended: bool, pending: bool
 ) -> None:
-    worker = described({"id": "a", **listed})
-    assert (worker.has_ended, worker.is_pending) == (ended, pending)
+    worker = described({"id": "a", **listed}, SETTINGS)
+    assert (worker.has_ended, "it waits for 1 cores, 1 GiB" in worker.told) == (ended, pending)
 
 
 # Leases: what is found below an agent, and what ends when.

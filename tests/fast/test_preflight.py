@@ -61,6 +61,7 @@ def test_another_file_and_a_taken_port_are_noticed(project: Path, expected: Expe
     assert any(f"port failed: {port} taken" in line for line in found.remedies())
 
 
+IDLE = (40 * GIB, 40 * GIB)
 JUDGED = [
     (checks.check_version("python", "3.11.7", "3.11.7"), "ok", "3.11.7"),
     (checks.check_version("python", "3.11.2", "3.11.7"), "warning", "3.11.2"),
@@ -76,10 +77,10 @@ JUDGED = [
     (checks.check_disk(50 * GIB, 0, GIB), "warning", "/tmp 0.0 GiB"),
     (checks.check_disk(5 * GIB, GIB, GIB), "warning", "5.0 GiB"),
     (checks.check_disk(GIB // 2, GIB, GIB), "failed", "0.5 GiB"),
-    (checks.check_gpu_memory([(40 * GIB, 40 * GIB), (10 * GIB, 40 * GIB)]), "warning", "10.0 GiB of 40.0 GiB"),
-    (checks.check_slots(2, 0, 1), "warning", "2 on 1 cores"),
-    (checks.check_slots(2, 2, 8), "ok", "2 of 2 GPU"),
-    (checks.check_slots(2, 1, 8), "failed", "2 of 1 GPU"),
+    (checks.check_gpus([IDLE, (10 * GIB, 40 * GIB)], 2, 8)[0], "warning", "10.0 GiB of 40.0 GiB"),
+    (checks.check_gpus([], 2, 1)[1], "warning", "2 on 1 cores"),
+    (checks.check_gpus([IDLE, IDLE], 2, 8)[1], "ok", "2 of 2 GPU"),
+    (checks.check_gpus([IDLE], 2, 8)[1], "failed", "2 of 1 GPU"),
     (checks.check_clock(1000.5, 1000, 1001), "ok", "same"),
     (checks.check_clock(994.0, 1000, 1001), "warning", "6 s behind"),
     (checks.check_clock(1100.0, 1000, 1001), "failed", "99 s ahead"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.files import has_weights, refuse_other_weights
+from zeropods.files import check_weights
 from zeropods.pods.processes import DEMO, FRESH_SECONDS, POD, make_private_folder
 from zeropods.programs import EXTENSIONS, LISTENED, LOCK, Turn, extension_cache, free_port, is_held, prepare_compiling
 
@@ -99,17 +99,20 @@ def test_a_folder_that_names_a_pickle_as_weights_is_refused(
     tmp_path: Path, name: str, document: object, named: str
 ) -> None:
     (tmp_path / "pytorch_model.bin").touch()
-    assert not has_weights(tmp_path)
+    with pytest.raises(UserError, match="no weights"):
+        check_weights(tmp_path)
+    (tmp_path / "model.safetensors").touch()
     (tmp_path / name).write_text(json.dumps(document))
     with pytest.raises(UserError, match=rf"{name}: names '{named}' as weights; expected \*.safetensors"):
-        refuse_other_weights(tmp_path)
+        check_weights(tmp_path)
 
 
 @pytest.mark.parametrize("config", ['{"d_model": 8}', "{"])
 def test_safetensors_and_what_is_no_json_are_left_to_who_loads_them(tmp_path: Path, config: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
     (tmp_path / "config.json").write_text(config)
-    refuse_other_weights(tmp_path)
+    (tmp_path / "model-1.safetensors").touch()
+    check_weights(tmp_path)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from zeropods.errors import UserError
 from zeropods.pods.agent import ORDERS
 from zeropods.pods.cluster import KEY, Cluster, workers_of
 from zeropods.pods.processes import PROC, Process, descendants, is_alive, send
-from zeropods.pods.ssh import Sshd, make_key, ssh_argv
+from zeropods.pods.ssh import make_key, ssh_argv, start_sshd
 from zeropods.pods.wire import ask_all
 from zeropods.programs import free_port
 
@@ -196,19 +196,16 @@ def worker_environment(**changes: object) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("has_key", [True, False])
-def test_an_sshd_that_does_not_start_says_why(tmp_path, has_key: bool) -> None:
+def test_an_sshd_takes_the_next_port_or_says_why_it_does_not_start(tmp_path: Path, has_key: bool) -> None:
     if has_key:
         make_key(tmp_path / "host_key", "")
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        said = "ended at its start: " + ("Cannot bind any address" if has_key else "sshd: no hostkeys available")
-        with pytest.raises(UserError, match=said):
-            asyncio.run(Sshd(tmp_path, "127.0.0.1").start([other.getsockname()[1]], "ssh-ed25519 AAAA"))
-
-
-def test_an_sshd_takes_the_next_port_where_another_was_sooner(tmp_path) -> None:
-    make_key(tmp_path / "host_key", "")
     free = free_port("127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as other:
-        sshd = Sshd(tmp_path, "127.0.0.1")
-        assert asyncio.run(sshd.start([other.getsockname()[1], free], "ssh-ed25519 AAAA")) == free
-        sshd.kill()
+        taken = other.getsockname()[1]
+        said = "ended at its start: " + ("Cannot bind any address" if has_key else "sshd: no hostkeys available")
+        with pytest.raises(UserError, match=said):
+            asyncio.run(start_sshd(tmp_path, "127.0.0.1", [taken], "ssh-ed25519 AAAA"))
+        if has_key:
+            sshd, port = asyncio.run(start_sshd(tmp_path, "127.0.0.1", [taken, free], "ssh-ed25519 AAAA"))
+            sshd.kill()
+            assert port == free and sshd.wait() == -signal.SIGKILL

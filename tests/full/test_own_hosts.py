@@ -207,7 +207,7 @@ def test_a_host_that_ssh_cannot_reach_or_that_has_another_key_is_named_and_the_o
     [
         ({"slots": 2}, "slots 2: the hostfile says how many"),
         ({"backend": "local"}, "backend 'local': expected"),
-        ({"ssh_config": "/nowhere/config"}, "/nowhere/config: no such ssh configuration"),
+        ({"ssh_config": "/nowhere/config"}, "host first: Can't open user config file /nowhere/config"),
         ({"hostfile": "twice"}, r"hostfile: first and 127\.0\.7\.2 are both 127\.0\.7\.2"),
         ({"hostfile": "unknown"}, r"host nobody\.invalid: no IPv4 address"),
     ],

@@ -16,10 +16,10 @@ from zeropods.files import given_path
 if TYPE_CHECKING:
     from zeropods.cli import Result
     from zeropods.pods.cluster import Cluster
-    from zeropods.pods.preflight import Preflight
 
 UP = ("count", "hostfile", "ssh_config", "slots", "backend", "name", "port", "seconds", "cpu", "memory", "nvidia_gpu")
 """Flags of `pods up` that are arguments of `pods.up`."""
+HOSTFILE_HELP = "hosts of your own, as your ssh reaches them"
 SSH_CONFIG_HELP = "ssh configuration for hosts of your own (default: your usual one)"
 NAME_HELP = "the cluster (default: pods, or the only one)"
 
@@ -27,11 +27,23 @@ NAME_HELP = "the cluster (default: pods, or the only one)"
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
     kinds = verbs.add_parser("pods", help="worker pods").add_subparsers(required=True, metavar="WHAT")
-    _up(add(kinds, "up", "start pods and wait until all of them are ready", run_up))
+    up = add(kinds, "up", "start pods and wait until all of them are ready", run_up)
+    up.add_argument("--count", type=int, metavar="N", help="how many (default: all hosts of the hostfile)")
+    up.add_argument("--hostfile", type=given_path, metavar="F", help=HOSTFILE_HELP)
+    up.add_argument("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
+    up.add_argument("--slots", type=int, metavar="K", help="processes per pod (default: its GPUs, at least 1)")
+    up.add_argument("--backend", choices=["local", "cml"], help="where (default: cml in a CML session, else local)")
+    up.add_argument("--name", default="pods", help="of the cluster")
+    up.add_argument("--port", type=int, metavar="P", help="where pods report (default: 6000, or a free one)")
+    up.add_argument("--seconds", type=float, default=120.0, metavar="S", help="until all have to be ready")
+    up.add_argument("--cpu", type=float, default=4, metavar="N", help="cores of a CML worker")
+    up.add_argument("--memory", type=float, default=32, metavar="GIB", help="memory of a CML worker")
+    up.add_argument("--nvidia-gpu", type=int, metavar="N", help="GPUs of a CML worker (default: as here)")
+    up.set_defaults(readable=readable_up)
     check = add(kinds, "check", "check every pod before anything starts there", run_check)
     where = check.add_mutually_exclusive_group()
     where.add_argument("--name", help=NAME_HELP)
-    where.add_argument("--hostfile", type=given_path, metavar="F", help="hosts of your own, as your ssh reaches them")
+    where.add_argument("--hostfile", type=given_path, metavar="F", help=HOSTFILE_HELP)
     where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
     check.add_argument("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
     check.set_defaults(readable=lambda result: str(result["shown"]), status=lambda result: 0 if result["ok"] else 1)
@@ -40,22 +52,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     chosen = down.add_mutually_exclusive_group()
     chosen.add_argument("--name", help=NAME_HELP)
     chosen.add_argument("--all", action="store_true", help="every cluster")
-    down.set_defaults(readable=readable_down)
-
-
-def _up(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--count", type=int, metavar="N", help="how many (default: all hosts of the hostfile)")
-    verb.add_argument("--hostfile", type=given_path, metavar="F", help="hosts of your own, as your ssh reaches them")
-    verb.add_argument("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
-    verb.add_argument("--slots", type=int, metavar="K", help="processes per pod (default: its GPUs, at least 1)")
-    verb.add_argument("--backend", choices=["local", "cml"], help="where (default: cml in a CML session, else local)")
-    verb.add_argument("--name", default="pods", help="of the cluster")
-    verb.add_argument("--port", type=int, metavar="P", help="where pods report (default: 6000, or a free one)")
-    verb.add_argument("--seconds", type=float, default=120.0, metavar="S", help="until all have to be ready")
-    verb.add_argument("--cpu", type=float, default=4, metavar="N", help="cores of a CML worker")
-    verb.add_argument("--memory", type=float, default=32, metavar="GIB", help="memory of a CML worker")
-    verb.add_argument("--nvidia-gpu", type=int, metavar="N", help="GPUs of a CML worker (default: as here)")
-    verb.set_defaults(readable=readable_up)
+    down.set_defaults(
+        readable=lambda result: f"down: {', '.join(result['down'])}" if result["down"] else "nothing was up"
+    )
 
 
 def run_up(arguments: argparse.Namespace) -> Result:
@@ -87,40 +86,41 @@ def readable_up(result: Result) -> str:
 
 def run_check(arguments: argparse.Namespace) -> Result:
     """Check the pods of a cluster, hosts of the user's own, or this machine."""
-    found = _preflight(arguments)
-    return found.to_json() if arguments.json else {"ok": found.ok, "shown": found}
-
-
-def _preflight(arguments: argparse.Namespace) -> Preflight:
     from zeropods.pods.cluster import expected_here, find
     from zeropods.pods.hostfile import read_hostfile
     from zeropods.pods.preflight import preflight, preflight_self
 
-    if arguments.ssh_config and not arguments.hostfile:
-        raise UserError(f"--ssh-config {arguments.ssh_config}: is for hosts of your own; give their --hostfile too")
+    ssh_config = arguments.ssh_config
+    if ssh_config and not arguments.hostfile:
+        raise UserError(f"--ssh-config {ssh_config}: is for hosts of your own; give their --hostfile too")
     if arguments.this_pod:
-        return preflight_self(expected_here())
-    if arguments.hostfile:
-        return preflight(read_hostfile(arguments.hostfile), expected_here(), ssh_config=arguments.ssh_config)
-    return find(arguments.name).check()
+        found = preflight_self(expected_here())
+    elif arguments.hostfile:
+        found = preflight(read_hostfile(arguments.hostfile), expected_here(), ssh_config=ssh_config)
+    else:
+        found = find(arguments.name).check()
+    told = {"pods": [asdict(pod) for pod in found.pods]} if arguments.json else {"shown": found}
+    return {"ok": found.ok, **told}
 
 
 def run_list(arguments: argparse.Namespace) -> Result:
     """Every cluster with what its pods answer."""
     from zeropods.pods.cluster import clusters
 
-    return {
-        "clusters": [
-            {**_described(cluster), "pods": [asdict(pod) for pod in cluster.statuses()]} for cluster in clusters()
-        ]
-    }
+    return {"clusters": [{**_described(each), "pods": [asdict(pod) for pod in each.statuses()]} for each in clusters()]}
 
 
 def readable_list(result: Result) -> str:
     """A table for each cluster."""
     from zeropods.tables import Table
 
-    tables = [str(Table.of(map(_row, c["pods"]), f"{c['name']}: {c['hostfile']}")) for c in result["clusters"]]
+    tables = []
+    for cluster in result["clusters"]:
+        for pod in cluster["pods"]:
+            runs = ", ".join(f"{run} ({processes} processes)" for run, processes in pod["runs"].items())
+            left = pod.pop("lease_seconds_left")
+            pod |= {"runs": runs or "-", "lease left (s)": "-" if left is None else f"{left:.0f}"}
+        tables.append(str(Table.of(cluster["pods"], f"{cluster['name']}: {cluster['hostfile']}")))
     return "\n".join(tables) or "no cluster is up"
 
 
@@ -135,24 +135,12 @@ def run_down(arguments: argparse.Namespace) -> Result:
     return {"down": ended}
 
 
-def readable_down(result: Result) -> str:
-    """What was ended."""
-    return f"down: {', '.join(result['down'])}" if result["down"] else "nothing was up"
-
-
 def _described(cluster: Cluster) -> Result:
     return {
         "name": cluster.name,
         "backend": cluster.backend,
         "network": "loopback" if cluster.backend == "local" else cluster.backend,
-        "ssh_port": cluster.ssh_port,
+        "ssh_port": cluster.pods[0].ssh_port,  # Where others have another one, `ssh_config` says so.
         "hostfile": str(cluster.hostfile),
         "ssh_config": str(cluster.ssh_config),
     }
-
-
-def _row(pod: Result) -> Result:
-    shown = {key: value for key, value in pod.items() if key != "lease_seconds_left"}
-    left = pod["lease_seconds_left"]
-    runs = ", ".join(f"{run} ({processes} processes)" for run, processes in pod["runs"].items())
-    return {**shown, "runs": runs or "-", "lease left (s)": "-" if left is None else f"{left:.0f}"}

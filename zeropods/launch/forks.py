@@ -192,7 +192,7 @@ def serve(listener: socket.socket, newest: int) -> None:
                 asker.close()
                 asked[pid] = None
                 os.kill(pid, signal.SIGTERM)
-        for pid, status in reap()[0].items():
+        for pid, status in reap().items():
             if (waiting := asked.pop(pid, None)) is not None:
                 with waiting, contextlib.suppress(OSError):
                     waiting.send(str(status).encode())

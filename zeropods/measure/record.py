@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from annotated_types import Ge
 
@@ -28,6 +30,7 @@ LAUNCH_LOCK = "launch.lock"
 """Held by the supervisor, where there is one, from before the first rank until the record is written."""
 
 Count = Annotated[int, Ge(1)]
+T = TypeVar("T")
 
 # What one rank measures, and its parts: the rows of a record.
 
@@ -315,18 +318,39 @@ def read_record(folder: Path, attempt: int | None = None) -> Record:
     path = Path(folder) / (RECORD if attempt is None else f"attempts/{attempt}.json")
     if not path.is_file():
         raise UserError(f"{folder}: no {path.name}: no run there, or one that is running or was killed")
-    return files.validated(Record, path, path.read_bytes(), "run it again")
+    return _read_as(Record, path)
 
 
 def read_config(folder: Path) -> RunConfig:
     """What was asked for, also of a run that has no record yet; `UserError` says what is wrong with it."""
-    path = Path(folder) / CONFIG
-    return files.validated(RunConfig, path, path.read_bytes(), "run it again")
+    return _read_as(RunConfig, Path(folder) / CONFIG)
 
 
 def read_rank(path: Path) -> RankMeasurement:
     """What a rank has written into `ranks/N.json`; `UserError` says what is wrong with it."""
-    return files.validated(RankMeasurement, path, path.read_bytes(), "run it again")
+    return _read_as(RankMeasurement, path)
+
+
+def _read_as(kind: type[T], path: Path) -> T:
+    """A document of a run folder, validated strictly; one of version 2, in which ranks listed every duration, too."""
+    content = path.read_bytes()
+    with suppress(UserError):
+        return files.validated(kind, path, content, "run it again")
+    document = files.validated(dict[str, Any], path, content, "move the run folder away")
+    version = document.get("schema_version")
+    if issubclass(kind, RunConfig) and version not in (SCHEMA_VERSION - 1, SCHEMA_VERSION):
+        known = f"this version reads {SCHEMA_VERSION - 1} and {SCHEMA_VERSION}"
+        raise UserError(f"{path}: schema_version {version!r}; {known}: run it again")
+    # What is no such list is left to be refused.
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        for rank in document.get("ranks", [document]) if version != SCHEMA_VERSION else ():
+            steps, first = rank["step_seconds"], rank["warmup_steps"]
+            lists = {key: rank[key] for key in ("evaluate_seconds", "save_seconds")} | {"step_seconds": steps[first:]}
+            found = {key: Statistics.of(values) for key, values in lists.items()}
+            rank |= {"warmup_seconds": float(sum(steps[:first]))}
+            rank |= {key: None if each is None else asdict(each) for key, each in found.items()}
+    document |= {"schema_version": SCHEMA_VERSION} if "schema_version" in document else {}
+    return files.validated(kind, path, json.dumps(document).encode(), "run it again")
 
 
 def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: bool = False) -> str:

@@ -10,17 +10,13 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import clusters as clusters
     from zeropods.pods.cluster import find as find
     from zeropods.pods.cluster import known_cluster as known_cluster
-    from zeropods.pods.rendezvous import Pod as Pod
     from zeropods.pods.start import up as up
 
-_PLACES = {"Pod": "rendezvous", "up": "start"}
-"""Modules of what is not in `cluster`. All are loaded when asked for: the agent, which imports this package too, has to
-stay small."""
-
-__all__ = ["Cluster", "Pod", "clusters", "find", "known_cluster", "up"]
+__all__ = ["Cluster", "clusters", "find", "known_cluster", "up"]
 
 
 def __getattr__(name: str) -> Any:
+    # Loaded when it is asked for: the agent, which imports this package too, has to stay small.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'cluster')}"), name)
+    return getattr(import_module(f"{__name__}.{'start' if name == 'up' else 'cluster'}"), name)

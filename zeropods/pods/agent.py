@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import ROOT
@@ -24,9 +25,9 @@ from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import Leases
 from zeropods.pods.processes import ENDING, Process, descendants
 from zeropods.pods.rendezvous import PURPOSE, Pod, register
-from zeropods.pods.ssh import FORKS, HOST_KEY, Sshd, make_key
+from zeropods.pods.ssh import FORKS, HOST_KEY, make_key, sshd_last_words, start_sshd
 from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
-from zeropods.programs import child_environment, end_with_parent
+from zeropods.programs import PR_SET_CHILD_SUBREAPER, child_environment, end_with_parent, prctl
 
 ORDERS = "ZEROPODS_ORDERS"
 """The variable by which a worker is told, as a JSON object; it is taken out at once, since it holds a secret."""
@@ -66,7 +67,7 @@ class Orders:
 
 
 def main() -> int:
-    """Be a pod until it ends; returns the exit status.
+    """Be a pod until it ends; returns the exit status. `UserError` where its orders are wrong.
 
     It splits in two before anything else is done: the parent, the warden, has nothing to do but to outlive the agent
     and to end what the agent had under it.
@@ -74,48 +75,28 @@ def main() -> int:
     is_told_by_stdin = sys.argv[1:] == [BY_STDIN]
     if is_told_by_stdin:
         os.environ.update(json.loads(sys.stdin.buffer.readline() or "{}"))
-    orders = take_orders()
-    processes.become_subreaper()
+    worker = next(filter(None, map(os.environ.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}")
+    try:
+        # Processes that this one starts inherit the rest of its environment.
+        orders = Orders(**json.loads(os.environ.pop(ORDERS, "")), worker=worker, address=own_address())
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     folder = processes.make_private_folder(processes.POD)
+    # Blocked until whoever heeds them is there.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ENDING})
     warden = os.getpid()
     agent = os.fork()
-    if agent == 0:
-        return run_agent(orders, folder, warden)
-    if is_told_by_stdin:
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
-    return _guard(agent, orders, folder)
-
-
-def take_orders() -> Orders:
-    """Take the orders out of this process's environment; `UserError` where something is wrong."""
-    worker = next(filter(None, map(os.environ.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}")
-    try:
-        # Processes that this one starts inherit the rest.
-        return Orders(**json.loads(os.environ.pop(ORDERS, "")), worker=worker, address=own_address())
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
-
-
-def run_agent(orders: Orders, folder: Path, warden: int) -> int:
-    """Be the agent until the pod ends; returns the exit status.
-
-    Signals are blocked when this is called, and handled from when the agent can heed them.
-
-    Args:
-        folder: private and empty; for keys, configuration and log of sshd.
-        warden: the parent. Its end ends this process, as SIGTERM does.
-
-    Raises:
-        UserError: no registration, or no sshd; nothing is left running then.
-    """
+    if agent:
+        if is_told_by_stdin:
+            threading.Thread(target=_end_with_stdin, daemon=True).start()
+        return _guard(agent, f"pod {orders.address}", folder)
     try:
         # A signal to the warden's group must not kill both: one of them has to clean up.
         os.setsid()
         end_with_parent(warden, signal.SIGTERM)
-        processes.become_subreaper()
-        host_key = make_key(folder / HOST_KEY, "")
-        return asyncio.run(_Agent(orders, folder, host_key, orders.slots or own_slots()).live())
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        return asyncio.run(_Agent(orders, folder).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -125,14 +106,16 @@ class PodEndedError(Exception):
 
 
 class _Agent:
-    def __init__(self, orders: Orders, folder: Path, host_key: str, slots: int) -> None:
-        self._orders, self._host_key, self._slots = orders, host_key, slots
+    """What runs below the warden, in a folder that is private and empty: for keys, configuration and log of sshd."""
+
+    def __init__(self, orders: Orders, folder: Path) -> None:
+        self._orders, self._secret = orders, bytes.fromhex(orders.secret)
+        self._host_key = make_key(folder / HOST_KEY, "")
         self._sock = listening_socket(orders.address, 0)
         self._port = self._sock.getsockname()[1]
-        self._secret = bytes.fromhex(orders.secret)
-        self._server = Server(self._secret, control_purpose(orders.address, self._port), self._attend)
-        self._sshd = Sshd(folder, orders.address)
-        self._forks = folder / FORKS
+        self._server = Server(self._secret, control_purpose(orders.address, self._port), self._answer)
+        self._folder = folder
+        self._sshd: subprocess.Popen[bytes] | None = None
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._leases = Leases(self._daemons, self._end)
 
@@ -153,7 +136,8 @@ class _Agent:
             for task in tasks:
                 task.cancel()
             # Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left.
-            self._sshd.kill()
+            if self._sshd is not None:
+                self._sshd.kill()
             await self._server.close()
             processes.end(_below, GRACE_SECONDS)
         self._say(f"ended: {reason}")
@@ -163,17 +147,18 @@ class _Agent:
         orders = self._orders
         await self._server.open(self._sock)
         try:
-            ssh_port = await self._sshd.start(orders.ssh_ports, orders.authorized_key)
+            sshd = await start_sshd(self._folder, orders.address, orders.ssh_ports, orders.authorized_key)
         except UserError as error:
             # Not every worker has a log that its master can read.
             with suppress(WireError):
                 await ask(*orders.master, self._secret, PURPOSE, {"failed": str(error)}, FAILED_SECONDS)
             raise
+        self._sshd, ssh_port = sshd
         pod = Pod(
             worker=orders.worker,
             address=orders.address,
             hostname=socket.gethostname(),
-            slots=self._slots,
+            slots=orders.slots or own_slots(),
             ssh_port=ssh_port,
             host_key=self._host_key,
             control_port=self._port,
@@ -182,59 +167,45 @@ class _Agent:
         self._leases.open(orders.lease, orders.lease_seconds)
         self._say(f"ready, ssh port {ssh_port}")
 
-    async def _attend(self, request: Message, peer: str) -> Message:
-        """Answer whoever knows the cluster's secret."""
-        try:
-            answer = await self._answer(**request)
-        except (TypeError, ValueError) as error:
-            answer = {"error": f"{error}; is its zeropods another version?"}
+    async def _answer(self, request: Message, peer: str) -> Message:
+        """Answer whoever knows the cluster's secret: about a run where the request names one, else about the pod.
+
+        `forks` in a renewal says whether the ranks of the run can be forked here.
+        """
+        answer: Message
+        match request:
+            case {"do": "renew", "run": run}:
+                if request.get("forks") and (self._fork_server is None or self._fork_server.poll() is not None):
+                    place, silent = self._folder / FORKS, subprocess.DEVNULL
+                    argv, variables = [sys.executable, "-m", FORK_SERVER, str(place)], dict([processes.PLACE])
+                    how: Any = {"cwd": ROOT, "stdout": silent, "stderr": silent, "env": child_environment() | variables}
+                    # Without it ranks start by themselves.
+                    with suppress(OSError):
+                        place.unlink(missing_ok=True)
+                        self._fork_server = processes.start_bound(argv, **how)
+                answer = self._leases.renew_run(run, request["seconds"])
+            case {"do": "end", "run": run}:
+                answer = await self._leases.end_run(run, request["grace_seconds"])
+            case {"do": "stacks", "run": run}:
+                self._leases.ask_for_stacks(run)
+                answer = {}
+            case {"do": "end"}:
+                # The answer is sent before anybody who waits for the end has a turn.
+                self._end("it was asked to")
+                answer = {"ending": True}
+            case {"do": "renew" | "status" as do}:
+                if do == "renew":
+                    self._leases.renew()
+                answer = self._leases.status()
+            case _:
+                answer = {"error": f"{request}: no request; is its zeropods another version?"}
         self._leases.use()
         return answer
 
-    async def _answer(
-        self, do: str, run: str | None = None, seconds: float = 0.0, grace_seconds: float = 0.0, forks: bool = False
-    ) -> Message:
-        """`renew` and `end` are for a run where the request names one, else for the pod.
-
-        Args:
-            forks: whether the ranks of a run can be forked here.
-        """
-        match do:
-            case "renew" if run:
-                if forks:
-                    # Without it ranks start by themselves.
-                    with suppress(OSError):
-                        self._serve_forks()
-                return self._leases.renew_run(run, seconds)
-            case "end" if run:
-                return await self._leases.end_run(run, grace_seconds)
-            case "stacks" if run:
-                return {"asked": self._leases.ask_for_stacks(run)}
-            case "end":
-                # The answer is sent before anybody who waits for the end has a turn.
-                self._end("it was asked to")
-                return {"ending": True}
-            case "renew":
-                self._leases.renew()
-            case "status":
-                pass
-            case _:
-                raise ValueError(f"do: {do!r}; expected status, renew, stacks or end")
-        return self._leases.status()
-
-    def _serve_forks(self) -> None:
-        """Start the server that forks this pod's ranks, unless it runs."""
-        if self._fork_server is not None and self._fork_server.poll() is None:
-            return
-        self._forks.unlink(missing_ok=True)
-        argv, silent = [sys.executable, "-m", FORK_SERVER, str(self._forks)], subprocess.DEVNULL
-        environment = child_environment() | dict([processes.PLACE])
-        self._fork_server = processes.start_bound(argv, cwd=ROOT, stdout=silent, stderr=silent, env=environment)
-
     def _daemons(self) -> list[int]:
-        server = self._fork_server
-        serving = server.pid if server is not None and server.poll() is None else None
-        return [pid for pid in (self._sshd.pid, serving) if pid is not None]
+        # sshd is not polled: that could take its end from `_reap`.
+        sshd, server = [] if self._sshd is None else [self._sshd.pid], self._fork_server
+        return sshd if server is None or server.poll() is not None else [*sshd, server.pid]
 
     def _end(self, reason: str, status: int = 0) -> None:
         """Let the pod end; the first reason counts."""
@@ -242,9 +213,10 @@ class _Agent:
             self._ending.set_exception(PodEndedError(reason, status))
 
     def _reap(self) -> None:
-        ended, _ = processes.reap()
-        if self._sshd.pid in ended:
-            self._end(f"its sshd ended with status {ended[self._sshd.pid]}: {self._sshd.last_words()}", 1)
+        ended = processes.reap()
+        if self._sshd is not None and self._sshd.pid in ended:
+            status = ended[self._sshd.pid]
+            self._end(f"its sshd ended with status {status}: {sshd_last_words(self._folder)}", 1)
 
     def _say(self, what: str) -> None:
         # Who started this pod, and reads what it says, may be gone.
@@ -261,19 +233,23 @@ def _below() -> list[Process]:
 # The warden
 
 
-def _guard(agent: int, orders: Orders, folder: Path) -> int:
-    status = None
+def _guard(agent: int, pod: str, folder: Path) -> int:
+    """Pass on signals to the agent, outlive it, and end what it has left; returns the exit status of both."""
+    deadline, status = math.inf, None
     try:
-        status = _await_agent(agent)
+        while (status := processes.reap().get(agent)) is None and time.monotonic() < deadline:
+            patience = min(max(deadline - time.monotonic(), 0.0), LONG_SECONDS)
+            got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
+            if got is not None and got.si_signo in ENDING and deadline == math.inf:
+                deadline = time.monotonic() + AGENT_SECONDS
+                os.kill(agent, signal.SIGTERM)
     finally:
         is_clean = processes.end(_below, 0.0) == 0
         shutil.rmtree(folder, ignore_errors=True)
-    pod = f"pod {orders.address}"
     if status is None or status < 0:
         how = f"did not end in {AGENT_SECONDS:.0f} s" if status is None else f"was killed by signal {-status}"
         print(f"{pod}: the agent {how}; everything under it was killed", file=sys.stderr, flush=True)
-    if not is_clean:
-        print(f"{pod}: processes hang in the kernel and did not end on SIGKILL", file=sys.stderr, flush=True)
+    # Processes that hang in the kernel did not end on SIGKILL.
     return status if status in (0, 1) and is_clean else 1
 
 
@@ -282,17 +258,3 @@ def _end_with_stdin() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _await_agent(agent: int) -> int | None:
-    """The agent's exit code, negative for a signal; None if it did not heed a signal that was passed on."""
-    deadline = math.inf
-    while agent not in (ended := processes.reap()[0]):
-        patience = min(max(deadline - time.monotonic(), 0.0), LONG_SECONDS)
-        got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
-        if got is not None and got.si_signo in ENDING and deadline == math.inf:
-            deadline = time.monotonic() + AGENT_SECONDS
-            os.kill(agent, signal.SIGTERM)
-        elif time.monotonic() >= deadline:
-            return None
-    return ended[agent]

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from zeropods.pods.hostfile import Host, is_loopback, read_hostfile, write_hostf
 from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
-from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_text
+from zeropods.pods.ssh import account, known_hosts_text, pdsh_ssh_arguments, ssh_config_text
 from zeropods.pods.wire import WireError, ask_agents, ask_all
 from zeropods.tables import Table
 
@@ -41,7 +41,6 @@ KEY, SECRET = "id_ed25519", "secret"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SHELL_NAME = "pods"
 """The name of a cluster that the shell starts without naming it."""
-SCRIPT = "textsql_train.py"
 STATUS_SECONDS, LOCK_SECONDS = 2.0, 20.0
 RENEW_SECONDS, RENEWALS_PER_LEASE = 5.0, 5
 """A lease is renewed every 5 s, or at least so often in its time: a few renewals may be lost before the lease is."""
@@ -89,11 +88,6 @@ class Cluster:
         return self.settings.backend
 
     @property
-    def ssh_port(self) -> int:
-        """The port of the first pod's sshd; where others have another one, `ssh_config` says so."""
-        return self.pods[0].ssh_port
-
-    @property
     def shared_machine(self) -> bool:
         """Whether all pods are processes of this machine, among which its cores have to be divided."""
         return self.backend != "cml" and all(is_loopback(pod.address) for pod in self.pods)
@@ -128,11 +122,10 @@ class Cluster:
         answers = ask_all(self.agents, self.secret, {"do": "status"}, seconds)
         found = []
         for pod, answer in zip(self.pods, answers, strict=True):
-            about = (pod.name, pod.address, pod.slots, pod.hostname)
-            if isinstance(answer, WireError):
-                found.append(PodStatus(*about, status=f"no answer: {answer}"))
-            else:
-                found.append(PodStatus(*about, "ready", answer["runs"], answer["lease_seconds_left"]))
+            told = (
+                {"status": f"no answer: {answer}"} if isinstance(answer, WireError) else {"status": "ready", **answer}
+            )
+            found.append(PodStatus(pod.name, pod.address, pod.slots, pod.hostname, **told))
         return found
 
     def is_ready(self) -> bool:
@@ -157,7 +150,7 @@ class Cluster:
         take_down(self.name, self.pods)
 
     def _repr_html_(self) -> str:
-        title = f"Cluster {self.name}: {len(self.pods)} pods, ssh port {self.ssh_port}"
+        title = f"Cluster {self.name}: {len(self.pods)} pods, ssh port {self.pods[0].ssh_port}"
         shown = ({"pod": p.name, "address": p.address, "slots": p.slots, "hostname": p.hostname} for p in self.pods)
         return Table.of(shown, title).to_html()
 
@@ -207,9 +200,8 @@ def workers_of(cluster: Cluster) -> LocalWorkers:
 
 def expected_here() -> Expectation:
     """What pods need to be like this machine: its versions, and the training script of the working folder, if any."""
-    here = Path.cwd()
-    scripts = (SCRIPT,) if (here / SCRIPT).is_file() else ()
-    return Expectation.of_this_machine(here, scripts)
+    scripts = (path.name for path in Path.cwd().glob("textsql_train.py"))
+    return Expectation.of_this_machine(Path.cwd(), tuple(scripts))
 
 
 # What is kept of a cluster
@@ -224,9 +216,7 @@ def folder_of(name: str) -> Path:
 
 def names() -> list[str]:
     """Names of all clusters that have a folder, whether they are complete or not."""
-    if not home().is_dir():
-        return []
-    return sorted(path.name for path in home().iterdir() if (path / STATE).is_file() and NAME.fullmatch(path.name))
+    return sorted(path.parent.name for path in home().glob(f"*/{STATE}") if NAME.fullmatch(path.parent.name))
 
 
 def write_cluster(cluster: Cluster) -> None:
@@ -250,14 +240,16 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     The lock is a name in the abstract namespace (unix(7)): it leaves no file, and ends with the process that holds it.
     """
     deadline = time.monotonic() + seconds
-    name = hashlib.sha256(os.fsencode(folder)).hexdigest()
+    name = f"\0zeropods-{hashlib.sha256(os.fsencode(folder)).hexdigest()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         while True:
-            with suppress(OSError):
-                lock.bind(f"\0zeropods-{name}")
+            try:
+                lock.bind(name)
                 break
-            if time.monotonic() >= deadline:
-                raise UserError(f"cluster {folder.name}: another process starts or ends it; wait for that one")
+            except OSError:
+                if time.monotonic() >= deadline:
+                    line = f"cluster {folder.name}: another process starts or ends it; wait for that one"
+                    raise UserError(line) from None
             time.sleep(0.1)
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -272,19 +264,18 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 # The files by which ssh, pdsh and DeepSpeed reach the pods
 
 
-def write_files(cluster: Cluster, user: Callable[[str], str]) -> None:
+def write_files(cluster: Cluster, users: Mapping[str, str]) -> None:
     """Write what lets ssh, pdsh and DeepSpeed reach the pods of a cluster, with their host keys pinned.
 
     Args:
-        user: tells the account at an address.
+        users: the account at an address, where it is not this user's.
     """
     folder = cluster.folder
-    addresses: dict[tuple[int, str], list[str]] = {}
-    for pod in cluster.pods:
-        addresses.setdefault((pod.ssh_port, user(pod.address)), []).append(pod.address)
     config = "".join(
-        ssh_config_text(theirs, port, folder / KEY, folder / KNOWN_HOSTS, name)
-        for (port, name), theirs in addresses.items()
+        ssh_config_text(
+            [pod.address], pod.ssh_port, folder / KEY, folder / KNOWN_HOSTS, users.get(pod.address) or account()
+        )
+        for pod in cluster.pods
     )
     files.write_text(folder / KNOWN_HOSTS, known_hosts_text((p.address, p.ssh_port, p.host_key) for p in cluster.pods))
     files.write_text(folder / SSH_CONFIG, config)
@@ -313,8 +304,8 @@ def deepspeed_argv(cluster: Cluster) -> list[str]:
 # The lease of a cluster, renewed by the process that started it: when that is gone, the pods end
 
 
-_held: dict[str, tuple[Cluster, threading.Event]] = {}
-"""The clusters whose lease this process renews, by name; the event ends that."""
+_held: dict[str, threading.Event] = {}
+"""By the names of the clusters whose lease this process renews: ends that."""
 
 
 def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
@@ -325,34 +316,30 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
     Args:
         end_at_exit: take it down when this process ends in order.
     """
-    if cluster.name in _held and _held[cluster.name][0].pods == cluster.pods:
-        return
     release(cluster.name)
-    released = threading.Event()
-    _held[cluster.name] = cluster, released
-    threading.Thread(target=_renew, args=(cluster, released), name="zeropods-lease", daemon=True).start()
+    released, owner, secret = threading.Event(), os.getpid(), cluster.secret
+    _held[cluster.name] = released
+
+    def renew() -> None:
+        while not released.wait(min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)):
+            # Who uses a pod that is lost finds that out; this only has to go on asking, also when the main thread has
+            # ended and no other thread can be begun.
+            asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
+
+    def down_at_exit() -> None:
+        # A forked child does not own it.
+        if os.getpid() == owner:
+            cluster.down()
+
+    threading.Thread(target=renew, name="zeropods-lease", daemon=True).start()
     if end_at_exit:
-        atexit.register(_down_at_exit, cluster, os.getpid())
+        atexit.register(down_at_exit)
 
 
 def release(name: str) -> None:
     """Renew a cluster's lease no longer."""
     if name in _held:
-        _held.pop(name)[1].set()
-
-
-def _renew(cluster: Cluster, released: threading.Event) -> None:
-    seconds, secret = min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE), cluster.secret
-    while not released.wait(seconds):
-        # Who uses a pod that is lost finds that out; this only has to go on asking, also when the main thread has ended
-        # and no other thread can be begun.
-        asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
-
-
-def _down_at_exit(cluster: Cluster, owner: int) -> None:
-    # A forked child does not own it.
-    if os.getpid() == owner:
-        cluster.down()
+        _held.pop(name).set()
 
 
 # The end of clusters: their pods, their keys, and what is left where `up` was killed
@@ -380,14 +367,13 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
 def clear(folder: Path) -> None:
     """End what a cluster's folder speaks of and empty the folder, whose lock is held; an empty one stays as it is."""
     cluster = read_cluster(folder)
-    if cluster is None:
-        if any(folder.iterdir()):
-            raise UserError(f"{folder}: holds something that is no cluster; choose another name")
-        return
-    with deferred():
-        workers_of(cluster).stop(cluster.workers)
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if cluster is not None:
+        with deferred():
+            workers_of(cluster).stop(cluster.workers)
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif any(folder.iterdir()):
+        raise UserError(f"{folder}: holds something that is no cluster; choose another name")
 
 
 def sweep() -> None:

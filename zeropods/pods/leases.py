@@ -46,12 +46,7 @@ class RunState:
     asked: set[Process] = field(default_factory=set)
     """Processes that got SIGTERM."""
     oom_kills_before: int = field(default_factory=oom_kills)
-    """The kernel's count when the run was opened."""
-
-    @property
-    def oom_kills(self) -> int:
-        """Processes that the kernel has ended for want of memory since then."""
-        return oom_kills() - self.oom_kills_before
+    """The kernel's count of processes that it has ended for want of memory, when the run was opened."""
 
 
 class Leases:
@@ -63,8 +58,7 @@ class Leases:
     """
 
     def __init__(self, daemons: Callable[[], Sequence[int]], end: Callable[[str], object]) -> None:
-        self._daemons = daemons
-        self._end = end
+        self._daemons, self._end = daemons, end
         self._kind, self._seconds, self._until = "", math.inf, math.inf
         self._runs: dict[str, RunState] = {}
         self._tasks: set[asyncio.Task[dict[str, object]]] = set()
@@ -93,11 +87,11 @@ class Leases:
             return {"error": f"run {name} {HAS_ENDED}"}
         run.until = time.monotonic() + seconds
         members = self._look()[0].get(name, ())
-        return {"processes": len(members), "seen": run.seen, "oom_kills": run.oom_kills}
+        return {"processes": len(members), "seen": run.seen, "oom_kills": oom_kills() - run.oom_kills_before}
 
-    def ask_for_stacks(self, name: str) -> int:
-        """Ask a run's ranks for the stacks of their threads; returns how many were asked."""
-        return ask_for_stacks(self._look()[0].get(name, ()))
+    def ask_for_stacks(self, name: str) -> None:
+        """Ask a run's ranks for the stacks of their threads."""
+        ask_for_stacks(self._look()[0].get(name, ()))
 
     async def end_run(self, name: str, grace_seconds: float) -> dict[str, object]:
         """End a run for ever: SIGTERM, later SIGKILL; tells how many of its processes are left after all."""
@@ -105,10 +99,12 @@ class Leases:
         run.has_ended = True
         run.ending += 1
         try:
-            left = await asyncio.to_thread(end, lambda: self._find()[0].get(name, ()), grace_seconds, run.asked)
+            left = await asyncio.to_thread(
+                end, lambda: pod_processes(self._daemons())[0].get(name, ()), grace_seconds, run.asked
+            )
         finally:
             run.ending -= 1
-        return {"left": left, "oom_kills": run.oom_kills}
+        return {"left": left, "oom_kills": oom_kills() - run.oom_kills_before}
 
     def status(self) -> dict[str, object]:
         """Open runs and those that have processes with their number, and how long the lease lasts."""
@@ -118,58 +114,48 @@ class Leases:
         return {"runs": {name: len(found.get(name, ())) for name in names}, "lease_seconds_left": left}
 
     async def watch(self) -> None:
-        """Check each second, for ever."""
+        """Check each second, for ever, and begin to end what has no lease any more."""
         while True:
             due = time.monotonic() + CHECK_SECONDS
             await asyncio.sleep(CHECK_SECONDS)
             if time.monotonic() > due + LATE_SECONDS:
                 # This process was held up: renewals may have come in time and wait to be read.
                 await asyncio.sleep(LATE_SECONDS)
-            self._check()
-
-    def _check(self) -> None:
-        """Begin to end what has no lease any more."""
-        found, sessions = self._look()
-        for name, run in self._runs.items():
-            run.has_ended = run.has_ended or run.until <= time.monotonic()
-            if run.has_ended and not run.ending and name in found:
-                task = asyncio.create_task(self.end_run(name, GRACE_SECONDS))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        if sessions or any(run.ending or not run.has_ended for run in self._runs.values()):
-            self.use()
-        if self._until <= time.monotonic():
-            neglect = "renewed" if self._kind == KERNEL else "used"
-            self._end(f"its {self._kind} lease was not {neglect} for {self._seconds:g} s")
+            found, sessions = self._look()
+            for name, run in self._runs.items():
+                run.has_ended = run.has_ended or run.until <= time.monotonic()
+                if run.has_ended and not run.ending and name in found:
+                    task = asyncio.create_task(self.end_run(name, GRACE_SECONDS))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+            if sessions or any(run.ending or not run.has_ended for run in self._runs.values()):
+                self.use()
+            if self._until <= time.monotonic():
+                neglect = "renewed" if self._kind == KERNEL else "used"
+                self._end(f"its {self._kind} lease was not {neglect} for {self._seconds:g} s")
 
     def _look(self) -> tuple[dict[str, list[Process]], int]:
         """What `pod_processes` finds now; that is noted of each run, and an unknown one gets a short lease."""
-        found, sessions = self._find()
+        found, sessions = pod_processes(self._daemons())
         for name, members in found.items():
             run = self._run(name, STRANGER_SECONDS)
             run.seen = max(run.seen, len(members))
         return found, sessions
 
-    def _find(self) -> tuple[dict[str, list[Process]], int]:
-        return pod_processes(os.getpid(), self._daemons())
-
     def _run(self, name: str, seconds: float) -> RunState:
         return self._runs.setdefault(name, RunState(time.monotonic() + seconds))
 
 
-def pod_processes(agent: int, daemons: Sequence[int]) -> tuple[dict[str, list[Process]], int]:
-    """What lives below `agent`, whose ssh daemon is the first of `daemons`.
+def pod_processes(daemons: Sequence[int]) -> tuple[dict[str, list[Process]], int]:
+    """What lives below this process, the agent; the first of `daemons` is its ssh daemon.
 
     Returns:
         By run, the processes with its mark in their environment and all that is below them; and the number of
         connections of sshd.
     """
+    agent = os.getpid()
     # Daemons with nothing below them: an idle pod looks each second, and reads no tree for it.
-    if (
-        daemons
-        and sorted(child_pids(agent) or ()) == sorted(daemons)
-        and all(child_pids(each) == [] for each in daemons)
-    ):
+    if daemons and sorted(child_pids(agent)) == sorted(daemons) and not any(map(child_pids, daemons)):
         return {}, 0
     run_of: dict[int, str] = {}
     runs: dict[str, list[Process]] = {}

@@ -47,34 +47,28 @@ MAX_OUTPUT_BYTES = 1_048_576
 SSH_STATUS, TIMED_OUT = 255, -signal.SIGKILL
 """ssh's own exit status where the connection failed, and that of a command which `run_all` has killed."""
 ANEW = "'zeropods pods down' and 'zeropods pods up'"
-FAILURES = (
-    (
-        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+FAILURES = {
+    "REMOTE HOST IDENTIFICATION HAS CHANGED": (
         "host key changed",
         f"another machine answers at {{address}}, or the pod was recreated: {ANEW}; a host of your own that you trust: "
         "ssh-keygen -R {address}",
     ),
-    (
-        "host key is known|Host key verification failed",
+    "host key is known|Host key verification failed": (
         "host key unknown",
-        "restart the cluster: " + ANEW + "; a host of your own: log in once by hand, and compare its key",
+        f"restart the cluster: {ANEW}; a host of your own: log in once by hand, and compare its key",
     ),
-    (
-        "Permission denied|Too many authentication failures",
+    "Permission denied|Too many authentication failures": (
         "key refused",
-        "the pod belongs to another cluster: " + ANEW + "; a host of your own: ssh-copy-id {address}",
+        f"the pod belongs to another cluster: {ANEW}; a host of your own: ssh-copy-id {{address}}",
     ),
-    ("Connection refused", "nothing listens", f"no sshd at {{address}}; {ANEW}; a host of your own: start its sshd"),
-    ("Could not resolve hostname", "unknown name", "correct '{address}' in the hostfile, or add it to ~/.ssh/config"),
-    ("No route to host|Network is unreachable", "unreachable", "no network to {address}; is the pod running?"),
-    ("timed out|imeout", "no answer", "{address} is cut off or its sshd hangs; see 'zeropods pods list'"),
-    (
-        "closed by|reset by|Broken pipe|kex_exchange|banner",
-        "connection closed",
-        "what answers at {address} is no sshd, or it refuses this machine; see the pod's log",
+    "Connection refused": ("nothing listens", f"no sshd at {{address}}; {ANEW}; a host of your own: start its sshd"),
+    "Could not resolve hostname": ("unknown name", "correct '{address}' in the hostfile, or add it to ~/.ssh/config"),
+    "timed out|imeout|No route to host|Network is unreachable": (
+        "no answer",
+        "{address} is cut off, not running, or its sshd hangs; see 'zeropods pods list'",
     ),
-)
-"""What ssh says, as a regular expression; the value in a few words; the remedy."""
+}
+"""By what ssh says, as a regular expression: the value in a few words, and the remedy."""
 PACKAGES = ("zeropods", "torch", "transformers", "deepspeed", "accelerate")
 CPU_ADAM = "cpu_adam"
 """DeepSpeed's operation that optimizer offload needs."""
@@ -169,16 +163,12 @@ class Preflight:
 
     def table(self) -> Table:
         """A row for each pod, a column for each check that was made of any pod."""
-        headings = list(dict.fromkeys(check.check for pod in self.pods for check in pod.checks))
+        headings = dict.fromkeys((check.check for pod in self.pods for check in pod.checks), "-")
         rows = []
         for pod in self.pods:
             shown = {c.check: c.value if c.verdict == "ok" else f"{c.verdict.upper()}: {c.value}" for c in pod.checks}
-            rows.append((pod.pod, *(shown.get(heading, "-") for heading in headings)))
-        return Table(("pod", *headings), tuple(rows), self.title)
-
-    def to_json(self) -> dict[str, object]:
-        """As `zeropods pods check --json` prints it."""
-        return {"ok": self.ok, "pods": [asdict(pod) for pod in self.pods]}
+            rows.append({"pod": pod.pod, **headings, **shown})
+        return Table.of(rows, self.title)
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remedies())
@@ -206,25 +196,20 @@ def preflight(
         UserError: there is no ssh here.
     """
     required_programs("ssh")
-    # The run's port is wanted on the first pod only: there its first rank listens.
-    wanted = [
-        replace(expected, slots=host.slots, master_port=None if number else expected.master_port)
-        for number, host in enumerate(hosts)
-    ]
-    shells = [
-        ssh_argv(ssh_config, host.address, ["sh", "-c", probe_command(each)])
-        for host, each in zip(hosts, wanted, strict=True)
-    ]
     pods: list[PodChecks] = []
-    for first in range(0, len(hosts), MAX_AT_ONCE):
+    while some := hosts[len(pods) : len(pods) + MAX_AT_ONCE]:
+        shells = []
+        for number, host in enumerate(some, start=len(pods)):
+            # The run's port is wanted on the first pod only: there its first rank listens.
+            wanted = replace(expected, slots=host.slots, master_port=None if number else expected.master_port)
+            shells.append(ssh_argv(ssh_config, host.address, ["sh", "-c", probe_command(wanted)]))
         asked = time.time()
-        ends = run_all(shells[first : first + MAX_AT_ONCE])
-        clock = (asked, time.time())
-        for host, end in zip(hosts[first:], ends, strict=False):
+        ends = run_all(shells)
+        answered = time.time()
+        for host, end in zip(some, ends, strict=True):
             reached = ssh_check(end, host.address)
-            judged = _judged(end, clock) if reached.verdict == "ok" else ()
-            name = names[len(pods)] if names else host.address
-            pods.append(PodChecks(pod=name, address=host.address, checks=(reached, *judged)))
+            checks = (reached, *(_judged(end, asked, answered) if reached.verdict == "ok" else ()))
+            pods.append(PodChecks(pod=names[len(pods)] if names else host.address, address=host.address, checks=checks))
     return Preflight(pods=tuple(pods))
 
 
@@ -232,7 +217,7 @@ def preflight_self(expected: Expectation) -> Preflight:
     """Check this machine alone, without ssh; also for the programs with which it serves and starts others."""
     asked = time.time()
     (end,) = run_all([["sh", "-c", probe_command(replace(expected, programs=True))]])
-    return Preflight(pods=(PodChecks(pod="self", address="", checks=_judged(end, (asked, time.time()))),))
+    return Preflight(pods=(PodChecks(pod="self", address="", checks=_judged(end, asked, time.time())),))
 
 
 # The probe is run on each pod, and what it says is judged
@@ -274,17 +259,17 @@ def ssh_check(end: CompletedProcess[str], address: str) -> Check:
         return Check("ssh", "failed", f"no answer in {ANSWER_SECONDS:.0f} s", remedy)
     if end.returncode != SSH_STATUS:
         return Check("ssh", "ok", "reached")
-    for pattern, value, remedy in FAILURES:
+    for pattern, (value, remedy) in FAILURES.items():
         if re.search(pattern, end.stderr):
             return Check("ssh", "failed", value, remedy.format(address=address))
     return Check("ssh", "failed", _last_words(end.stderr) or "ssh failed", f"see what 'ssh -v {address}' says")
 
 
-def _judged(end: CompletedProcess[str], clock: tuple[float, float]) -> tuple[Check, ...]:
+def _judged(end: CompletedProcess[str], asked: float, answered: float) -> tuple[Check, ...]:
     """The checks that a pod has made of itself, and of its clock; or the one that says why there are none.
 
     Args:
-        clock: when the pod was asked and when it had answered, in seconds since 1970.
+        asked, answered: when the pod was asked and when it had answered, in seconds since 1970.
     """
     if end.returncode in (126, 127):
         return (Check("python", "failed", "missing", f"{sys.executable} is not on the pod; share the project folder"),)
@@ -292,7 +277,7 @@ def _judged(end: CompletedProcess[str], clock: tuple[float, float]) -> tuple[Che
     answer = next((line for line in reversed(end.stdout.splitlines()) if line.startswith("{")), "")
     try:
         found = json.loads(answer)
-        return (*(Check(**check) for check in found["checks"]), check_clock(found["time_seconds"], *clock))
+        return (*(Check(**check) for check in found["checks"]), check_clock(found["time_seconds"], asked, answered))
     except (ValueError, KeyError, TypeError):
         value = _last_words(end.stderr) or f"ended with status {end.returncode}"
         return (Check("python", "failed", value, "install the same zeropods with its requirements on the pod"),)
@@ -310,44 +295,42 @@ def _last_words(errors: str) -> str:
 def look(expected: Expectation) -> list[Check]:
     """All checks of this machine but that of its clock, in the order of the table's columns."""
     found, gpus, memory = versions(), _gpus(), psutil.virtual_memory().available
-    is_short = memory < MEMORY_BYTES
+    short = "end other programs on the pod, or add memory" if memory < MEMORY_BYTES else ""
     checks = [
         *(check_version(name, found.get(name), expected.versions.get(name)) for name in ("python", *PACKAGES)),
         check_operations(lacking_for_operation(), expected.offload),
         check_project(expected),
         check_disk(*map(_free_bytes, (expected.project, "/tmp", "/dev/shm"))),
-        _check("memory", _gib(memory), warning="end other programs on the pod, or add memory" if is_short else ""),
-        check_gpu_memory(gpus),
-        check_slots(expected.slots, len(gpus), len(os.sched_getaffinity(0))),
+        _check("memory", _gib(memory), short, "warning"),
+        *check_gpus(gpus, expected.slots, len(os.sched_getaffinity(0))),
     ]
     if expected.programs:
         missing = [f"no {name}" for name in PROGRAMS if find_program(name) is None]
-        remedy = "apt-get install openssh-client openssh-server pdsh"
-        checks.insert(0, _check("programs", ", ".join(missing or PROGRAMS), failed=remedy if missing else ""))
-    if expected.master_port is not None:
-        taken = "" if is_free("", expected.master_port) else "choose another --master_port, or end what listens there"
-        checks.append(_check("port", f"{expected.master_port} {'taken' if taken else 'free'}", failed=taken))
+        remedy = "apt-get install openssh-client openssh-server pdsh" if missing else ""
+        checks.insert(0, _check("programs", ", ".join(missing or PROGRAMS), remedy))
+    if (port := expected.master_port) is not None:
+        taken = "" if is_free("", port) else "choose another --master_port, or end what listens there"
+        checks.append(_check("port", f"{port} {'taken' if taken else 'free'}", taken))
     return checks
 
 
-def _check(check: str, value: str, *, failed: str = "", warning: str = "") -> Check:
-    """What was found; it failed where there is a remedy for that, else is a warning where there is one for that."""
-    return Check(check, "failed" if failed else "warning" if warning else "ok", value, failed or warning)
+def _check(check: str, value: str, remedy: str = "", verdict: Literal["warning", "failed"] = "failed") -> Check:
+    """What was found, which is ok where there is no remedy."""
+    return Check(check, verdict if remedy else "ok", value, remedy)
 
 
 def check_version(name: str, found: str | None, wanted: str | None) -> Check:
     """The master's version of a package, or of Python, of which another patch release is let pass."""
     value = found or "missing"
     if wanted is None:
-        return _check(name, value, failed=f"the master has no {name}; install requirements.txt there")
+        return _check(name, value, f"the master has no {name}; install requirements.txt there")
     if found == wanted:
         return _check(name, value)
     if name == "python":
-        remedy = f"the master has {wanted}; use the same interpreter on all pods"
         same_release = value.split(".")[:2] == wanted.split(".")[:2]
-        return _check(name, value, failed="" if same_release else remedy, warning=remedy)
-    remedy = f"the master has {wanted}; on the pod: pip install {name}=={wanted.split('+')[0]}"
-    return _check(name, value, failed=remedy)
+        remedy = f"the master has {wanted}; use the same interpreter on all pods"
+        return _check(name, value, remedy, "warning" if same_release else "failed")
+    return _check(name, value, f"the master has {wanted}; on the pod: pip install {name}=={wanted.split('+')[0]}")
 
 
 def check_operations(lacking: Sequence[str] | None, offload: bool | None) -> Check:
@@ -356,64 +339,57 @@ def check_operations(lacking: Sequence[str] | None, offload: bool | None) -> Che
         return _check("ops", "none needed" if offload is False else "compiled")
     if not lacking:
         remedy = "the first run compiles it, a minute or so; or run 'python tools/compile_ops.py' on the pod"
-        return _check("ops", f"{CPU_ADAM} not compiled", warning=remedy)
+        return _check("ops", f"{CPU_ADAM} not compiled", remedy, "warning")
     remedy = "on the pod: apt-get install g++ python3-dev, pip install ninja; without it no optimizer offload"
-    missing = f"{CPU_ADAM}: no {', no '.join(lacking)}"
-    return _check("ops", missing, failed=remedy if offload else "", warning=remedy)
+    return _check("ops", f"{CPU_ADAM}: no {', no '.join(lacking)}", remedy, "failed" if offload else "warning")
 
 
 def check_project(expected: Expectation) -> Check:
     """The project folder is there, and its files are the master's."""
     project = Path(expected.project)
-    if not project.is_dir() or not os.access(project, os.R_OK | os.X_OK):
-        return _check("project", "missing", failed=f"make {project} visible on the pod: one folder for all")
+    if not os.access(project, os.R_OK | os.X_OK):
+        return _check("project", "missing", f"make {project} visible on the pod: one folder for all")
     for name, wanted in expected.digests.items():
         found = _digest(project / name)
         if found != wanted:
             value = f"another {name}" if found else f"no {name}"
-            return _check("project", value, failed=f"{project} is not the master's folder; share or copy it")
+            return _check("project", value, f"{project} is not the master's folder; share or copy it")
     return _check("project", "same files" if expected.digests else "there")
 
 
 def check_disk(project: int, temporary: int, shared: int) -> Check:
     """Free bytes for checkpoints in the project folder, for compilers in /tmp, for shared tensors in /dev/shm."""
     if project < DISK_BYTES:
-        return _check("disk", _gib(project), failed=f"make {_gib(DISK_BYTES)} free below the project folder")
+        return _check("disk", _gib(project), f"make {_gib(DISK_BYTES)} free below the project folder")
     for place, free in (("/tmp", temporary), ("/dev/shm", shared)):
         if free < TEMPORARY_BYTES:
             remedy = f"make {_gib(TEMPORARY_BYTES)} free in {place} of the pod"
-            return _check("disk", f"{place} {_gib(free)}", warning=remedy)
+            return _check("disk", f"{place} {_gib(free)}", remedy, "warning")
     large = "" if project >= ROOMY_DISK_BYTES else "a large model's checkpoint may not fit below the project folder"
-    return _check("disk", _gib(project), warning=large)
+    return _check("disk", _gib(project), large, "warning")
 
 
-def check_gpu_memory(gpus: Sequence[tuple[int, int]]) -> Check:
-    """Nobody else uses the GPUs, of each of which free and total bytes are given."""
+def check_gpus(gpus: Sequence[tuple[int, int]], slots: int, cores: int) -> tuple[Check, Check]:
+    """Nobody else uses the GPUs, of each of which free and total bytes are given; a process has a GPU, or a core."""
     if not gpus:
-        return _check("GPU memory", "no GPU")
+        shared = f"no GPU there; processes will share cores: say slots={cores}" if slots > cores else ""
+        return _check("GPU memory", "no GPU"), _check("slots", f"{slots} on {cores} cores", shared, "warning")
     least = min(range(len(gpus)), key=lambda gpu: gpus[gpu][0] / gpus[gpu][1])
     free, total = gpus[least]
     used = f"see 'nvidia-smi' on the pod: GPU {least} is in use" if free / total < GPU_FREE_FRACTION else ""
-    return _check("GPU memory", f"{_gib(free)} of {_gib(total)}", warning=used)
-
-
-def check_slots(slots: int, gpus: int, cores: int) -> Check:
-    """A process has a GPU of its own; without GPUs, a core."""
-    if gpus:
-        few = f"say slots={gpus} in the hostfile, or fewer" if slots > gpus else ""
-        return _check("slots", f"{slots} of {gpus} GPU", failed=few)
-    shared = f"no GPU there; processes will share cores: say slots={cores}" if slots > cores else ""
-    return _check("slots", f"{slots} on {cores} cores", warning=shared)
+    few = f"say slots={len(gpus)} in the hostfile, or fewer" if slots > len(gpus) else ""
+    memory = _check("GPU memory", f"{_gib(free)} of {_gib(total)}", used, "warning")
+    return memory, _check("slots", f"{slots} of {len(gpus)} GPU", few)
 
 
 def check_clock(pods: float, asked: float, answered: float) -> Check:
     """The pod's clock agrees with the master's, in seconds since 1970 before it was asked and after it had answered."""
     ahead, behind = max(pods - answered, 0.0), max(asked - pods, 0.0)
-    if max(ahead, behind) <= CLOCK_WARNING_SECONDS:
+    off = max(ahead, behind)
+    if off <= CLOCK_WARNING_SECONDS:
         return _check("clock", "same")
-    remedy = "set the pod's clock by NTP"
-    failed = remedy if max(ahead, behind) > CLOCK_FAILED_SECONDS else ""
-    return _check("clock", f"{ahead:.0f} s ahead" if ahead else f"{behind:.0f} s behind", failed=failed, warning=remedy)
+    value = f"{off:.0f} s {'ahead' if ahead else 'behind'}"
+    return _check("clock", value, "set the pod's clock by NTP", "failed" if off > CLOCK_FAILED_SECONDS else "warning")
 
 
 def lacking_for_operation() -> list[str] | None:
@@ -437,28 +413,24 @@ def _gpus() -> list[tuple[int, int]]:
 
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        memories = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        pynvml.nvmlShutdown()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [(memory.free, memory.total) for memory in map(pynvml.nvmlDeviceGetMemoryInfo, handles)]
     except pynvml.NVMLError:
         return []
-    return [(memory.free, memory.total) for memory in memories]
 
 
 def _digest(file: Path) -> str | None:
     """SHA-256 of a file; None where there is none that can be read."""
-    try:
+    with suppress(OSError):
         return sha256(file)
-    except OSError:
-        return None
+    return None
 
 
 def _free_bytes(folder: str) -> int:
     """Free space of a folder's file system; 0 where it cannot be told."""
-    try:
+    with suppress(OSError):
         return shutil.disk_usage(folder).free
-    except OSError:
-        return 0
+    return 0
 
 
 def _gib(value: int) -> str:

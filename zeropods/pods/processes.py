@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -14,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +23,7 @@ from psutil import Process
 
 from zeropods.files import held
 from zeropods.measure.heartbeat import STACKS
-from zeropods.programs import bound_argv, child_environment, prctl
+from zeropods.programs import bound_argv, child_environment
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
@@ -43,44 +42,36 @@ KILL_SECONDS = 20.0
 EMPTY_READINGS = 2
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"})
 DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
-PR_SET_CHILD_SUBREAPER = 36
-"""From linux/prctl.h."""
 
 # One process. psutil tells it from a later one with the same number by its creation time.
 
 
 def find_process(pid: int) -> Process | None:
     """The process of this number, ended but not reaped ones included; None where there is none."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return Process(pid)
-    except psutil.NoSuchProcess:
-        return None
+    return None
 
 
 def is_alive(process: Process) -> bool:
     """Whether it still runs; one that has ended and was not reaped does not."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
-def send(process: Process, signum: int) -> bool:
-    """Send a signal to this process and no other; False where it has ended, or is not ours."""
-    try:
+def send(process: Process, signum: int) -> None:
+    """Send a signal to this process and no other, unless it has ended or is not ours."""
+    with suppress(psutil.Error):
         process.send_signal(signum)
-    except psutil.Error:
-        return False
-    return True
 
 
 def variable(process: Process, name: str) -> str | None:
     """An environment variable as the process was started with; None where it has none or cannot be asked."""
-    try:
+    with suppress(psutil.Error, OSError):
         value: str | None = process.environ().get(name)
-    except (psutil.Error, OSError):
-        return None
-    return value
+        return value
+    return None
 
 
 def processes_with(name: str, value: str) -> list[Process]:
@@ -94,9 +85,11 @@ def catches(process: Process, number: int) -> bool:
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
-def ask_for_stacks(processes: Iterable[Process]) -> int:
-    """Send `STACKS` to those that catch it, and to no other: it would end them. Returns how many got it."""
-    return sum(send(process, STACKS) for process in processes if catches(process, STACKS))
+def ask_for_stacks(processes: Iterable[Process]) -> None:
+    """Send `STACKS` to those that catch it, and to no other: it would end them."""
+    for process in processes:
+        if catches(process, STACKS):
+            send(process, STACKS)
 
 
 # Trees of processes, from their start to their end.
@@ -116,18 +109,14 @@ def descendants(pid: int) -> list[Process]:
 
     One whose parent ends meanwhile may be missing: ask again before concluding that none is left.
     """
-    try:
+    with suppress(psutil.NoSuchProcess):
         return list(Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
+    return []
 
 
-def child_pids(pid: int) -> list[int] | None:
-    """Children of a process of one thread; None where this kernel does not tell. Far cheaper than a tree."""
-    try:
-        return [int(child) for child in (PROC / str(pid) / "task" / str(pid) / "children").read_bytes().split()]
-    except OSError:
-        return None
+def child_pids(pid: int) -> list[int]:
+    """Children of a process of one thread; none where this kernel does not tell. Far cheaper than a tree."""
+    return [int(child) for child in _text(PROC / str(pid) / "task" / str(pid) / "children").split()]
 
 
 def end(find: Callable[[], Iterable[Process]], seconds: float, asked: set[Process] | None = None) -> int:
@@ -141,7 +130,7 @@ def end(find: Callable[[], Iterable[Process]], seconds: float, asked: set[Proces
     Returns:
         How many are left after all; they hang in the kernel.
     """
-    asked, empty, kill_at = set[Process]() if asked is None else asked, 0, time.monotonic() + seconds
+    asked, empty, kill_at = set() if asked is None else asked, 0, time.monotonic() + seconds
     while True:
         there = [process for process in find() if is_alive(process)]
         empty = 0 if there else empty + 1
@@ -174,27 +163,13 @@ def takes_sigterm(process: Process) -> bool:
     return not (is_launcher and catches(process, signal.SIGTERM))
 
 
-def become_subreaper() -> None:
-    """From now on whatever is orphaned below this process becomes its child (Linux 3.4)."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def reap() -> tuple[dict[int, int], bool]:
-    """Collect children that have ended.
-
-    Returns:
-        Their exit codes by pid, negative for a signal, and whether there are other children. For a
-        subreaper "no children" means that no descendant is left either.
-    """
+def reap() -> dict[int, int]:
+    """Collect children that have ended: their exit codes by pid, negative for a signal."""
     ended: dict[int, int] = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended, False
-        if pid == 0:
-            return ended, True
-        ended[pid] = os.waitstatus_to_exitcode(status)
+    with suppress(ChildProcessError):
+        while (waited := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[waited[0]] = os.waitstatus_to_exitcode(waited[1])
+    return ended
 
 
 # Interrupts that come at a bad moment.
@@ -228,13 +203,13 @@ def deferred() -> Iterator[None]:
 
     Without it, an interrupt could fall between starting a process and writing down that it is ours.
     """
-    came = list[str]()
+    came: list[int] = []
     try:
-        with noted_signals() as came:
+        with handled(ENDING, lambda number, _: came.append(number)):
             yield
     finally:
-        for first in came[:1]:
-            os.kill(os.getpid(), signal.Signals[first])
+        if came:
+            os.kill(os.getpid(), came[0])
 
 
 @contextmanager
@@ -255,27 +230,19 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     group is counted by the whole machine (`oom_kill` of /proc/vmstat). In a container the group's path is another than
     outside of it, and its own group is the root of what it sees.
     """
-    files = []
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            files += [cgroups / "memory" / own / "memory.oom_control" for own in (path.lstrip("/"), "")]
-        elif number == "0" and not controllers:
-            roots = (cgroups, cgroups / "unified")
-            files += [root / own / "memory.events" for root in roots for own in (path.lstrip("/"), "")]
-    for file in (*files, proc / "vmstat"):
-        found = re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE)
-        if found:
-            return int(found[1])
-    return 0
+    lines = _text(proc / "self" / "cgroup").splitlines()
+    # The longest path first: it is the group's own, where there are several hierarchies.
+    paths = sorted({"", *(line.split(":", 2)[2].lstrip("/") for line in lines)}, key=len, reverse=True)
+    kept = (("memory", "memory.oom_control"), ("", "memory.events"), ("unified", "memory.events")) if lines else ()
+    files = [cgroups / root / path / name for root, name in kept for path in paths]
+    counts = (re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE) for file in (*files, proc / "vmstat"))
+    return next((int(found[1]) for found in counts if found), 0)
 
 
 def _text(file: Path) -> str:
-    try:
+    with suppress(OSError):
         return file.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 # Where a pod's keys lie, or what visitors of a page upload: a folder that is held as long as its process lives.
@@ -292,7 +259,7 @@ def make_private_folder(prefix: str) -> Path:
     What those that were killed have left under this prefix is removed first: nobody holds it.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             about = left.lstat()
             if about.st_uid == os.geteuid() and time.time() - about.st_mtime > FRESH_SECONDS:
                 with held(left):

@@ -7,8 +7,7 @@ import ipaddress
 import resource
 import socket
 import threading
-import time
-from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 
 from zeropods.errors import UserError
@@ -18,12 +17,9 @@ PURPOSE = "register"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 1.0
 ASK_SECONDS = 60.0
 """For an answer of the master: a connection that dies while all wait is not noticed otherwise."""
-WATCH_SECONDS = 1.0
 FAREWELL_SECONDS = 2.0
-STRANGERS = 64
-"""Connections without proof at once, beside two for each pod."""
-OTHER_FILES = 512
-"""Descriptors left to the rest of the process."""
+OTHER_FILES = 1_024
+"""Descriptors left to strangers and to the rest of the process; a pod that comes again has two connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +52,8 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
     Raises:
         UserError: no answer in time, or refused.
     """
-    place = f"{master[0]}:{master[1]}"
-    clock = asyncio.get_running_loop().time
+    place, clock, pause = f"{master[0]}:{master[1]}", asyncio.get_running_loop().time, FIRST_PAUSE_SECONDS
     deadline = clock() + seconds
-    pause = FIRST_PAUSE_SECONDS
     while True:
         try:
             # A master that starts many pods greets late.
@@ -68,10 +62,8 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
             break
         except WireError as error:
             if clock() + pause >= deadline:
-                raise UserError(
-                    f"{place}: no answer of the master in {seconds:g} s ({error}); is it up and reachable, "
-                    "and has this pod its cluster's secret?"
-                ) from None
+                remedy = "is it up and reachable, and has this pod its cluster's secret?"
+                raise UserError(f"{place}: no answer of the master in {seconds:g} s ({error}); {remedy}") from None
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     if "refused" in answer:
@@ -92,22 +84,16 @@ class Rendezvous:
     """
 
     def __init__(self, *, secret: bytes, count: int, address: str, port: int | None) -> None:
-        self._count = count
-        self._place = address, port
+        self._count, self._place = count, (address, port)
         self._pods: dict[str, Pod] = {}
         """Pods that have registered, by worker."""
-        self._failure: str | None = None
-        """Why the cluster does not come up."""
-        self._told = asyncio.Event()
-        self._settled = threading.Event()
-        """Both are set once, when all pods are there or the cluster does not come up."""
+        self._failure = Future[str]()
+        """Why the cluster does not come up, or nothing where all pods are there."""
         self._left = threading.Event()
-        self._unproven = STRANGERS + 2 * count
-        self._server = Server(secret, PURPOSE, self._attend, unproven=self._unproven)
+        self._server = Server(secret, PURPOSE, self._attend)
 
     def __enter__(self) -> Rendezvous:
-        # Those that are being accepted come on top of those that are being proven.
-        allow_open_files(2 * self._unproven + self._count + OTHER_FILES)
+        allow_open_files(2 * self._count + OTHER_FILES)
         sock = listening_socket(*self._place)
         self.port: int = sock.getsockname()[1]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(sock)), daemon=True)
@@ -123,26 +109,15 @@ class Rendezvous:
         """The workers that have registered until now."""
         return frozenset(self._pods.copy())
 
-    def gather(self, seconds: float, watch: Callable[[frozenset[str]], object]) -> tuple[Pod, ...]:
-        """Wait until all pods have registered; returns them by numeric address.
+    def gather(self, seconds: float) -> tuple[Pod, ...] | None:
+        """The pods by numeric address, once all have registered; None where that takes longer than so many seconds.
 
-        Args:
-            seconds: until then; counted from now.
-            watch: called once a second and at the end with the ids of the workers that have registered;
-                what it raises ends the wait.
-
-        Raises:
-            TimeoutError: not all of them are there in time; `there` tells which are.
-            UserError: pods contradict each other, or a pod is of another version.
+        `UserError` where a pod cannot serve or is of another version.
         """
-        deadline = time.monotonic() + seconds
-        while not self._settled.wait(max(0.0, min(WATCH_SECONDS, deadline - time.monotonic()))):
-            watch(self.there)
-            if time.monotonic() >= deadline and not self._settled.is_set():
-                raise TimeoutError(f"{len(self.there)} of {self._count} pods in {seconds:g} s")
-        if self._failure is not None:
-            raise UserError(self._failure)
-        watch(self.there)
+        if not wait([self._failure], max(0.0, seconds)).done:
+            return None
+        if failure := self._failure.result():
+            raise UserError(failure)
         return tuple(sorted(self._pods.values(), key=lambda pod: ipaddress.IPv4Address(pod.address)))
 
     # From here on everything runs in the loop, so that nothing needs a lock.
@@ -155,21 +130,19 @@ class Rendezvous:
         try:
             pod = Pod(**request)
         except TypeError as error:
-            remedy = "is one version of zeropods on master and pods?"
-            self._settle(f"pod at {peer}: a registration: {error}; {remedy}")
+            self._settle(f"pod at {peer}: a registration: {error}; is one version of zeropods on master and pods?")
         else:
             self._pods[pod.worker] = pod
             if len(self._pods) >= self._count:
-                self._settle(None)
-        await self._told.wait()
-        return {} if self._failure is None else {"refused": self._failure}
+                self._settle("")
+        # Shielded: a connection that is cut must not cancel what all of them wait for.
+        failure = await asyncio.shield(asyncio.wrap_future(self._failure))
+        return {"refused": failure} if failure else {}
 
-    def _settle(self, failure: str | None) -> None:
+    def _settle(self, failure: str) -> None:
         """The first word counts: a failure after success, or after another one, changes nothing."""
-        if not self._settled.is_set():
-            self._failure = failure
-            self._settled.set()
-            self._told.set()
+        if not self._failure.done():
+            self._failure.set_result(failure)
 
     async def _serve(self, sock: socket.socket) -> None:
         """Serve until the caller leaves; then tell the pods that still wait, and end all connections and the server."""

@@ -21,7 +21,7 @@ from zeropods.pods.hostfile import interface
 from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.programs import end_with_parent, own_programs_first, required_programs
 
-KEYGEN_SECONDS = 30.0
+SAID_SECONDS = 30.0
 CONNECT_SECONDS = 2
 ALIVE_SECONDS = 2
 ALIVE_MISSES = 3
@@ -85,14 +85,19 @@ def make_key(path: Path, comment: str) -> str:
         UserError: ssh-keygen is missing or fails; it overwrites no key.
     """
     argv = [*required_programs("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
-    try:
-        subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=KEYGEN_SECONDS, check=True
-        )
-    except subprocess.SubprocessError as error:
-        said = " ".join(str(getattr(error, "stderr", None) or error).split())
-        raise UserError(f"{path}: ssh-keygen failed: {said}; is the folder there and writable?") from None
+    said_by(argv, f"{path}: ssh-keygen failed", "is the folder there and writable?")
     return " ".join(path.with_name(f"{path.name}.pub").read_text(encoding="utf-8").split()[:2])
+
+
+def said_by(argv: Sequence[str], place: str, remedy: str) -> str:
+    """What a program prints; `UserError` with what it complains of, where it fails or takes too long."""
+    nothing = subprocess.DEVNULL
+    try:
+        done = subprocess.run(argv, stdin=nothing, capture_output=True, text=True, timeout=SAID_SECONDS, check=True)
+    except subprocess.SubprocessError as error:
+        reason = " ".join(str(getattr(error, "stderr", None) or error).split())
+        raise UserError(f"{place}: {reason}; {remedy}") from None
+    return done.stdout
 
 
 # The client
@@ -118,8 +123,7 @@ def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts:
         **ALWAYS,
         **PINNED,
     }
-    head = "Host " + " ".join(addresses)
-    return "\n".join([head, *(f"    {name} {value}" for name, value in options.items())]) + "\n"
+    return "".join([f"Host {' '.join(addresses)}\n", *(f"    {name} {value}\n" for name, value in options.items())])
 
 
 def ssh_argv(ssh_config: Path | None, address: str, command: Sequence[str], **options: object) -> list[str]:
@@ -129,10 +133,9 @@ def ssh_argv(ssh_config: Path | None, address: str, command: Sequence[str], **op
         ssh_config: None for the user's own configuration, in which `ALWAYS` still holds.
         options: more of ssh's options.
     """
-    argv = ["ssh", "-T", *(() if ssh_config is None else ("-F", str(ssh_config)))]
-    for name, value in {**ALWAYS, **options}.items():
-        argv += ["-o", f"{name}={value}"]
-    return [*argv, "--", address, shlex.join(command)]
+    chosen = () if ssh_config is None else ("-F", str(ssh_config))
+    given = (word for name, value in {**ALWAYS, **options}.items() for word in ("-o", f"{name}={value}"))
+    return ["ssh", "-T", *chosen, *given, "--", address, shlex.join(command)]
 
 
 def pdsh_ssh_arguments(ssh_config: Path) -> str:
@@ -153,90 +156,72 @@ def pdsh_ssh_arguments(ssh_config: Path) -> str:
 # The daemon
 
 
-class Sshd:
-    """One daemon, a child of this process that the kernel kills with it.
+async def start_sshd(
+    folder: Path, address: str, ports: Sequence[int], authorized_key: str
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start one daemon, a child of this process that the kernel kills with it; returns it and its port.
 
     Args:
         folder: absolute, mode 700; holds the host key, and takes configuration and log.
+        ports: the first of them that nobody has is taken.
+
+    Raises:
+        UserError: it is not installed or does not come up.
     """
-
-    def __init__(self, folder: Path, address: str) -> None:
-        self._folder = folder
-        self._address = address
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """None until it is started."""
-        return None if self._process is None else self._process.pid
-
-    async def start(self, ports: Sequence[int], authorized_key: str) -> int:
-        """Start it on the first of these ports that nobody has, which is returned.
-
-        `UserError` if it is not installed or does not come up.
-        """
-        (self._folder / AUTHORIZED_KEYS).write_text(f"{authorized_key}\n", encoding="utf-8")
-        if os.geteuid() == 0:
-            RUN_FOLDER.mkdir(mode=0o755, exist_ok=True)
-        parent, [program] = os.getpid(), required_programs("sshd")
-        # sshd starts itself again for each connection, elsewhere: all paths have to be absolute.
-        argv = [os.path.abspath(program), "-D", "-f", str(self._folder / CONFIG), "-E", str(self._folder / LOG)]
-        for port in ports:
-            (self._folder / CONFIG).write_text(self._config(port), encoding="utf-8")
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
-            )
-            deadline = time.monotonic() + START_SECONDS
-            while process.poll() is None:
-                if LISTENS in self._said():
-                    # Only now: one that ends before, since its port is taken, does not end the pod.
-                    self._process = process
-                    return port
-                if time.monotonic() > deadline:
-                    raise UserError(f"{self._address}: sshd said nothing in {START_SECONDS:.0f} s: {self.last_words()}")
-                await asyncio.sleep(PAUSE_SECONDS)
-        raise UserError(f"{self._address}: sshd ended at its start: {self.last_words()}")
-
-    def last_words(self) -> str:
-        """The last line of its log that tells of an error, or else the last one."""
-        lines = self._said().splitlines() or ["it said nothing"]
-        return next((line for line in reversed(lines) if "error:" in line or "fatal:" in line), lines[-1]).strip()
-
-    def _said(self) -> str:
-        log = self._folder / LOG
-        return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-
-    def kill(self) -> None:
-        """End the daemon; its sessions live on."""
-        if self._process is not None:
-            self._process.kill()
-
-    def _config(self, port: int) -> str:
+    (folder / AUTHORIZED_KEYS).write_text(f"{authorized_key}\n", encoding="utf-8")
+    if os.geteuid() == 0:
+        RUN_FOLDER.mkdir(mode=0o755, exist_ok=True)
+    parent, nothing, [program] = os.getpid(), subprocess.DEVNULL, required_programs("sshd")
+    # sshd starts itself again for each connection, elsewhere: all paths have to be absolute.
+    argv = [os.path.abspath(program), "-D", "-f", str(folder / CONFIG), "-E", str(folder / LOG)]
+    session = {
         # This Python and its programs come first, then what the agent has.
-        found = {
-            "PATH": own_programs_first(),
-            "ZEROPODS_POD": self._address,
-            FORKS_VARIABLE: str(self._folder / FORKS),
-        }
-        kept = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)}
+        "PATH": own_programs_first(),
+        "ZEROPODS_POD": address,
+        FORKS_VARIABLE: str(folder / FORKS),
+        **{name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)},
         # gloo would take the interface of the host's name, which on Debian is loopback.
-        kept["GLOO_SOCKET_IFNAME"] = interface(self._address)
-        session = found | {name: value for name, value in kept.items() if value}
-        head = {
-            "ListenAddress": self._address,
-            "Port": str(port),
-            "HostKey": f'"{self._folder / HOST_KEY}"',
-            "AuthorizedKeysFile": f'"{self._folder / AUTHORIZED_KEYS}"'.replace("%", "%%"),
-            "AllowUsers": account(),
-            # One line, since sshd heeds only the first one.
-            "SetEnv": " ".join(f'"{name}={value}"' for name, value in session.items()),
-        }
-        return "".join(f"{name} {value}\n" for name, value in head.items()) + SSHD_OPTIONS
+        "GLOO_SOCKET_IFNAME": interface(address),
+    }
+    options = {
+        "ListenAddress": address,
+        "HostKey": f'"{folder / HOST_KEY}"',
+        "AuthorizedKeysFile": f'"{folder / AUTHORIZED_KEYS}"'.replace("%", "%%"),
+        "AllowUsers": account(),
+        # One line, since sshd heeds only the first one.
+        "SetEnv": " ".join(f'"{name}={value}"' for name, value in session.items() if value),
+    }
+    for port in ports:
+        lines = [f"{name} {value}\n" for name, value in {**options, "Port": port}.items()]
+        (folder / CONFIG).write_text("".join([*lines, SSHD_OPTIONS]), encoding="utf-8")
+        process = subprocess.Popen(
+            argv,
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+            start_new_session=True,
+            preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while process.poll() is None:
+            if LISTENS in _said(folder):
+                # Only now: one that ends before, since its port is taken, does not end the pod.
+                return process, port
+            if time.monotonic() > deadline:
+                raise UserError(f"{address}: sshd said nothing in {START_SECONDS:.0f} s: {sshd_last_words(folder)}")
+            await asyncio.sleep(PAUSE_SECONDS)
+    raise UserError(f"{address}: sshd ended at its start: {sshd_last_words(folder)}")
+
+
+def sshd_last_words(folder: Path) -> str:
+    """The last line of the daemon's log that tells of an error, or else the last one."""
+    lines = _said(folder).splitlines() or ["it said nothing"]
+    return next((line for line in reversed(lines) if "error:" in line or "fatal:" in line), lines[-1]).strip()
+
+
+def _said(folder: Path) -> str:
+    log = folder / LOG
+    return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
 
 
 def account() -> str:
@@ -244,6 +229,5 @@ def account() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        raise UserError(
-            f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses users without one"
-        ) from None
+        line = f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses users without one"
+        raise UserError(line) from None

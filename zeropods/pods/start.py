@@ -6,16 +6,14 @@ import math
 import os
 import random
 import secrets
-import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
-from zeropods.pods.backends.cml import is_session, require_module
-from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Settings, Worker
+from zeropods.pods.backends.cml import cml_module, is_session
+from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Settings
 from zeropods.pods.cluster import (
     BACKENDS,
     KEY,
@@ -41,8 +39,8 @@ from zeropods.programs import LISTENED, PROGRAMS, required_programs
 from zeropods.tables import progress
 
 OTHER_SSH_PORTS = 7
-PENDING_SECONDS = 5.0
-"""A worker that has still to start is named on stderr after that time."""
+WATCH_SECONDS = 1.0
+"""So often workers are looked at that have not registered."""
 
 
 def up(
@@ -82,19 +80,32 @@ def up(
     Raises:
         UserError: a program is missing, a worker ended or never started, or the name is taken.
     """
-    numbers = {"count": count, "slots": slots, "lease_seconds": lease_seconds, "cpu": cpu, "memory": memory}
-    for what, value in {**numbers, "seconds": seconds}.items():
+    positive = {"count": count, "slots": slots, "lease_seconds": lease_seconds, "cpu": cpu, "memory": memory}
+    for what, value in {**positive, "seconds": seconds}.items():
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"--{what.replace('_', '-')} {value}; expected a positive number")
     if nvidia_gpu is not None and nvidia_gpu < 0:
         raise UserError(f"--nvidia-gpu {nvidia_gpu}; expected at least 0")
-    if lease not in LEASES:
-        raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
-    hosts = _own_hosts(hostfile, ssh_config, count, slots, backend)
-    if count is None and not hosts:
+    hosts: tuple[Host, ...] = ()
+    if hostfile is not None:
+        if slots is not None:
+            raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
+        if backend is not None:
+            raise UserError(f"backend {backend!r}: expected local or cml without a hostfile, or none with one")
+        hosts = read_hostfile(Path(hostfile))
+        if count is not None and count > len(hosts):
+            raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")
+        hosts = hosts[:count]
+    elif ssh_config is not None:
+        raise UserError(f"ssh configuration {ssh_config}: is for hosts of your own; give their hostfile too")
+    elif count is None:
         raise UserError("--count: not given; say how many pods, or name a --hostfile")
-    chosen = "hosts" if hosts else _chosen(backend)
-    if nvidia_gpu and chosen != "cml":
+    chosen = "hosts" if hosts else backend or ("cml" if is_session() else "local")
+    if chosen not in BACKENDS:
+        raise UserError(f"backend {chosen!r}: expected local or cml")
+    if chosen == "cml":
+        cml_module()
+    elif nvidia_gpu:
         raise UserError(f"--nvidia-gpu {nvidia_gpu}: is for CML workers; leave it out")
     settings = Settings(
         count=len(hosts) or count or 0,
@@ -120,41 +131,6 @@ def up(
     return cluster
 
 
-def _chosen(backend: str | None) -> str:
-    """The backend that was asked for, else CML inside a CML session; `UserError` where it is not to be had."""
-    if backend is None:
-        return "cml" if is_session() else "local"
-    if backend not in BACKENDS or backend == "hosts":
-        raise UserError(f"backend {backend!r}: expected local or cml")
-    if backend == "cml":
-        require_module()
-    return backend
-
-
-def _own_hosts(
-    hostfile: str | Path | None,
-    ssh_config: str | Path | None,
-    count: int | None,
-    slots: int | None,
-    backend: str | None,
-) -> Sequence[Host]:
-    """The hosts of the user's hostfile; none where none was named. `UserError` for what contradicts it."""
-    if hostfile is None:
-        if ssh_config is not None:
-            raise UserError(f"ssh configuration {ssh_config}: is for hosts of your own; give their hostfile too")
-        return ()
-    if slots is not None:
-        raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
-    if backend is not None:
-        raise UserError(f"backend {backend!r}: expected local or cml without a hostfile, or none with one")
-    if ssh_config is not None and not Path(ssh_config).is_file():
-        raise UserError(f"{ssh_config}: no such ssh configuration; name one, or leave it out for your usual one")
-    hosts = read_hostfile(Path(hostfile))
-    if count is not None and count > len(hosts):
-        raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")
-    return hosts[:count]
-
-
 def _standing(folder: Path, settings: Settings) -> Cluster | None:
     """The cluster of this name if it is as asked for; None if all of it that may be there can be cleared."""
     cluster = read_cluster(folder)
@@ -168,10 +144,9 @@ def _standing(folder: Path, settings: Settings) -> Cluster | None:
         return cluster
     used = [pod.pod for pod in there if pod.runs]
     if there and (changed or used):
-        name, why = cluster.name, f"with other settings ({changed})"
-        if not changed:
-            why = f"in part, with a run on {', '.join(used)}"
-        raise UserError(f"cluster {name}: is up {why}; zeropods pods down --name {name}, or another name")
+        why = f"with other settings ({changed})" if changed else f"in part, with a run on {', '.join(used)}"
+        remedy = f"zeropods pods down --name {cluster.name}, or another name"
+        raise UserError(f"cluster {cluster.name}: is up {why}; {remedy}")
     return None
 
 
@@ -187,82 +162,47 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
         authorized_key, secret = make_key(folder / KEY, f"zeropods {cluster.name}"), secrets.token_bytes(32)
         with open(folder / SECRET, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(f"{secret.hex()}\n")
-        address, ports = workers.master_address(), (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS))
+        address = workers.master_address()
         with Rendezvous(secret=secret, count=settings.count, address=address, port=port) as rendezvous:
             orders = {
                 "master": (address, rendezvous.port),
                 "secret": secret.hex(),
-                "ssh_ports": ports,
+                "ssh_ports": (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS)),
                 "authorized_key": authorized_key,
                 "lease": settings.lease,
                 "lease_seconds": settings.lease_seconds,
-                "slots": settings.slots,
                 "register_seconds": seconds,
             }
             with deferred():
                 cluster = replace(cluster, workers=workers.start(orders))
                 write_cluster(cluster)
             cluster = replace(cluster, pods=_gather(rendezvous, workers, cluster, seconds))
-            write_files(cluster, workers.user)
+            write_files(cluster, {place.address: place.user for place in workers.places})
             write_cluster(cluster)
         undo.pop_all()
     return cluster
 
 
-# Waiting for the workers
-
-
 def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, seconds: float) -> tuple[Pod, ...]:
     """The pods once all are ready, named, in the order of the user's hostfile if there is one, else of addresses.
 
-    `UserError` names a worker that has ended, or those that are missing after so many seconds. One that waits for
-    long to be started is mentioned on stderr.
+    `UserError` names a worker that has ended, or those that are missing after so many seconds.
     """
-    settings, began, mentioned = cluster.settings, time.monotonic(), set[str]()
 
-    def started() -> list[Worker]:
-        return [worker for worker in workers.list() if worker.id in cluster.workers]
-
-    with progress("pods", "pods", settings.count) as bar:
-
-        def watch(registered: frozenset[str]) -> None:
-            bar.update(len(registered) - bar.n)
-            for worker in started():
-                if worker.has_ended:
-                    code = f"status {worker.status}" if worker.exit_code is None else f"exit code {worker.exit_code}"
-                    end = f"ended with {code} before the cluster was ready"
-                    raise UserError(f"{_shown(worker)} {end}{_last_words(worker)}")
-                if worker.is_pending and time.monotonic() - began >= PENDING_SECONDS and worker.id not in mentioned:
-                    mentioned.add(worker.id)
-                    bar.clear()
-                    print(_state_of(worker, settings), file=sys.stderr, flush=True)
-
-        try:
-            pods = rendezvous.gather(seconds, watch)
-        except TimeoutError:
+    deadline, count = time.monotonic() + seconds, cluster.settings.count
+    with progress("pods", "pods", count) as bar:
+        while (pods := rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))) is None:
             there = rendezvous.there
-            missing = [_state_of(each, settings) for each in started() if each.id not in there]
-            head = f"cluster {cluster.name}: {len(there)} of {settings.count} pods after {seconds:g} s"
-            raise UserError(f"{head}: {'; '.join(missing) or 'they did not become ready'}") from None
-    if settings.hosts:
+            bar.update(len(there) - bar.n)
+            started = [worker for worker in workers.list() if worker.id in cluster.workers]
+            for worker in started:
+                if worker.has_ended:
+                    raise UserError(f"cluster {cluster.name} did not come up: {worker.told}")
+            if time.monotonic() >= deadline:
+                missing = "; ".join(worker.told for worker in started if worker.id not in there)
+                head = f"cluster {cluster.name}: {len(there)} of {count} pods after {seconds:g} s"
+                raise UserError(f"{head}: {missing or 'they did not become ready'}")
+        bar.update(count - bar.n)
+    if cluster.settings.hosts:
         pods = tuple(sorted(pods, key=lambda pod: cluster.workers.index(pod.worker)))
     return tuple(replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1))
-
-
-def _state_of(worker: Worker, asked: Settings) -> str:
-    """What a worker does instead of registering."""
-    if not worker.is_pending:
-        return f"{_shown(worker)} is {worker.status}{_last_words(worker)}"
-    size = f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
-    reason = worker.reason or f"it waits for {size}; quota or a free machine is missing"
-    return f"{_shown(worker)} is {worker.status}: {reason}"
-
-
-def _shown(worker: Worker) -> str:
-    return f"worker {worker.id} ({worker.address})" if worker.address else f"worker {worker.id}"
-
-
-def _last_words(worker: Worker) -> str:
-    if worker.last_line:
-        return f"; its last line: {worker.last_line}"
-    return f"; see {worker.app_url}" if worker.app_url else "; it wrote nothing"

@@ -44,9 +44,10 @@ AT_ONCE = 16
 
 Message = dict[str, Any]
 """A JSON object."""
+Agents = Sequence[tuple[str, int]]
+"""Address and control port of each."""
 
 _GREETING = re.compile(rb"zeropods 2 ([0-9a-f]{32})\n")
-_LISTENER, _CONNECTOR = b"L", b"C"
 
 
 class WireError(Exception):
@@ -65,14 +66,14 @@ async def ask(
     """The answer of a server, which has so many seconds to give it once it has greeted; `WireError` if it does not."""
     peer = f"{address}:{port}"
     async with _bounded(peer, min(seconds, greeting_seconds)) as limit:
-        reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
+        connection = _Connection(peer, *await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES))
         try:
-            key = await _agreed_key(peer, reader, writer, secret, purpose, listens=False)
+            await connection.agree(secret, purpose, listens=False)
             limit.reschedule(asyncio.get_running_loop().time() + seconds)
-            writer.write(_sealed(key, _CONNECTOR, request))
-            return _opened(peer, key, _LISTENER, await reader.readuntil(b"\n"))
+            connection.send(request)
+            return await connection.receive()
         finally:
-            writer.transport.abort()
+            connection.writer.transport.abort()
 
 
 def control_purpose(address: str, control_port: int) -> str:
@@ -80,14 +81,8 @@ def control_purpose(address: str, control_port: int) -> str:
     return f"control {address}:{control_port}"
 
 
-async def ask_agents(
-    agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
-) -> list[Message | WireError]:
-    """Ask all agents at once; answers in their order, a `WireError` in the place of one that gave none.
-
-    Args:
-        agents: (address, control port) of each.
-    """
+async def ask_agents(agents: Agents, secret: bytes, request: Message, seconds: float) -> list[Message | WireError]:
+    """Ask all agents at once; answers in their order, a `WireError` in the place of one that gave none."""
 
     async def ask_one(address: str, port: int) -> Message | WireError:
         try:
@@ -99,9 +94,7 @@ async def ask_agents(
     return await asyncio.gather(*(ask_one(*agent) for agent in agents))
 
 
-def ask_all(
-    agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
-) -> list[Message | WireError]:
+def ask_all(agents: Agents, secret: bytes, request: Message, seconds: float) -> list[Message | WireError]:
     """`ask_agents` in a thread with a loop of its own, since in a notebook the calling thread runs one already."""
     with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:
         return thread.submit(lambda: asyncio.run(ask_agents(agents, secret, request, seconds))).result()
@@ -111,28 +104,14 @@ def ask_all(
 
 
 class Server:
-    """Answers the requests of peers that prove that they know the secret.
+    """Answers the requests of peers that prove that they know the secret; others are dropped after `PROOF_SECONDS`.
 
     Args:
         answer: takes a request and the peer's address; what it returns is sent.
-        unproven: number of connections that may be unproven at a time. One more costs the oldest its place, not
-            itself: an honest peer needs it for milliseconds, so that those who sit there silently keep nobody out.
     """
 
-    def __init__(
-        self,
-        secret: bytes,
-        purpose: str,
-        answer: Callable[[Message, str], Awaitable[Message]],
-        *,
-        unproven: int = 64,
-    ) -> None:
-        self._secret = secret
-        self._purpose = purpose
-        self._answer = answer
-        self._limit = unproven
-        self._unproven: list[asyncio.StreamWriter] = []
-        """Oldest first."""
+    def __init__(self, secret: bytes, purpose: str, answer: Callable[[Message, str], Awaitable[Message]]) -> None:
+        self._secret, self._purpose, self._answer = secret, purpose, answer
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -148,8 +127,6 @@ class Server:
             return
         self._server.close()
         self._server = None
-        for writer in self._unproven:
-            writer.transport.abort()
         if self._tasks and seconds:
             await asyncio.wait(self._tasks, timeout=seconds)
         for task in self._tasks:
@@ -162,34 +139,21 @@ class Server:
         assert task is not None
         self._tasks.add(task)
         name = writer.get_extra_info("peername")
-        peer = str(name[0]) if name else "a lost connection"
+        connection = _Connection(str(name[0]) if name else "a lost connection", reader, writer)
         try:
             # Cancelled by `close`: asyncio would log it with a traceback (Python 3.11).
             with suppress(WireError, asyncio.CancelledError):
-                key, request = await self._proven_request(peer, reader, writer)
-                sealed = _sealed(key, _LISTENER, await self._answer(request, peer))
-                async with _bounded(peer, SEND_SECONDS):
-                    writer.write(sealed)
+                async with _bounded(connection.peer, PROOF_SECONDS):
+                    await connection.agree(self._secret, self._purpose, listens=True)
+                    request = await connection.receive()
+                answer = await self._answer(request, connection.peer)
+                async with _bounded(connection.peer, SEND_SECONDS):
+                    connection.send(answer)
                     writer.close()
                     await writer.wait_closed()
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
-
-    async def _proven_request(
-        self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[bytes, Message]:
-        """The connection's key, and the message by which a peer proves that it knows the secret."""
-        while len(self._unproven) >= self._limit:
-            self._unproven.pop(0).transport.abort()
-        self._unproven.append(writer)
-        try:
-            async with _bounded(peer, PROOF_SECONDS):
-                key = await _agreed_key(peer, reader, writer, self._secret, self._purpose, listens=True)
-                return key, _opened(peer, key, _CONNECTOR, await reader.readuntil(b"\n"))
-        finally:
-            if writer in self._unproven:
-                self._unproven.remove(writer)
 
 
 def listening_socket(address: str, port: int | None) -> socket.socket:
@@ -212,45 +176,35 @@ def listening_socket(address: str, port: int | None) -> socket.socket:
     raise UserError(f"{place}: cannot listen there ({reason}); name another port, or an address of this machine")
 
 
-# What both sides do with a connection
+class _Connection:
+    """What both sides do: exchange nonces, from which the connection's key follows, then send a message each."""
 
+    def __init__(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.peer, self.reader, self.writer = peer, reader, writer
 
-async def _agreed_key(
-    peer: str,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    secret: bytes,
-    purpose: str,
-    *,
-    listens: bool,
-) -> bytes:
-    """Exchange nonces, from which the key of this connection follows."""
-    own = secrets.token_hex(16).encode()
-    writer.write(b"zeropods 2 " + own + b"\n")
-    greeting = _GREETING.fullmatch(await reader.readuntil(b"\n"))
-    if greeting is None:
-        raise WireError(f"{peer}: malformed: no greeting of this protocol")
-    nonces = (own, greeting[1]) if listens else (greeting[1], own)
-    return hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
+    async def agree(self, secret: bytes, purpose: str, *, listens: bool) -> None:
+        own = secrets.token_hex(16).encode()
+        self.writer.write(b"zeropods 2 " + own + b"\n")
+        greeting = _GREETING.fullmatch(await self.reader.readuntil(b"\n"))
+        if greeting is None:
+            raise WireError(f"{self.peer}: malformed: no greeting of this protocol")
+        nonces = (own, greeting[1]) if listens else (greeting[1], own)
+        self._key = hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
+        self._own, self._other = (b"L", b"C") if listens else (b"C", b"L")
 
+    def send(self, body: Message) -> None:
+        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        self.writer.write(self._proof(self._own, text) + b" " + text + b"\n")
 
-def _sealed(key: bytes, sender: bytes, body: Message) -> bytes:
-    """A message as a line."""
-    text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-    return _proof(key, sender, text) + b" " + text + b"\n"
+    async def receive(self) -> Message:
+        proof, _, text = (await self.reader.readuntil(b"\n"))[:-1].partition(b" ")
+        if not hmac.compare_digest(self._proof(self._other, text), proof):
+            raise WireError(f"{self.peer}: bad proof: a message that was not made with this cluster's secret")
+        body: Message = json.loads(text)
+        return body
 
-
-def _opened(peer: str, key: bytes, sender: bytes, line: bytes) -> Message:
-    """The message of a line, once it is proven."""
-    proof, _, text = line[:-1].partition(b" ")
-    if not hmac.compare_digest(_proof(key, sender, text), proof):
-        raise WireError(f"{peer}: bad proof: a message that was not made with this cluster's secret")
-    body: Message = json.loads(text)
-    return body
-
-
-def _proof(key: bytes, sender: bytes, text: bytes) -> bytes:
-    return hmac.digest(key, sender + text, "sha256").hex().encode()
+    def _proof(self, sender: bytes, text: bytes) -> bytes:
+        return hmac.digest(self._key, sender + text, "sha256").hex().encode()
 
 
 @asynccontextmanager

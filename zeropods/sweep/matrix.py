@@ -318,7 +318,7 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
     if not isinstance(document, dict):
-        raise UserError(f"{path}: {files.json_kind(document)}; expected keys with values, like repeats: 2")
+        raise UserError(f"{path}: no mapping; expected keys with values, like repeats: 2")
     return document
 
 

@@ -10,6 +10,8 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +19,7 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.pods.agent import ORDERS
-from zeropods.pods.backends.local import WORKER_SCRIPT, LocalWorkers, Settings, Worker
+from zeropods.pods.backends.local import WORKER_SCRIPT, LocalWorkers, Place, Settings, Worker
 from zeropods.pods.hostfile import own_address
 
 MODULES = ("cml.workers_v1", "cdsw")
@@ -27,8 +29,6 @@ ENDED = frozenset(
     {"succeeded", "success", "failed", "failure", "error", "stopped", "killed", "timedout", "terminated", "exited"}
 )
 """The words that a status can be when a worker is over; they vary with CML's version."""
-REASONS = ("reason", "status_reason", "status_message", "message")
-"""Under these names CML may say why a worker waits."""
 
 
 class CmlWorkers(LocalWorkers):
@@ -39,13 +39,14 @@ class CmlWorkers(LocalWorkers):
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         super().__init__(folder, settings)
-        self._module = require_module()
+        self._module = cml_module()
 
     def master_address(self) -> str:
         return own_address()
 
-    def claim(self) -> Sequence[str]:
-        return [own_address()]
+    @cached_property
+    def places(self) -> Sequence[Place]:
+        return [Place(own_address(), self.settings.slots)]
 
     def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
         here = super().start(orders)
@@ -59,55 +60,47 @@ class CmlWorkers(LocalWorkers):
             script="",
             # As a command, and this very Python: a CML worker's own kernel may not have our packages.
             code=f"!{shlex.join([sys.executable, str(WORKER_SCRIPT)])}",
-            env={ORDERS: json.dumps(orders)},
+            env={ORDERS: json.dumps({**orders, "slots": self.settings.slots})},
         )
         return (*here, *(str(worker["id"]) for worker in started))
 
     def list(self) -> Sequence[Worker]:
-        return [*super().list(), *map(described, self._module.list_workers())]
+        return [*super().list(), *self._theirs()]
 
     def stop(self, ids: Sequence[str]) -> None:
         super().stop(ids)
-        theirs = [worker for worker in map(described, self._module.list_workers()) if worker.id in ids]
-        running = [worker.id for worker in theirs if not worker.has_ended]
+        running = [worker.id for worker in self._theirs() if worker.id in ids and not worker.has_ended]
         if running:
             self._module.stop_workers(*running)
 
+    def _theirs(self) -> Sequence[Worker]:
+        return [described(listed, self.settings) for listed in self._module.list_workers()]
 
-def described(listed: Mapping[str, Any]) -> Worker:
+
+def described(listed: Mapping[str, Any], asked: Settings) -> Worker:
     """A worker from CML's description, whatever the version's words."""
-    status = str(listed.get("status") or "unknown").lower()
-    return Worker(
-        id=str(listed["id"]),
-        status=status,
-        has_ended=bool(listed.get("finished_at")) or status in ENDED,
-        address=listed.get("ip_address") or "",
-        exit_code=listed.get("exit_code"),
-        app_url=listed.get("app_url") or "",
-        reason=next((str(listed[name]) for name in REASONS if listed.get(name)), ""),
-    )
+    status, code = str(listed.get("status") or "unknown").lower(), listed.get("exit_code")
+    has_ended, url = bool(listed.get("finished_at")) or status in ENDED, listed.get("app_url")
+    state, says = f"is {status}", f"see {url}" if url else "it wrote nothing"
+    if has_ended:
+        state = f"ended with status {status}" if code is None else f"ended with exit code {code}"
+    elif status != "running":
+        size = f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
+        says = f"it waits for {size}; quota or a free machine is missing"
+    return Worker(str(listed["id"]), has_ended, f"worker {listed['id']} {state}; {says}")
 
 
-def require_module() -> ModuleType:
+def cml_module() -> ModuleType:
     """CML's module; `UserError` where it is not installed."""
-    module = _module()
-    if module is None:
-        raise UserError(
-            f"backend cml: neither {' nor '.join(MODULES)} can be imported; run this in a CML session, "
-            "or choose --backend local"
-        )
-    return module
+    for name in MODULES:
+        with suppress(ImportError):
+            return import_module(name)
+    remedy = "run this in a CML session, or choose --backend local"
+    raise UserError(f"backend cml: neither {' nor '.join(MODULES)} can be imported; {remedy}")
 
 
 def is_session() -> bool:
     """Whether this process runs in a CML session that can start workers."""
-    return any(map(os.environ.get, SESSION_VARIABLES)) and _module() is not None
-
-
-def _module() -> ModuleType | None:
-    for name in MODULES:
-        try:
-            return import_module(name)
-        except ImportError:
-            continue
-    return None
+    with suppress(UserError):
+        return any(map(os.environ.get, SESSION_VARIABLES)) and bool(cml_module())
+    return False

@@ -15,18 +15,17 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 from zeropods.errors import UserError, guarded
 from zeropods.pods.agent import BY_STDIN, ORDERS
-from zeropods.pods.backends.local import LocalWorkers
+from zeropods.pods.backends.local import LocalWorkers, Place
 from zeropods.pods.hostfile import Host, address_towards, is_loopback, parse_hostfile
-from zeropods.pods.ssh import ssh_argv
+from zeropods.pods.ssh import said_by, ssh_argv
 from zeropods.programs import end_with_parent
 
-ASK_SECONDS, MAX_AT_ONCE = 10.0, 32
+MAX_AT_ONCE = 32
 TOLD = ("ZEROPODS_", "CDSW_IP_ADDRESS", "CDSW_ENGINE_ID", "CDSW_MASTER_IP")
 """How the names of the variables begin that a worker is told."""
 KEEP_ALIVE = {"ServerAliveInterval": 15, "ServerAliveCountMax": 4}
@@ -45,15 +44,6 @@ THERE = "; ".join(
 """A script for sh, whose arguments are host, folder and command. One line: not every login shell quotes more."""
 
 
-@dataclass(frozen=True)
-class OwnHost:
-    """A host as the hostfile has it, and where the user's ssh finds it."""
-
-    host: Host
-    address: str
-    user: str
-
-
 class OwnHosts(LocalWorkers):
     """A process of this machine for each host, which runs the agent there over ssh.
 
@@ -62,62 +52,38 @@ class OwnHosts(LocalWorkers):
 
     def master_address(self) -> str:
         """This machine's address on the way to the hosts."""
-        return _towards(list(self._found))
-
-    def user(self, address: str) -> str:
-        return self._found[address].user
-
-    def claim(self) -> Sequence[str]:
-        """The hosts' addresses, in the order of the hostfile."""
-        return list(self._found)
-
-    def command(self, address: str, argv: list[str]) -> list[str]:
-        host = self._found[address].host
-        here = [sys.executable, "-m", __name__, self.settings.ssh_config or "", host.address]
-        return [*here, *argv, BY_STDIN]
-
-    def slots(self, address: str) -> int | None:
-        return self._found[address].host.slots
+        return _towards([place.address for place in self.places])
 
     @cached_property
-    def _found(self) -> dict[str, OwnHost]:
-        """The hosts by address, looked up when they are first needed, which they are not for the end of a cluster."""
+    def places(self) -> Sequence[Place]:
+        """The hosts in the order of the hostfile, looked up when they are first needed: not for a cluster's end."""
         hosts = parse_hostfile("\n".join(self.settings.hosts), "hostfile")
+        ssh_config = self.settings.ssh_config or ""
         with ThreadPoolExecutor(min(len(hosts), MAX_AT_ONCE)) as threads:
-            found = list(threads.map(partial(_look_up, self.settings.ssh_config), hosts))
-        by_address: dict[str, OwnHost] = {}
-        for own in _seen_from_others(found):
-            known = by_address.setdefault(own.address, own)
-            if known is not own:
-                names = f"{known.host.address} and {own.host.address}"
-                raise UserError(f"hostfile: {names} are both {own.address}; remove one of them")
-        return by_address
+            found = list(threads.map(partial(_look_up, ssh_config), hosts))
+        others = [address for address, _ in found if not is_loopback(address)]
+        names: dict[str, str] = {}
+        places = []
+        for host, (address, user) in zip(hosts, found, strict=True):
+            if others and is_loopback(address):
+                # This machine under a name of its own; here is the address that the others know.
+                address = _towards(others)
+            if (known := names.setdefault(address, host.address)) != host.address:
+                raise UserError(f"hostfile: {known} and {host.address} are both {address}; remove one of them")
+            here = (sys.executable, "-m", __name__, ssh_config, host.address)
+            places.append(Place(address, host.slots, user, here, (BY_STDIN,)))
+        return places
 
 
-def _look_up(ssh_config: str | None, host: Host) -> OwnHost:
-    """Ask ssh, which contacts nobody for that, whom it would reach under a name."""
-    argv = ["ssh", "-G", *([] if ssh_config is None else ["-F", ssh_config]), "--", host.address]
+def _look_up(ssh_config: str, host: Host) -> tuple[str, str]:
+    """Ask ssh, which contacts nobody for that, whom it would reach under a name: the address, and the account there."""
+    argv = ["ssh", "-G", *(["-F", ssh_config] if ssh_config else []), "--", host.address]
+    said = said_by(argv, f"host {host.address}", "fix ssh's configuration")
+    facts = dict(line.partition(" ")[::2] for line in said.splitlines())
     try:
-        said = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=True
-        )
-        facts = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
-        return OwnHost(host, socket.gethostbyname(facts["hostname"]), facts["user"])
-    except subprocess.TimeoutExpired:
-        raise UserError(f"host {host.address}: ssh -G hangs; fix ssh's configuration") from None
-    except subprocess.CalledProcessError as error:
-        raise UserError(f"host {host.address}: {' '.join(error.stderr.split())}; fix ssh's configuration") from None
+        return socket.gethostbyname(facts["hostname"]), facts["user"]
     except OSError as error:
         raise UserError(f"host {host.address}: no IPv4 address ({error.strerror}); fix the hostfile") from None
-
-
-def _seen_from_others(found: list[OwnHost]) -> list[OwnHost]:
-    """This machine may be among the hosts under a name of its own that others know as theirs."""
-    others = [own.address for own in found if not is_loopback(own.address)]
-    if not others:
-        return found
-    here = _towards(others)
-    return [replace(own, address=here) if is_loopback(own.address) else own for own in found]
 
 
 def _towards(addresses: list[str]) -> str:
@@ -128,15 +94,14 @@ def _towards(addresses: list[str]) -> str:
         raise UserError(f"{there}: no network to this host ({error.strerror}); fix the hostfile") from None
 
 
-# What stands here for a worker on another host
-
-
-def run_here(ssh_config: Path | None, host: str, program: list[str]) -> int:
-    """Run the program on the host until it ends, or until this process is asked to end."""
+def main() -> int:
+    """Stand here for a worker: run its program on the host until it ends, or until this process is asked to end."""
+    ssh_config, host, *program = sys.argv[1:]
     told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
     # Not for ssh, whose configuration may start other programs.
     os.environ.pop(ORDERS, None)
-    argv = ssh_argv(ssh_config, host, ["sh", "-c", THERE, host, str(Path.cwd()), *program], **KEEP_ALIVE)
+    there = ["sh", "-c", THERE, host, str(Path.cwd()), *program]
+    argv = ssh_argv(Path(ssh_config) if ssh_config else None, host, there, **KEEP_ALIVE)
     parent, last = os.getpid(), b""
     with subprocess.Popen(
         argv,
@@ -162,12 +127,6 @@ def run_here(ssh_config: Path | None, host: str, program: list[str]) -> int:
         said = last.decode(errors="replace") or "ssh failed"
         raise UserError(f"host {host}: {said}; 'ssh {host} true' has to work without a question")
     return status
-
-
-def main() -> int:
-    """Stand for a worker."""
-    ssh_config, host, *program = sys.argv[1:]
-    return run_here(Path(ssh_config) if ssh_config else None, host, program)
 
 
 if __name__ == "__main__":

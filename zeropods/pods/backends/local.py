@@ -8,10 +8,10 @@ import random
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ WORKER_SCRIPT = ROOT / "worker_p.py"
 RECORDS, LOGS = "workers", "logs"
 STOP_SECONDS = 15.0
 """Time from SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
-MOST, PODS_OF_A_SUBNET = 500, 250
+MOST = 500
 """Pods on one machine: each is a few processes and ports."""
 CLOCK_SECONDS = 10.0
 """By so much the start of a process moves at most when the clock is set."""
@@ -52,27 +52,28 @@ class Settings:
     """The ssh configuration by which they are reached; None for the user's usual one."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Worker:
     """A worker as its backend describes it now."""
 
     id: str
-    status: str
-    """The backend's word, in small letters."""
     has_ended: bool
-    address: str = ""
-    exit_code: int | None = None
-    """The worker's exit code; None where it is not known because another process started it."""
-    last_line: str = ""
-    """The last line of its log, where that can be read from here."""
-    app_url: str = ""
-    reason: str = ""
-    """Why it waits, where the backend says that."""
+    told: str
+    """Which one it is, what it does or how it ended, and what it said or where that is to be read."""
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether it has still to start."""
-        return not self.has_ended and self.status != "running"
+
+@dataclass(frozen=True)
+class Place:
+    """Where an agent is that a process of this machine starts."""
+
+    address: str
+    slots: int | None
+    """None for as many as it has GPUs."""
+    user: str = field(default_factory=account)
+    """The account under which the pod runs."""
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    """Words around the agent's command."""
 
 
 @dataclass(frozen=True)
@@ -101,52 +102,67 @@ class LocalWorkers:
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
-        self.folder = folder
-        self.settings = settings
+        self.folder, self.settings = folder, settings
         self._popens: dict[str, subprocess.Popen[bytes]] = {}
 
     def master_address(self) -> str:
         """Where pods reach the process that starts them."""
         return "127.0.0.1"
 
-    def user(self, address: str) -> str:
-        """The account under which the pod at an address runs."""
-        return account()
-
-    def claim(self) -> Sequence[str]:
-        """Addresses of the pods here, 127.A.B.1 and so on; A and B are drawn, so that other clusters have others."""
-        n = self.settings.count
-        if n > MOST:
-            raise UserError(f"--count {n}; expected at most {MOST} pods on a machine")
-        first = random.SystemRandom().randrange(1 << 8, 1 << 16)
-        subnets = (number % (1 << 16) for number in range(first, first + 1 + n // PODS_OF_A_SUBNET))
-        hosts = (f"127.{net >> 8}.{net & 255}.{host}" for net in subnets for host in range(1, PODS_OF_A_SUBNET + 1))
-        return list(islice(hosts, n))
-
-    def command(self, address: str, argv: list[str]) -> list[str]:
-        """The command as it is run at an address."""
-        return argv
-
-    def slots(self, address: str) -> int | None:
-        """Processes of the pod at an address; None for as many as it has GPUs."""
-        return self.settings.slots
+    @cached_property
+    def places(self) -> Sequence[Place]:
+        """From 127.A.B.1 on; A and B are drawn, so that other clusters have others."""
+        if self.settings.count > MOST:
+            raise UserError(f"--count {self.settings.count}; expected at most {MOST} pods on a machine")
+        drawn = random.SystemRandom().randrange(1 << 8, (1 << 16) - (1 << 8))
+        first = IPv4Address(f"127.{drawn >> 8}.{drawn & 255}.1")
+        return [Place(str(first + number), self.settings.slots) for number in range(self.settings.count)]
 
     def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
         """Start an agent on each worker, told by the fields of `Orders` what it needs; returns their ids.
 
         Those here are processes of this machine, whose cores, memory and GPUs are not limited.
         """
-        seconds, began, ids, there = orders["register_seconds"], time.monotonic(), list[str](), self.claim()
-        for address in there:
-            if time.monotonic() - began > seconds:
-                said = f"{len(ids)} of {len(there)} pods were started in {seconds:g} s"
-                raise UserError(f"{said}; give them more --seconds")
-            ids.append(self._start(address, {**orders, "slots": self.slots(address)}))
-        return tuple(ids)
+        # Nobody else can read what lies in a cluster's folder.
+        (self.folder / LOGS).mkdir(exist_ok=True)
+        for place in self.places:
+            worker = secrets.token_hex(8)
+            told = {
+                ORDERS: json.dumps({**orders, "slots": place.slots}),
+                "CDSW_IP_ADDRESS": place.address,
+                "CDSW_ENGINE_ID": worker,
+                "CDSW_MASTER_IP": self.master_address(),
+            }
+            with open(self._log(worker), "ab") as log:
+                popen = subprocess.Popen(
+                    [*place.before, sys.executable, str(WORKER_SCRIPT), *place.after],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd=ROOT,
+                    env={**os.environ, **told},
+                )
+            self._popens[worker] = popen
+            # Not reaped yet, so that its number is still its own.
+            record = WorkerProcess(worker, place.address, popen.pid, Process(popen.pid).create_time())
+            files.write_json(self.folder / RECORDS / f"{worker}.json", asdict(record))
+        return tuple(self._popens)
 
     def list(self) -> Sequence[Worker]:
         """All workers."""
-        return [self._described(each) for each in self.processes()]
+        found = []
+        for each in self.processes():
+            has_ended, state, popen = each.find() is None, "is running", self._popens.get(each.id)
+            if has_ended:
+                # Nobody knows the exit code of what another process has started.
+                state = "ended with status stopped" if popen is None else f"ended with exit code {popen.poll()}"
+            said = self._log(each.id).read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next(
+                (f"its last line: {line.strip()}" for line in reversed(said) if line.strip()), "it wrote nothing"
+            )
+            found.append(Worker(each.id, has_ended, f"worker {each.id} ({each.address}) {state}; {last}"))
+        return found
 
     def stop(self, ids: Sequence[str]) -> None:
         """End the workers with these ids, and all that are processes of this machine; then they are gone."""
@@ -158,40 +174,6 @@ class LocalWorkers:
         """The workers that were started as processes of this machine, whether they run or not."""
         found = sorted((self.folder / RECORDS).glob("*.json"))
         return [WorkerProcess(**json.loads(path.read_text(encoding="utf-8"))) for path in found]
-
-    def _start(self, address: str, orders: Mapping[str, Any]) -> str:
-        worker = secrets.token_hex(8)
-        place = {"CDSW_IP_ADDRESS": address, "CDSW_ENGINE_ID": worker, "CDSW_MASTER_IP": self.master_address()}
-        # Nobody else can read what lies in a cluster's folder.
-        self._log(worker).parent.mkdir(exist_ok=True)
-        with open(self._log(worker), "ab") as log:
-            popen = subprocess.Popen(
-                self.command(address, [sys.executable, str(WORKER_SCRIPT)]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd=ROOT,
-                env={**os.environ, ORDERS: json.dumps(orders), **place},
-            )
-        self._popens[worker] = popen
-        # Not reaped yet, so that its number is still its own.
-        record = WorkerProcess(worker, address, popen.pid, Process(popen.pid).create_time())
-        files.write_json(self.folder / RECORDS / f"{worker}.json", asdict(record))
-        return worker
-
-    def _described(self, worker: WorkerProcess) -> Worker:
-        running = worker.find() is not None
-        popen = self._popens.get(worker.id)
-        said = self._log(worker.id).read_text(encoding="utf-8", errors="replace").split("\n")
-        return Worker(
-            id=worker.id,
-            status="running" if running else "stopped",
-            has_ended=not running,
-            address=worker.address,
-            exit_code=None if running or popen is None else popen.poll(),
-            last_line=next((line.strip() for line in reversed(said) if line.strip()), ""),
-        )
 
     def _log(self, worker: str) -> Path:
         return self.folder / LOGS / f"{worker}.log"
