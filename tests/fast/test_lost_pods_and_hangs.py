@@ -16,7 +16,7 @@ import pytest
 from tests.full.launches import RANK, left
 from tests.made import a_pod, a_rank
 from tests.small_memory import small_memory, within
-from zeropods.launch.logs import PdshLog
+from zeropods.launch.logs import RunLog
 from zeropods.launch.lost_pods_and_hangs import (
     DEFAULT_SECONDS,
     FAILED_SECONDS,
@@ -27,7 +27,6 @@ from zeropods.launch.lost_pods_and_hangs import (
     START_SECONDS,
     Ending,
     HangDetector,
-    Observation,
     PodState,
     culprit,
     judge,
@@ -68,7 +67,7 @@ NEVER = pod(2, most=0)
     ids=["answering", "ended well", "session just failed", "late", "in time", "one absent", "absent a moment"],
 )
 def test_a_run_goes_on(seen: list[Seen], others: dict[str, Any]) -> None:
-    assert judge(Observation(pods=[each() for each in seen], **others)) is None
+    assert judge(pods=[each() for each in seen], **others) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_a_run_goes_on(seen: list[Seen], others: dict[str, Any]) -> None:
     [
         ([pod(1), pod(2, silent=SILENT)], {}, "pod_lost", "pod2", "127.0.1.2"),
         ([pod(1), pod(2, silent=GONE_SECONDS + 1)], {"failed_sessions": {"pod2": 1.0}}, "pod_lost", "pod2", ""),
-        ([pod(1, silent=99.0)], {"launcher_status": 1, "signal": "SIGTERM"}, "interrupted", None, "SIGTERM"),
+        ([pod(1, silent=99.0)], {"launcher_status": 1, "signal_name": "SIGTERM"}, "interrupted", None, "SIGTERM"),
         ([pod(1)], {"launcher_status": -9}, None, None, "SIGKILL"),
         (
             [pod(1), pod(2, silent=99.0, error="run r has ended")],
@@ -96,14 +95,13 @@ def test_a_run_goes_on(seen: list[Seen], others: dict[str, Any]) -> None:
 def test_a_run_is_ended(
     seen: list[Seen], others: dict[str, Any], status: str | None, blamed: str | None, said: str
 ) -> None:
-    verdict = judge(Observation(pods=[each() for each in seen], **others))
+    verdict = judge(pods=[each() for each in seen], **others)
     assert verdict is not None and (verdict.status, verdict.pod) == (status, blamed)
     assert said in (verdict.reason or "")
 
 
 def test_a_launcher_that_ended_in_its_last_moment_leaves_the_word_to_the_ranks() -> None:
-    state = Observation(pods=[pod(1)()], launcher_status=0, since_start=61.0, timeout_seconds=60.0)
-    assert judge(state) == Ending()
+    assert judge(pods=[pod(1)()], launcher_status=0, since_start=61.0, timeout_seconds=60.0) == Ending()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +120,7 @@ def test_what_ranks_say_because_of_a_time_out_is_not_its_cause(tmp_path: Path, r
 def test_lines_carry_the_pods_names_and_failed_sessions_are_known(tmp_path: Path) -> None:
     shown: list[str] = []
     (tmp_path / "launch.log").write_text("127.0.1.2: of an earlier attempt\n")
-    log = PdshLog(tmp_path, shown.append, {f"127.0.1.{n}": f"pod{n}" for n in (2, 3)})
+    log = RunLog(tmp_path, shown.append, {f"127.0.1.{n}": f"pod{n}" for n in (2, 3)})
     failed = "pdsh@here: 127.0.1.2: ssh exited with exit code 255\npdsh@here: 127.0.1.3: ssh killed by signal 9\n"
     with open(tmp_path / "launch.log", "a") as file:
         file.write(f"127.0.1.2: hello\n{failed}last without end")
@@ -131,12 +129,12 @@ def test_lines_carry_the_pods_names_and_failed_sessions_are_known(tmp_path: Path
     log.read(ended=True)
     assert shown == ["pod2: hello", *failed.splitlines(), "last without end"]
     assert log.tail("pod2") == ["pod2: hello"] and log.tail("pod9") == shown
-    assert list(log.failed_sessions()) == ["pod2", "pod3"]
+    assert list(log.failed) == ["pod2", "pod3"]
 
 
 def test_a_terminal_that_takes_nothing_keeps_no_supervisor_waiting(tmp_path: Path) -> None:
     taken = threading.Event()
-    log = PdshLog(tmp_path, lambda line: taken.wait(), {})
+    log = RunLog(tmp_path, lambda line: taken.wait(), {})
     (tmp_path / "launch.log").write_text("pod1: a line\n" * 1_000)
     reader = threading.Thread(target=log.read, daemon=True)
     reader.start()
@@ -240,7 +238,7 @@ def test_heartbeats_of_an_earlier_attempt_tell_nothing(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     write_beat(tmp_path, beat())
     earlier = HangDetector(tmp_path, 10.0, lambda: False)
-    assert earlier.look(0.0) is None and earlier.look(99.0) is None and not earlier.beats()
+    assert earlier.look(0.0) is None and earlier.look(99.0) is None and not earlier.ranks
 
 
 def test_without_a_time_out_given_it_follows_the_longest_pause(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
@@ -14,6 +15,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -27,7 +29,6 @@ from zeropods.pods.hostfile import Host, own_gpus, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
-from zeropods.techniques import offloads_optimizer
 from zeropods.train.arguments import (
     NO_FP16,
     PASSES,
@@ -123,24 +124,18 @@ def plan_launch(
         pods: on how many of the cluster's; all if not given.
         export: names of environment variables that the ranks need as they are here.
     """
-    hosts = cluster.hosts[:pods]
+    hosts, name, here = cluster.hosts[:pods], cluster.name, cluster.shared_machine
     if pods is not None and len(hosts) != pods:
-        name = cluster.name
         remedy = f"zeropods pods down --name {name}, then zeropods pods up --name {name} --count {pods}"
         raise UserError(f"--num-pods {pods}: {name} has {counted(len(cluster.hosts), 'pod')}; {remedy}")
     check_plain("working folder", Path.cwd())
     check_plain("Python", sys.executable)
-    fixed: dict[str, str] = {}
-    threads = os.environ.get("OMP_NUM_THREADS")
-    if threads is None and cluster.shared_machine:
-        # Pods of one machine share its cores.
-        threads = str(max(1, len(os.sched_getaffinity(0)) // sum(host.slots for host in hosts)))
-    if threads is not None:
-        fixed["OMP_NUM_THREADS"] = threads
-    if cluster.shared_machine:
-        check_fp16(script, arguments)
-    exported = exported_variables(export, fixed)
-    return plan_on(hosts, script, arguments, ssh_config=cluster.ssh_config, exported=exported, export=tuple(export))
+    # Pods of one machine share its cores.
+    shared = str(max(1, len(os.sched_getaffinity(0)) // sum(host.slots for host in hosts))) if here else None
+    threads = os.environ.get("OMP_NUM_THREADS", shared)
+    exported = exported_variables(export, {} if threads is None else {"OMP_NUM_THREADS": threads})
+    how = {"ssh_config": cluster.ssh_config, "exported": exported, "export": tuple(export)}
+    return plan_on(hosts, script, arguments, here=here, **how)
 
 
 def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | None = None) -> Launch:
@@ -149,13 +144,20 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     Args:
         processes: each slot of this machine has one if not given.
     """
-    if processes is None:  # Else it may be meant for a machine that is still to be rented.
-        check_fp16(script, arguments)
-    return plan_on((Host(socket.gethostname(), processes or own_slots()),), script, arguments, launcher="none")
+    hosts = (Host(socket.gethostname(), processes or own_slots()),)
+    # Where processes are given, it may be meant for a machine that is still to be rented.
+    return plan_on(hosts, script, arguments, here=processes is None, launcher="none")
 
 
-def plan_on(hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], **more: Any) -> Launch:
-    """A launch on these hosts as data, with its arguments checked; `more`: further fields of `Launch`."""
+def plan_on(
+    hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], *, here: bool = False, **more: Any
+) -> Launch:
+    """A launch on these hosts as data, with its arguments checked.
+
+    Args:
+        here: whether they are this machine.
+        more: further fields of `Launch`.
+    """
     found = find_script(script)
     default = (arguments_of(found) or TextToSQLArguments).outputdir
     planned = Launch(
@@ -166,12 +168,12 @@ def plan_on(hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str
         master_port=free_port(),
         **more,
     )
-    check_arguments(planned)
+    check_arguments(planned, here=here)
     return planned
 
 
-def check_arguments(planned: Launch) -> None:
-    """Refuse what can be seen to be wrong before anything starts.
+def check_arguments(planned: Launch, *, here: bool = False) -> None:
+    """Refuse what can be seen to be wrong before anything starts, FP16 `here` where there is no GPU among it.
 
     A script of ours would refuse its flags itself, after half a minute on every pod.
     """
@@ -180,6 +182,8 @@ def check_arguments(planned: Launch) -> None:
     check_plain("script", planned.script)
     flags, kind = flag_values(planned.arguments), arguments_of(planned.script)
     typed = typed_flags(planned.script, planned.arguments)
+    if here and kind is not None and typed["precision"] == "fp16" and not own_gpus():
+        raise UserError(NO_FP16)
     if typed.get("max_train_seconds") and planned.world_size > 1:
         raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
     if "deepspeed" in flags:
@@ -188,35 +192,12 @@ def check_arguments(planned: Launch) -> None:
         check_config(read_config(path), path, known, None if kind is None else kind.fp16_fault)
 
 
-def check_fp16(script: str | Path, arguments: Sequence[str]) -> None:
-    """Refuse FP16 on this machine where it has no GPU, as a script of ours would."""
-    asked = arguments_of(script) is not None and typed_flags(script, arguments)["precision"] == "fp16"
-    if asked and not own_gpus():
-        raise UserError(NO_FP16)
-
-
 def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = True) -> None:
     """Refuse flags of a script of ours, and a model and `data` that they name, before pods are asked for."""
     kind = arguments_of(find_script(script))
     if kind is not None:
         flags = parse_flags(kind, arguments)
         flags.check_inputs() if data else flags.check_model()
-
-
-def check_pods(planned: Launch, cluster: Cluster) -> None:
-    """Refuse to start where a pod lacks something."""
-    from zeropods.pods.preflight import Expectation
-    from zeropods.train.deepspeed import read_config
-
-    config = flag_values(planned.arguments).get("deepspeed")
-    expected = Expectation.of_this_machine(
-        Path.cwd(),
-        (str(planned.script), *([config] if config else [])),
-        master_port=planned.master_port,
-        # What lies in main memory is stepped by CPU Adam, which has to be compiled.
-        offload=config is not None and offloads_optimizer(read_config(Path(config))),
-    )
-    cluster.preflight(expected, len(planned.hosts)).require()
 
 
 # Whether a launch has been run to its end before: known without starting anything
@@ -371,14 +352,12 @@ def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str,
     Args:
         environment: this process's, with the programs of its Python first on PATH.
     """
-    kept = {}
-    for name, value in environment.items():
-        forwarded = name.startswith(FORWARDED_BY_DEEPSPEED)
-        if forwarded and _is_secret(name):
-            continue
-        if forwarded and UNSAFE.search(value):
+    forwarded = {name for name in environment if name.startswith(FORWARDED_BY_DEEPSPEED)}
+    secret = {name for name in forwarded if _is_secret(name)}
+    for name in sorted(forwarded - secret):
+        if UNSAFE.search(environment[name]):
             raise UserError(f"{name}: DeepSpeed forwards it, and its value does not pass a remote shell; unset it")
-        kept[name] = value
+    kept = {name: value for name, value in environment.items() if name not in secret}
     return {**kept, **launcher_variables(launch), "DS_ENV_FILE": str(env_file)}
 
 
@@ -408,9 +387,14 @@ def flag_values(arguments: Sequence[str]) -> dict[str, str]:
 def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, object]:
     """Flags by name with typed values: those of a script of ours with its defaults, else by what they look like."""
     kind = arguments_of(script)
-    if kind is None:
-        return {name: _typed(text) for name, text in flag_values(arguments).items()}
-    return asdict(parse_flags(kind, arguments))
+    if kind is not None:
+        return asdict(parse_flags(kind, arguments))
+    typed: dict[str, object] = {**flag_values(arguments)}
+    for name, text in flag_values(arguments).items():
+        with suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(text)
+            typed[name] = value if isinstance(value, int | float) else text
+    return typed
 
 
 def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
@@ -425,17 +409,7 @@ def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
 def find_script(name: str | Path) -> Path:
     """A script of the working folder, else one of the project."""
     folders = dict.fromkeys((Path.cwd(), PROJECT))
-    for folder in folders:
-        path = (folder / name).resolve()
+    for path in ((folder / name).resolve() for folder in folders):
         if path.is_file():
             return path
     raise UserError(f"{name}: no such script in {' or in '.join(map(str, folders))}")
-
-
-def _typed(text: str) -> Any:
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return {"True": True, "False": False}.get(text, text)

@@ -22,7 +22,6 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import (
-    Launch,
     find_script,
     launcher_variables,
     plan_alone,
@@ -125,7 +124,10 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
     Raises:
         UserError: a run that could not begin; those before it stay.
     """
-    launches = [_planned(script, **flags) for flags in runs]
+    launches = []
+    for flags in runs:
+        given = {**flags, "outputdir": Path(flags["outputdir"]).resolve(), "slots": None}
+        launches.append(plan_alone(script, train_arguments(**given), flags.get("slots", 1)))
     # It is known without asking the script, which refuses a folder that holds another finished run.
     waiting = [
         each
@@ -142,10 +144,6 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
             if record.status == "ok":
                 command.remember(each)
     return [Run(each.folder) for each in launches]
-
-
-def _planned(script: str | Path, *, outputdir: str | Path, slots: int = 1, **flags: Any) -> Launch:
-    return plan_alone(script, train_arguments(**flags, outputdir=Path(outputdir).resolve()), slots)
 
 
 # A pod of this machine lost in mid-run, on purpose: to see that the run goes on.
@@ -175,12 +173,12 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
     before = newest()
 
     def kill_after_a_checkpoint() -> None:
-        while not over.wait(LOOK_SECONDS):
-            if newest() != before:
-                now = time.time()
-                kill_pod(cluster, pod)
-                files.write_json(folder / FAULT, {"pod": pod, "killed_unix_seconds": now})
+        while newest() == before:
+            if over.wait(LOOK_SECONDS):
                 return
+        now = time.time()
+        kill_pod(cluster, pod)
+        files.write_json(folder / FAULT, {"pod": pod, "killed_unix_seconds": now})
 
     thread = threading.Thread(target=kill_after_a_checkpoint, daemon=True)
     thread.start()
@@ -194,9 +192,7 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
 def kill_pod(cluster: Cluster, name: str) -> None:
     """SIGKILL for every process of a local pod at once, as by a power cut: warden, agent, sshd, ranks."""
     warden = worker_of(cluster, name)
-    if warden is None:
-        return
-    for process in (warden, *descendants(warden.pid)):
+    for process in (warden, *descendants(warden.pid)) if warden else ():
         send(process, signal.SIGKILL)
 
 

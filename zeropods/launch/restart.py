@@ -57,13 +57,17 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
     batch = batch_of(asked.script, asked.arguments)
     assert batch is not None
     effective = batch.rows * batch.passes * asked.world_size
+    resume = flag_values(asked.arguments).get("resume", "auto")
+    saved = next((asked.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
+    # What else was asked for, this launch has done already.
+    is_done = resume != "auto" and opened and (resume == "never" or saved is not None)
     numbers = range(pods, min_pods - 1, -1)
     for number in numbers:
         same = batch_on(sum(pod.slots for pod in left.pods[:number]), effective, batch.rows)
         if same is not None:
-            changes = {name: str(value) for name, value in same.flags.items() if value != batch.flags[name]}
+            changes = {name: value for name, value in same.flags.items() if value != batch.flags[name]}
             # A flag's last value counts.
-            arguments = [*asked.arguments, *train_arguments(**changes, **_resuming(asked, opened=opened))]
+            arguments = [*asked.arguments, *train_arguments(**changes, resume="auto" if is_done else None)]
             return replace(plan_launch(left, asked.script, arguments, pods=number, export=asked.export), asked=asked)
     fewer = f", nor among fewer down to {min_pods}" if len(numbers) > 1 else ""
     return f"an effective batch of {effective} rows does not divide among {pods} pods{fewer}"
@@ -101,11 +105,3 @@ class JournalEntry:
         unused = f", without {', '.join(self.unused)}" if self.unused else ""
         flags = "".join(f" --{name} {value}" for name, value in self.flags.items())
         return f"{self.status}: {why}; {how} on {', '.join(self.pods)}{unused}{' with' if flags else ''}{flags}"
-
-
-def _resuming(asked: Launch, *, opened: bool) -> dict[str, str]:
-    """`--resume auto` where something else was asked for, which this launch has done already."""
-    resume = flag_values(asked.arguments).get("resume", "auto")
-    saved = next((asked.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
-    is_done = opened and (resume == "never" or saved is not None)
-    return {"resume": "auto"} if resume != "auto" and is_done else {}

@@ -15,7 +15,7 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch
 from zeropods.launch.logs import LOG, RunLog, following
-from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, judge
+from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, judge
 from zeropods.launch.outcome import Ranks, record_run
 from zeropods.launch.supervisor import Supervision
 from zeropods.measure.record import LAUNCH_LOCK, Record, read_json
@@ -53,8 +53,6 @@ TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited|-1", re.IGNORECASE)
 NOTHING = ("(null)", "None", "N/A")
 """What SLURM writes for a value that is not there."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
-LABEL = re.compile(r" *(\d+): ?")
-"""What `srun --label` puts before each line: the task's number, padded to the width of the largest."""
 UNKNOWN_JOB = "Invalid job id"
 """What SLURM says of a job that ended MinJobAge (300 s) ago, or never was."""
 ANSWER_SECONDS = 60.0
@@ -171,49 +169,104 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
     what becomes of it are shown; a job that has run for longer than its time is cancelled, waiting does not count.
     """
     supervision = supervision or Supervision()
-    launch = submission.launch
+    launch, path = submission.launch, submission.launch.folder / JOB
     earlier = command.finished_record(launch)
     if earlier is not None:
         return earlier
     with locked(launch.folder, LAUNCH_LOCK), noted_signals() as signals:
         ranks = Ranks(launch.folder, [None] * launch.world_size)
-        log = JobLog(launch.folder, supervision.show)
-        number = _running(launch, ranks) or _submitted(submission, ranks, supervision)
+        log = RunLog(launch.folder, supervision.show)
+        submitted = read_json(path) if path.is_file() else None
+        if submitted and not look(submitted["job"]).has_ended:
+            number = submitted["job"]
+            if command.remembered(launch.folder) != command.identity(launch):
+                remedy = f"scancel {number}, or choose another --outputdir"
+                raise SlurmError(f"{launch.folder}: job {number} runs into it with other arguments; {remedy}")
+            ranks.before = submitted["config_before"]
+        else:
+            # NUMBER, or NUMBER;CLUSTER.
+            said = _ask(submission.argv, submission.environment(child_environment()))
+            number = int(said.partition(";")[0])
+            command.remember(launch)
+            files.write_json(path, {"job": number, "config_before": ranks.before})
+            supervision.show(f"job {number}: submitted; its log: {log.path}")
         hangs = HangDetector(launch.folder, supervision.step_timeout, ranks.have_opened_the_run)
         with following(launch.folder) as tick:
-            verdict = Follower(number, log, supervision, hangs, signals).to_its_end(tick)
-        ranks.pods = tuple(node for node in log.nodes or (None,) * len(launch.hosts) for _ in range(submission.slots))
+            verdict = _followed(number, log, supervision, hangs, signals, tick)
+        nodes = log.names.values() or (None,) * len(launch.hosts)
+        ranks.pods = tuple(node for node in nodes for _ in range(submission.slots))
         # What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before.
         return record_run(ranks, verdict, log, is_certain=True)
 
 
-def _submitted(submission: Submission, ranks: Ranks, supervision: Supervision) -> int:
-    folder = submission.launch.folder
-    said = _ask(submission.argv, submission.environment(child_environment()))
-    # NUMBER, or NUMBER;CLUSTER.
-    number = said.strip().partition(";")[0]
-    if not number.isdigit():
-        raise SlurmError(f"sbatch: {said!r}; expected the number of a job")
-    command.remember(submission.launch)
-    files.write_json(folder / JOB, {"job": int(number), "config_before": ranks.before})
-    supervision.show(f"job {number}: submitted; its log: {folder / LOG}")
-    return int(number)
+def _followed(
+    number: int,
+    log: RunLog,
+    supervision: Supervision,
+    hangs: HangDetector,
+    signals: Sequence[str],
+    tick: Callable[[], object],
+) -> Ending:
+    """Follow one job until it is over for good: show its log, tell its states, cancel it when it must end.
 
-
-def _running(launch: Launch, ranks: Ranks) -> int | None:
-    """The job of this folder that is not over yet; `UserError` where it is of another launch."""
-    path = launch.folder / JOB
-    if not path.is_file():
-        return None
-    submitted = read_json(path)
-    number = submitted["job"]
-    if look(number).has_ended:
-        return None
-    if command.remembered(launch.folder) != command.identity(launch):
-        remedy = f"scancel {number}, or choose another --outputdir"
-        raise SlurmError(f"{launch.folder}: job {number} runs into it with other arguments; {remedy}")
-    ranks.before = submitted["config_before"]
-    return number
+    Args:
+        signals: names of signals that came; the first one cancels the job.
+        tick: is called some times per second.
+    """
+    heard = began = time.monotonic()
+    asked, told = 0.0, ""
+    running_since: float | None = None
+    cancelled: Ending | None = None
+    job: SlurmJob | None = None
+    while job is None or not job.has_ended:
+        tick()
+        time.sleep(POLL_SECONDS)
+        log.read()
+        now, verdict = time.monotonic(), None
+        if cancelled is None:
+            verdict = judge(
+                signal_name=next(iter(signals), None),
+                since_start=0.0 if running_since is None else now - running_since,
+                timeout_seconds=supervision.timeout_seconds,
+                hang=None if running_since is None else hangs.look(),
+            )
+        if verdict is None and now - asked < min(LONGEST_SECONDS, (now - began) / 20):
+            continue
+        asked = now
+        try:
+            job = look(number)
+        except SlurmError as error:
+            if now - heard > PATIENCE_SECONDS:
+                remedy = f"the job may still run: squeue --jobs {number}; the same launch follows it again"
+                raise UserError(f"SLURM has not answered for {now - heard:.0f} s ({error}); {remedy}") from None
+        else:
+            heard, is_running = now, job.state == "RUNNING"
+            if job.state == "PENDING":
+                # The next attempt may be on other nodes.
+                log.names.clear()
+                if job.reason in HOPELESS and cancelled is None:
+                    verdict = Ending("failed", f"job {number} cannot start as it was asked for: {job.reason}")
+            elif job.nodes and not log.names:
+                # In the order of the job's tasks.
+                nodes = _ask(["scontrol", "show", "hostnames", job.nodes]).split()
+                log.names |= {str(task): node for task, node in enumerate(nodes)}
+            running_since = running_since or (now if is_running else None)
+            why = f" ({job.reason})" if job.reason else ""
+            where = f" on {job.nodes}" if job.nodes and is_running else ""
+            line = f"job {number}: {job.state}{where}{why}{', again' if job.restarts else ''}"
+            if line != told and job.state != FORGOTTEN:
+                supervision.show(line)
+                told = line
+        if verdict is not None and not (job and job.has_ended):
+            if verdict is hangs.found:
+                hangs.save_stacks(lambda: None)
+            # SIGTERM to its ranks, SIGKILL after SLURM's KillWait.
+            supervision.show(f"job {number}: cancelled: {verdict.reason}")
+            _ask(["scancel", str(number)])
+            cancelled = verdict
+    log.read(ended=True)
+    # The ranks' own word counts where SLURM has forgotten the job.
+    return cancelled or verdict_of(job)
 
 
 # A job as `scontrol show job --oneliner` prints it, and what its state means for a run
@@ -313,99 +366,3 @@ def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> s
         words = "; ".join(line.removeprefix(f"{program}: ").removeprefix("error: ") for line in lines)
         raise SlurmError(f"{program}: {words}")
     return done.stdout
-
-
-class JobLog(RunLog):
-    """What `srun --label` writes: a task's number before each line, which becomes its node's name."""
-
-    nodes: Sequence[str] = ()
-    """Names of the job's nodes, in the order of its tasks, once they are known."""
-
-    def named(self, line: str) -> str:
-        match = LABEL.match(line)
-        known = match is not None and int(match[1]) < len(self.nodes)
-        return f"{self.nodes[int(match[1])]}: {line[match.end() :]}" if match and known else line
-
-
-class Follower:
-    """Follows one job to its end: shows its log, tells its states, cancels it when it must end."""
-
-    def __init__(
-        self, number: int, log: JobLog, supervision: Supervision, hangs: HangDetector, signals: Sequence[str]
-    ) -> None:
-        """`signals`: names of signals that came; the first one cancels the job."""
-        self._number, self._log, self._supervision, self._hangs = number, log, supervision, hangs
-        self._signals = signals
-        self._heard = time.monotonic()
-        self._told = ""
-        self._running_since: float | None = None
-        self._cancelled: Ending | None = None
-
-    def to_its_end(self, tick: Callable[[], object]) -> Ending:
-        """Wait until the job is over for good; `tick` is called some times per second."""
-        began, asked, job = time.monotonic(), 0.0, None
-        while job is None or not job.has_ended:
-            tick()
-            time.sleep(POLL_SECONDS)
-            now = time.monotonic()
-            must_end = self._cancelled is None and self._must_end()
-            if must_end or now - asked >= min(LONGEST_SECONDS, (now - began) / 20):
-                asked, job = now, self._look()
-            self._log.read()
-        self._log.read(ended=True)
-        # The ranks' own word counts where SLURM has forgotten the job.
-        return self._cancelled or verdict_of(job)
-
-    def _look(self) -> SlurmJob | None:
-        """The job, of which what is new is told; None where SLURM does not answer."""
-        try:
-            job = look(self._number)
-        except SlurmError as error:
-            silent = time.monotonic() - self._heard
-            if silent > PATIENCE_SECONDS:
-                remedy = f"the job may still run: squeue --jobs {self._number}; the same launch follows it again"
-                raise UserError(f"SLURM has not answered for {silent:.0f} s ({error}); {remedy}") from None
-            return None
-        self._heard = time.monotonic()
-        is_waiting, is_running = job.state == "PENDING", job.state == "RUNNING"
-        if is_waiting:
-            # The next attempt may be on other nodes.
-            self._log.nodes = ()
-        elif job.nodes and not self._log.nodes:
-            # In the order of the job's tasks.
-            self._log.nodes = _ask(["scontrol", "show", "hostnames", job.nodes]).split()
-        if is_running and self._running_since is None:
-            self._running_since = time.monotonic()
-        if is_waiting and job.reason in HOPELESS and self._cancelled is None:
-            self._cancel(Ending("failed", f"job {job.number} cannot start as it was asked for: {job.reason}"))
-        why = f" ({job.reason})" if job.reason else ""
-        where = f" on {job.nodes}" if job.nodes and is_running else ""
-        line = f"job {job.number}: {job.state}{where}{why}{', again' if job.restarts else ''}"
-        if job.state != FORGOTTEN and self._told != line:
-            self._told = line
-            self._supervision.show(line)
-        return job
-
-    def _must_end(self) -> bool:
-        """Cancel the job where it must end, and tell whether that is so."""
-        since = self._running_since
-        verdict = judge(
-            Observation(
-                signal=self._signals[0] if self._signals else None,
-                since_start=0.0 if since is None else time.monotonic() - since,
-                timeout_seconds=self._supervision.timeout_seconds,
-                hang=None if since is None else self._hangs.look(),
-            )
-        )
-        if verdict is None:
-            return False
-        if verdict is self._hangs.found:
-            self._hangs.save_stacks(lambda: None)
-        self._cancel(verdict)
-        return True
-
-    def _cancel(self, why: Ending) -> None:
-        """End the job: SIGTERM to its ranks, SIGKILL after SLURM's KillWait."""
-        self._cancelled = why
-        self._supervision.show(f"job {self._number}: cancelled: {why.reason}")
-        _ask(["scancel", str(self._number)])
