@@ -224,13 +224,13 @@ def remember(launch: Launch) -> None:
     files.write_json(launch.folder / LAUNCH, identity(launch))
 
 
-def remembered(folder: Path) -> dict[str, object] | None:
+def remembered(folder: Path) -> dict[str, Any] | None:
     """The identity of what was launched last into a run folder; None where nothing was."""
     path = folder / LAUNCH
     return read_json(path) if path.is_file() else None
 
 
-def identity(launch: Launch) -> dict[str, object]:
+def identity(launch: Launch) -> dict[str, Any]:
     """What makes two launches the same run: not the port, nor the lease, nor what it has gone on with by itself."""
     launch = launch.asked or launch
     flags = flag_values(launch.arguments)

@@ -84,17 +84,11 @@ def _different(values: tuple[Value, ...]) -> tuple[Value, ...]:
     return values
 
 
-def _known_technique(name: str) -> str:
-    if name not in techniques.NAMES:
-        raise ValueError(f"expected one of {', '.join(techniques.NAMES)}")
-    return name
-
-
 def _flags(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ValueError("expected flags of the script with values, like max_steps: 30")
     for name, each in value.items():
-        if not isinstance(name, str) or not isinstance(each, str | int | float | bool | None):
+        if not isinstance(each, str | int | float | bool | None):
             raise ValueError(f"{name}: expected text, a number or a truth value")
     return {name: each for name, each in value.items() if each is not None}
 
@@ -118,7 +112,7 @@ class Axes(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     model: Axis[Text] = ()
-    technique: Axis[Annotated[Text, AfterValidator(_known_technique)]] = ()
+    technique: Axis[Text] = ()
     pods: Axis[Count] = ()
     prompt: Axis[Text] = ()
 
@@ -169,34 +163,27 @@ class Matrix(Axes):
     """Flags of the script, for all cells. `effective_batch_size` is divided over the processes of a cell."""
 
     @cached_property
+    def combinations(self) -> list[tuple[Cell, Mapping[str, Any]]]:
+        """Every cell with its flags, in the order of the file, also those that cannot be or are excluded."""
+        return [
+            (Cell(**dict(zip(AXES, chosen, strict=True))), {**self.flags, **entry.flags})
+            for entry in self.entries or (MatrixEntry(),)
+            for chosen in itertools.product(*({**self.values, **entry.values}.get(axis, ()) for axis in AXES))
+        ]
+
+    @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Combinations that can be, in the order of the file."""
-        return tuple(cell for cell in self._wanted() if not self._impossible(cell))
+        return tuple(cell for cell, impossible in self._wanted() if not impossible)
 
     @cached_property
     def left_out(self) -> list[dict[str, str]]:
         """Combinations that cannot be: each `cell`, and its `reason`."""
-        wanted = ((cell.name, self._impossible(cell)) for cell in self._wanted())
-        return [{"cell": name, "reason": why} for name, why in wanted if why]
+        return [{"cell": cell.name, "reason": why} for cell, why in self._wanted() if why]
 
-    @cached_property
-    def combinations(self) -> tuple[Cell, ...]:
-        """Every cell in the order of the file, also those that cannot be or are excluded."""
-        return tuple(
-            Cell(**dict(zip(AXES, chosen, strict=True)))
-            for values in self.spreads()
-            for chosen in itertools.product(*(values.get(axis, ()) for axis in AXES))
-        )
-
-    def spreads(self) -> list[dict[str, tuple[Any, ...]]]:
-        """The values by axis of each entry."""
-        return [{**self.values, **entry.values} for entry in self.entries or (MatrixEntry(),)]
-
-    def flags_of(self, cell: Cell) -> dict[str, Any]:
+    def flags_of(self, cell: Cell) -> Mapping[str, Any]:
         """The common flags, and those of the cell's entry."""
-        spreads = zip(self.entries, self.spreads(), strict=False)
-        of_cell = (e.flags for e, values in spreads if all(getattr(cell, axis) in values[axis] for axis in values))
-        return {**self.flags, **next(of_cell, {})}
+        return next(flags for each, flags in self.combinations if each == cell)
 
     def rows(self, cell: Cell) -> int | None:
         """Rows per process and forward pass, by which a cell has the effective batch; None where it is not given.
@@ -222,15 +209,16 @@ class Matrix(Axes):
         document = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return {"script": self.script, "repeats": self.repeats, "slots": self.slots, **document}
 
-    def _wanted(self) -> Iterator[Cell]:
-        return (cell for cell in self.combinations if not any(part.has(cell) for part in self.exclude))
-
-    def _impossible(self, cell: Cell) -> str | None:
-        if cell.is_one_process and cell.pods > 1:
-            return "none is one process; on several pods ddp is the baseline"
-        if cell.technique == "ddp" and cell.pods * self.slots == 1:
-            return "one process shares with nobody: that is none"
-        return None
+    def _wanted(self) -> Iterator[tuple[Cell, str | None]]:
+        """Cells that are not excluded, and why one cannot be."""
+        for cell, _ in self.combinations:
+            impossible = None
+            if cell.is_one_process and cell.pods > 1:
+                impossible = "none is one process; on several pods ddp is the baseline"
+            elif cell.technique == "ddp" and cell.pods * self.slots == 1:
+                impossible = "one process shares with nobody: that is none"
+            if not any(part.has(cell) for part in self.exclude):
+                yield cell, impossible
 
 
 # Reading and writing.
@@ -250,10 +238,10 @@ def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
     prompts = (arguments_of(matrix.script) or SCRIPTS[SCRIPT]).prompts
     if not matrix.prompt:
         matrix = matrix.model_copy(update={"prompt": prompts[:1]})
-    for given in (matrix, *matrix.entries, *matrix.exclude):
-        for prompt in given.prompt:
-            if prompt not in prompts:
-                raise UserError(f"{place}: prompt: {prompt!r}; expected one of {', '.join(sorted(prompts))}")
+    for axis, known in (("technique", techniques.NAMES), ("prompt", sorted(prompts))):
+        for value in (each for part in (matrix, *matrix.entries, *matrix.exclude) for each in getattr(part, axis)):
+            if value not in known:
+                raise UserError(f"{place}: {axis}: {value!r}; expected one of {', '.join(known)}")
     fault = next(_faults(matrix), None)
     if fault is not None:
         raise UserError(f"{place}: {fault}")
@@ -310,12 +298,10 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
         document = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a matrix like matrices/demo.yaml") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}: line {line}: {error.problem}; correct the YAML") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
     if not isinstance(document, dict):
         raise UserError(f"{path}: {files.json_kind(document)}; expected keys with values, like repeats: 2")
@@ -339,73 +325,60 @@ def _first(error: ValidationError) -> str:
 
 
 def _faults(matrix: Matrix) -> Iterator[str]:
-    for axis in (axis for values in matrix.spreads() for axis in AXES if axis not in values):
-        yield f"{axis}: is missing; give at least one value"
-    yield from _cell_faults(matrix)
+    for values in ({**matrix.values, **entry.values} for entry in matrix.entries or (MatrixEntry(),)):
+        yield from (f"{axis}: is missing; give at least one value" for axis in AXES if axis not in values)
+    for number, part in enumerate(matrix.exclude, 1):
+        if not any(part.has(cell) for cell, _ in matrix.combinations):
+            shown = ", ".join(f"{axis} {'/'.join(map(str, values))}" for axis, values in part.values.items())
+            yield f"exclude[{number}]: {shown}: there is no such cell; correct it, or leave it out"
+    if not matrix.cells:
+        why = matrix.left_out[0]["reason"] if matrix.left_out else "exclude leaves out all of them"
+        yield f"technique: no cell is left: {why}"
+    names = [cell.name for cell in matrix.cells]
+    yield from (f"cells: {name} occurs twice; leave one of them out" for name in names if names.count(name) > 1)
     if matrix.seeds and len(matrix.seeds) != matrix.repeats:
         yield f"seeds: {len(matrix.seeds)} for {matrix.repeats} repeats; give one for each"
-    kind = arguments_of(matrix.script)
     own = {f"cells[{n}].flags": {**matrix.flags, **e.flags} for n, e in enumerate(matrix.entries, 1) if e.flags}
     for place, flags in {"flags": matrix.flags, **own}.items():
-        if matrix.seeds and "seed" in flags:
-            yield f"{place}.seed: contradicts seeds; leave one of them out"
-        yield from _batch_faults(place, flags)
-        yield from (f"{place}.{name}: {SET_BY[name]}; leave it out" for name in flags if name in SET_BY)
-    yield from _row_faults(matrix)
-    if kind is not None and matrix.data is None and not matrix.dataset_path:
-        yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
-    unscored = (
-        [f"of {matrix.script}"] if kind is None else [f"with prompt {LM}" for c in matrix.cells if c.prompt == LM]
-    )
-    if matrix.questions and unscored:
-        yield f"questions: {matrix.questions}; runs {unscored[0]} answer none, so nothing can be scored; leave it out"
+        yield from _flag_faults(place, flags, is_seeded=bool(matrix.seeds))
+    try:
+        for cell in matrix.cells:
+            matrix.rows(cell)
+    except UserError as error:
+        yield str(error)
     yield from _data_faults(matrix)
 
 
-def _cell_faults(matrix: Matrix) -> Iterator[str]:
-    for number, part in enumerate(matrix.exclude, 1):
-        if not any(map(part.has, matrix.combinations)):
-            shown = ", ".join(f"{axis} {'/'.join(map(str, values))}" for axis, values in part.values.items())
-            yield f"exclude[{number}]: {shown}: there is no such cell; correct it, or leave it out"
-    names = [cell.name for cell in matrix.cells]
-    if not names:
-        why = matrix.left_out[0]["reason"] if matrix.left_out else "exclude leaves out all of them"
-        yield f"technique: no cell is left: {why}"
-    for name in names:
-        if names.count(name) > 1:
-            yield f"cells: {name} occurs twice; leave one of them out"
-
-
-def _batch_faults(place: str, flags: Mapping[str, Any]) -> Iterator[str]:
+def _flag_faults(place: str, flags: Mapping[str, Any], *, is_seeded: bool) -> Iterator[str]:
+    if is_seeded and "seed" in flags:
+        yield f"{place}.seed: contradicts seeds; leave one of them out"
     for name in (EFFECTIVE, PASSES):
         value = flags.get(name, 1)
         if type(value) is not int or value < 1:
             yield f"{place}.{name}: {value!r}; expected a whole number, at least 1"
     if EFFECTIVE in flags and ROWS in flags:
         yield f"{place}.{ROWS}: follows from {EFFECTIVE}; leave one of them out"
-
-
-def _row_faults(matrix: Matrix) -> Iterator[str]:
-    try:
-        for cell in matrix.cells:
-            matrix.rows(cell)
-    except UserError as error:
-        yield str(error)
+    yield from (f"{place}.{name}: {SET_BY[name]}; leave it out" for name in flags if name in SET_BY)
 
 
 def _data_faults(matrix: Matrix) -> Iterator[str]:
-    if matrix.data is not None and matrix.dataset_path:
+    models, prompts = {cell.model for cell in matrix.cells}, {cell.prompt for cell in matrix.cells}
+    kind, sets = arguments_of(matrix.script), matrix.dataset_path
+    if kind is not None and matrix.data is None and not sets:
+        yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
+    if matrix.questions and (kind is None or LM in prompts):
+        runs = f"of {matrix.script}" if kind is None else f"with prompt {LM}"
+        yield f"questions: {matrix.questions}; runs {runs} answer none, so nothing can be scored; leave it out"
+    if matrix.data is not None and sets:
         yield f"dataset_path: contradicts data {matrix.data!r}; leave one of them out"
     for key in ("tokenizer", "limit"):
         if getattr(matrix, key) and matrix.data is None:
             yield f"{key}: is for data that is to be prepared; give data, or leave it out"
-    models, prompts = {cell.model for cell in matrix.cells}, {cell.prompt for cell in matrix.cells}
-    for key, given, known in (("tokenizer", matrix.tokenizer, models), ("dataset_path", matrix.dataset_path, prompts)):
-        for name in given:
-            if name not in (EACH, *known):
-                yield f"{key}.{name}: no cell of this matrix has it; correct it, or leave it out"
-    for prompt in sorted(prompts):
-        if matrix.dataset_path and not {prompt, EACH} & set(matrix.dataset_path):
+    for key, given, known in (("tokenizer", matrix.tokenizer, models), ("dataset_path", sets, prompts)):
+        for name in (name for name in given if name not in (EACH, *known)):
+            yield f"{key}.{name}: no cell of this matrix has it; correct it, or leave it out"
+    for prompt in sorted(prompts) if sets and EACH not in sets else ():
+        if prompt not in sets:
             yield f"dataset_path.{prompt}: is missing; name the set that was prepared with that prompt"
-    if EACH in matrix.dataset_path and len(prompts) > 1:
+    if EACH in sets and len(prompts) > 1:
         yield f"dataset_path: one set for prompts {', '.join(sorted(prompts))}; give one for each"

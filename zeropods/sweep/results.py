@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from textwrap import shorten
 
 from zeropods import files
 from zeropods.data.manifest import read_manifest
@@ -98,27 +98,21 @@ class Sweep:
 
         How good the answers are is a column where questions are asked.
         """
-        header = ("cell", "repeats ok", "samples/s", *(["inference result"] if self.matrix.questions else []), "result")
-        lines = [self._line(cell.name) for cell in self.matrix.cells]
+        asked = self.matrix.questions is not None
+        header = ("cell", "repeats ok", "samples/s", *(["inference result"] if asked else []), "result")
+        lines = list[tuple[str, ...]]()
+        for cell in self.matrix.cells:
+            rows = [row for row in self.rows.values() if row.cell == cell.name]
+            well = [row for row in rows if row.status == "ok"]
+            rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
+            scores = [found[1] for row in well if asked and (found := score_of(self.out / row.folder))]
+            judged = next(score_lines(None, scores)) if scores else None
+            good = f"{judged['inference_kind']} {judged['inference_result']:.3f}" if judged else "n/a"
+            rate, results = digits(fmean(rates)) if rates else "n/a", "; ".join(dict.fromkeys(map(_result, rows)))
+            lines.append((cell.name, f"{len(well)} of {len(rows)}", rate, *([good] if asked else []), results))
         for left in self.matrix.left_out:
             lines.append((left["cell"], *[""] * (len(header) - 2), f"left out: {left['reason']}"))
         return Table(header, tuple(lines))
-
-    def _line(self, name: str) -> tuple[str, ...]:
-        rows = [row for row in self.rows.values() if row.cell == name]
-        well = [row for row in rows if row.status == "ok"]
-        rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
-        answered = (score_of(self.out / row.folder) for row in well if self.matrix.questions)
-        scores = [found[1] for found in answered if found]
-        judged = next(score_lines(None, scores)) if scores else None
-        good = f"{judged['inference_kind']} {judged['inference_result']:.3f}" if judged else "n/a"
-        return (
-            name,
-            f"{len(well)} of {len(rows)}",
-            digits(fmean(rates)) if rates else "n/a",
-            *([good] if self.matrix.questions else []),
-            "; ".join(dict.fromkeys(map(_result, rows))),
-        )
 
     def _repr_html_(self) -> str:
         return self.table().to_html()
@@ -127,21 +121,11 @@ class Sweep:
         return str(self.table())
 
 
-def earlier_seconds(out: Path) -> dict[str, float | None]:
-    """Wall times that an earlier call has measured, by run folder."""
-    kept = files.read_object(out / FILE, "move the file away") if (out / FILE).is_file() else {}
-    with suppress(KeyError, TypeError):
-        return {row["folder"]: row["seconds"] for row in kept["cells"]}
-    # Not as this version writes it: nothing else is taken from it.
-    return {}
-
-
 def _result(row: Row) -> str:
     if row.status is None:
         return "not run yet"
-    reason = (row.reason or "").split("\n")[0]
-    shown = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
-    return f"{row.status}: {shown}" if shown else row.status
+    reason = shorten((row.reason or "").split("\n")[0], LONGEST_REASON, placeholder="…")
+    return f"{row.status}: {reason}" if reason else row.status
 
 
 # What a run is worth: its model answers questions that it never saw, and the answers are scored.
@@ -152,14 +136,22 @@ IMPORTED = ["zeropods.evaluate.generate", "zeropods.evaluate.score", "evaluate"]
 """What every answer needs; importing it takes longer than a tiny model's answers."""
 
 
-def answer_runs(runs: Sequence[Path], questions: int) -> None:
+def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
     """Let each run answer the first questions of its test split, of dev where there is no test, and score them.
 
     Leaves `predictions.SPLIT.jsonl` and `score.SPLIT.json` in the run folder. Queries are constrained. Each run that
-    has not answered as many yet does so in a process of its own. What keeps one from being scored is said in a line on
-    stderr, and the next run answers.
+    has not answered as many yet, nor all that its split has, does so in a process of its own. What keeps one from being
+    scored is said in a line on stderr, and the next run answers.
     """
-    waiting = [run for run in runs if not _is_answered(run, questions)]
+    if questions is None:
+        return
+    waiting = []
+    for run in runs:
+        split, score = score_of(run) or ("", None)
+        answered = 0 if score is None or isinstance(score, TextScore) else score.examples
+        known = read_manifest(prepared_of(run)).splits.get(split) if answered else None
+        if answered < (min(questions, known.rows) if known else questions):
+            waiting.append(run)
     if not waiting:
         return
     context = multiprocessing.get_context("forkserver")
@@ -174,15 +166,6 @@ def answer_runs(runs: Sequence[Path], questions: int) -> None:
                 except BrokenProcessPool:
                     print(f"not scored: {run}: its answers took too much memory; ask fewer", file=sys.stderr)
             bar.update(1)
-
-
-def _is_answered(run: Path, questions: int) -> bool:
-    """Whether so many questions are scored already, or all that the split has."""
-    split, score = score_of(run) or ("", None)
-    if score is None or isinstance(score, TextScore):
-        return False
-    known = read_manifest(prepared_of(run)).splits.get(split)
-    return score.examples >= questions or (known is not None and score.examples == known.rows)
 
 
 def _answer(run: Path, questions: int) -> None:

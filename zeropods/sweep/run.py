@@ -6,12 +6,13 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeropods import files
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
@@ -29,7 +30,7 @@ from zeropods.plan.models import CAUSAL_TINY
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
-from zeropods.sweep.results import FILE, Row, Sweep, answer_runs, earlier_seconds
+from zeropods.sweep.results import FILE, Row, Sweep, answer_runs
 from zeropods.tables import digits, progress, said_above
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLArguments, arguments_of
@@ -69,56 +70,42 @@ def run_sweep(
         UserError: nothing was started: another sweep is there, a data set is missing, the pods are too few.
     """
     out = Path(out).resolve()
-    with ending_in_order(), held(out), SweepPods(matrix, cluster, hostfile) as pods:
+    # A second sweep in the folder is refused, and so is a folder of something else.
+    held = folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
+    with ending_in_order(), held, SweepPods(matrix, cluster, hostfile) as pods:
         planned = trials(matrix, out)
         check_trials(planned)
         provide_datasets(matrix, out)
         check_trials(planned, are_prepared=True)
         refuse_other_runs(planned)
-        seconds = earlier_seconds(out)
+        kept = files.read_object(out / FILE, "move the file away")["cells"] if (out / FILE).is_file() else []
+        seconds = {row["folder"]: row["seconds"] for row in kept}
         write_matrix(matrix, out / MATRIX)
         sweep = Sweep(out=out, matrix=matrix, rows={})
         sweep.keep(*(standing_row(trial, seconds.get(trial.name), again=again) for trial in planned))
-        _run(sweep, planned, pods, argv)
+        waiting = [trial for trial in planned if not sweep.rows[trial.name].is_measured]
+        if len(waiting) < len(planned):
+            said_above(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
+        # Repeats with one seed end with one model, which answers once.
+        asked = [trial for trial in planned if matrix.seeds or trial.repeat == 1]
+        answer_runs([each.launch.folder for each in asked if sweep.rows[each.name].status == "ok"], matrix.questions)
+        with progress("sweep", "runs", len(waiting)) as bar:
+            for number, trial in enumerate(waiting, 1):
+                said_above(f"run {number} of {len(waiting)}: {trial.name} begins")
+                try:
+                    row = _measured(trial, matrix.timeout_seconds, pods, argv)
+                except (KeyboardInterrupt, SystemExit):
+                    sweep.keep(replace(trial.row, status="interrupted", reason="ended with the sweep"))
+                    raise
+                # Each result is on disk before the next run begins.
+                sweep.keep(row)
+                rate = "" if row.samples_per_second is None else f", {digits(row.samples_per_second)} samples/s"
+                reason = "" if row.reason is None else f": {row.reason}"
+                said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
+                said_above(f"run {number} of {len(waiting)}: {trial.name} {said}")
+                answer_runs([trial.launch.folder] if row.status == "ok" and trial in asked else [], matrix.questions)
+                bar.update(1)
         return sweep
-
-
-def held(out: Path) -> AbstractContextManager[None]:
-    """Hold a sweep's folder; a second sweep in it is refused, and so is a folder of something else."""
-    return folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
-
-
-# The runs, each with a row of the result.
-
-
-def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> None:
-    """Run what has no result yet; each result is on disk before the next begins."""
-    waiting = [trial for trial in planned if not sweep.rows[trial.name].is_measured]
-    if len(waiting) < len(planned):
-        said_above(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
-    _answer([trial for trial in planned if sweep.rows[trial.name].status == "ok"], sweep.matrix)
-    with progress("sweep", "runs", len(waiting)) as bar:
-        for number, trial in enumerate(waiting, 1):
-            said_above(f"run {number} of {len(waiting)}: {trial.name} begins")
-            try:
-                row = _measured(trial, sweep.matrix.timeout_seconds, pods, argv)
-            except (KeyboardInterrupt, SystemExit):
-                sweep.keep(replace(trial.row, status="interrupted", reason="ended with the sweep"))
-                raise
-            sweep.keep(row)
-            rate = "" if row.samples_per_second is None else f", {digits(row.samples_per_second)} samples/s"
-            reason = "" if row.reason is None else f": {row.reason}"
-            said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
-            said_above(f"run {number} of {len(waiting)}: {trial.name} {said}")
-            if row.status == "ok":
-                _answer([trial], sweep.matrix)
-            bar.update(1)
-
-
-def _answer(finished: list[Trial], matrix: Matrix) -> None:
-    """Let the models of finished runs answer; repeats with one seed end with one model, which answers once."""
-    if matrix.questions is not None:
-        answer_runs([trial.folder for trial in finished if matrix.seeds or trial.repeat == 1], matrix.questions)
 
 
 def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> Row:
@@ -129,7 +116,8 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
             record = run_one(trial.launch, timeout_seconds)
         else:
             cluster = pods.ready()
-            planned = command.plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
+            asked = trial.launch
+            planned = command.plan_launch(cluster, asked.script, asked.arguments, pods=trial.cell.pods)
             known = trial.cell in pods.checked
             supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds, is_checked=known)
             record = run_launch(planned, cluster, supervision)
@@ -157,22 +145,31 @@ def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None
         try:
             command.check_arguments(trial.launch)
             # An earlier matrix may have prepared what lies there.
-            command.check_inputs(trial.script, trial.arguments, data=trial.prepared is None or are_prepared)
+            data = are_prepared or not trial.is_prepared
+            command.check_inputs(trial.launch.script, trial.launch.arguments, data=data)
         except UserError as error:
             raise UserError(f"{trial.cell.name}: {error}") from None
 
 
 def refuse_other_runs(trials: Sequence[Trial]) -> None:
     """Refuse where a run folder holds a run with other settings than the matrix gives it now."""
-    for trial in trials:
-        before = command.remembered(trial.folder)
+    for launch in (trial.launch for trial in trials):
+        before = command.remembered(launch.folder)
         if before is None:
             continue
-        old, new = _by_flag(before), _by_flag(command.identity(trial.launch))
+        # What tells launches apart, with each flag under its own name.
+        old, new = (
+            {
+                **each,
+                "arguments": None,
+                **{f"--{name}": value for name, value in flag_values(each["arguments"]).items()},
+            }
+            for each in (before, command.identity(launch))
+        )
         changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if changed:
             said = told_differences(old, new, changed[:1])
-            raise UserError(f"{trial.folder}: was run with other settings ({said}); choose another --out")
+            raise UserError(f"{launch.folder}: was run with other settings ({said}); choose another --out")
 
 
 def standing_row(trial: Trial, seconds: float | None, *, again: bool) -> Row:
@@ -184,17 +181,9 @@ def standing_row(trial: Trial, seconds: float | None, *, again: bool) -> Row:
     Args:
         seconds: what an earlier call has said of its wall time.
     """
-    if not (trial.folder / RECORD).is_file():
-        return trial.row
-    row = trial.row.recorded(read_record(trial.folder), seconds)
+    folder = trial.launch.folder
+    row = trial.row.recorded(read_record(folder), seconds) if (folder / RECORD).is_file() else trial.row
     return row if row.status == "ok" or (row.is_measured and not again) else trial.row
-
-
-def _by_flag(identity: Mapping[str, object]) -> dict[str, object]:
-    """What tells launches apart, with each flag under its own name."""
-    arguments = identity["arguments"]
-    assert isinstance(arguments, list)
-    return {**identity, "arguments": None, **{f"--{name}": value for name, value in flag_values(arguments).items()}}
 
 
 # The prepared data sets: made, or checked to be what the matrix says.
@@ -263,8 +252,15 @@ class SweepPods(AbstractContextManager["SweepPods"]):
         self._own: Cluster | None = None
         self.checked: set[Cell] = set()
         """Cells that have run on these pods: their repeats need not look again whether the pods have what they need."""
-        if given is not None:
-            self._check(given)
+        hosts = given.hosts[: self._count] if given else ()
+        if given is not None and len(hosts) < self._count:
+            raise UserError(f"cluster {given.name}: {len(hosts)} pods, the matrix needs {self._count}")
+        for host in hosts:
+            if host.slots != self._slots:
+                raise UserError(
+                    f"{host.address} has slots={host.slots}, the matrix slots: {self._slots}; "
+                    f"write slots: {host.slots} into the matrix, or bring up pods with --slots {self._slots}"
+                )
 
     def __exit__(self, *_: object) -> None:
         if self._own is not None:
@@ -283,16 +279,6 @@ class SweepPods(AbstractContextManager["SweepPods"]):
             self._own = pods.up(self._count, slots=self._slots, name=name, hostfile=self._hostfile, lease="kernel")
         return self._own
 
-    def _check(self, cluster: Cluster) -> None:
-        if len(cluster.hosts) < self._count:
-            raise UserError(f"cluster {cluster.name}: {len(cluster.hosts)} pods, the matrix needs {self._count}")
-        for host in cluster.hosts[: self._count]:
-            if host.slots != self._slots:
-                raise UserError(
-                    f"cluster {cluster.name}: {host.address} has slots={host.slots}, the matrix slots: {self._slots}; "
-                    f"write slots: {host.slots} into the matrix, or bring up pods with --slots {self._slots}"
-                )
-
 
 # One run of a sweep as data, and the order in which runs are made.
 
@@ -309,14 +295,10 @@ class Trial:
     cell: Cell
     repeat: int
     """Number of the repeat, counted from 1."""
-    script: Path
-    folder: Path
-    """The run folder, `OUT/CELL/REPEAT`."""
-    slots: int
-    """Processes per pod."""
-    arguments: tuple[str, ...]
-    prepared: Path | None = None
-    """The set that the sweep prepares for it; None where it is given one."""
+    launch: Launch
+    """What is launched into `OUT/CELL/REPEAT`, as far as it is known without pods: enough to recognise it."""
+    is_prepared: bool
+    """Whether the sweep prepares its data; else it is given them."""
 
     @property
     def name(self) -> str:
@@ -329,44 +311,41 @@ class Trial:
         return Row(cell=self.cell.name, repeat=self.repeat, folder=self.name, **asdict(self.cell))
 
     @property
-    def launch(self) -> Launch:
-        """What is launched, as far as it is known without pods: enough to recognise it."""
-        alone = self.cell.is_one_process
-        pods, slots = (1, 1) if alone else (self.cell.pods, self.slots)
-        return Launch(
-            script=self.script,
-            arguments=self.arguments,
-            folder=self.folder,
-            hosts=tuple(Host(f"pod{number}", slots) for number in range(1, pods + 1)),
-            master_port=0,
-            launcher="none" if alone else "pdsh",
-        )
-
-    @property
     def command(self) -> str:
         """What somebody would type to get this run alone."""
-        script = [str(self.script), *self.arguments]
-        if self.cell.is_one_process:
-            return shlex.join([sys.executable, *script])
-        return shlex.join(["zeropods", "launch", "--num-pods", str(self.cell.pods), "--", *script])
+        alone, pods = [sys.executable], ["zeropods", "launch", "--num-pods", str(self.cell.pods), "--"]
+        script = [str(self.launch.script), *self.launch.arguments]
+        return shlex.join([*(alone if self.cell.is_one_process else pods), *script])
 
 
 def trials(matrix: Matrix, out: Path) -> list[Trial]:
     """All runs of a matrix in the order in which they are run; reads and starts nothing but finds the script."""
     script, cells = find_script(matrix.script), matrix.cells
-    return [
-        Trial(
-            cell=cell,
-            repeat=repeat,
+    kind = arguments_of(script) or TextToSQLArguments
+    found = []
+    for repeat, place in ((n, each) for n in range(1, matrix.repeats + 1) for each in order_of(len(cells), n)):
+        cell = cells[place]
+        given = {
+            kind.model_flag: cell.model,
+            "deepspeed": technique_named(cell.technique).file,
+            kind.data_flag: dataset_of(matrix, cell, out),
+            **matrix.flags_of(cell),
+            **dict.fromkeys((EFFECTIVE, *(OF_RAW_DATA if matrix.data is not None else ()))),
+        }
+        rows, folder = matrix.rows(cell), out / cell.name / str(repeat)
+        given |= {} if rows is None else {ROWS: rows}
+        given |= {"seed": matrix.seeds[repeat - 1]} if matrix.seeds else {}
+        pods, slots = (1, 1) if cell.is_one_process else (cell.pods, matrix.slots)
+        launch = Launch(
             script=script,
-            folder=out / cell.name / str(repeat),
-            slots=matrix.slots,
-            arguments=tuple(_arguments(matrix, cell, repeat, out)),
-            prepared=None if matrix.data is None else dataset_of(matrix, cell, out),
+            arguments=tuple(train_arguments(**given, outputdir=folder)),
+            folder=folder,
+            hosts=tuple(Host(f"pod{number}", slots) for number in range(1, pods + 1)),
+            master_port=0,
+            launcher="none" if cell.is_one_process else "pdsh",
         )
-        for repeat in range(1, matrix.repeats + 1)
-        for cell in (cells[place] for place in order_of(len(cells), repeat))
-    ]
+        found.append(Trial(cell=cell, repeat=repeat, launch=launch, is_prepared=matrix.data is not None))
+    return found
 
 
 def dataset_of(matrix: Matrix, cell: Cell, out: Path) -> Path | None:
@@ -391,20 +370,3 @@ def order_of(cells: int, repeat: int) -> tuple[int, ...]:
     first = ((place + 1) // 2 if place % 2 else -(place // 2) for place in range(cells))
     forwards = tuple((place + shift) % cells for place in first)
     return forwards[::-1] if backwards else forwards
-
-
-def _arguments(matrix: Matrix, cell: Cell, repeat: int, out: Path) -> list[str]:
-    kind = arguments_of(matrix.script) or TextToSQLArguments
-    left_out = (EFFECTIVE, *(OF_RAW_DATA if matrix.data is not None else ()))
-    given = {
-        kind.model_flag: cell.model,
-        "deepspeed": technique_named(cell.technique).file,
-        kind.data_flag: dataset_of(matrix, cell, out),
-        **{name: value for name, value in matrix.flags_of(cell).items() if name not in left_out},
-    }
-    rows = matrix.rows(cell)
-    if rows is not None:
-        given[ROWS] = rows
-    if matrix.seeds:
-        given["seed"] = matrix.seeds[repeat - 1]
-    return train_arguments(**given, outputdir=out / cell.name / str(repeat))
