@@ -26,7 +26,7 @@ from zeropods.launch.command import (
     shell_line,
     typed_flags,
 )
-from zeropods.launch.slurm import SlurmJob, Submission, plan_slurm, verdict_of
+from zeropods.launch.slurm import SlurmJob, plan_slurm, verdict_of
 from zeropods.pods.hostfile import Host
 
 LAUNCH = Launch(
@@ -109,42 +109,25 @@ def test_flags_are_read_in_both_forms_and_typed_by_what_they_look_like() -> None
 # As a SLURM job.
 
 ROOT = Path(__file__).resolve().parents[2]
-SUBMISSION = Submission(
-    launch=Launch(
-        script=ROOT / "textsql_train.py",
-        arguments=("--deepspeed", "zero1.json", "--said", "a b"),
-        folder=Path("/runs/a 100%"),
-        hosts=(Host("node0", 8), Host("node1", 8)),
-        master_port=0,
-        launcher="slurm",
-    ),
-    options=("--partition=gpu", "--time=1:00:00"),
-)
 JOB = SlurmJob(number=17, state="FAILED", exit_status=1, nodes="pod1", time_limit="00:10:00")
 
 
-def test_the_command_submits_the_projects_own_job_file_with_what_was_asked_for() -> None:
-    argv = replace(SUBMISSION, options=(*SUBMISSION.options, "--nodes=3")).argv
-    place = argv.index(str(ROOT / "slurm" / "train.sbatch"))
-    assert argv[:2] == ["sbatch", "--parsable"]
-    assert argv[place + 1 :] == [str(ROOT / "textsql_train.py"), "--deepspeed", "zero1.json", "--said", "a b"]
-    assert {"--gpus-per-node=8", "--cpus-per-task=32", "--partition=gpu", "--time=1:00:00"} <= set(argv)
-    assert not any("--account" in word for word in argv)
+def test_the_command_submits_the_projects_own_job_file_with_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    words = ["--max_steps", "5", "--said", "a b", "--outputdir", "/runs/a 100%"]
+    asked = {"pods": 2, "slots": 8, "partition": "gpu", "time_limit": "1:00:00", "options": ("--nodes=3",)}
+    job = plan_slurm(ROOT / "tests" / "full" / "rank.py", words, needs_slurm=False, **asked)
+    place = job.argv.index(str(ROOT / "slurm" / "train.sbatch"))
+    assert job.argv[:2] == ["sbatch", "--parsable"]
+    assert job.argv[place + 1 :] == [str(ROOT / "tests" / "full" / "rank.py"), *words]
+    assert {"--gpus-per-node=8", "--cpus-per-task=32", "--partition=gpu", "--time=1:00:00"} <= set(job.argv)
+    assert not any("--account" in word for word in job.argv)
     # Further options come last and win; sbatch replaces nothing in the log's path.
-    assert argv.index("--nodes=3") > argv.index("--nodes=2")
-    assert {"--output=/runs/a 100%%/launch.log", "--job-name=zeropods-a-100-"} <= set(argv)
-    assert "--gpus-per-node=0" in replace(SUBMISSION, has_gpus=False).argv
-
-
-@pytest.mark.parametrize("asked", [{"pods": 0}, {"cpus_per_slot": 0}])
-def test_a_job_of_nothing_is_refused(asked: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="expected at least 1 of each"):
-        plan_slurm(ROOT / "textsql_train.py", [], needs_slurm=False, **asked)
-
-
-def test_a_job_begins_without_the_variables_of_the_one_that_submits_it() -> None:
+    assert job.argv.index("--nodes=3") > job.argv.index("--nodes=2")
+    assert {"--output=/runs/a 100%%/launch.log", "--job-name=zeropods-a-100-"} <= set(job.argv)
+    # A job begins without the variables of the one that submits it.
     here = {"SLURM_JOB_ID": "3", "SLURM_RESTART_COUNT": "1", "SLURM_CONF": "/c", "SBATCH_QOS": "q", "HF_HOME": "/h"}
-    kept = SUBMISSION.environment(here)
+    kept = job.environment(here)
     assert (kept["SLURM_CONF"], kept["SBATCH_QOS"], kept["HF_HOME"], kept["SLOTS"]) == ("/c", "q", "/h", "8")
     assert "SLURM_JOB_ID" not in kept and "SLURM_RESTART_COUNT" not in kept
 

@@ -90,33 +90,19 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
     return [int(pid) for pid in pids if int(pid) in left]
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_what_a_refused_run_had_opened_goes_and_the_output_of_another_script_stays(
-    script: Callable[[str], Path], tmp_path: Path, is_there: bool
+def test_why_a_run_was_refused_is_said_in_the_words_of_its_script(
+    script: Callable[[str], Path], prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, other = tmp_path / "run", tmp_path / "other"
-    if is_there:
-        folder.mkdir()
     with pytest.raises(UserError, match=r"^no such data$"):
-        run(script("sys.exit('zeropods: no such data')"), folder)
-    assert list(folder.iterdir()) == [] if is_there else not folder.exists()
-    with pytest.raises(KeyboardInterrupt):
-        run(script("os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"), folder)
-    assert list(folder.iterdir()) == [] if is_there else not folder.exists()
+        run(script("sys.exit('zeropods: no such data')"), tmp_path / "run")
     with pytest.raises(UserError, match="its last message: why"):
-        run(script("sys.exit('why')"), other)
-    assert (other / "launch.log").read_text() == "why\n"
-
-
-def test_a_launch_in_which_no_rank_began_leaves_no_folder(
-    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+        run(script("sys.exit('why')"), tmp_path / "run")
+    assert (tmp_path / "run" / "launch.log").read_text() == "zeropods: no such data\nwhy\n"
     broken = Path(shutil.copytree(prepared, tmp_path / "broken"))
     os.truncate(next((broken / "train").glob("*.arrow")), 100)
-    words = [*TINY, "--dataset_path", broken, "--outputdir", tmp_path / "run", "--max_steps", 1]
+    words = [*TINY, "--dataset_path", broken, "--outputdir", tmp_path / "both", "--max_steps", 1]
     assert main(["launch", "--launcher", "none", "--slots", "2", "--", "textsql_train.py", *map(str, words)]) == 1
     assert "interrupted" not in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:

@@ -60,8 +60,10 @@ FORWARDED = (
 """Settings that ranks need as the user has them here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
 FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+SECRET = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE)(?!\w*_(PATH|FILE)$)", re.IGNORECASE
+)
+"""In the name of a variable that holds something secret, and not the path of a file with it."""
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """What a remote shell, pdsh or DeepSpeed would read as something else; and what is not UTF-8."""
 BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
@@ -308,7 +310,7 @@ def remote_argument(argument: str) -> str:
         raise UserError(f"argument {argument!r}: no line of UTF-8; does not pass a remote shell; put it into a file")
     percent = argument.replace("%", "%%")
     if " " not in argument:
-        return shlex.quote(percent) if percent else "''"
+        return shlex.quote(percent)
     return re.sub(r"([\\$`])", r"\\\1", percent)
 
 
@@ -330,11 +332,9 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     for name in names:
         if name not in os.environ:
             raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
-        if not NAME.fullmatch(name):
-            raise UserError(f"--export {name}: expected letters, digits and _")
     variables = {**{name: os.environ[name] for name in (*FORWARDED, *names) if name in os.environ}, **fixed}
     for name, value in variables.items():
-        if _is_secret(name):
+        if SECRET.search(name):
             remedy = "put it into a file that the pods see, and export the file's path"
             raise UserError(f"--export {name}: sounds like a secret, and would be seen on command lines; {remedy}")
         if unsafe := UNSAFE.search(value):
@@ -353,16 +353,12 @@ def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str,
         environment: this process's, with the programs of its Python first on PATH.
     """
     forwarded = {name for name in environment if name.startswith(FORWARDED_BY_DEEPSPEED)}
-    secret = {name for name in forwarded if _is_secret(name)}
+    secret = {name for name in forwarded if SECRET.search(name)}
     for name in sorted(forwarded - secret):
         if UNSAFE.search(environment[name]):
             raise UserError(f"{name}: DeepSpeed forwards it, and its value does not pass a remote shell; unset it")
     kept = {name: value for name, value in environment.items() if name not in secret}
     return {**kept, **launcher_variables(launch), "DS_ENV_FILE": str(env_file)}
-
-
-def _is_secret(name: str) -> bool:
-    return SECRET.search(name) is not None and not name.endswith(("_PATH", "_FILE"))
 
 
 # A script's flags, read and written without loading the script

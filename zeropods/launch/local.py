@@ -15,11 +15,11 @@ from typing import IO
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, remember, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
-from zeropods.launch.logs import LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
+from zeropods.launch.logs import RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, check_timeouts, judge
-from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
+from zeropods.launch.outcome import Ranks, failure, record_run
 from zeropods.launch.restart import calls_for_another
-from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_config, read_record
+from zeropods.measure.record import LAUNCH_LOCK, RECORD, Record, read_config, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.processes import ask_for_stacks, descendants, end, ending_in_order, oom_kills, start_bound
 from zeropods.programs import child_environment
@@ -50,17 +50,7 @@ def run_here(
     """
     for number in range(restarts + 1):
         with locked(folder, LAUNCH_LOCK):
-            log, was_there = folder / LOG, (folder / LOG).exists()
-            try:
-                record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
-            except (UnopenedError, KeyboardInterrupt, SystemExit):
-                if not was_there and not (folder / CONFIG).exists() and log.is_file():
-                    text = log.read_text(encoding="utf-8", errors="replace")
-                    lines = [line for line in text.splitlines() if not OF_LAUNCHER.match(line)]
-                    # No run began and nothing was said, or a script of ours said why, which has been told.
-                    if not lines or OF_SCRIPT.match(lines[-1]):
-                        log.unlink()
-                raise
+            record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
         if number == restarts or not calls_for_another(record):
             break
         print(f"{folder}: {record.reason}; restart {number + 1} of {restarts}", file=sys.stderr)
@@ -81,6 +71,9 @@ def run_one(planned: Launch, timeout_seconds: float | None = None) -> Record:
 def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record:
     """Run a launch on this machine: forks where the script is this project's own and there is no GPU."""
     words, number = [str(planned.script), *planned.arguments], planned.world_size
+    # torchrun and DeepSpeed's launcher have two names for it; accelerate takes the first to be 1 where it is not there.
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(number))
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(planned.master_port)}
 
     def start(output: IO[bytes]) -> Sequence[Started]:
         server = own_server() if arguments_of(planned.script) else None
@@ -88,8 +81,9 @@ def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record
         try:
             with open(os.devnull, "rb") as nothing:
                 streams = (nothing.fileno(), output.fileno(), output.fileno())
-                for rank in range(number if server else 0):
-                    forked = fork(server or "", words, rank_environment(rank), streams)
+                for rank in map(str, range(number if server else 0)):
+                    place = {"RANK": rank, "LOCAL_RANK": rank, **sizes, **master} if number > 1 else {}
+                    forked = fork(server or "", words, {**child_environment(), **place}, streams)
                     ranks += [] if forked is None else [forked]
         finally:
             # Refused, or interrupted meanwhile.
@@ -98,17 +92,6 @@ def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record
         if len(ranks) == number:
             return ranks
         return [start_child([sys.executable, *words] if number == 1 else runner_argv(planned, Path()), output)]
-
-    def rank_environment(rank: int) -> dict[str, str]:
-        """This process's, and what a launcher gives."""
-        if number == 1:
-            return child_environment()
-        own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-        # torchrun and DeepSpeed's launcher have two names for it; accelerate takes the first to be 1 where it is not
-        # there.
-        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(number))
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(planned.master_port)}
-        return {**child_environment(), **own, **sizes, **master}
 
     return to_end(start, planned.folder, timeout_seconds)
 

@@ -48,8 +48,6 @@ HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig",
 """Reasons of a job that waits for nothing that comes by itself (squeue(1))."""
 SAVED = 75
 """EX_TEMPFAIL: the ranks were asked to save, and have; `slurm/job.sh` has not requeued the job."""
-TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited|-1", re.IGNORECASE)
-"""A time limit as sbatch(1) takes it."""
 NOTHING = ("(null)", "None", "N/A")
 """What SLURM writes for a value that is not there."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
@@ -63,51 +61,21 @@ PATIENCE_SECONDS = 900.0
 """A controller may be away for so long, for a restart; the job goes on without it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Submission:
-    """One job of SLURM: a launch, and what it asks the cluster for."""
+    """One job of SLURM: a launch, and how the cluster is asked for it."""
 
     launch: Launch
     """Its hosts are placeholders: SLURM chooses the nodes."""
-    options: tuple[str, ...] = ()
-    """Further options of sbatch, such as `--qos=high`; they come last and win."""
-    cpus_per_slot: int = 4
-    has_gpus: bool = True
-    """Whether the cluster's nodes have GPUs, of which each slot gets one."""
+    argv: list[str]
+    """The command that submits the job; what it prints is the job's number."""
+    variables: dict[str, str]
+    """The parameters of `slurm/job.sh` that this launch sets."""
 
     @property
     def slots(self) -> int:
         """Processes per node."""
         return self.launch.hosts[0].slots
-
-    @property
-    def argv(self) -> list[str]:
-        """The command that submits the job; what it prints is the job's number."""
-        launch, name = self.launch, re.sub(r"[^A-Za-z0-9._-]", "-", self.launch.folder.name)
-        # sbatch replaces %j and the like in the path of the log.
-        log = str(launch.folder / LOG).replace("%", "%%")
-        return [
-            *("sbatch", "--parsable"),
-            f"--job-name=zeropods-{name}",
-            f"--nodes={len(launch.hosts)}",
-            f"--cpus-per-task={self.cpus_per_slot * self.slots}",
-            f"--gpus-per-node={self.slots if self.has_gpus else 0}",
-            f"--output={log}",
-            *self.options,
-            str(SBATCH_FILE),
-            str(launch.script),
-            *launch.arguments,
-        ]
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The parameters of `slurm/job.sh` that this launch sets."""
-        return {
-            "PROJECT": str(PROJECT),
-            "PYTHON": sys.executable,
-            "SLOTS": str(self.slots),
-            "MEMORY_LOG": str(self.launch.folder / "nvidia-smi"),
-        }
 
     def environment(self, here: Mapping[str, str]) -> dict[str, str]:
         """The environment of sbatch, which becomes the job's."""
@@ -136,30 +104,38 @@ def plan_slurm(
     """A job as data, with the script's arguments checked; starts nothing.
 
     Args:
+        options: further options of sbatch, such as `--qos=high`; they come last and win.
         needs_slurm: whether it is an error that SLURM does not answer, which is asked for its nodes; else a job is
-            written for nodes with GPUs.
+            written for nodes with GPUs, of which each slot gets one.
     """
-    if time_limit is not None and not TIME.fullmatch(time_limit):
-        raise UserError(f"--time-limit {time_limit!r}; expected minutes, hours:minutes:seconds or days-hours")
-    if min(pods, slots, cpus_per_slot) < 1:
-        raise UserError(f"{pods} nodes of {slots} slots and their CPUs; expected at least 1 of each")
     # `slurm/job.sh` chooses rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
     launch = command.plan_on(hosts, script, arguments, launcher="slurm")
     chosen = () if partition is None else (f"--partition={partition}",)
-    has_gpus = True
     try:
-        nodes = _ask(["sinfo", "--noheader", "--format=%D %G", *chosen]).splitlines()
+        has_gpus = "gpu" in _ask(["sinfo", "--noheader", "--format=%G", *chosen])
     except SlurmError:
         if needs_slurm:
             raise
-    else:
-        there, has_gpus = sum(int(line.split()[0]) for line in nodes), any("gpu" in line for line in nodes)
-        if 0 < there < pods:
-            raise UserError(f"{pods} nodes: SLURM has {there} of {partition or 'all partitions'}; ask for fewer")
-    limit = () if time_limit is None else (f"--time={time_limit}",)
-    asked = (*chosen, *limit, *options)
-    return Submission(launch=launch, options=asked, cpus_per_slot=cpus_per_slot, has_gpus=has_gpus)
+        has_gpus = True
+    # sbatch replaces %j and the like in the path of the log.
+    name, log = re.sub(r"[^A-Za-z0-9._-]", "-", launch.folder.name), str(launch.folder / LOG).replace("%", "%%")
+    argv = [
+        *("sbatch", "--parsable"),
+        f"--job-name=zeropods-{name}",
+        f"--nodes={pods}",
+        f"--cpus-per-task={cpus_per_slot * slots}",
+        f"--gpus-per-node={slots if has_gpus else 0}",
+        f"--output={log}",
+        *chosen,
+        *(() if time_limit is None else (f"--time={time_limit}",)),
+        *options,
+        str(SBATCH_FILE),
+        str(launch.script),
+        *launch.arguments,
+    ]
+    variables = {"PROJECT": str(PROJECT), "PYTHON": sys.executable, "SLOTS": str(slots)}
+    return Submission(launch, argv, {**variables, "MEMORY_LOG": str(launch.folder / "nvidia-smi")})
 
 
 def run_slurm(submission: Submission, supervision: Supervision | None = None) -> Record:
@@ -293,25 +269,6 @@ class SlurmJob:
         return self.state in ENDED
 
 
-def read_job(text: str) -> SlurmJob:
-    """The job that scontrol's line tells of; `UserError` where it is no such line."""
-    fields: dict[str, str] = {}
-    for name, value in FIELD.findall(text):
-        fields.setdefault(name, "" if value in NOTHING else value)
-    try:
-        return SlurmJob(
-            number=int(fields["JobId"]),
-            state=fields["JobState"],
-            reason=fields["Reason"],
-            exit_status=int(fields["ExitCode"].partition(":")[0]),
-            restarts=int(fields["Restarts"]),
-            nodes=fields["NodeList"],
-            time_limit=fields["TimeLimit"],
-        )
-    except (KeyError, ValueError):
-        raise UserError(f"scontrol show job: {text[:200]!r}; expected a line with JobId, JobState, Reason...") from None
-
-
 def verdict_of(job: SlurmJob) -> Ending:
     """Why a job's run ended. Without a status, the ranks know better."""
     if job.state == "COMPLETED":
@@ -339,11 +296,22 @@ class SlurmError(UserError):
 def look(number: int) -> SlurmJob:
     """A job as it is now."""
     try:
-        return read_job(_ask(["scontrol", "--oneliner", "show", "job", str(number)]))
+        text = _ask(["scontrol", "--oneliner", "show", "job", str(number)])
     except SlurmError as error:
         if UNKNOWN_JOB in str(error):
             return SlurmJob(number=number, state=FORGOTTEN)
         raise
+    # The first of several fields of one name counts.
+    fields = {name: "" if value in NOTHING else value for name, value in reversed(FIELD.findall(text))}
+    return SlurmJob(
+        number=number,
+        state=fields["JobState"],
+        reason=fields["Reason"],
+        exit_status=int(fields["ExitCode"].partition(":")[0]),
+        restarts=int(fields["Restarts"]),
+        nodes=fields["NodeList"],
+        time_limit=fields["TimeLimit"],
+    )
 
 
 def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
