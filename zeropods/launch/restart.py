@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
@@ -73,35 +74,26 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
     return f"an effective batch of {effective} rows does not divide among {pods} pods{fewer}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class JournalEntry:
-    """What ended an attempt, and with what the run went on."""
+def journal_entry(asked: Launch, following: Launch, left: Cluster, **ended: object) -> dict[str, object]:
+    """What ended an attempt, and with what the run goes on, as `JOURNAL` has it.
 
-    status: str
-    pod: str | None
-    reason: str | None
-    steps: int
-    """Number of optimizer steps that were done."""
-    found_unix_seconds: float
-    """When the supervisor found that it was over."""
-    pods: tuple[str, ...]
-    """Names of the pods on which the run goes on."""
-    unused: tuple[str, ...]
-    """Names of those that answer and are left out, so that the batch divides."""
-    flags: dict[str, str]
-    """What the script is told otherwise than was asked for."""
+    Args:
+        following: goes on, on pods of those that are `left`.
+        ended: `status`, `pod`, `reason`, the `steps` that were done, and when the supervisor found that it was over.
 
-    @classmethod
-    def of(cls, asked: Launch, following: Launch, left: Cluster, **ended: Any) -> JournalEntry:
-        """The entry of a run that goes on with a launch, on pods of those that are left; `ended`: the other fields."""
-        names, used = tuple(pod.name for pod in left.pods), len(following.hosts)
-        flags = flag_values(following.arguments[len(asked.arguments) :])
-        return cls(pods=names[:used], unused=names[used : len(asked.hosts)], flags=flags, **ended)
+    Returns:
+        also the names of the `pods`; `unused`, of those that answer and are left out, so that the batch divides; and
+        `flags`, what the script is told otherwise than was asked for.
+    """
+    names, used = [pod.name for pod in left.pods], len(following.hosts)
+    flags = flag_values(following.arguments[len(asked.arguments) :])
+    return {**ended, "pods": names[:used], "unused": names[used : len(asked.hosts)], "flags": flags}
 
-    def line(self, how: str) -> str:
-        """The entry as a person reads it; `how`: the words for what is done now, such as `restart 1 of 2`."""
-        reason = self.reason or ""
-        why = reason if self.pod is None or reason.startswith(self.pod) else f"{self.pod}: {reason}"
-        unused = f", without {', '.join(self.unused)}" if self.unused else ""
-        flags = "".join(f" --{name} {value}" for name, value in self.flags.items())
-        return f"{self.status}: {why}; {how} on {', '.join(self.pods)}{unused}{' with' if flags else ''}{flags}"
+
+def told(entry: Mapping[str, Any], how: str) -> str:
+    """An entry as a person reads it; `how`: the words for what is done now, such as `restart 1 of 2`."""
+    reason, pod = entry["reason"] or "", entry["pod"]
+    why = reason if pod is None or reason.startswith(pod) else f"{pod}: {reason}"
+    unused = f", without {', '.join(entry['unused'])}" if entry["unused"] else ""
+    flags = "".join(f" --{name} {value}" for name, value in entry["flags"].items())
+    return f"{entry['status']}: {why}; {how} on {', '.join(entry['pods'])}{unused}{' with' if flags else ''}{flags}"

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from zeropods.launch.command import Launch, runner_argv, runner_environment
 from zeropods.launch.logs import RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, PodState, check_timeouts, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, record_run
-from zeropods.launch.restart import JOURNAL, JournalEntry, calls_for_another, check_restarts, next_attempt
+from zeropods.launch.restart import JOURNAL, calls_for_another, check_restarts, journal_entry, next_attempt, told
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
@@ -94,7 +94,8 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     if earlier is not None:
         return earlier
     current, left = _first_attempt(planned, cluster, min_pods)
-    began, opened, journal, seconds = time.monotonic(), False, list[JournalEntry](), supervision.timeout_seconds
+    began, opened, seconds = time.monotonic(), False, supervision.timeout_seconds
+    journal: list[dict[str, object]] = []
     with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
         while True:
             rest = seconds and max(1.0, seconds - (time.monotonic() - began))
@@ -113,38 +114,36 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
             current = replace(following_launch, restarts=current.restarts + 1)
             supervision = replace(supervision, is_checked=False)
             ended = {"status": end.status, "pod": end.pod, "reason": end.reason, "steps": end.steps}
-            entry = JournalEntry.of(planned, current, left, found_unix_seconds=found, **ended)
-            journal.append(entry)
-            files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(each) for each in journal]})
-            print(f"{planned.folder}: {entry.line(f'restart {current.restarts} of {restarts}')}", file=sys.stderr)
+            journal.append(journal_entry(planned, current, left, **ended, found_unix_seconds=found))
+            files.write_json(planned.folder / JOURNAL, {"restarts": journal})
+            how = f"restart {current.restarts} of {restarts}"
+            print(f"{planned.folder}: {told(journal[-1], how)}", file=sys.stderr)
 
 
 def _first_attempt(planned: Launch, cluster: Cluster, min_pods: int | None) -> tuple[Launch, Cluster]:
     """With what a run begins: as planned where all of its pods answer, else on those that do, if that was allowed."""
-    told = cluster.statuses(OPEN_SECONDS)
-    wanted = told[: len(planned.hosts)]
+    statuses = cluster.statuses(OPEN_SECONDS)
+    wanted = statuses[: len(planned.hosts)]
     busy = [pod.pod for pod in wanted if pod.runs]
     if busy:
         print(f"{', '.join(busy)}: at work for another run already; both take longer", file=sys.stderr, flush=True)
     dead = "; ".join(f"{pod.pod}: {pod.status}" for pod in wanted if not pod.is_ready)
     if not dead:
         return planned, cluster
-    left, remedy = _answering(cluster, told), f"see 'zeropods pods check', then {ANEW}"
+    left, remedy = _answering(cluster, statuses), f"see 'zeropods pods check', then {ANEW}"
     if min_pods is None:
         raise UserError(f"{dead}; {remedy}, or begin on those that answer: --min-pods N")
     first = next_attempt(planned, left, min_pods, opened=False)
     if not isinstance(first, Launch):
         raise UserError(f"{dead}; {first}; {remedy}")
-    entry = JournalEntry.of(
-        planned, first, left, status="pod_lost", pod=None, reason=dead, steps=0, found_unix_seconds=time.time()
-    )
-    print(f"{planned.folder}: {entry.line('begins')}", file=sys.stderr)
+    entry = journal_entry(planned, first, left, status="pod_lost", pod=None, reason=dead)
+    print(f"{planned.folder}: {told(entry, 'begins')}", file=sys.stderr)
     return first, left
 
 
-def _answering(cluster: Cluster, told: Sequence[PodStatus]) -> Cluster:
+def _answering(cluster: Cluster, statuses: Sequence[PodStatus]) -> Cluster:
     """The cluster with those of its pods that are ready by what they have told."""
-    ready = {pod.pod for pod in told if pod.is_ready}
+    ready = {pod.pod for pod in statuses if pod.is_ready}
     return replace(cluster, pods=tuple(pod for pod in cluster.pods if pod.name in ready))
 
 
@@ -184,7 +183,7 @@ def _run_leased(planned: Launch, supervision: Supervision, lease: RunLease) -> t
     them by itself when its lease runs out.
     """
     folder = planned.folder
-    names = [pod.name for pod, host in zip(lease.pods, planned.hosts, strict=True) for _ in range(host.slots)]
+    names = [pod.name for pod in lease.pods for _ in range(pod.slots)]
     ranks = Ranks(folder, names)
     hangs = HangDetector(folder, supervision.step_timeout, ranks.have_opened_the_run, names)
     log = RunLog(folder, supervision.show, {pod.address: pod.name for pod in lease.pods})
