@@ -128,7 +128,7 @@ def test_tiny_scale_takes_the_place_of_what_a_cell_asks_for_and_of_its_data() ->
     [
         ({"script": "mine.py"}, "script mine.py: --scale is for textsql_train.py, causal_train.py"),
         ({"model": "runs/mine", "flags": {}}, "model 'runs/mine' has no shape known here"),
-        ({"model": ["t5-small", "t5-base"]}, "m.yaml --scale tiny: model: .*'t5-tiny' occurs twice"),
+        ({"model": ["t5-small", "t5-base"]}, "m.yaml --scale tiny: cells: t5-tiny-zero1-.* occurs twice"),
     ],
 )
 def test_what_has_no_tiny_scale_is_refused_in_a_line(changes: dict[str, Any], said: str) -> None:
@@ -159,7 +159,7 @@ def test_a_matrix_that_was_written_is_read_as_the_same(changes: dict[str, Any], 
     [
         ({"tecnique": "zero1"}, "m.yaml: tecnique: no such key; technique?"),
         ({"technique": "zero4"}, "technique: 'zero4'; expected one of none, ddp, zero1"),
-        ({"technique": ["zero1", "zero1"]}, "'zero1' occurs twice"),
+        ({"technique": ["zero1", "zero1"]}, "cells: t5-tiny-zero1-2-pods-schema occurs twice"),
         ({"prompt": "plain"}, "prompt: 'plain'; expected one of question, schema"),
         ({"pods": 0}, r"pods\[1\]: 0; expected greater than or equal to 1"),
         ({"seeds": [1, 2, 3], "repeats": 2}, "seeds: 3 for 2 repeats; give one for each"),

@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from zeropods import files, techniques
 from zeropods.errors import UserError
@@ -38,15 +29,10 @@ TINY_STEPS, TINY_EXAMPLES, TINY_QUESTIONS = 3, 300, 8
 """At tiny scale: optimizer steps of each run, examples of each split, and questions at most."""
 EFFECTIVE, ROWS, PASSES = "effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
 SET_BY = {
-    "model_id": "is the model axis",
-    "model_name_or_path": "is the model axis",
-    "deepspeed": "follows from the technique axis",
-    "dataset_path": "is a key of its own, beside flags",
-    "data": "is a key of its own, beside flags",
-    "tokenizer_name": "is the key tokenizer, beside flags",
-    "task": "is the prompt axis",
-    "outputdir": "follows from --out",
-    "local_rank": "is given by the launcher",
+    **dict.fromkeys(("model_id", "model_name_or_path"), "is the model axis"),
+    **dict.fromkeys(("dataset_path", "data", "tokenizer_name"), "is a key of its own, beside flags"),
+    **{"deepspeed": "follows from the technique axis", "task": "is the prompt axis"},
+    **{"outputdir": "follows from --out", "local_rank": "is given by the launcher"},
 }
 """Flags that a matrix gives itself, and from what."""
 
@@ -77,31 +63,19 @@ class Cell:
 # The keys of a file, each with its type; what is of another type is refused with its place.
 
 
-def _different(values: tuple[Value, ...]) -> tuple[Value, ...]:
-    for each in values:
-        if values.count(each) > 1:
-            raise ValueError(f"{each!r} occurs twice; leave one of them out")
-    return values
-
-
 def _flags(value: object) -> dict[str, object]:
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, dict):
         raise ValueError("expected flags of the script with values, like max_steps: 30")
     for name, each in value.items():
-        if not isinstance(each, str | int | float | bool | None):
+        if not isinstance(name, str) or not isinstance(each, str | int | float | bool | None):
             raise ValueError(f"{name}: expected text, a number or a truth value")
     return {name: each for name, each in value.items() if each is not None}
 
 
-Text = Annotated[StrictStr, Field(min_length=1, pattern=r"\S")]
+Text = Annotated[StrictStr, Field(pattern=r"\S")]
 Count = Annotated[StrictInt, Field(ge=1)]
 # One value alone needs no list; one text stands for every model or prompt.
-Axis = Annotated[
-    tuple[Value, ...],
-    BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v]),
-    Field(min_length=1),
-    AfterValidator(_different),
-]
+Axis = Annotated[tuple[Value, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v])]
 Flags = Annotated[Mapping[str, Any], BeforeValidator(_flags)]
 Texts = Annotated[Mapping[Text, Text], BeforeValidator(lambda v: {EACH: v} if isinstance(v, str) else v)]
 
@@ -226,7 +200,18 @@ class Matrix(Axes):
 
 def read_matrix(path: Path) -> Matrix:
     """The matrix of a YAML file; `UserError` names the file, the key and the value, or the line."""
-    return matrix_of(_read_yaml(Path(path)), str(path))
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected a matrix like matrices/demo.yaml") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{path}: line {line}: {error.problem}; correct the YAML") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: {files.json_kind(document)}; expected keys with values, like repeats: 2")
+    return matrix_of(document, str(path))
 
 
 def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
@@ -234,7 +219,15 @@ def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
     try:
         matrix = Matrix.model_validate(document)
     except ValidationError as error:
-        raise UserError(f"{place}: {_first(error)}") from None
+        found = error.errors()[0]
+        key = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in found["loc"]).lstrip(".")
+        if found["type"] == "extra_forbidden":
+            keys = [field.alias or name for name, field in Matrix.model_fields.items()]
+            near = get_close_matches(str(found["loc"][-1]), keys, 1)
+            remedy = f"{near[0]}?" if near else f"known are {', '.join(keys)}"
+            raise UserError(f"{place}: {key}: no such key; {remedy}") from None
+        said = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        raise UserError(f"{place}: {key}: {found['input']!r:.60}; {said.replace('should', 'must')}") from None
     prompts = (arguments_of(matrix.script) or SCRIPTS[SCRIPT]).prompts
     if not matrix.prompt:
         matrix = matrix.model_copy(update={"prompt": prompts[:1]})
@@ -291,34 +284,6 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=f"{key.value}: occurs twice", problem_mark=key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: Path) -> dict[Any, Any]:
-    try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a matrix like matrices/demo.yaml") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}: line {line}: {error.problem}; correct the YAML") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: {files.json_kind(document)}; expected keys with values, like repeats: 2")
-    return document
-
-
-def _first(error: ValidationError) -> str:
-    """The first fault that pydantic has found, as place, value and remedy."""
-    found = error.errors()[0]
-    place = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in found["loc"]).lstrip(".")
-    if found["type"] == "extra_forbidden":
-        keys = [field.alias or name for name, field in Matrix.model_fields.items()]
-        near = get_close_matches(str(found["loc"][-1]), keys, 1)
-        remedy = f"{near[0]}?" if near else f"known are {', '.join(keys)}"
-        return f"{place}: no such key; {remedy}"
-    said = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected").replace("should", "must")
-    return f"{place}: {found['input']!r:.60}; {said}"
 
 
 # Checks of a matrix as a whole; the first fault is said. Flags and models are checked with the runs that have them.
