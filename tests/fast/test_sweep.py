@@ -192,7 +192,6 @@ def test_what_is_wrong_is_said_with_its_key_and_its_value(changes: dict[str, Any
     ("text", "said"),
     [
         (b"model: [t5-tiny\ntechnique: zero1\n", "m.yaml: line 2: "),
-        (b"model: a\ntechnique: none\nmodel: b\n", "m.yaml: line 3: model: occurs twice"),
         (b"model: !!python/object:os.system x\n", "m.yaml: line 1: "),
         (b"model: m\ntechnique: none\npods: 1\nflags: &x {a: *x}\n", "a: expected text, a number"),
         (b"model: \xff", "can't decode byte 0xff"),

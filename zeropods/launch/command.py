@@ -29,16 +29,7 @@ from zeropods.pods.hostfile import Host, own_gpus, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
-from zeropods.train.arguments import (
-    NO_FP16,
-    PASSES,
-    PROJECT,
-    ROWS,
-    Batch,
-    TextToSQLArguments,
-    arguments_of,
-    parse_flags,
-)
+from zeropods.train.arguments import NO_FP16, PROJECT, TextToSQLArguments, arguments_of, parse_flags
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
@@ -391,15 +382,6 @@ def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, objec
             value = ast.literal_eval(text)
             typed[name] = value if isinstance(value, int | float) else text
     return typed
-
-
-def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
-    """The batch of each rank of a call; None for another's script that is not told it by both flags."""
-    said = typed_flags(script, arguments)
-    rows, passes = said.get(ROWS), said.get(PASSES)
-    if isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0:
-        return Batch(rows, passes)
-    return None
 
 
 def find_script(name: str | Path) -> Path:

@@ -21,15 +21,7 @@ import psutil
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.launch.command import (
-    find_script,
-    launcher_variables,
-    plan_alone,
-    plan_launch,
-    runner_argv,
-    shell_line,
-    train_arguments,
-)
+from zeropods.launch.command import plan_alone, plan_launch, shell_line, train_arguments
 from zeropods.launch.local import run_here, run_planned
 from zeropods.launch.outcome import failure
 from zeropods.launch.supervisor import Supervision, run_launch
@@ -103,9 +95,9 @@ def command_line(
     """
     arguments = train_arguments(**flags)
     if cluster is None:
-        return shell_line([sys.executable, str(find_script(script)), *arguments])
+        return shell_line([sys.executable, str(command.find_script(script)), *arguments])
     planned = plan_launch(cluster, script, arguments, pods=pods)
-    return shell_line(runner_argv(planned, cluster.hostfile), launcher_variables(planned))
+    return shell_line(command.runner_argv(planned, cluster.hostfile), command.launcher_variables(planned))
 
 
 # Several runs on this machine, one after the other

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, batch_of, flag_values, plan_launch, train_arguments
+from zeropods.launch.command import Launch, flag_values, plan_launch, train_arguments, typed_flags
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure.record import Record
-from zeropods.train.arguments import PASSES, ROWS, batch_on
+from zeropods.train.arguments import PASSES, ROWS, Batch, batch_on
 from zeropods.train.checkpoints import MANIFEST
 
 if TYPE_CHECKING:
@@ -26,10 +26,19 @@ def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None
         raise UserError(f"--restarts {restarts} --min-pods {min_pods}; expected at least 0 and at least 1")
     if min_pods is not None and min_pods > len(planned.hosts):
         raise UserError(f"--min-pods {min_pods}: the run begins on {len(planned.hosts)}; give no more")
-    if (restarts or min_pods) and batch_of(planned.script, planned.arguments) is None:
+    if (restarts or min_pods) and batch_of(planned) is None:
         flag = f"--restarts {restarts}" if restarts else f"--min-pods {min_pods}"
         remedy = f"give --{ROWS} and --{PASSES}, by which the batch is kept"
         raise UserError(f"{flag}: {planned.script.name} is no script of ours; {remedy}")
+
+
+def batch_of(launch: Launch) -> Batch | None:
+    """The batch of each rank; None for another's script that is not told it by both flags."""
+    said = typed_flags(launch.script, launch.arguments)
+    rows, passes = said.get(ROWS), said.get(PASSES)
+    if isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0:
+        return Batch(rows, passes)
+    return None
 
 
 def calls_for_another(end: Record | UnopenedError) -> bool:
@@ -55,7 +64,7 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
     pods = min(len(left.pods), len(asked.hosts))
     if pods < min_pods:
         return f"{len(left.pods)} pods are left, --min-pods {min_pods}"
-    batch = batch_of(asked.script, asked.arguments)
+    batch = batch_of(asked)
     assert batch is not None
     effective = batch.rows * batch.passes * asked.world_size
     resume = flag_values(asked.arguments).get("resume", "auto")

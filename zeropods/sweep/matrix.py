@@ -201,7 +201,7 @@ class Matrix(Axes):
 def read_matrix(path: Path) -> Matrix:
     """The matrix of a YAML file; `UserError` names the file, the key and the value, or the line."""
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a matrix like matrices/demo.yaml") from None
     except yaml.MarkedYAMLError as error:
@@ -272,18 +272,6 @@ def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
         document["questions"] = min(matrix.questions, TINY_QUESTIONS)
     document |= {"data": SAMPLE, "limit": TINY_EXAMPLES, "flags": {**matrix.flags, **fewer}}
     return matrix_of(document, f"{place} --scale tiny")
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML's own reader would take the last of several equal keys without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set[str]()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value}: occurs twice", problem_mark=key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
 
 
 # Checks of a matrix as a whole; the first fault is said. Flags and models are checked with the runs that have them.

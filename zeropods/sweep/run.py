@@ -6,11 +6,11 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zeropods import files
 from zeropods.data.manifest import read_manifest
@@ -43,8 +43,6 @@ LOCK = "sweep.lock"
 MATRIX = "matrix.yaml"
 """The matrix as it was read, beside its runs."""
 
-Argv = Callable[[Launch, Path], list[str]]
-
 
 def run_sweep(
     matrix: Matrix,
@@ -53,7 +51,7 @@ def run_sweep(
     *,
     hostfile: Path | None = None,
     again: bool = False,
-    argv: Argv = runner_argv,
+    argv: Callable[[Launch, Path], list[str]] = runner_argv,
 ) -> Sweep:
     """Run what a matrix asks for and return all of its results; what has a result already is not run.
 
@@ -93,7 +91,7 @@ def run_sweep(
             for number, trial in enumerate(waiting, 1):
                 said_above(f"run {number} of {len(waiting)}: {trial.name} begins")
                 try:
-                    row = _measured(trial, matrix.timeout_seconds, pods, argv)
+                    row = _measured(trial, pods, Supervision(argv=argv, timeout_seconds=matrix.timeout_seconds))
                 except (KeyboardInterrupt, SystemExit):
                     sweep.keep(replace(trial.row, status="interrupted", reason="ended with the sweep"))
                     raise
@@ -108,29 +106,25 @@ def run_sweep(
         return sweep
 
 
-def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> Row:
+def _measured(trial: Trial, pods: SweepPods, supervision: Supervision) -> Row:
     """The row of a run that has ended, however it did."""
-    began, row = time.monotonic(), trial.row
+    began, asked, row = time.monotonic(), trial.launch, trial.row
     try:
         if trial.cell.is_one_process:
-            record = run_one(trial.launch, timeout_seconds)
-        else:
-            cluster = pods.ready()
-            asked = trial.launch
-            planned = command.plan_launch(cluster, asked.script, asked.arguments, pods=trial.cell.pods)
-            known = trial.cell in pods.checked
-            supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds, is_checked=known)
-            record = run_launch(planned, cluster, supervision)
-            pods.checked.add(trial.cell)
-    except UnopenedError as error:
-        if error.status == "interrupted":
-            raise KeyboardInterrupt(error.reason) from None
-        # One that failed so has measured nothing: the next call tries again.
-        status = "refused" if error.status == "failed" else error.status
-        return replace(row, status=status, reason=error.reason, seconds=time.monotonic() - began)
+            return row.recorded(run_one(asked, supervision.timeout_seconds), time.monotonic() - began)
+        cluster = pods.ready()
+        planned = command.plan_launch(cluster, asked.script, asked.arguments, pods=trial.cell.pods)
+        record = run_launch(planned, cluster, replace(supervision, is_checked=trial.cell in pods.checked))
+        pods.checked.add(trial.cell)
     except (UserError, OSError) as error:
-        return replace(row, status="refused", reason=" ".join(str(error).split()), seconds=time.monotonic() - began)
-    if record.status == "interrupted" and not trial.cell.is_one_process:
+        status, reason = "refused", " ".join(str(error).split())
+        # One that failed before it began has measured nothing: the next call tries again.
+        if isinstance(error, UnopenedError):
+            status, reason = "refused" if error.status == "failed" else error.status, error.reason
+        if status == "interrupted":
+            raise KeyboardInterrupt(reason) from None
+        return replace(row, status=status, reason=reason, seconds=time.monotonic() - began)
+    if record.status == "interrupted":
         # The supervisor has taken the signal, which was for all of us.
         raise KeyboardInterrupt(record.reason)
     return row.recorded(record, time.monotonic() - began)
@@ -153,23 +147,19 @@ def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None
 
 def refuse_other_runs(trials: Sequence[Trial]) -> None:
     """Refuse where a run folder holds a run with other settings than the matrix gives it now."""
+
+    def by_flag(identity: Mapping[str, Any]) -> dict[str, object]:
+        flags = flag_values(identity["arguments"])
+        return {**identity, "arguments": None, **{f"--{name}": value for name, value in flags.items()}}
+
     for launch in (trial.launch for trial in trials):
         before = command.remembered(launch.folder)
-        if before is None:
-            continue
-        # What tells launches apart, with each flag under its own name.
-        old, new = (
-            {
-                **each,
-                "arguments": None,
-                **{f"--{name}": value for name, value in flag_values(each["arguments"]).items()},
-            }
-            for each in (before, command.identity(launch))
-        )
-        changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
-        if changed:
-            said = told_differences(old, new, changed[:1])
-            raise UserError(f"{launch.folder}: was run with other settings ({said}); choose another --out")
+        if before is not None:
+            old, new = by_flag(before), by_flag(command.identity(launch))
+            changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
+            if changed:
+                said = told_differences(old, new, changed[:1])
+                raise UserError(f"{launch.folder}: was run with other settings ({said}); choose another --out")
 
 
 def standing_row(trial: Trial, seconds: float | None, *, again: bool) -> Row:
