@@ -191,7 +191,7 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
     from zeropods.launch.slurm import plan_slurm, run_slurm
 
     script, *flags = arguments.command
-    account = () if arguments.account is None else (f"--account={arguments.account}",)
+    given = {"time": arguments.time_limit, "account": arguments.account}
     submission = plan_slurm(
         script,
         flags,
@@ -199,8 +199,7 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
         slots=arguments.slots or 1,
         cpus_per_slot=arguments.cpus_per_slot or 4,
         partition=arguments.partition,
-        time_limit=arguments.time_limit,
-        options=(*account, *(arguments.sbatch_option or ())),
+        options=(*(f"--{name}={v}" for name, v in given.items() if v is not None), *(arguments.sbatch_option or ())),
         needs_slurm=not arguments.dry_run,
     )
     if arguments.dry_run:

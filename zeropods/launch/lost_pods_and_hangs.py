@@ -14,14 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.measure.heartbeat import Beat, read_beats
 from zeropods.pods.leases import HAS_ENDED
-
-if TYPE_CHECKING:
-    from zeropods.pods.rendezvous import Pod
+from zeropods.pods.rendezvous import Pod
 
 SILENT_SECONDS = 7.0
 """A pod that has not answered for so long counts as lost."""

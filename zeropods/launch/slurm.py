@@ -97,7 +97,6 @@ def plan_slurm(
     slots: int = 1,
     cpus_per_slot: int = 4,
     partition: str | None = None,
-    time_limit: str | None = None,
     options: tuple[str, ...] = (),
     needs_slurm: bool = True,
 ) -> Submission:
@@ -128,7 +127,6 @@ def plan_slurm(
         f"--gpus-per-node={slots if has_gpus else 0}",
         f"--output={log}",
         *chosen,
-        *(() if time_limit is None else (f"--time={time_limit}",)),
         *options,
         str(SBATCH_FILE),
         str(launch.script),

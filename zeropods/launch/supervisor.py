@@ -30,6 +30,7 @@ from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.leases import RUN_SECONDS
 from zeropods.pods.preflight import ANEW, Expectation
 from zeropods.pods.processes import RUN, descendants, end, ending_in_order, noted_signals, processes_with, start_bound
+from zeropods.pods.rendezvous import Pod
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import child_environment
 from zeropods.techniques import offloads_optimizer
@@ -38,7 +39,6 @@ from zeropods.train.deepspeed import read_config
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster, PodStatus
-    from zeropods.pods.rendezvous import Pod
 
 POLL_SECONDS = 0.2
 LATE_SECONDS = 3.0

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zeropods import files
+from zeropods import files, pods
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
@@ -27,6 +27,7 @@ from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import RECORD, read_record
 from zeropods.plan.models import CAUSAL_TINY
+from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
@@ -34,10 +35,6 @@ from zeropods.sweep.results import FILE, Row, Sweep, answer_runs
 from zeropods.tables import digits, progress, said_above
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLArguments, arguments_of
-
-if TYPE_CHECKING:
-    from zeropods.pods.cluster import Cluster
-
 
 LOCK = "sweep.lock"
 MATRIX = "matrix.yaml"
@@ -261,8 +258,6 @@ class SweepPods(AbstractContextManager["SweepPods"]):
         if self._given is not None:
             return self._given
         if self._own is None or not self._own.is_ready():
-            from zeropods import pods
-
             self.__exit__()
             self.checked.clear()
             name = f"sweep-{os.getpid()}"
