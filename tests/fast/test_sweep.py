@@ -20,8 +20,8 @@ from zeropods.launch.lost_pods_and_hangs import Ending
 from zeropods.launch.outcome import UnopenedError
 from zeropods.report.plan import published
 from zeropods.sweep.matrix import ROWS, Matrix, at_tiny_scale, matrix_of, read_matrix, write_matrix
-from zeropods.sweep.results import Sweep
-from zeropods.sweep.run import LOCK, Trial, order_of, refuse_other_runs, run_sweep, standing_row, trials
+from zeropods.sweep.results import Sweep, Trial
+from zeropods.sweep.run import LOCK, order_of, refuse_other_runs, run_sweep, take_up, trials
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "matrices" / "published.yaml"
@@ -263,21 +263,21 @@ def recorded(trial: Trial, record: dict[str, Any]) -> Trial:
     ],
 )
 def test_a_run_that_has_a_result_is_not_run_again(record: Any, again: bool, status: str | None, trial: Trial) -> None:
-    row = standing_row(recorded(trial, record), None, again=again)
-    assert row.status == status
-    assert row.reason == ("pod2: why" if status not in ("ok", None) else None)
+    take_up(recorded(trial, record), None, again=again)
+    assert trial.status == status
+    assert trial.reason == ("pod2: why" if status not in ("ok", None) else None)
 
 
 def test_a_damaged_record_stops_the_sweep_before_it_begins(trial: Trial) -> None:
     recorded(trial, a_record(schema_version=1))
     with pytest.raises(UserError, match="schema_version 1"):
-        standing_row(trial, None, again=False)
+        take_up(trial, None, again=False)
 
 
 def test_runs_of_another_matrix_are_refused_with_what_differs(trial: Trial, tmp_path: Path) -> None:
     recorded(trial, a_record())
     refuse_other_runs(trials(a_matrix(repeats=3, timeout_seconds=9), tmp_path))
-    a_sweep(tmp_path).keep()
+    a_sweep(tmp_path).write()
     with pytest.raises(UserError, match=r"pod-schema/1: was run with other .*\(--learning_rate 0.1 -> 0.5\)"):
         run_sweep(a_matrix(flags={"effective_batch_size": 48, "learning_rate": 0.5}), tmp_path)
     assert not (tmp_path / "matrix.yaml").exists()
@@ -297,12 +297,12 @@ def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
 
 def a_sweep(out: Path, *statuses: str | None) -> Sweep:
     """A sweep whose runs ended so, in their order, each with 32 samples in 0.8 s per step."""
-    rows = [trial.row for trial in trials(a_matrix(), out)]
-    for number, status in enumerate(statuses):
+    planned = trials(a_matrix(), out)
+    for trial, status in zip(planned, statuses, strict=False):
         if status is not None:
             record = a_record(ranks=[a_rank(step_seconds=[0.8] * 20)]) if status == "ok" else a_failed_record(status)
-            rows[number] = rows[number].recorded(as_record(record), 30.0)
-    return Sweep(out=out, matrix=a_matrix(), rows={row.folder: row for row in rows})
+            trial.take(as_record(record), 30.0)
+    return Sweep(out=out, matrix=a_matrix(), trials=planned)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_run_that_never_began_is_tried_again_or_a_result(
     alone = a_matrix(cells=[{"technique": "none", "pods": 1}], repeats=1)
     with pytest.raises(KeyboardInterrupt) if row is None else nullcontext():
         sweep = run_sweep(alone, tmp_path / "out")
-        assert [(each.status, each.reason) for each in sweep.rows.values()] == [(row, "why not")]
+        assert [(each.status, each.reason) for each in sweep.trials] == [(row, "why not")]
         assert sweep.is_measured is (row != "refused")
 
 

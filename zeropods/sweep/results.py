@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from textwrap import shorten
@@ -19,10 +20,11 @@ from zeropods.data.manifest import read_manifest
 from zeropods.errors import UserError
 from zeropods.evaluate.models import prepared_of, raw_data
 from zeropods.evaluate.score_json import TextScore, score_of
+from zeropods.launch.command import Launch
 from zeropods.measure.record import Record
 from zeropods.programs import end_with_parent
 from zeropods.report.entry import score_lines
-from zeropods.sweep.matrix import Matrix
+from zeropods.sweep.matrix import Cell, Matrix
 from zeropods.tables import Table, digits, progress
 
 FILE = "sweep.json"
@@ -33,18 +35,17 @@ LONGEST_REASON = 120
 """Most letters of a reason in a table; `sweep.json` has all of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A run of a sweep, measured or not yet."""
+@dataclass(kw_only=True)
+class Trial:
+    """A cell of a matrix, once: what is run, and what came of it."""
 
-    cell: str
+    cell: Cell
     repeat: int
-    model: str
-    technique: str
-    pods: int
-    prompt: str
-    folder: str
-    """The run folder, below the sweep's."""
+    """Number of the repeat, counted from 1."""
+    launch: Launch
+    """What is launched into `OUT/CELL/REPEAT`, as far as it is known without pods: enough to recognise it."""
+    is_prepared: bool
+    """Whether the sweep prepares its data; else it is given them."""
     status: str | None = None
     """Status as in a record, `refused` where it never began; None where it has not run yet."""
     reason: str | None = None
@@ -52,36 +53,51 @@ class Row:
     seconds: float | None = None
     """Wall time from the launch to the record, of the attempt that gave it."""
 
-    def recorded(self, record: Record, seconds: float | None) -> Row:
-        """The row with what a record says."""
-        place = f"{record.pod}: " if record.pod else ""
-        reason = None if record.reason is None else f"{place}{record.reason}"
-        rate = record.samples_per_second
-        return replace(self, status=record.status, reason=reason, samples_per_second=rate, seconds=seconds)
+    @property
+    def name(self) -> str:
+        """The run folder below OUT."""
+        return f"{self.cell.name}/{self.repeat}"
+
+    @property
+    def command(self) -> str:
+        """What somebody would type to get this run alone."""
+        alone, pods = [sys.executable], ["zeropods", "launch", "--num-pods", str(self.cell.pods), "--"]
+        script = [str(self.launch.script), *self.launch.arguments]
+        return shlex.join([*(alone if self.cell.is_one_process else pods), *script])
 
     @property
     def is_measured(self) -> bool:
         """Whether it needs no further run."""
         return self.status in RESULTS
 
+    def take(self, record: Record, seconds: float | None) -> None:
+        """Take up what a record says."""
+        place = f"{record.pod}: " if record.pod else ""
+        self.reason = None if record.reason is None else f"{place}{record.reason}"
+        self.status, self.samples_per_second, self.seconds = record.status, record.samples_per_second, seconds
+
+    def to_json(self) -> dict[str, object]:
+        """The run in `sweep.json`."""
+        said = ("status", "reason", "samples_per_second", "seconds")
+        run = {"cell": self.cell.name, "repeat": self.repeat, **asdict(self.cell), "folder": self.name}
+        return {**run, **{name: getattr(self, name) for name in said}}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A matrix and its runs."""
+    """A matrix and its runs, in the order in which they are run."""
 
     out: Path
     matrix: Matrix
-    rows: dict[str, Row]
-    """By run folder, in the order in which they are run."""
+    trials: Sequence[Trial]
 
     @property
     def is_measured(self) -> bool:
         """Whether every run has a result, of whatever kind."""
-        return all(row.is_measured for row in self.rows.values())
+        return all(trial.is_measured for trial in self.trials)
 
-    def keep(self, *rows: Row) -> None:
-        """Put newer rows in the place of older ones, and write `sweep.json`."""
-        self.rows.update({row.folder: row for row in rows})
+    def write(self) -> None:
+        """Write `sweep.json`."""
         files.write_json(self.out / FILE, self.to_json())
 
     def to_json(self) -> dict[str, object]:
@@ -89,7 +105,7 @@ class Sweep:
         return {
             "schema_version": SCHEMA_VERSION,
             "matrix": self.matrix.to_json(),
-            "cells": [asdict(row) for row in self.rows.values()],
+            "cells": [trial.to_json() for trial in self.trials],
             "left_out": self.matrix.left_out,
         }
 
@@ -102,10 +118,10 @@ class Sweep:
         header = ("cell", "repeats ok", "samples/s", *(["inference result"] if asked else []), "result")
         lines = list[tuple[str, ...]]()
         for cell in self.matrix.cells:
-            rows = [row for row in self.rows.values() if row.cell == cell.name]
+            rows = [trial for trial in self.trials if trial.cell == cell]
             well = [row for row in rows if row.status == "ok"]
             rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
-            scores = [found[1] for row in well if asked and (found := score_of(self.out / row.folder))]
+            scores = [found[1] for row in well if asked and (found := score_of(row.launch.folder))]
             judged = next(score_lines(None, scores)) if scores else None
             good = f"{judged['inference_kind']} {judged['inference_result']:.3f}" if judged else "n/a"
             rate, results = digits(fmean(rates)) if rates else "n/a", "; ".join(dict.fromkeys(map(_result, rows)))
@@ -121,7 +137,7 @@ class Sweep:
         return str(self.table())
 
 
-def _result(row: Row) -> str:
+def _result(row: Trial) -> str:
     if row.status is None:
         return "not run yet"
     reason = shorten((row.reason or "").split("\n")[0], LONGEST_REASON, placeholder="…")

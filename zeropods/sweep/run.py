@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
-from zeropods.sweep.results import FILE, Row, Sweep, answer_runs
+from zeropods.sweep.results import FILE, RESULTS, Sweep, Trial, answer_runs
 from zeropods.tables import digits, progress, said_above
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLArguments, arguments_of
@@ -76,55 +74,62 @@ def run_sweep(
         kept = files.read_object(out / FILE, "move the file away")["cells"] if (out / FILE).is_file() else []
         seconds = {row["folder"]: row["seconds"] for row in kept}
         write_matrix(matrix, out / MATRIX)
-        sweep = Sweep(out=out, matrix=matrix, rows={})
-        sweep.keep(*(standing_row(trial, seconds.get(trial.name), again=again) for trial in planned))
-        waiting = [trial for trial in planned if not sweep.rows[trial.name].is_measured]
+        for trial in planned:
+            take_up(trial, seconds.get(trial.name), again=again)
+        sweep = Sweep(out=out, matrix=matrix, trials=planned)
+        sweep.write()
+        waiting = [trial for trial in planned if not trial.is_measured]
         if len(waiting) < len(planned):
             said_above(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
         # Repeats with one seed end with one model, which answers once.
         asked = [trial for trial in planned if matrix.seeds or trial.repeat == 1]
-        answer_runs([each.launch.folder for each in asked if sweep.rows[each.name].status == "ok"], matrix.questions)
+        answer_runs([trial.launch.folder for trial in asked if trial.status == "ok"], matrix.questions)
+        supervision = Supervision(argv=argv, timeout_seconds=matrix.timeout_seconds)
         with progress("sweep", "runs", len(waiting)) as bar:
             for number, trial in enumerate(waiting, 1):
-                said_above(f"run {number} of {len(waiting)}: {trial.name} begins")
+                place = f"run {number} of {len(waiting)}: {trial.name}"
+                said_above(f"{place} begins")
                 try:
-                    row = _measured(trial, pods, Supervision(argv=argv, timeout_seconds=matrix.timeout_seconds))
+                    _run(trial, pods, supervision)
                 except (KeyboardInterrupt, SystemExit):
-                    sweep.keep(replace(trial.row, status="interrupted", reason="ended with the sweep"))
+                    trial.status, trial.reason = "interrupted", "ended with the sweep"
                     raise
-                # Each result is on disk before the next run begins.
-                sweep.keep(row)
-                rate = "" if row.samples_per_second is None else f", {digits(row.samples_per_second)} samples/s"
-                reason = "" if row.reason is None else f": {row.reason}"
-                said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
-                said_above(f"run {number} of {len(waiting)}: {trial.name} {said}")
-                answer_runs([trial.launch.folder] if row.status == "ok" and trial in asked else [], matrix.questions)
+                finally:
+                    # Each result is on disk before the next run begins.
+                    sweep.write()
+                per_second = trial.samples_per_second
+                rate = "" if per_second is None else f", {digits(per_second)} samples/s"
+                reason = "" if trial.reason is None else f": {trial.reason}"
+                said_above(f"{place} {trial.status} after {trial.seconds or 0.0:.0f} s{rate}{reason}")
+                answer_runs([trial.launch.folder] if trial.status == "ok" and trial in asked else [], matrix.questions)
                 bar.update(1)
         return sweep
 
 
-def _measured(trial: Trial, pods: SweepPods, supervision: Supervision) -> Row:
-    """The row of a run that has ended, however it did."""
-    began, asked, row = time.monotonic(), trial.launch, trial.row
+def _run(trial: Trial, pods: SweepPods, supervision: Supervision) -> None:
+    """Run one, and take up what came of it, whatever that is."""
+    began, asked = time.monotonic(), trial.launch
     try:
         if trial.cell.is_one_process:
-            return row.recorded(run_one(asked, supervision.timeout_seconds), time.monotonic() - began)
+            trial.take(run_one(asked, supervision.timeout_seconds), time.monotonic() - began)
+            return
         cluster = pods.ready()
         planned = command.plan_launch(cluster, asked.script, asked.arguments, pods=trial.cell.pods)
         record = run_launch(planned, cluster, replace(supervision, is_checked=trial.cell in pods.checked))
         pods.checked.add(trial.cell)
     except (UserError, OSError) as error:
-        status, reason = "refused", " ".join(str(error).split())
-        # One that failed before it began has measured nothing: the next call tries again.
+        trial.status, trial.reason = "refused", " ".join(str(error).split())
         if isinstance(error, UnopenedError):
-            status, reason = "refused" if error.status == "failed" else error.status, error.reason
-        if status == "interrupted":
-            raise KeyboardInterrupt(reason) from None
-        return replace(row, status=status, reason=reason, seconds=time.monotonic() - began)
+            # One that failed before it began has measured nothing: the next call tries again.
+            trial.status, trial.reason = "refused" if error.status == "failed" else error.status, error.reason
+        if trial.status == "interrupted":
+            raise KeyboardInterrupt(trial.reason) from None
+        trial.seconds = time.monotonic() - began
+        return
     if record.status == "interrupted":
         # The supervisor has taken the signal, which was for all of us.
         raise KeyboardInterrupt(record.reason)
-    return row.recorded(record, time.monotonic() - began)
+    trial.take(record, time.monotonic() - began)
 
 
 # What earlier calls have left, and what of it stays as it is.
@@ -159,8 +164,8 @@ def refuse_other_runs(trials: Sequence[Trial]) -> None:
                 raise UserError(f"{launch.folder}: was run with other settings ({said}); choose another --out")
 
 
-def standing_row(trial: Trial, seconds: float | None, *, again: bool) -> Row:
-    """The row of a run as it stands: measured if nothing is left to do for it.
+def take_up(trial: Trial, seconds: float | None, *, again: bool) -> None:
+    """Take up what a run has left if nothing is left to do for it.
 
     A run that is finished stays finished. Out of memory, too slow, failed and lost are results too; `again` asks for
     another try of those. What was killed, interrupted, or refused before it began has no result yet.
@@ -168,9 +173,10 @@ def standing_row(trial: Trial, seconds: float | None, *, again: bool) -> Row:
     Args:
         seconds: what an earlier call has said of its wall time.
     """
-    folder = trial.launch.folder
-    row = trial.row.recorded(read_record(folder), seconds) if (folder / RECORD).is_file() else trial.row
-    return row if row.status == "ok" or (row.is_measured and not again) else trial.row
+    if (trial.launch.folder / RECORD).is_file():
+        record = read_record(trial.launch.folder)
+        if record.status == "ok" or (record.status in RESULTS and not again):
+            trial.take(record, seconds)
 
 
 # The prepared data sets: made, or checked to be what the matrix says.
@@ -271,36 +277,6 @@ OF_RAW_DATA = ("dataset_config", "text_field")
 """Flags that say how raw data are read: a sweep has read them by then."""
 PREPARED = "prepared"
 """Folder of the sets that a sweep prepares, beside its cells."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A cell, once."""
-
-    cell: Cell
-    repeat: int
-    """Number of the repeat, counted from 1."""
-    launch: Launch
-    """What is launched into `OUT/CELL/REPEAT`, as far as it is known without pods: enough to recognise it."""
-    is_prepared: bool
-    """Whether the sweep prepares its data; else it is given them."""
-
-    @property
-    def name(self) -> str:
-        """The run folder below OUT."""
-        return f"{self.cell.name}/{self.repeat}"
-
-    @property
-    def row(self) -> Row:
-        """The run in the sweep's results, not measured yet."""
-        return Row(cell=self.cell.name, repeat=self.repeat, folder=self.name, **asdict(self.cell))
-
-    @property
-    def command(self) -> str:
-        """What somebody would type to get this run alone."""
-        alone, pods = [sys.executable], ["zeropods", "launch", "--num-pods", str(self.cell.pods), "--"]
-        script = [str(self.launch.script), *self.launch.arguments]
-        return shlex.join([*(alone if self.cell.is_one_process else pods), *script])
 
 
 def trials(matrix: Matrix, out: Path) -> list[Trial]:
