@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from zeropods.launch.command import (
     shell_line,
     typed_flags,
 )
-from zeropods.launch.slurm import SlurmJob, plan_slurm, verdict_of
+from zeropods.launch.slurm import plan_slurm, verdict_of
 from zeropods.pods.hostfile import Host
 
 LAUNCH = Launch(
@@ -106,7 +105,7 @@ def test_flags_are_read_in_both_forms_and_typed_by_what_they_look_like() -> None
 # As a SLURM job.
 
 ROOT = Path(__file__).resolve().parents[2]
-JOB = SlurmJob(number=17, state="FAILED", exit_status=1, nodes="pod1", time_limit="00:10:00")
+JOB = {"JobId": "17", "Reason": "", "TimeLimit": "00:10:00"}
 
 
 def test_the_command_submits_the_projects_own_job_file_with_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +137,7 @@ def test_the_command_submits_the_projects_own_job_file_with_what_was_asked_for(m
     ],
 )  # fmt: skip
 def test_a_state_has_a_status(state: str, exit_status: int, status: str | None) -> None:
-    assert verdict_of(replace(JOB, state=state, exit_status=exit_status)).status == status
+    assert verdict_of({**JOB, "JobState": state, "ExitCode": f"{exit_status}:0"}).status == status
 
 
 def test_without_slurm_a_launch_is_one_line_and_a_dry_run_needs_none(

@@ -151,7 +151,7 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
         ranks = Ranks(launch.folder, [None] * launch.world_size)
         log = RunLog(launch.folder, supervision.show)
         submitted = read_json(path) if path.is_file() else None
-        if submitted and not look(submitted["job"]).has_ended:
+        if submitted and look(submitted["job"])["JobState"] not in ENDED:
             number = submitted["job"]
             if command.remembered(launch.folder) != command.identity(launch):
                 remedy = f"scancel {number}, or choose another --outputdir"
@@ -191,8 +191,8 @@ def _followed(
     asked, told = 0.0, ""
     running_since: float | None = None
     cancelled: Ending | None = None
-    job: SlurmJob | None = None
-    while job is None or not job.has_ended:
+    job: dict[str, str] = {"JobState": ""}
+    while job["JobState"] not in ENDED:
         tick()
         time.sleep(POLL_SECONDS)
         log.read()
@@ -214,24 +214,24 @@ def _followed(
                 remedy = f"the job may still run: squeue --jobs {number}; the same launch follows it again"
                 raise UserError(f"SLURM has not answered for {now - heard:.0f} s ({error}); {remedy}") from None
         else:
-            heard, is_running = now, job.state == "RUNNING"
-            if job.state == "PENDING":
+            heard, state, reason, nodes = now, job["JobState"], job["Reason"], job["NodeList"]
+            if state == "PENDING":
                 # The next attempt may be on other nodes.
                 log.names.clear()
-                if job.reason in HOPELESS and cancelled is None:
-                    verdict = Ending("failed", f"job {number} cannot start as it was asked for: {job.reason}")
-            elif job.nodes and not log.names:
+                if reason in HOPELESS and cancelled is None:
+                    verdict = Ending("failed", f"job {number} cannot start as it was asked for: {reason}")
+            elif nodes and not log.names:
                 # In the order of the job's tasks.
-                nodes = _ask(["scontrol", "show", "hostnames", job.nodes]).split()
-                log.names |= {str(task): node for task, node in enumerate(nodes)}
-            running_since = running_since or (now if is_running else None)
-            why = f" ({job.reason})" if job.reason else ""
-            where = f" on {job.nodes}" if job.nodes and is_running else ""
-            line = f"job {number}: {job.state}{where}{why}{', again' if job.restarts else ''}"
-            if line != told and job.state != FORGOTTEN:
+                hosts = _ask(["scontrol", "show", "hostnames", nodes]).split()
+                log.names |= {str(task): host for task, host in enumerate(hosts)}
+            running_since = running_since or (now if state == "RUNNING" else None)
+            where = f" on {nodes}" if nodes and state == "RUNNING" else ""
+            again = ", again" if int(job["Restarts"] or 0) else ""
+            line = f"job {number}: {state}{where}{f' ({reason})' if reason else ''}{again}"
+            if line != told and state != FORGOTTEN:
                 supervision.show(line)
                 told = line
-        if verdict is not None and not (job and job.has_ended):
+        if verdict is not None and job["JobState"] not in ENDED:
             if verdict is hangs.found:
                 hangs.save_stacks(lambda: None)
             # SIGTERM to its ranks, SIGKILL after SLURM's KillWait.
@@ -243,45 +243,21 @@ def _followed(
     return cancelled or verdict_of(job)
 
 
-# A job as `scontrol show job --oneliner` prints it, and what its state means for a run
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmJob:
-    """What SLURM knows of a job at one moment; a text is empty where there is nothing to say."""
-
-    number: int
-    state: str
-    reason: str = ""
-    """Why it waits, or why it ended."""
-    exit_status: int = 0
-    """Exit status of the batch script."""
-    restarts: int = 0
-    nodes: str = ""
-    """A list as SLURM writes it, such as `pod[1-2]`."""
-    time_limit: str = ""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is over for good."""
-        return self.state in ENDED
-
-
-def verdict_of(job: SlurmJob) -> Ending:
-    """Why a job's run ended. Without a status, the ranks know better."""
-    if job.state == "COMPLETED":
+def verdict_of(job: Mapping[str, str]) -> Ending:
+    """Why the run of a job that has ended did. Without a status, the ranks know better."""
+    state, reason, of_job = job["JobState"], job["Reason"], f"SLURM's job {job['JobId']}"
+    exit_status = int(job["ExitCode"].partition(":")[0] or 0)
+    if state == "COMPLETED":
         return Ending()
-    of_job = f"SLURM's job {job.number}"
-    if job.state == FORGOTTEN:
-        return Ending(None, f"SLURM has forgotten job {job.number}")
-    if job.state == "TIMEOUT":
-        return Ending("timeout", f"{of_job}: TIMEOUT: its time limit was {job.time_limit}")
-    why = f" ({job.reason})" if job.reason else ""
-    if job.state in STATUSES:
-        return Ending(STATUSES[job.state], f"{of_job}: {job.state}{why}")
-    if job.exit_status == SAVED:
+    if state == FORGOTTEN:
+        return Ending(None, f"SLURM has forgotten job {job['JobId']}")
+    if state == "TIMEOUT":
+        return Ending("timeout", f"{of_job}: TIMEOUT: its time limit was {job['TimeLimit']}")
+    if state in STATUSES:
+        return Ending(STATUSES[state], f"{of_job}: {state}{f' ({reason})' if reason else ''}")
+    if exit_status == SAVED:
         return Ending("interrupted", f"{of_job}: saved when it was asked to, and was not requeued")
-    return Ending(None, f"{of_job}: {job.state} with status {job.exit_status}")
+    return Ending(None, f"{of_job}: {state} with status {exit_status}")
 
 
 # What is asked of SLURM, through its own commands
@@ -291,25 +267,17 @@ class SlurmError(UserError):
     """SLURM refused, or did not answer."""
 
 
-def look(number: int) -> SlurmJob:
-    """A job as it is now."""
+def look(number: int) -> dict[str, str]:
+    """What SLURM knows of a job now, by its names (scontrol(1)); a text is empty where there is nothing to say."""
     try:
-        text = _ask(["scontrol", "--oneliner", "show", "job", str(number)])
+        found = FIELD.findall(_ask(["scontrol", "--oneliner", "show", "job", str(number)]))
     except SlurmError as error:
-        if UNKNOWN_JOB in str(error):
-            return SlurmJob(number=number, state=FORGOTTEN)
-        raise
+        if UNKNOWN_JOB not in str(error):
+            raise
+        found = [("JobId", str(number)), ("JobState", FORGOTTEN)]
     # The first of several fields of one name counts.
-    fields = {name: "" if value in NOTHING else value for name, value in reversed(FIELD.findall(text))}
-    return SlurmJob(
-        number=number,
-        state=fields["JobState"],
-        reason=fields["Reason"],
-        exit_status=int(fields["ExitCode"].partition(":")[0]),
-        restarts=int(fields["Restarts"]),
-        nodes=fields["NodeList"],
-        time_limit=fields["TimeLimit"],
-    )
+    given = {name: "" if value in NOTHING else value for name, value in reversed(found)}
+    return {**dict.fromkeys(("Reason", "ExitCode", "Restarts", "NodeList", "TimeLimit"), ""), **given}
 
 
 def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
