@@ -30,6 +30,7 @@ from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
 from zeropods.train.arguments import NO_FP16, PROJECT, TextToSQLArguments, arguments_of, parse_flags
+from zeropods.train.deepspeed import check_config, read_config
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
@@ -170,8 +171,6 @@ def check_arguments(planned: Launch, *, here: bool = False) -> None:
 
     A script of ours would refuse its flags itself, after half a minute on every pod.
     """
-    from zeropods.train.deepspeed import check_config, read_config
-
     check_plain("script", planned.script)
     flags, kind = flag_values(planned.arguments), arguments_of(planned.script)
     typed = typed_flags(planned.script, planned.arguments)

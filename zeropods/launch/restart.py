@@ -22,8 +22,6 @@ JOURNAL = "restarts.json"
 
 def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None:
     """Refuse what could not go on when it has to: so often, and on no fewer than `min_pods` where that is given."""
-    if restarts < 0 or (min_pods is not None and min_pods < 1):
-        raise UserError(f"--restarts {restarts} --min-pods {min_pods}; expected at least 0 and at least 1")
     if min_pods is not None and min_pods > len(planned.hosts):
         raise UserError(f"--min-pods {min_pods}: the run begins on {len(planned.hosts)}; give no more")
     if (restarts or min_pods) and batch_of(planned) is None:
