@@ -143,7 +143,7 @@ def test_a_job_whose_follower_was_killed_is_followed_again_by_the_same_launch(
             SlurmError,
             r"sbatch: Memory specification .*; .*configuration is not available",
         ),
-        ({"pods": 4}, UserError, "sbatch: .*[Nn]ode|cannot start as it was asked for"),
+        ({"pods": 4}, UserError, "4 nodes: SLURM has 3 of all partitions"),
         ({"cpus_per_slot": 999}, UserError, r"failed: job \d+ cannot start as it was asked for: PartitionConfig"),
         ({}, UserError, r"(?s)failed: SLURM's job .*MOUNT /nowhere: not there"),
     ],

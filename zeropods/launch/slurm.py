@@ -112,11 +112,15 @@ def plan_slurm(
     launch = command.plan_on(hosts, script, arguments, launcher="slurm")
     chosen = () if partition is None else (f"--partition={partition}",)
     try:
-        has_gpus = "gpu" in _ask(["sinfo", "--noheader", "--format=%G", *chosen])
+        nodes = _ask(["sinfo", "--noheader", "--format=%D %G", *chosen])
     except SlurmError:
         if needs_slurm:
             raise
-        has_gpus = True
+        nodes = "0 gpu"
+    there = sum(int(line.split()[0]) for line in nodes.splitlines())
+    if 0 < there < pods:
+        # It would wait for ever.
+        raise UserError(f"{pods} nodes: SLURM has {there} of {partition or 'all partitions'}; ask for fewer")
     # sbatch replaces %j and the like in the path of the log.
     name, log = re.sub(r"[^A-Za-z0-9._-]", "-", launch.folder.name), str(launch.folder / LOG).replace("%", "%%")
     argv = [
@@ -124,7 +128,7 @@ def plan_slurm(
         f"--job-name=zeropods-{name}",
         f"--nodes={pods}",
         f"--cpus-per-task={cpus_per_slot * slots}",
-        f"--gpus-per-node={slots if has_gpus else 0}",
+        f"--gpus-per-node={slots if 'gpu' in nodes else 0}",
         f"--output={log}",
         *chosen,
         *options,
