@@ -23,7 +23,7 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import plan_alone, plan_launch, shell_line, train_arguments
 from zeropods.launch.local import run_here, run_planned
-from zeropods.launch.outcome import failure
+from zeropods.launch.outcome import failure, written_at
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import LAUNCH_LOCK
 from zeropods.measure.run_folder import locked
@@ -121,11 +121,10 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
         given = {**flags, "outputdir": Path(flags["outputdir"]).resolve(), "slots": None}
         launches.append(plan_alone(script, train_arguments(**given), flags.get("slots", 1)))
     # It is known without asking the script, which refuses a folder that holds another finished run.
-    waiting = [
-        each
-        for each in launches
-        if command.remembered(each.folder) != command.identity(each) or command.finished_record(each) is None
-    ]
+    waiting = []
+    for each in launches:
+        if command.remembered(each.folder) != command.identity(each) or command.finished_record(each) is None:
+            waiting.append(each)
     with ending_in_order(), ExitStack() as stack:
         for each in waiting:
             stack.enter_context(locked(each.folder, LAUNCH_LOCK))
@@ -158,14 +157,10 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
     if cluster.backend != "local" or pod not in names:
         raise UserError(f"pod {pod!r} of {cluster.name}, on {cluster.backend}; expected a local one: {names}")
     pointer, over = folder / "checkpoints" / POINTER, threading.Event()
-
-    def newest() -> str | None:
-        return pointer.read_text(encoding="utf-8") if pointer.is_file() else None
-
-    before = newest()
+    before = written_at(pointer)
 
     def kill_after_a_checkpoint() -> None:
-        while newest() == before:
+        while written_at(pointer) == before:
             if over.wait(LOOK_SECONDS):
                 return
         now = time.time()

@@ -72,8 +72,6 @@ class Supervision:
     """How often a run may go on by itself, where a pod is lost or a rank is killed."""
     min_pods: int | None = None
     """On how few pods, 1 if not given. Where it is given, the run also begins on so few if others are dead."""
-    is_checked: bool = False
-    """Whether the pods have had what the launch needs a moment ago; else they are looked at first."""
 
     def __post_init__(self) -> None:
         check_timeouts(self.timeout_seconds, self.step_timeout)
@@ -112,7 +110,6 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
                     raise end
                 return end
             current = replace(following_launch, restarts=current.restarts + 1)
-            supervision = replace(supervision, is_checked=False)
             ended = {"status": end.status, "pod": end.pod, "reason": end.reason, "steps": end.steps}
             journal.append(journal_entry(planned, current, left, **ended, found_unix_seconds=found))
             files.write_json(planned.folder / JOURNAL, {"restarts": journal})
@@ -149,20 +146,19 @@ def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tup
     Returns:
         The record, or why there is none; and when the verdict was there, in seconds since 1970.
     """
-    if not supervision.is_checked:
-        try:
-            # What lies in main memory is stepped by CPU Adam, which has to be compiled.
-            config = command.flag_values(planned.arguments).get("deepspeed")
-            offload = config is not None and offloads_optimizer(read_config(Path(config)))
-            needed, port = (str(planned.script), *filter(None, [config])), planned.master_port
-            expected = Expectation.of_this_machine(Path.cwd(), needed, master_port=port, offload=offload)
-            cluster.preflight(expected, len(planned.hosts)).require()
-        except UserError as error:
-            dead = [pod.pod for pod in cluster.statuses()[: len(planned.hosts)] if not pod.is_ready]
-            if not dead:
-                raise
-            # It was there a moment ago: it is lost like one that dies in the run.
-            return UnopenedError(planned.folder, Ending("pod_lost", str(error), dead[0]), ()), time.time()
+    try:
+        # What lies in main memory is stepped by CPU Adam, which has to be compiled.
+        config = command.flag_values(planned.arguments).get("deepspeed")
+        offload = config is not None and offloads_optimizer(read_config(Path(config)))
+        needed, port = (str(planned.script), *filter(None, [config])), planned.master_port
+        expected = Expectation.of_this_machine(Path.cwd(), needed, master_port=port, offload=offload)
+        cluster.preflight(expected, len(planned.hosts)).require()
+    except UserError as error:
+        dead = [pod.pod for pod in cluster.statuses()[: len(planned.hosts)] if not pod.is_ready]
+        if not dead:
+            raise
+        # It was there a moment ago: it is lost like one that dies in the run.
+        return UnopenedError(planned.folder, Ending("pod_lost", str(error), dead[0]), ()), time.time()
     run = secrets.token_hex(8)
     marked = replace(planned, exported={**planned.exported, RUN: run})
     pods = cluster.pods[: len(planned.hosts)]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def run_sweep(
     out = Path(out).resolve()
     # A second sweep in the folder is refused, and so is a folder of something else.
     held = folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
-    with ending_in_order(), held, SweepPods(matrix, cluster, hostfile) as pods:
+    with ending_in_order(), held, sweep_pods(matrix, cluster, hostfile) as ready:
         planned = trials(matrix, out)
         check_trials(planned)
         provide_datasets(matrix, out)
@@ -90,7 +89,7 @@ def run_sweep(
                 place = f"run {number} of {len(waiting)}: {trial.name}"
                 said_above(f"{place} begins")
                 try:
-                    _run(trial, pods, supervision)
+                    _run(trial, ready, supervision)
                 except (KeyboardInterrupt, SystemExit):
                     trial.status, trial.reason = "interrupted", "ended with the sweep"
                     raise
@@ -106,17 +105,16 @@ def run_sweep(
         return sweep
 
 
-def _run(trial: Trial, pods: SweepPods, supervision: Supervision) -> None:
+def _run(trial: Trial, ready: Callable[[], Cluster], supervision: Supervision) -> None:
     """Run one, and take up what came of it, whatever that is."""
     began, asked = time.monotonic(), trial.launch
     try:
         if trial.cell.is_one_process:
             trial.take(run_one(asked, supervision.timeout_seconds), time.monotonic() - began)
             return
-        cluster = pods.ready()
+        cluster = ready()
         planned = command.plan_launch(cluster, asked.script, asked.arguments, pods=trial.cell.pods)
-        record = run_launch(planned, cluster, replace(supervision, is_checked=trial.cell in pods.checked))
-        pods.checked.add(trial.cell)
+        record = run_launch(planned, cluster, supervision)
     except (UserError, OSError) as error:
         trial.status, trial.reason = "refused", " ".join(str(error).split())
         if isinstance(error, UnopenedError):
@@ -233,42 +231,43 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
 # The pods: those that a sweep is given, or its own, which are renewed when one of them is lost.
 
 
-class SweepPods(AbstractContextManager["SweepPods"]):
-    """Pods of the sweep's own start at the first need, and end with the block."""
+@contextmanager
+def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> Iterator[Callable[[], Cluster]]:
+    """Yields what gives the cluster for the next run; pods of the sweep's own start at the first need, and end then.
 
-    def __init__(self, matrix: Matrix, given: Cluster | None, hostfile: Path | None = None) -> None:
-        """`hostfile`: of hosts on which the sweep's own pods are started; this machine if not given."""
-        self._count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
-        self._slots = matrix.slots
-        self._hostfile = hostfile
-        self._given = given
-        self._own: Cluster | None = None
-        self.checked: set[Cell] = set()
-        """Cells that have run on these pods: their repeats need not look again whether the pods have what they need."""
-        hosts = given.hosts[: self._count] if given else ()
-        if given is not None and len(hosts) < self._count:
-            raise UserError(f"cluster {given.name}: {len(hosts)} pods, the matrix needs {self._count}")
-        for host in hosts:
-            if host.slots != self._slots:
-                raise UserError(
-                    f"{host.address} has slots={host.slots}, the matrix slots: {self._slots}; "
-                    f"write slots: {host.slots} into the matrix, or bring up pods with --slots {self._slots}"
-                )
+    Pods that were given are not renewed: they are somebody else's.
 
-    def __exit__(self, *_: object) -> None:
-        if self._own is not None:
-            self._own.down()
+    Args:
+        hostfile: of hosts on which the sweep's own pods are started; this machine if not given.
+    """
+    count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
+    hosts = given.hosts[:count] if given else ()
+    if given is not None and len(hosts) < count:
+        raise UserError(f"cluster {given.name}: {len(hosts)} pods, the matrix needs {count}")
+    for host in hosts:
+        if host.slots != matrix.slots:
+            raise UserError(
+                f"{host.address} has slots={host.slots}, the matrix slots: {matrix.slots}; "
+                f"write slots: {host.slots} into the matrix, or bring up pods with --slots {matrix.slots}"
+            )
+    own: Cluster | None = None
 
-    def ready(self) -> Cluster:
-        """The cluster for the next run. Pods that were given are not renewed: they are somebody else's."""
-        if self._given is not None:
-            return self._given
-        if self._own is None or not self._own.is_ready():
-            self.__exit__()
-            self.checked.clear()
+    def ready() -> Cluster:
+        nonlocal own
+        if given is not None:
+            return given
+        if own is None or not own.is_ready():
+            if own is not None:
+                own.down()
             name = f"sweep-{os.getpid()}"
-            self._own = pods.up(self._count, slots=self._slots, name=name, hostfile=self._hostfile, lease="kernel")
-        return self._own
+            own = pods.up(count, slots=matrix.slots, name=name, hostfile=hostfile, lease="kernel")
+        return own
+
+    try:
+        yield ready
+    finally:
+        if own is not None:
+            own.down()
 
 
 # One run of a sweep as data, and the order in which runs are made.
