@@ -209,14 +209,10 @@ def test_a_save_in_which_ranks_work_or_move_has_more_time(watched: Watched) -> N
         assert watched.alive(1, saving(0, place, "save.py:1 save"), saving(1)) is None
 
 
-def test_time_in_which_nobody_looked_does_not_count(watched: Watched) -> None:
+def test_time_in_which_nobody_looked_does_not_count_nor_do_ranks_that_have_ended(watched: Watched) -> None:
     watched.alive(3, beat(0), beat(1))
     watched.now += 1000
     assert watched.alive(8, beat(0), beat(1)) is None
-
-
-def test_ranks_that_have_ended_are_watched_no_more(watched: Watched) -> None:
-    watched.alive(3, beat(0), beat(1))
     for rank in (0, 1):
         beat_file(watched.folder, rank).unlink()
     assert watched.alive(60) is None
@@ -229,16 +225,14 @@ def test_heartbeats_of_an_earlier_attempt_tell_nothing(tmp_path: Path) -> None:
     assert earlier.look(0.0) is None and earlier.look(99.0) is None and not earlier.ranks
 
 
-def test_without_a_time_out_given_it_follows_the_longest_pause(tmp_path: Path) -> None:
+def test_without_a_time_out_given_it_follows_the_longest_pause_and_one_of_zero_ends_nothing(tmp_path: Path) -> None:
     watched = Watched(tmp_path, None)
     assert watched.hangs.limit() == DEFAULT_SECONDS
     watched.alive(90, beat(0))
     watched.alive(1, beat(0, marks=2))
     assert 20 * 88 < watched.hangs.limit() < 20 * 92
-
-
-def test_a_time_out_of_zero_ends_nothing(tmp_path: Path) -> None:
-    assert Watched(tmp_path, 0).alive(2000, beat(0)) is None
+    (tmp_path / "never").mkdir()
+    assert Watched(tmp_path / "never", 0).alive(2000, beat(0)) is None
 
 
 @pytest.mark.parametrize(
@@ -265,14 +259,13 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
     ("cgroup", "files", "count"),
     [
         (V2, {"cgroups/user.slice/job/memory.events": EVENTS}, 3),
-        (V2, {"cgroups/memory.events": EVENTS}, 3),
         (V1, {"cgroups/memory/job/7/memory.oom_control": CONTROL}, 2),
         (V1, {"cgroups/memory/memory.oom_control": CONTROL}, 2),
         (V1, {"cgroups/memory/job/7/memory.oom_control": "under_oom 0\n", "proc/vmstat": "oom_kill 5\n"}, 5),
         (V2, {"proc/vmstat": "nr_free_pages 7\noom_kill 5\n"}, 5),
         (V2, {}, 0),
     ],
-    ids=["v2", "v2 in a container", "v1", "v1 in a container", "v1 before Linux 4.13", "no group", "nothing"],
+    ids=["v2", "v1", "v1 in a container", "v1 before Linux 4.13", "no group", "nothing"],
 )
 def test_the_count_is_read_where_it_stands(cgroup: str, files: dict[str, str], count: int, tmp_path: Path) -> None:
     for name, text in {"proc/self/cgroup": cgroup, **files}.items():
