@@ -305,7 +305,7 @@ def test_a_run_that_never_began_is_tried_again_or_a_result(
     def never_begins(launch: Launch, *_: object) -> None:
         raise UnopenedError(launch.folder, Ending(status, "why not"), ["last line"])
 
-    monkeypatch.setattr("zeropods.sweep.run.run_one", never_begins)
+    monkeypatch.setattr("zeropods.sweep.run.run_planned", never_begins)
     alone = a_matrix(cells=[{"technique": "none", "pods": 1}], repeats=1)
     with pytest.raises(KeyboardInterrupt) if row is None else nullcontext():
         sweep = run_sweep(alone, tmp_path / "out")

@@ -22,7 +22,7 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
-from zeropods.launch.local import run_here, run_one
+from zeropods.launch.local import run_here, run_planned
 from zeropods.launch.notebook import train
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure.record import read_record
@@ -169,7 +169,7 @@ def test_a_run_that_never_began_has_no_record(
         master_port=0, launcher="none",
     )  # fmt: skip
     with pytest.raises(UnopenedError) as caught:
-        run_one(launch, LIMIT_SECONDS)
+        run_planned(launch, LIMIT_SECONDS)
     assert (caught.value.status, caught.value.reason) == (status, reason)
     assert not (folder / "record.json").exists()
 

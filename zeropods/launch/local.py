@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, remember, runner_argv
+from zeropods.launch.command import Launch, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.launch.logs import RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, check_timeouts, judge
@@ -21,7 +21,7 @@ from zeropods.launch.outcome import Ranks, failure, record_run
 from zeropods.launch.restart import calls_for_another
 from zeropods.measure.record import LAUNCH_LOCK, RECORD, Record, read_config, read_record
 from zeropods.measure.run_folder import locked
-from zeropods.pods.processes import ask_for_stacks, descendants, end, ending_in_order, oom_kills, start_bound
+from zeropods.pods.processes import ask_for_stacks, descendants, end, oom_kills, start_bound
 from zeropods.programs import child_environment
 from zeropods.train.arguments import arguments_of
 
@@ -58,18 +58,11 @@ def run_here(
         raise UserError(failure(folder, record))
 
 
-def run_one(planned: Launch, timeout_seconds: float | None = None) -> Record:
-    """Run a launch of one process on this machine to its end, and return its record whatever it says.
-
-    What was launched is remembered, as it is over pods.
-    """
-    with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
-        remember(planned)
-        return run_planned(planned, timeout_seconds)
-
-
 def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record:
-    """Run a launch on this machine: forks where the script is this project's own and there is no GPU."""
+    """Run a launch on this machine, whose folder is locked for it, to its end, and return its record whatever it says.
+
+    Its ranks are forks where the script is this project's own and there is no GPU.
+    """
     words, number = [str(planned.script), *planned.arguments], planned.world_size
     # torchrun and DeepSpeed's launcher have two names for it; accelerate takes the first to be 1 where it is not there.
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(number))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeropods.errors import UserError
+from zeropods.files import write_text
 from zeropods.measure.heartbeat import Beat, read_beats
 from zeropods.pods.leases import HAS_ENDED
 from zeropods.pods.rendezvous import Pod
@@ -132,7 +133,8 @@ DEFAULT_SECONDS, LONGEST_TIMES = 600.0, 20.0
 """Where no time-out was given: so long, or so many times the longest pause between two pieces of work so far."""
 PATIENT_SECONDS, PATIENT_TIMES = 1_800.0, 10.0
 """While ranks load, make their first step or save, which may take long and tells nothing: the larger of the two."""
-ANSWER_SECONDS, PAUSE_SECONDS = 3.0, 0.1
+ANSWER_SECONDS = 3.0
+"""Ranks have so long to write their stacks."""
 WAITING = re.compile(r"^(torch/distributed|deepspeed/comm)/| (_engine_run_backward|synchronize)$")
 """Places where a rank waits for others."""
 COLLECTIVE = re.compile(r"(torch/distributed|deepspeed/comm)/")
@@ -213,17 +215,16 @@ class HangDetector:
         A disk that takes no more keeps no run from ending.
         """
         ask()
-        files = {rank: self.folder / "stacks" / f"{rank}.txt" for rank in self.ranks}
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while (left := [r for r, file in files.items() if not _is_written(file)]) and time.monotonic() < deadline:
-            time.sleep(PAUSE_SECONDS)
+        time.sleep(ANSWER_SECONDS)
         with suppress(OSError):
-            for rank in left:
-                beat, how = self.ranks[rank].beat, "is stopped" if rank in self._stopped else "does not answer"
-                first = f"rank {rank}, process {beat.pid}: {how}; its main thread when it last gave a sign"
-                files[rank].parent.mkdir(exist_ok=True)
-                with open(files[rank], "a", encoding="utf-8") as file:
-                    file.writelines([f"{first}, innermost first:\n", *(f"  {place}\n" for place in beat.stack)])
+            for rank, watched in self.ranks.items():
+                file = self.folder / "stacks" / f"{rank}.txt"
+                if not (file.is_file() and file.stat().st_size):
+                    how = "is stopped" if rank in self._stopped else "does not answer"
+                    who = f"rank {rank}, process {watched.beat.pid}: {how}"
+                    first = f"{who}; its main thread when it last gave a sign, innermost first:"
+                    file.parent.mkdir(exist_ok=True)
+                    write_text(file, "\n".join([first, *(f"  {place}" for place in watched.beat.stack)]) + "\n")
 
     def _note(self, now: float, away: float) -> None:
         """Take up the heartbeats; `away`: seconds in which nobody looked, which do not count."""
@@ -286,12 +287,3 @@ def culprit(beats: Mapping[int, Beat]) -> int:
     places = Counter(beats[rank].place() for rank in ranks)
     # Where all have done as many steps, the place tells.
     return min(ranks, key=lambda rank: (beats[rank].step, places[beats[rank].place()], rank))
-
-
-def _is_written(path: Path) -> bool:
-    """Whether a dump is there and has come to its end: the main thread's comes last."""
-    with suppress(OSError):
-        size = path.stat().st_size
-        time.sleep(PAUSE_SECONDS / 2)
-        return 0 < size == path.stat().st_size
-    return False

@@ -19,10 +19,11 @@ from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import folder_locked, is_path
 from zeropods.launch import command
 from zeropods.launch.command import Launch, find_script, flag_values, runner_argv, train_arguments
-from zeropods.launch.local import run_one
+from zeropods.launch.local import run_planned
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.supervisor import Supervision, run_launch
-from zeropods.measure.record import RECORD, read_record
+from zeropods.measure.record import LAUNCH_LOCK, RECORD, read_record
+from zeropods.measure.run_folder import locked
 from zeropods.plan.models import CAUSAL_TINY
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import Host
@@ -110,7 +111,9 @@ def _run(trial: Trial, ready: Callable[[], Cluster], supervision: Supervision) -
     began, asked = time.monotonic(), trial.launch
     try:
         if trial.cell.is_one_process:
-            trial.take(run_one(asked, supervision.timeout_seconds), time.monotonic() - began)
+            with locked(asked.folder, LAUNCH_LOCK):
+                command.remember(asked)
+                trial.take(run_planned(asked, supervision.timeout_seconds), time.monotonic() - began)
             return
         cluster = ready()
         planned = command.plan_launch(cluster, asked.script, asked.arguments, pods=trial.cell.pods)
