@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from zeropods.launch.logs import TrainLog
+from zeropods.launch.logs import LINE, GrowingFile
 from zeropods.launch.outcome import written_at
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.processes import RUN, Process, descendants, find_process, is_alive, processes_with, variable
@@ -20,7 +20,7 @@ class Log:
     """The training losses that a run logs, six digits each, as they come."""
 
     def __init__(self, folder: Path) -> None:
-        self._tail = TrainLog(folder / "train.log")
+        self._tail = GrowingFile(folder / "train.log")
         self.losses: Losses = {}
         """Since `forget`."""
         self.first_unix_seconds: float | None = None
@@ -30,7 +30,8 @@ class Log:
 
     def read(self) -> Losses:
         """Losses by step, those just written included."""
-        new = {step: loss for step, name, loss in self._tail.entries() if name == "loss"}
+        said = LINE.findall("\n".join(self._tail.lines()))
+        new = {int(step): float(loss) for step, name, loss in said if name == "loss"}
         if new and not self.losses:
             self.first_unix_seconds = time.time()
         self.losses.update(new)

@@ -39,8 +39,6 @@ REFUSED = [
     (f"launch --partition p {HUB}", "--partition: is for --launcher slurm"),
     (f"{SLURM} --name n {HUB}", "it chooses the nodes"),
     (f"{SLURM} --export HOME {HUB}", "gets the whole environment"),
-    (f"{SLURM} --time-limit soon {HUB}", "--time-limit 'soon'; expected"),
-    (f"{SLURM} --time-limit 1:00:00:00 {HUB}", "--time-limit '1:00:00:00'"),
     *((f"{SLURM} {flag} 0 {HUB}", f"{flag}: 0; expected") for flag in ("--slots", "--cpus-per-slot", "--num-pods")),
     (f"launch --slots 2 {HUB}", "--slots 2: pods have slots of their own; leave it out"),
     (f"launch --launcher none --num-pods 2 {HUB}", "this machine alone"),

@@ -13,15 +13,15 @@ import pytest
 from tests.made import a_failed_record, a_rank, a_record, as_record
 from zeropods.cli import main, parser
 from zeropods.errors import UserError
+from zeropods.files import folder_locked
 from zeropods.launch import command
 from zeropods.launch.command import Launch, flag_values
 from zeropods.launch.lost_pods_and_hangs import Ending
 from zeropods.launch.outcome import UnopenedError
 from zeropods.report.plan import published
 from zeropods.sweep.matrix import ROWS, Matrix, at_tiny_scale, matrix_of, read_matrix, write_matrix
-from zeropods.sweep.results import Sweep
-from zeropods.sweep.run import Trial, held, order_of, refuse_other_runs, run_sweep, standing_row, trials
-from zeropods.techniques import NAMES
+from zeropods.sweep.results import Sweep, Trial
+from zeropods.sweep.run import LOCK, order_of, refuse_other_runs, run_sweep, take_up, trials
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "matrices" / "published.yaml"
@@ -60,22 +60,20 @@ def test_a_matrix_is_every_combination_that_can_be(changes: dict[str, Any], cell
     assert [cell.name for cell in read(**changes).cells] == [f"t5-tiny-{cell}-schema" for cell in cells]
 
 
-def test_values_of_flags_are_the_scripts(tmp_path: Path) -> None:
+def test_values_of_flags_are_the_scripts_and_the_projects_matrices_can_be_read(tmp_path: Path) -> None:
     text = (
         "model: t5-tiny\ntechnique: none\npods: 1\ndata: raw\nflags: {init: random, learning_rate: 1e-3, dropout: }\n"
     )
     (tmp_path / "m.yaml").write_text(text)
     assert read_matrix(tmp_path / "m.yaml").flags == {"init": "random", "learning_rate": "1e-3"}
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "matrices").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_matrices_of_the_project_can_be_read(path: Path) -> None:
-    assert read_matrix(path).cells
+    assert all(read_matrix(path).cells for path in (ROOT / "matrices").glob("*.yaml"))
 
 
 def test_flags_of_a_cell_win_over_the_common_ones(tmp_path: Path) -> None:
     cells = [{"technique": "zero1"}, {"technique": "zero2", "flags": {"max_steps": 7, "effective_batch_size": 6}}]
-    first, second = (flag_values(trial.arguments) for trial in trials(read(technique=None, cells=cells), tmp_path))
+    first, second = (
+        flag_values(trial.launch.arguments) for trial in trials(read(technique=None, cells=cells), tmp_path)
+    )
     assert (first["max_steps"], first["per_device_train_batch_size"], first["init"]) == ("30", "24", "random")
     assert (second["max_steps"], second["per_device_train_batch_size"], second["init"]) == ("7", "3", "random")
 
@@ -113,11 +111,8 @@ def test_tiny_scale_takes_the_place_of_what_a_cell_asks_for_and_of_its_data() ->
     assert (cell.model, tiny.flags_of(cell)["max_steps"], tiny.flags_of(cell)["dropout"]) == ("t5-tiny", 3, 0)
     assert (tiny.data, tiny.limit, tiny.dataset_path, tiny.questions) == ("sample", 300, {}, 4)
     causal = {**CAUSAL, "model": ["mistral-7b", "distilgpt2", "bigscience/bloom-560m"]}
-    assert {cell.model for cell in at_tiny_scale(read(causal), "m.yaml").cells} == {
-        "llama-tiny",
-        "gpt-tiny",
-        "bloom-tiny",
-    }
+    models = {cell.model for cell in at_tiny_scale(read(causal), "m.yaml").cells}
+    assert models == {"llama-tiny", "gpt-tiny", "bloom-tiny"}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +120,7 @@ def test_tiny_scale_takes_the_place_of_what_a_cell_asks_for_and_of_its_data() ->
     [
         ({"script": "mine.py"}, "script mine.py: --scale is for textsql_train.py, causal_train.py"),
         ({"model": "runs/mine", "flags": {}}, "model 'runs/mine' has no shape known here"),
-        ({"model": ["t5-small", "t5-base"]}, "m.yaml --scale tiny: model: .*'t5-tiny' occurs twice"),
+        ({"model": ["t5-small", "t5-base"]}, "m.yaml --scale tiny: cells: t5-tiny-zero1-.* occurs twice"),
     ],
 )
 def test_what_has_no_tiny_scale_is_refused_in_a_line(changes: dict[str, Any], said: str) -> None:
@@ -136,13 +131,10 @@ def test_what_has_no_tiny_scale_is_refused_in_a_line(changes: dict[str, Any], sa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"technique": ["none", "zero1"], "pods": [1, 3], "repeats": 3, "timeout_seconds": 90},
-        {"exclude": [{"pods": 2}], "pods": [2, 4], "seeds": [1, 2], "repeats": 2},
-        {"tokenizer": {"t5-tiny": "t5-tiny"}, "slots": 2},
+        {"exclude": [{"pods": 2}], "pods": [2, 4], "seeds": [1, 2], "repeats": 2, "timeout_seconds": 90},
         {"data": None, "dataset_path": {"schema": "prepared/a b", "question": "q"}, "prompt": ["schema", "question"]},
-        {"technique": None, "cells": [{"technique": list(NAMES), "pods": 4}], "script": "mine.py"},
         {"technique": None, "cells": [{"technique": "zero1", "flags": {"max_steps": 3}}, {"technique": "zero2"}]},
-        CAUSAL,
+        {**CAUSAL, "tokenizer": {"gpt-tiny": "gpt-tiny"}, "slots": 2},
     ],
 )
 def test_a_matrix_that_was_written_is_read_as_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -155,8 +147,8 @@ def test_a_matrix_that_was_written_is_read_as_the_same(changes: dict[str, Any], 
     ("changes", "said"),
     [
         ({"tecnique": "zero1"}, "m.yaml: tecnique: no such key; technique?"),
-        ({"technique": "zero4"}, r"technique\[1\]: 'zero4'; expected one of none, ddp, zero1"),
-        ({"technique": ["zero1", "zero1"]}, "'zero1' occurs twice"),
+        ({"technique": "zero4"}, "technique: 'zero4'; expected one of none, ddp, zero1"),
+        ({"technique": ["zero1", "zero1"]}, "cells: t5-tiny-zero1-2-pods-schema occurs twice"),
         ({"prompt": "plain"}, "prompt: 'plain'; expected one of question, schema"),
         ({"pods": 0}, r"pods\[1\]: 0; expected greater than or equal to 1"),
         ({"seeds": [1, 2, 3], "repeats": 2}, "seeds: 3 for 2 repeats; give one for each"),
@@ -189,11 +181,9 @@ def test_what_is_wrong_is_said_with_its_key_and_its_value(changes: dict[str, Any
     ("text", "said"),
     [
         (b"model: [t5-tiny\ntechnique: zero1\n", "m.yaml: line 2: "),
-        (b"model: a\ntechnique: none\nmodel: b\n", "m.yaml: line 3: model: occurs twice"),
         (b"model: !!python/object:os.system x\n", "m.yaml: line 1: "),
-        (b"[" * 1_000, "m.yaml: "),
         (b"model: m\ntechnique: none\npods: 1\nflags: &x {a: *x}\n", "a: expected text, a number"),
-        (b"model: \xff", "not UTF-8"),
+        (b"model: \xff", "can't decode byte 0xff"),
         (None, r"m.yaml: no such file; expected a matrix like matrices/demo.yaml"),
     ],
 )
@@ -208,7 +198,7 @@ def test_a_file_that_is_no_yaml_of_a_matrix_is_refused(text: bytes | None, said:
 def test_the_causal_script_is_run_by_its_own_flags(tmp_path: Path) -> None:
     first = trials(read(CAUSAL), tmp_path)[0]
     assert first.name == "gpt-tiny-none-1-pod-lm/1"
-    values = flag_values(first.arguments)
+    values = flag_values(first.launch.arguments)
     assert (values["model_name_or_path"], values["max_seq_length"]) == ("gpt-tiny", "32")
     assert values["data"] == str(tmp_path / "prepared" / "text-gpt-tiny-lm")
     assert not {"model_id", "dataset_path", "effective_batch_size"} & set(values)
@@ -248,10 +238,11 @@ def trial(tmp_path: Path) -> Trial:
 
 def recorded(trial: Trial, record: dict[str, Any]) -> Trial:
     """The trial with what a run of it leaves."""
-    trial.folder.mkdir(parents=True)
+    folder = trial.launch.folder
+    folder.mkdir(parents=True)
     command.remember(trial.launch)
     for name in ("config", "record"):
-        (trial.folder / f"{name}.json").write_text(json.dumps(record))
+        (folder / f"{name}.json").write_text(json.dumps(record))
     return trial
 
 
@@ -265,53 +256,46 @@ def recorded(trial: Trial, record: dict[str, Any]) -> Trial:
     ],
 )
 def test_a_run_that_has_a_result_is_not_run_again(record: Any, again: bool, status: str | None, trial: Trial) -> None:
-    row = standing_row(recorded(trial, record), None, again=again)
-    assert row.status == status
-    assert row.reason == ("pod2: why" if status not in ("ok", None) else None)
+    take_up(recorded(trial, record), None, again=again)
+    assert trial.status == status
+    assert trial.reason == ("pod2: why" if status not in ("ok", None) else None)
 
 
 def test_a_damaged_record_stops_the_sweep_before_it_begins(trial: Trial) -> None:
     recorded(trial, a_record(schema_version=1))
-    with pytest.raises(UserError, match="schema_version is 1"):
-        standing_row(trial, None, again=False)
+    with pytest.raises(UserError, match="schema_version 1"):
+        take_up(trial, None, again=False)
 
 
 def test_runs_of_another_matrix_are_refused_with_what_differs(trial: Trial, tmp_path: Path) -> None:
     recorded(trial, a_record())
     refuse_other_runs(trials(a_matrix(repeats=3, timeout_seconds=9), tmp_path))
-    a_sweep(tmp_path).keep()
+    a_sweep(tmp_path).write()
     with pytest.raises(UserError, match=r"pod-schema/1: was run with other .*\(--learning_rate 0.1 -> 0.5\)"):
         run_sweep(a_matrix(flags={"effective_batch_size": 48, "learning_rate": 0.5}), tmp_path)
     assert not (tmp_path / "matrix.yaml").exists()
 
 
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
-    with held(tmp_path / "out"), pytest.raises(UserError, match="in use by process"), held(tmp_path / "out"):
-        pass
     (tmp_path / "mine").touch()
-    with pytest.raises(UserError, match="holds something that is no sweep"), held(tmp_path):
-        pass
-    with pytest.raises(UserError, match="is a file; choose another --out"), held(tmp_path / "mine"):
-        pass
+    with folder_locked(tmp_path / "out", LOCK, signs=(), kind="sweep", flag="--out"):
+        for out, said in (
+            ("out", "in use by process"),
+            ("", "holds something that is no sweep"),
+            ("mine", "is a file; choose another --out"),
+        ):
+            with pytest.raises(UserError, match=said):
+                run_sweep(a_matrix(), tmp_path / out)
 
 
 def a_sweep(out: Path, *statuses: str | None) -> Sweep:
     """A sweep whose runs ended so, in their order, each with 32 samples in 0.8 s per step."""
-    rows = [trial.row for trial in trials(a_matrix(), out)]
-    for number, status in enumerate(statuses):
+    planned = trials(a_matrix(), out)
+    for trial, status in zip(planned, statuses, strict=False):
         if status is not None:
             record = a_record(ranks=[a_rank(step_seconds=[0.8] * 20)]) if status == "ok" else a_failed_record(status)
-            rows[number] = rows[number].recorded(as_record(record), 30.0)
-    return Sweep(out=out, matrix=a_matrix(), rows={row.folder: row for row in rows})
-
-
-@pytest.mark.parametrize(
-    ("statuses", "measured"),
-    [(("ok", "oom", "timeout", "failed"), True), (("ok", "ok", "interrupted", "ok"), False), (("ok",), False)],
-)
-def test_a_sweep_is_measured_when_every_run_has_a_result(statuses: Any, measured: bool, tmp_path: Path) -> None:
-    sweep = a_sweep(tmp_path, *statuses)
-    assert sweep.is_measured is measured
+            trial.take(as_record(record), 30.0)
+    return Sweep(out=out, matrix=a_matrix(), trials=planned)
 
 
 @pytest.mark.parametrize(("status", "row"), [("failed", "refused"), ("pod_lost", "pod_lost"), ("interrupted", None)])
@@ -321,15 +305,17 @@ def test_a_run_that_never_began_is_tried_again_or_a_result(
     def never_begins(launch: Launch, *_: object) -> None:
         raise UnopenedError(launch.folder, Ending(status, "why not"), ["last line"])
 
-    monkeypatch.setattr("zeropods.sweep.run.run_one", never_begins)
+    monkeypatch.setattr("zeropods.sweep.run.run_planned", never_begins)
     alone = a_matrix(cells=[{"technique": "none", "pods": 1}], repeats=1)
     with pytest.raises(KeyboardInterrupt) if row is None else nullcontext():
         sweep = run_sweep(alone, tmp_path / "out")
-        assert [(each.status, each.reason) for each in sweep.rows.values()] == [(row, "why not")]
+        assert [(each.status, each.reason) for each in sweep.trials] == [(row, "why not")]
         assert sweep.is_measured is (row != "refused")
 
 
-def test_people_read_a_table(tmp_path: Path) -> None:
+def test_people_read_a_table_and_a_sweep_is_measured_when_every_run_has_a_result(tmp_path: Path) -> None:
+    assert a_sweep(tmp_path, "ok", "oom", "timeout", "failed").is_measured
+    assert not a_sweep(tmp_path, "ok", "ok", "interrupted", "ok").is_measured
     sweep = a_sweep(tmp_path, "ok", "oom", "ok", "ok")
     assert sweep.table().header == ("cell", "repeats ok", "samples/s", "result")
     left_out = "left out: none is one process; on several pods ddp is the baseline"

@@ -78,13 +78,6 @@ def test_a_terminal_that_cannot_show_a_name_is_no_error(monkeypatch: pytest.Monk
     assert b"th\\xe9" in shown.getvalue()
 
 
-def test_a_locale_that_cannot_read_a_name_is_said_to_be_the_fault(here: Path) -> None:
-    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    call = [sys.executable, "-m", "zeropods", "data", "sample", "--out", "thé"]
-    done = subprocess.run(call, capture_output=True, text=True, env={**os.environ, **locale}, check=False)
-    assert done.returncode == 1 and done.stderr.endswith("a name here cannot be read; set LC_ALL=C.UTF-8\n")
-
-
 def test_a_prepared_set_is_not_replaced_by_another(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["prepare", "--task", "lm", "--data", "text", "--tokenizer", "gpt-tiny", "--out", "set"]
     assert main(["data", "sample", "--task", "lm", "--out", "text"]) == 0

@@ -22,7 +22,7 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
-from zeropods.launch.local import run_here, run_one
+from zeropods.launch.local import run_here, run_planned
 from zeropods.launch.notebook import train
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure.record import read_record
@@ -90,33 +90,19 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
     return [int(pid) for pid in pids if int(pid) in left]
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_what_a_refused_run_had_opened_goes_and_the_output_of_another_script_stays(
-    script: Callable[[str], Path], tmp_path: Path, is_there: bool
+def test_why_a_run_was_refused_is_said_in_the_words_of_its_script(
+    script: Callable[[str], Path], prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, other = tmp_path / "run", tmp_path / "other"
-    if is_there:
-        folder.mkdir()
     with pytest.raises(UserError, match=r"^no such data$"):
-        run(script("sys.exit('zeropods: no such data')"), folder)
-    assert list(folder.iterdir()) == [] if is_there else not folder.exists()
-    with pytest.raises(KeyboardInterrupt):
-        run(script("os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"), folder)
-    assert list(folder.iterdir()) == [] if is_there else not folder.exists()
+        run(script("sys.exit('zeropods: no such data')"), tmp_path / "run")
     with pytest.raises(UserError, match="its last message: why"):
-        run(script("sys.exit('why')"), other)
-    assert (other / "launch.log").read_text() == "why\n"
-
-
-def test_a_launch_in_which_no_rank_began_leaves_no_folder(
-    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+        run(script("sys.exit('why')"), tmp_path / "run")
+    assert (tmp_path / "run" / "launch.log").read_text() == "zeropods: no such data\nwhy\n"
     broken = Path(shutil.copytree(prepared, tmp_path / "broken"))
     os.truncate(next((broken / "train").glob("*.arrow")), 100)
-    words = [*TINY, "--dataset_path", broken, "--outputdir", tmp_path / "run", "--max_steps", 1]
+    words = [*TINY, "--dataset_path", broken, "--outputdir", tmp_path / "both", "--max_steps", 1]
     assert main(["launch", "--launcher", "none", "--slots", "2", "--", "textsql_train.py", *map(str, words)]) == 1
     assert "interrupted" not in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:
@@ -183,7 +169,7 @@ def test_a_run_that_never_began_has_no_record(
         master_port=0, launcher="none",
     )  # fmt: skip
     with pytest.raises(UnopenedError) as caught:
-        run_one(launch, LIMIT_SECONDS)
+        run_planned(launch, LIMIT_SECONDS)
     assert (caught.value.status, caught.value.reason) == (status, reason)
     assert not (folder / "record.json").exists()
 

@@ -83,7 +83,7 @@ def test_a_rank_that_fails_fails_the_run_with_its_reason_and_node_and_a_rejected
         launched(folder, options=("--time=soon",))
     assert (folder / "record.json").read_bytes() == before
     # One that SLURM does not know is no error.
-    assert look(4_000_000).has_ended
+    assert look(4_000_000)["JobState"] == "FORGOTTEN"
 
 
 def test_a_cancelled_job_is_an_interrupted_run_and_one_that_takes_too_long_is_cancelled(

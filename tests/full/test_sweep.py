@@ -196,9 +196,9 @@ def test_a_published_run_has_its_result_at_tiny_scale_its_set_is_made_again_and_
     # As many examples as one step of the others takes.
     matrix = at_tiny_scale(matrix_of(document, str(file)), str(file)).model_copy(update={"limit": 96})
     sweep = run_sweep(matrix, tmp_path / "out")
-    (row,) = sweep.rows.values()
-    assert row.status == "ok" and score_of(sweep.out / row.folder) is not None
-    record = read_record(sweep.out / row.folder)
+    (row,) = sweep.trials
+    assert row.status == "ok" and score_of(row.launch.folder) is not None
+    record = read_record(row.launch.folder)
     assert (record.model_id, record.technique, record.pods) == ("t5-large-tiny", "none", 1)
     assert (record.effective_batch_size, record.gradient_checkpointing, record.steps) == (32, True, 3)
     assert record.eval_losses

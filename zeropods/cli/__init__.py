@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NoReturn
 
 from zeropods import __version__
 from zeropods.cli import data, launch, models, plan, pods, summary, sweep
-from zeropods.errors import UserError, guarded
+from zeropods.errors import guarded
 from zeropods.programs import wait_passively
 from zeropods.tables import Help
 
 WORDS = {"int": "a whole number", "Path": "a path"}
 """What argparse calls by the name of a function."""
-
-UNREAD = re.compile(r"[\ud800-\udfff]")
-"""What Python makes of a byte that it cannot read."""
 
 Result = dict[str, Any]
 """What a verb returns: printed as JSON with `--json`, else line by line."""
@@ -34,7 +29,6 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> int:
         from zeropods.pods.processes import ending_in_order
 
-        _check_locale(sys.argv[1:] if argv is None else argv)
         arguments = parser().parse_args(argv)
         with ending_in_order():
             result = arguments.run(arguments)
@@ -53,13 +47,6 @@ def parser() -> argparse.ArgumentParser:
     for verb in (data, models, pods, launch, plan, sweep, summary):
         verb.add_verbs(verbs, _verb)
     return root
-
-
-def _check_locale(words: list[str]) -> None:
-    """Refuse names that this shell's locale cannot read, where UTF-8 could."""
-    encoding = sys.getfilesystemencoding()
-    if encoding != "utf-8" and UNREAD.search("".join([*words, os.getcwd()])):
-        raise UserError(f"the locale's encoding is {encoding}, in which a name here cannot be read; set LC_ALL=C.UTF-8")
 
 
 class VerbParser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from zeropods.tables import digits, said_above, whole
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
-    from zeropods.launch.command import Launch
     from zeropods.launch.supervisor import Supervision
     from zeropods.pods.cluster import Cluster
 
@@ -77,25 +76,16 @@ def run(arguments: argparse.Namespace) -> Result:
     if arguments.hostfile is not None:
         read_hostfile(arguments.hostfile)  # What is wrong with it is said before what the run would lack.
     check_inputs(arguments.command[0], arguments.command[1:])
-    if arguments.launcher == "slurm":
-        result = _as_job(arguments, supervision)
-    elif arguments.launcher == "none":
-        result = _alone(arguments)
-    else:
-        with _cluster(arguments) as cluster:
-            result = _over_pods(arguments, cluster, supervision)
+    result = (_as_job if arguments.launcher == "slurm" else _launched)(arguments, supervision)
     if arguments.questions and result.get("status") == "ok":
-        result["score"] = _scored(Path(result["folder"]), arguments.questions)
+        # Another process loads the model, as this one never loads torch.
+        predict = ["predict", "--model", result["folder"], "--limit", str(arguments.questions), "--score", "--json"]
+        argv = [sys.executable, "-m", "zeropods", *predict]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise UserError(f"{result['folder']}: is trained but not scored; what zeropods predict said is above")
+        result["score"] = json.loads(done.stdout)["score"]
     return result
-
-
-def _scored(folder: Path, questions: int) -> Result:
-    """The score of the run's answers. Another process loads the model, as this one never loads torch."""
-    predict = ["predict", "--model", str(folder), "--limit", str(questions), "--score", "--json"]
-    done = subprocess.run([sys.executable, "-m", "zeropods", *predict], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"{folder}: is trained but not scored; what zeropods predict said is above")
-    return dict(json.loads(done.stdout)["score"])
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -106,28 +96,30 @@ def _check(arguments: argparse.Namespace) -> None:
     for_slurm = next((name for name in OF_SLURM if getattr(arguments, name) is not None), "").replace("_", "-")
     is_elsewhere = any(getattr(arguments, name) is not None for name in OF_CLUSTER)
     questions, script, slots = arguments.questions, arguments.command[0], arguments.slots
-    faults = {
-        f"--questions {questions}: {script} is no script of ours, its runs answer nothing; leave it out": (
-            questions and arguments_of(script) is None
+    over_pods, is_job, is_alone = (launcher == each for each in LAUNCHERS)
+    is_theirs = arguments_of(script) is None
+    exported = ", ".join(arguments.export)
+    faults = (
+        (
+            questions and is_theirs,
+            f"--questions {questions}: {script} is no script of ours, its runs answer nothing; leave it out",
         ),
-        f"--restarts {restarts}: SLURM requeues a job by itself; leave it out": (
-            launcher == "slurm" and restarts is not None
+        (is_job and restarts is not None, f"--restarts {restarts}: SLURM requeues a job by itself; leave it out"),
+        (not over_pods and least is not None, f"--min-pods {least}: is for --launcher pdsh; leave it out"),
+        (restarts is not None and restarts < 0, f"--restarts {restarts}; expected at least 0"),
+        (over_pods and slots is not None, f"--slots {slots}: pods have slots of their own; leave it out"),
+        (not is_job and for_slurm, f"--{for_slurm}: is for --launcher slurm; leave it out"),
+        (
+            is_job and is_elsewhere,
+            "--launcher slurm: it chooses the nodes; leave out --hostfile, --ssh-config and --name",
         ),
-        f"--min-pods {least}: is for --launcher pdsh; leave it out": launcher != "pdsh" and least is not None,
-        f"--restarts {restarts}; expected at least 0": restarts is not None and restarts < 0,
-        f"--slots {slots}: pods have slots of their own; leave it out": launcher == "pdsh" and slots is not None,
-        f"--{for_slurm}: is for --launcher slurm; leave it out": launcher != "slurm" and for_slurm,
-        "--launcher slurm: it chooses the nodes; leave out --hostfile, --ssh-config and --name": (
-            launcher == "slurm" and is_elsewhere
+        (is_job and exported, f"--export {exported}: a SLURM job gets the whole environment; leave it out"),
+        (
+            is_alone and (is_elsewhere or (pods or 1) != 1),
+            "--launcher none: this machine alone; leave out --num-pods, --hostfile and --name",
         ),
-        f"--export {', '.join(arguments.export)}: a SLURM job gets the whole environment; leave it out": (
-            launcher == "slurm" and arguments.export
-        ),
-        "--launcher none: this machine alone; leave out --num-pods, --hostfile and --name": (
-            launcher == "none" and (is_elsewhere or (pods or 1) != 1)
-        ),
-    }
-    for fault, is_there in faults.items():
+    )
+    for is_there, fault in faults:
         if is_there:
             raise UserError(fault)
 
@@ -142,16 +134,17 @@ def readable(result: Result) -> str:
     from zeropods.measure.record import closing_line, read_record
     from zeropods.train.arguments import arguments_of
 
-    values, scored = {shown: result[key] for key, shown in MAIN_FIGURES.items() if result.get(key) is not None}, ""
-    if "score" in result:
-        known = {name: result["score"].get(key) for key, name in MEASURES.items()}
-        scored = next((f"{name} {value:.3f}" for name, value in known.items() if value is not None), "")
-    shown = {key: digits(value) if isinstance(value, float) else str(value) for key, value in values.items()}
+    lines = []
+    for key, name in MAIN_FIGURES.items():
+        if (value := result.get(key)) is not None:
+            lines.append(f"{name:24} {digits(value) if isinstance(value, float) else value}")
+    known = ((name, result.get("score", {}).get(key)) for key, name in MEASURES.items())
+    scored = next((f"{name} {value:.3f}" for name, value in known if value is not None), "")
     last, folder = f"run folder: {result['folder']}", Path(result["folder"])
     if result["status"] == "ok":
         is_other = arguments_of(Path(result["argv"][0]).name) is None
         last = closing_line(folder, read_record(folder), scored, ends_here=is_other)
-    return "\n".join([*(f"{key:24} {text}" for key, text in shown.items()), last])
+    return "\n".join([*lines, last])
 
 
 def exit_status(result: Result) -> int:
@@ -163,35 +156,34 @@ def exit_status(result: Result) -> int:
     return INTERRUPTED if result["status"] == "interrupted" else 1
 
 
-def _over_pods(arguments: argparse.Namespace, cluster: Cluster, supervision: Supervision) -> Result:
-    from zeropods.launch.command import plan_launch
+def _launched(arguments: argparse.Namespace, supervision: Supervision) -> Result:
+    """Run over pods, or on this machine with a process for each of its slots."""
+    from zeropods.launch import command
+    from zeropods.launch.local import run_here
     from zeropods.launch.restart import check_restarts
     from zeropods.launch.supervisor import run_launch
-
-    script, *flags = arguments.command
-    planned = plan_launch(cluster, script, flags, pods=arguments.num_pods, export=arguments.export)
-    check_restarts(planned, supervision.restarts, supervision.min_pods)
-    if arguments.dry_run:
-        return _dry(planned, cluster.hostfile)
-    record = run_launch(planned, cluster, supervision)
-    return {**record.to_json(), "folder": str(planned.folder)}
-
-
-def _alone(arguments: argparse.Namespace) -> Result:
-    """Run on this machine, a process for each of its slots."""
-    from zeropods.launch.command import exported_variables, flag_values, plan_alone, runner_argv
-    from zeropods.launch.local import run_here
     from zeropods.measure.record import read_record
 
-    exported_variables(arguments.export, {})  # The ranks have them anyway, where they are set.
-    planned = plan_alone(arguments.command[0], arguments.command[1:], arguments.slots)
-    restarts = arguments.restarts or 0
-    if restarts and flag_values(planned.arguments).get("resume") == "never":
-        raise UserError("--resume never: would start over after each of --restarts; leave one of them out")
-    if arguments.dry_run:
-        return _dry(planned, Path())
-    run_here(runner_argv(planned, Path()), planned.folder, arguments.timeout, arguments.step_timeout, restarts)
-    return {**read_record(planned.folder).to_json(), "folder": str(planned.folder)}
+    script, *flags = arguments.command
+    with _cluster(arguments) if arguments.launcher == "pdsh" else nullcontext() as cluster:
+        if cluster is not None:
+            planned = command.plan_launch(cluster, script, flags, pods=arguments.num_pods, export=arguments.export)
+            check_restarts(planned, supervision.restarts, supervision.min_pods)
+            variables = command.launcher_variables(planned)
+        else:
+            command.exported_variables(arguments.export, {})  # The ranks have them anyway, where they are set.
+            planned, variables = command.plan_alone(script, flags, arguments.slots), {}
+            if supervision.restarts and command.flag_values(flags).get("resume") == "never":
+                raise UserError("--resume never: would start over after each of --restarts; leave one of them out")
+        argv = command.runner_argv(planned, Path() if cluster is None else cluster.hostfile)
+        if arguments.dry_run:
+            return {**planned.to_json(), "argv": argv, "shell": command.shell_line(argv, variables)}
+        if cluster is not None:
+            record = run_launch(planned, cluster, supervision)
+        else:
+            run_here(argv, planned.folder, arguments.timeout, arguments.step_timeout, supervision.restarts)
+            record = read_record(planned.folder)
+    return {**record.to_json(), "folder": str(planned.folder)}
 
 
 def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
@@ -199,7 +191,7 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
     from zeropods.launch.slurm import plan_slurm, run_slurm
 
     script, *flags = arguments.command
-    account = () if arguments.account is None else (f"--account={arguments.account}",)
+    given = {"time": arguments.time_limit, "account": arguments.account}
     submission = plan_slurm(
         script,
         flags,
@@ -207,21 +199,12 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
         slots=arguments.slots or 1,
         cpus_per_slot=arguments.cpus_per_slot or 4,
         partition=arguments.partition,
-        time_limit=arguments.time_limit,
-        options=(*account, *(arguments.sbatch_option or ())),
+        options=(*(f"--{name}={v}" for name, v in given.items() if v is not None), *(arguments.sbatch_option or ())),
         needs_slurm=not arguments.dry_run,
     )
     if arguments.dry_run:
         return submission.to_json()
     return {**run_slurm(submission, supervision).to_json(), "folder": str(submission.launch.folder)}
-
-
-def _dry(planned: Launch, hostfile: Path) -> Result:
-    from zeropods.launch.command import launcher_variables, runner_argv, shell_line
-
-    argv = runner_argv(planned, hostfile)
-    variables = launcher_variables(planned) if planned.launcher == "pdsh" else {}
-    return {**planned.to_json(), "argv": argv, "shell": shell_line(argv, variables)}
 
 
 @contextmanager

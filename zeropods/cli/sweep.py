@@ -46,11 +46,16 @@ def run(arguments: argparse.Namespace) -> Result:
         check_trials(planned)
         provide_datasets(matrix, out, dry=True)
         runs = [
-            {"cell": trial.cell.name, "repeat": trial.repeat, "folder": str(trial.folder), "command": trial.command}
-            for trial in planned
+            {"cell": each.cell.name, "repeat": each.repeat, "folder": str(each.launch.folder), "command": each.command}
+            for each in planned
         ]
         return {"out": str(out), "runs": runs, "left_out": matrix.left_out}
-    cluster, hostfile = _pods(arguments)
+    hostfile, cluster = arguments.hostfile, None
+    if hostfile is not None and not hostfile.is_file():
+        raise UserError(f"--hostfile {hostfile}: no such file; zeropods pods up writes one")
+    if hostfile is not None or arguments.name is not None:
+        # Where no cluster is up on the hosts of a hostfile, the sweep starts pods of its own there.
+        cluster = pods.find(arguments.name) if hostfile is None else pods.known_cluster(hostfile)
     sweep = run_sweep(matrix, out, cluster, hostfile=hostfile, again=arguments.again)
     arguments.readable = lambda result: f"{sweep.table()}\nsweep: {out / FILE}"
     arguments.status = lambda result: int(not sweep.is_measured)
@@ -60,14 +65,4 @@ def run(arguments: argparse.Namespace) -> Result:
 def dry_run_text(result: Result) -> str:
     """A line for each run that would be, and for each combination that cannot be."""
     left_out = [f"# left out: {left['cell']}: {left['reason']}" for left in result["left_out"]]
-    return "\n".join([*(f"{run['command']}" for run in result["runs"]), *left_out])
-
-
-def _pods(arguments: argparse.Namespace) -> tuple[Any, Path | None]:
-    """A cluster that is up, or a hostfile for one."""
-    if arguments.hostfile is not None:
-        if not arguments.hostfile.is_file():
-            raise UserError(f"--hostfile {arguments.hostfile}: no such file; zeropods pods up writes one")
-        known = pods.known_cluster(arguments.hostfile)
-        return known, None if known is not None else arguments.hostfile
-    return (None if arguments.name is None else pods.find(arguments.name)), None
+    return "\n".join([*(run["command"] for run in result["runs"]), *left_out])

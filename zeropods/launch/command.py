@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
@@ -14,6 +15,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -27,17 +29,8 @@ from zeropods.pods.hostfile import Host, own_gpus, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
-from zeropods.techniques import offloads_optimizer
-from zeropods.train.arguments import (
-    NO_FP16,
-    PASSES,
-    PROJECT,
-    ROWS,
-    Batch,
-    TextToSQLArguments,
-    arguments_of,
-    parse_flags,
-)
+from zeropods.train.arguments import NO_FP16, PROJECT, TextToSQLArguments, arguments_of, parse_flags
+from zeropods.train.deepspeed import check_config, read_config
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
@@ -59,8 +52,10 @@ FORWARDED = (
 """Settings that ranks need as the user has them here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
 FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+SECRET = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE)(?!\w*_(PATH|FILE)$)", re.IGNORECASE
+)
+"""In the name of a variable that holds something secret, and not the path of a file with it."""
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """What a remote shell, pdsh or DeepSpeed would read as something else; and what is not UTF-8."""
 BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
@@ -123,24 +118,18 @@ def plan_launch(
         pods: on how many of the cluster's; all if not given.
         export: names of environment variables that the ranks need as they are here.
     """
-    hosts = cluster.hosts[:pods]
+    hosts, name, here = cluster.hosts[:pods], cluster.name, cluster.shared_machine
     if pods is not None and len(hosts) != pods:
-        name = cluster.name
         remedy = f"zeropods pods down --name {name}, then zeropods pods up --name {name} --count {pods}"
         raise UserError(f"--num-pods {pods}: {name} has {counted(len(cluster.hosts), 'pod')}; {remedy}")
     check_plain("working folder", Path.cwd())
     check_plain("Python", sys.executable)
-    fixed: dict[str, str] = {}
-    threads = os.environ.get("OMP_NUM_THREADS")
-    if threads is None and cluster.shared_machine:
-        # Pods of one machine share its cores.
-        threads = str(max(1, len(os.sched_getaffinity(0)) // sum(host.slots for host in hosts)))
-    if threads is not None:
-        fixed["OMP_NUM_THREADS"] = threads
-    if cluster.shared_machine:
-        check_fp16(script, arguments)
-    exported = exported_variables(export, fixed)
-    return plan_on(hosts, script, arguments, ssh_config=cluster.ssh_config, exported=exported, export=tuple(export))
+    # Pods of one machine share its cores.
+    shared = str(max(1, len(os.sched_getaffinity(0)) // sum(host.slots for host in hosts))) if here else None
+    threads = os.environ.get("OMP_NUM_THREADS", shared)
+    exported = exported_variables(export, {} if threads is None else {"OMP_NUM_THREADS": threads})
+    how = {"ssh_config": cluster.ssh_config, "exported": exported, "export": tuple(export)}
+    return plan_on(hosts, script, arguments, here=here, **how)
 
 
 def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | None = None) -> Launch:
@@ -149,13 +138,20 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     Args:
         processes: each slot of this machine has one if not given.
     """
-    if processes is None:  # Else it may be meant for a machine that is still to be rented.
-        check_fp16(script, arguments)
-    return plan_on((Host(socket.gethostname(), processes or own_slots()),), script, arguments, launcher="none")
+    hosts = (Host(socket.gethostname(), processes or own_slots()),)
+    # Where processes are given, it may be meant for a machine that is still to be rented.
+    return plan_on(hosts, script, arguments, here=processes is None, launcher="none")
 
 
-def plan_on(hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], **more: Any) -> Launch:
-    """A launch on these hosts as data, with its arguments checked; `more`: further fields of `Launch`."""
+def plan_on(
+    hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], *, here: bool = False, **more: Any
+) -> Launch:
+    """A launch on these hosts as data, with its arguments checked.
+
+    Args:
+        here: whether they are this machine.
+        more: further fields of `Launch`.
+    """
     found = find_script(script)
     default = (arguments_of(found) or TextToSQLArguments).outputdir
     planned = Launch(
@@ -166,20 +162,20 @@ def plan_on(hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str
         master_port=free_port(),
         **more,
     )
-    check_arguments(planned)
+    check_arguments(planned, here=here)
     return planned
 
 
-def check_arguments(planned: Launch) -> None:
-    """Refuse what can be seen to be wrong before anything starts.
+def check_arguments(planned: Launch, *, here: bool = False) -> None:
+    """Refuse what can be seen to be wrong before anything starts, FP16 `here` where there is no GPU among it.
 
     A script of ours would refuse its flags itself, after half a minute on every pod.
     """
-    from zeropods.train.deepspeed import check_config, read_config
-
     check_plain("script", planned.script)
     flags, kind = flag_values(planned.arguments), arguments_of(planned.script)
     typed = typed_flags(planned.script, planned.arguments)
+    if here and kind is not None and typed["precision"] == "fp16" and not own_gpus():
+        raise UserError(NO_FP16)
     if typed.get("max_train_seconds") and planned.world_size > 1:
         raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
     if "deepspeed" in flags:
@@ -188,35 +184,12 @@ def check_arguments(planned: Launch) -> None:
         check_config(read_config(path), path, known, None if kind is None else kind.fp16_fault)
 
 
-def check_fp16(script: str | Path, arguments: Sequence[str]) -> None:
-    """Refuse FP16 on this machine where it has no GPU, as a script of ours would."""
-    asked = arguments_of(script) is not None and typed_flags(script, arguments)["precision"] == "fp16"
-    if asked and not own_gpus():
-        raise UserError(NO_FP16)
-
-
 def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = True) -> None:
     """Refuse flags of a script of ours, and a model and `data` that they name, before pods are asked for."""
     kind = arguments_of(find_script(script))
     if kind is not None:
         flags = parse_flags(kind, arguments)
         flags.check_inputs() if data else flags.check_model()
-
-
-def check_pods(planned: Launch, cluster: Cluster) -> None:
-    """Refuse to start where a pod lacks something."""
-    from zeropods.pods.preflight import Expectation
-    from zeropods.train.deepspeed import read_config
-
-    config = flag_values(planned.arguments).get("deepspeed")
-    expected = Expectation.of_this_machine(
-        Path.cwd(),
-        (str(planned.script), *([config] if config else [])),
-        master_port=planned.master_port,
-        # What lies in main memory is stepped by CPU Adam, which has to be compiled.
-        offload=config is not None and offloads_optimizer(read_config(Path(config))),
-    )
-    cluster.preflight(expected, len(planned.hosts)).require()
 
 
 # Whether a launch has been run to its end before: known without starting anything
@@ -243,13 +216,13 @@ def remember(launch: Launch) -> None:
     files.write_json(launch.folder / LAUNCH, identity(launch))
 
 
-def remembered(folder: Path) -> dict[str, object] | None:
+def remembered(folder: Path) -> dict[str, Any] | None:
     """The identity of what was launched last into a run folder; None where nothing was."""
     path = folder / LAUNCH
     return read_json(path) if path.is_file() else None
 
 
-def identity(launch: Launch) -> dict[str, object]:
+def identity(launch: Launch) -> dict[str, Any]:
     """What makes two launches the same run: not the port, nor the lease, nor what it has gone on with by itself."""
     launch = launch.asked or launch
     flags = flag_values(launch.arguments)
@@ -327,7 +300,7 @@ def remote_argument(argument: str) -> str:
         raise UserError(f"argument {argument!r}: no line of UTF-8; does not pass a remote shell; put it into a file")
     percent = argument.replace("%", "%%")
     if " " not in argument:
-        return shlex.quote(percent) if percent else "''"
+        return shlex.quote(percent)
     return re.sub(r"([\\$`])", r"\\\1", percent)
 
 
@@ -349,11 +322,9 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     for name in names:
         if name not in os.environ:
             raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
-        if not NAME.fullmatch(name):
-            raise UserError(f"--export {name}: expected letters, digits and _")
     variables = {**{name: os.environ[name] for name in (*FORWARDED, *names) if name in os.environ}, **fixed}
     for name, value in variables.items():
-        if _is_secret(name):
+        if SECRET.search(name):
             remedy = "put it into a file that the pods see, and export the file's path"
             raise UserError(f"--export {name}: sounds like a secret, and would be seen on command lines; {remedy}")
         if unsafe := UNSAFE.search(value):
@@ -371,19 +342,13 @@ def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str,
     Args:
         environment: this process's, with the programs of its Python first on PATH.
     """
-    kept = {}
-    for name, value in environment.items():
-        forwarded = name.startswith(FORWARDED_BY_DEEPSPEED)
-        if forwarded and _is_secret(name):
-            continue
-        if forwarded and UNSAFE.search(value):
+    forwarded = {name for name in environment if name.startswith(FORWARDED_BY_DEEPSPEED)}
+    secret = {name for name in forwarded if SECRET.search(name)}
+    for name in sorted(forwarded - secret):
+        if UNSAFE.search(environment[name]):
             raise UserError(f"{name}: DeepSpeed forwards it, and its value does not pass a remote shell; unset it")
-        kept[name] = value
+    kept = {name: value for name, value in environment.items() if name not in secret}
     return {**kept, **launcher_variables(launch), "DS_ENV_FILE": str(env_file)}
-
-
-def _is_secret(name: str) -> bool:
-    return SECRET.search(name) is not None and not name.endswith(("_PATH", "_FILE"))
 
 
 # A script's flags, read and written without loading the script
@@ -408,34 +373,20 @@ def flag_values(arguments: Sequence[str]) -> dict[str, str]:
 def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, object]:
     """Flags by name with typed values: those of a script of ours with its defaults, else by what they look like."""
     kind = arguments_of(script)
-    if kind is None:
-        return {name: _typed(text) for name, text in flag_values(arguments).items()}
-    return asdict(parse_flags(kind, arguments))
-
-
-def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
-    """The batch of each rank of a call; None for another's script that is not told it by both flags."""
-    said = typed_flags(script, arguments)
-    rows, passes = said.get(ROWS), said.get(PASSES)
-    if isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0:
-        return Batch(rows, passes)
-    return None
+    if kind is not None:
+        return asdict(parse_flags(kind, arguments))
+    typed: dict[str, object] = {**flag_values(arguments)}
+    for name, text in flag_values(arguments).items():
+        with suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(text)
+            typed[name] = value if isinstance(value, int | float) else text
+    return typed
 
 
 def find_script(name: str | Path) -> Path:
     """A script of the working folder, else one of the project."""
     folders = dict.fromkeys((Path.cwd(), PROJECT))
-    for folder in folders:
-        path = (folder / name).resolve()
+    for path in ((folder / name).resolve() for folder in folders):
         if path.is_file():
             return path
     raise UserError(f"{name}: no such script in {' or in '.join(map(str, folders))}")
-
-
-def _typed(text: str) -> Any:
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return {"True": True, "False": False}.get(text, text)

@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from zeropods import programs
 from zeropods.pods.hostfile import own_gpus
@@ -110,13 +110,10 @@ def fork(
     """
     connection, pid = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), 0
     order = {"argv": list(argv), "environment": dict(environment), "folder": os.getcwd()}
-    message = json.dumps(order).encode()
     try:
-        if len(message) > MESSAGE_BYTES:
-            return None
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         connection.connect(os.fspath(server))
-        socket.send_fds(connection, [message], list(streams))
+        socket.send_fds(connection, [json.dumps(order).encode()], list(streams))
         # A server that still imports takes seconds: an interrupt closes the connection, which ends what it forks then.
         pid = int(connection.recv(MESSAGE_BYTES) or 0)
     except OSError:
@@ -135,7 +132,10 @@ def own_server() -> Path | None:
     for _ in range(2):
         # One that was idle, or whose code was replaced, has ended.
         if early not in _servers or _servers[early][0].poll() is not None:
-            _servers[early] = _started()
+            folder = make_private_folder(FOLDER)
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            argv = [sys.executable, "-m", __spec__.name, str(folder / "forks")]
+            _servers[early] = start_bound(argv, cwd=PROJECT, stdout=subprocess.DEVNULL), folder / "forks"
         server, path = _servers[early]
         while server.poll() is None and not path.exists():
             time.sleep(POLL_SECONDS)
@@ -146,14 +146,6 @@ def own_server() -> Path | None:
 
 _servers: dict[frozenset[tuple[str, str]], tuple[subprocess.Popen[bytes], Path]] = {}
 """Those of this process, by the variables with which they were started."""
-
-
-def _started() -> tuple[subprocess.Popen[bytes], Path]:
-    folder = make_private_folder(FOLDER)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / "forks"
-    argv = [sys.executable, "-m", __spec__.name, str(path)]
-    return start_bound(argv, cwd=PROJECT, stdout=subprocess.DEVNULL), path
 
 
 def early_variables(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
@@ -206,7 +198,10 @@ def begin(connection: socket.socket) -> int:
         connection.settimeout(ORDER_SECONDS)
         message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
         order = json.loads(message)
-        if can_become(order["environment"]):
+        place, environment = os.environ.get(PLACE[0]), order["environment"]
+        can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
+        # A fork would do as a new process with this environment would.
+        if can_be_marked and early_variables(environment) <= early_variables(os.environ):
             pid = os.fork()
             if pid == 0:
                 become(order, streams, server)
@@ -220,19 +215,12 @@ def begin(connection: socket.socket) -> int:
     return pid
 
 
-def can_become(environment: Mapping[str, str]) -> bool:
-    """Whether a fork would do as a new process with this environment would."""
-    place = os.environ.get(PLACE[0])
-    can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
-    return can_be_marked and early_variables(environment) <= early_variables(os.environ)
-
-
 def newest_source() -> int:
     """When a file of this package was changed last, in ns."""
     return max(path.stat().st_mtime_ns for path in PACKAGE.rglob("*.py"))
 
 
-def become(order: Mapping[str, object], streams: Sequence[int], parent: int) -> NoReturn:
+def become(order: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
     """Be what a new process with this script, these arguments and this environment would be."""
     status = 1
     try:
@@ -245,17 +233,20 @@ def become(order: Mapping[str, object], streams: Sequence[int], parent: int) -> 
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open as long as the process lives)
         argv, environment = order["argv"], order["environment"]
-        assert isinstance(argv, list) and isinstance(environment, dict)
         if RUN in environment and PLACE[0] in os.environ:
-            mark(environment[RUN])
-        os.chdir(str(order["folder"]))
+            # /proc/PID/environ tells the run of this process, as if it had been started with the variable: the kernel
+            # shows the memory in which a program's environment was when it began (`env_start`, proc(5)).
+            stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            start, new = int(stat[47]), f"{RUN}={environment[RUN]}".encode()
+            offset = ctypes.string_at(start, int(stat[48]) - start).index("=".join(PLACE).encode())
+            ctypes.memmove(start + offset, new, len(new))
+        os.chdir(order["folder"])
         os.environ.clear()
         os.environ.update(environment)
         searched = filter(None, environment.get(SEARCHED, "").split(os.pathsep))
         sys.argv, sys.path[:1] = argv, [str(Path(argv[0]).resolve().parent), *searched]
         if THREADS in environment:
-            torch = import_module("torch")
-            torch.set_num_threads(int(environment[THREADS]))
+            import_module("torch").set_num_threads(int(environment[THREADS]))
         runpy.run_path(argv[0], run_name="__main__")
         status = 0
     except SystemExit as error:
@@ -267,18 +258,6 @@ def become(order: Mapping[str, object], streams: Sequence[int], parent: int) -> 
             with contextlib.suppress(OSError, ValueError):
                 text.flush()
         os._exit(status)
-
-
-def mark(run: str) -> None:
-    """Let `/proc/PID/environ` tell the run of this process, as if it had been started with the variable.
-
-    The kernel shows the memory in which a program's environment was when it began (`env_start`, proc(5)).
-    """
-    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    start, end = int(fields[47]), int(fields[48])
-    offset = ctypes.string_at(start, end - start).index("=".join(PLACE).encode())
-    new = f"{RUN}={run}".encode()
-    ctypes.memmove(start + offset, new, len(new))
 
 
 def import_for_ranks() -> None:

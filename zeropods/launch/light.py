@@ -15,10 +15,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from zeropods.launch.forks import fork
@@ -30,25 +30,6 @@ LAUNCH = "deepspeed.launcher.launch"
 POLL_SECONDS = 0.1
 FORM = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
 """Of the lines of DeepSpeed's logger."""
-
-
-class Devices:
-    """What launchers ask DeepSpeed's accelerators for; those of CPUs and of CUDA say the same.
-
-    Source: deepspeed/accelerator/cpu_accelerator.py and cuda_accelerator.py (0.19.8).
-    """
-
-    def visible_devices_envs(self) -> list[str]:
-        """Names of the variables that choose a process's devices."""
-        return ["CUDA_VISIBLE_DEVICES"]
-
-    def set_visible_devices_envs(self, environment: MutableMapping[str, str], chosen: Sequence[int]) -> None:
-        """Let a process see these devices."""
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, chosen))
-
-    def export_envs(self) -> list[str]:
-        """Beginnings of the names of variables that ranks need."""
-        return ["NCCL"]
 
 
 def stand_in(name: str, **names: object) -> ModuleType:
@@ -67,7 +48,13 @@ def lighten() -> None:
     logging.basicConfig(format=FORM, stream=sys.stdout)
     logger = logging.getLogger("DeepSpeed")
     stand_in("deepspeed")
-    stand_in("deepspeed.accelerator", get_accelerator=Devices)
+    # What launchers ask accelerators for; those of CPUs and of CUDA say the same (deepspeed/accelerator/, 0.19.8).
+    devices = SimpleNamespace(
+        visible_devices_envs=lambda: ["CUDA_VISIBLE_DEVICES"],
+        set_visible_devices_envs=lambda env, chosen: env.update(CUDA_VISIBLE_DEVICES=",".join(map(str, chosen))),
+        export_envs=lambda: ["NCCL"],
+    )
+    stand_in("deepspeed.accelerator", get_accelerator=lambda: devices)
     stand_in("deepspeed.autotuning", Autotuner=None)
     utils = stand_in(
         "deepspeed.utils", logger=logger, set_log_level_from_string=lambda name: logger.setLevel(name.upper())
@@ -89,8 +76,11 @@ def lighten() -> None:
 
 
 def fork_ranks() -> None:
-    """Let the launcher of a pod have ranks of this project's scripts forked by the pod's server, if it has one."""
-    server, popen = os.environ.get(FORKS_VARIABLE), subprocess.Popen
+    """Let the launcher of a pod have ranks of this project's scripts forked by the pod's server, if it has one.
+
+    It also sees at once that its ranks have ended: it sleeps a second each time that it looks.
+    """
+    server, popen, sleep = os.environ.get(FORKS_VARIABLE), subprocess.Popen, time.sleep
 
     def start(command: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> Any:
         forked = None
@@ -100,11 +90,6 @@ def fork_ranks() -> None:
         return forked or popen(command, env=env, **more)
 
     vars(subprocess)["Popen"] = start
-
-
-def look_often() -> None:
-    """Let the launcher of a pod see at once that its ranks have ended: it sleeps a second each time that it looks."""
-    sleep = time.sleep
     vars(time)["sleep"] = lambda seconds: sleep(min(seconds, POLL_SECONDS))
 
 
@@ -112,6 +97,5 @@ if __name__ == "__main__":
     lighten()
     if sys.argv[1] == LAUNCH:
         fork_ranks()
-        look_often()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

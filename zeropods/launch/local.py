@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import IO
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, remember, runner_argv
+from zeropods.launch.command import Launch, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
-from zeropods.launch.logs import LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
-from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, check_timeouts, judge
-from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
+from zeropods.launch.logs import RunLog, following
+from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, check_timeouts, judge
+from zeropods.launch.outcome import Ranks, failure, record_run
 from zeropods.launch.restart import calls_for_another
-from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_config, read_record
+from zeropods.measure.record import LAUNCH_LOCK, RECORD, Record, read_config, read_record
 from zeropods.measure.run_folder import locked
-from zeropods.pods.processes import ask_for_stacks, descendants, end, ending_in_order, oom_kills, start_bound
+from zeropods.pods.processes import ask_for_stacks, descendants, end, oom_kills, start_bound
 from zeropods.programs import child_environment
 from zeropods.train.arguments import arguments_of
 
@@ -50,13 +50,7 @@ def run_here(
     """
     for number in range(restarts + 1):
         with locked(folder, LAUNCH_LOCK):
-            before = (folder / LOG).exists()
-            try:
-                record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
-            except (UnopenedError, KeyboardInterrupt, SystemExit):
-                if not before:
-                    _remove_told(folder)
-                raise
+            record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
         if number == restarts or not calls_for_another(record):
             break
         print(f"{folder}: {record.reason}; restart {number + 1} of {restarts}", file=sys.stderr)
@@ -64,66 +58,35 @@ def run_here(
         raise UserError(failure(folder, record))
 
 
-def _remove_told(folder: Path) -> None:
-    """Remove the log where no run began and nothing was said, or a script of ours said why, which has been told."""
-    with suppress(FileNotFoundError):
-        text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
-        lines = [line for line in text.splitlines() if not OF_LAUNCHER.match(line)]
-        if not (folder / CONFIG).exists() and (not lines or OF_SCRIPT.match(lines[-1])):
-            (folder / LOG).unlink()
-
-
-def run_one(planned: Launch, timeout_seconds: float | None = None) -> Record:
-    """Run a launch of one process on this machine to its end, and return its record whatever it says.
-
-    What was launched is remembered, as it is over pods.
-    """
-    with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
-        remember(planned)
-        return run_planned(planned, timeout_seconds)
-
-
 def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record:
-    """Run a launch on this machine: forks where the script is this project's own and there is no GPU."""
+    """Run a launch on this machine, whose folder is locked for it, to its end, and return its record whatever it says.
+
+    Its ranks are forks where the script is this project's own and there is no GPU.
+    """
+    words, number = [str(planned.script), *planned.arguments], planned.world_size
+    # torchrun and DeepSpeed's launcher have two names for it; accelerate takes the first to be 1 where it is not there.
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(number))
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(planned.master_port)}
 
     def start(output: IO[bytes]) -> Sequence[Started]:
-        alone = [sys.executable, str(planned.script), *planned.arguments]
-        argv = alone if planned.world_size == 1 else runner_argv(planned, Path())
-        return _forked_ranks(planned, output) or [start_child(argv, output)]
+        server = own_server() if arguments_of(planned.script) else None
+        ranks: list[Forked] = []
+        try:
+            with open(os.devnull, "rb") as nothing:
+                streams = (nothing.fileno(), output.fileno(), output.fileno())
+                for rank in map(str, range(number if server else 0)):
+                    place = {"RANK": rank, "LOCAL_RANK": rank, **sizes, **master} if number > 1 else {}
+                    forked = fork(server or "", words, {**child_environment(), **place}, streams)
+                    ranks += [] if forked is None else [forked]
+        finally:
+            # Refused, or interrupted meanwhile.
+            if len(ranks) < number:
+                _end(ranks, 0.0)
+        if len(ranks) == number:
+            return ranks
+        return [start_child([sys.executable, *words] if number == 1 else runner_argv(planned, Path()), output)]
 
     return to_end(start, planned.folder, timeout_seconds)
-
-
-def _forked_ranks(planned: Launch, output: IO[bytes]) -> list[Forked]:
-    """Every rank of a launch, begun; none where the fork server cannot fork them."""
-    server = own_server() if arguments_of(planned.script) else None
-    if server is None:
-        return []
-    ranks: list[Forked] = []
-    words = [str(planned.script), *planned.arguments]
-    try:
-        with open(os.devnull, "rb") as nothing:
-            streams = (nothing.fileno(), output.fileno(), output.fileno())
-            for rank in range(planned.world_size):
-                forked = fork(server, words, _variables(planned, rank), streams)
-                ranks += [] if forked is None else [forked]
-    finally:
-        # Refused, or interrupted meanwhile.
-        if len(ranks) < planned.world_size:
-            _end(ranks, 0.0)
-            ranks = []
-    return ranks
-
-
-def _variables(planned: Launch, rank: int) -> dict[str, str]:
-    """The environment of a rank: this process's, and what a launcher gives."""
-    here, ranks = child_environment(), planned.world_size
-    if ranks == 1:
-        return here
-    own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-    # torchrun and DeepSpeed's launcher have two names for it; accelerate takes the first to be 1 where it is not there.
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(ranks))
-    return {**here, **own, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(planned.master_port)}
 
 
 def to_end(
@@ -158,15 +121,18 @@ def to_end(
                 tick()
                 statuses = [process.poll() for process in processes]
                 verdict = judge(
-                    Observation(
-                        launcher_status=next(filter(None, statuses), None if None in statuses else 0),
-                        since_start=time.monotonic() - began,
-                        timeout_seconds=timeout_seconds,
-                        hang=hangs.look(),
-                    )
+                    launcher_status=next(filter(None, statuses), None if None in statuses else 0),
+                    since_start=time.monotonic() - began,
+                    timeout_seconds=timeout_seconds,
+                    hang=hangs.look(),
                 )
             if verdict is hangs.found:
-                _end_hanging(hangs)
+                # The ranks are asked to end themselves, since what started them may pass nothing on. Those that wait
+                # then write what they measured.
+                pids = {rank.beat.pid for rank in hangs.ranks.values()}
+                hanging = [process for process in descendants(os.getpid()) if process.pid in pids]
+                hangs.save_stacks(lambda: ask_for_stacks(hanging))
+                end(lambda: hanging, WRITE_SECONDS)
         finally:
             ended = _end(processes, GRACE_SECONDS)
             log.read(ended=True)
@@ -184,18 +150,6 @@ def to_end(
         return read_record(folder)
     out_of_memory = frozenset({None} if status and oom_kills() > kills else ())
     return record_run(ranks, verdict, log, out_of_memory=out_of_memory)
-
-
-def _end_hanging(hangs: HangDetector) -> None:
-    """Keep the stacks of the ranks below this process that hang, and let them end.
-
-    The ranks are asked to end themselves, since what started them may pass nothing on. Those that wait then write what
-    they measured.
-    """
-    pids = {beat.pid for beat in hangs.beats().values()}
-    ranks = [process for process in descendants(os.getpid()) if process.pid in pids]
-    hangs.save_stacks(lambda: ask_for_stacks(ranks))
-    end(lambda: ranks, WRITE_SECONDS)
 
 
 def start_child(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:

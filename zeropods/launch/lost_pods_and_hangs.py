@@ -12,16 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
+from zeropods.files import write_text
 from zeropods.measure.heartbeat import Beat, read_beats
 from zeropods.pods.leases import HAS_ENDED
-
-if TYPE_CHECKING:
-    from zeropods.pods.rendezvous import Pod
+from zeropods.pods.rendezvous import Pod
 
 SILENT_SECONDS = 7.0
 """A pod that has not answered for so long counts as lost."""
@@ -43,16 +41,6 @@ class Ending:
     reason: str | None = None
     pod: str | None = None
 
-    def once_ended(self, unanswered: Mapping[str, str]) -> Ending:
-        """The verdict once the run is ended; `unanswered` says why, by the name of each pod whose agent gave no answer.
-
-        Where the launcher ended badly and an agent is gone, its pod is lost: it has ended, or was brought down.
-        """
-        if self.status is not None or self.reason is None or not unanswered:
-            return self
-        pod, why = next(iter(unanswered.items()))
-        return Ending("pod_lost", f"{pod} has ended, its agent does not answer ({why})", pod)
-
 
 @dataclass(frozen=True)
 class PodState:
@@ -70,80 +58,67 @@ class PodState:
     error: str | None = None
     """Why the last question got no answer."""
 
-    @property
-    def silent_seconds(self) -> float:
-        """Since the last answer."""
-        return time.monotonic() - self.answered_at
 
+def judge(
+    *,
+    pods: Sequence[PodState] = (),
+    launcher_status: int | None = None,
+    signal_name: str | None = None,
+    failed_sessions: Mapping[str, float] | None = None,
+    since_start: float = 0.0,
+    timeout_seconds: float | None = None,
+    since_measured: float = 0.0,
+    hang: Ending | None = None,
+) -> Ending | None:
+    """The verdict on a run by what a supervisor sees of it at one moment, None while it may go on.
 
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """What a supervisor sees of a run at one moment."""
-
-    pods: Sequence[PodState] = ()
-    launcher_status: int | None = None
-    """Exit status of DeepSpeed's launcher, negative for a signal; None while it runs."""
-    signal: str | None = None
-    """The name of a signal that asks for the end, if one came."""
-    failed_sessions: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since pdsh told of a failure, by pod."""
-    since_start: float = 0.0
-    """Seconds since the launcher's start."""
-    timeout_seconds: float | None = None
-    """How many of them the run may take; None for as many as it likes."""
-    since_measured: float = 0.0
-    """Seconds since all ranks had measured what there is to measure."""
-    hang: Ending | None = None
-    """What the ranks' heartbeats say where nothing goes on."""
-
-
-def judge(state: Observation) -> Ending | None:
-    """The verdict on a run, None while it may go on."""
-    if state.signal is not None:
-        return Ending("interrupted", state.signal)
-    return _lost(state) or _launcher_ended(state) or state.hang or _late(state)
-
-
-def _lost(state: Observation) -> Ending | None:
-    """A pod that has been silent for too long, or that has ended the run already."""
-    for seen in sorted(state.pods, key=lambda seen: -seen.silent_seconds):
+    Args:
+        launcher_status: exit status of DeepSpeed's launcher, negative for a signal; None while it runs.
+        signal_name: a signal that asks for the end, if one came.
+        failed_sessions: seconds since pdsh told of a failure, by pod.
+        since_start: seconds since the launcher's start.
+        timeout_seconds: how many of them the run may take; None for as many as it likes.
+        since_measured: seconds since all ranks had measured what there is to measure.
+        hang: what the ranks' heartbeats say where nothing goes on.
+    """
+    now, sessions = time.monotonic(), failed_sessions or {}
+    if signal_name is not None:
+        return Ending("interrupted", signal_name)
+    for seen in sorted(pods, key=lambda each: each.answered_at):
+        name, silent = seen.pod.name, now - seen.answered_at
         if HAS_ENDED in (seen.error or ""):
             # No renewal came through for longer than the lease.
-            reason = f"{seen.pod.name} ended the run, because this launcher was silent for longer than its lease"
-            return Ending("failed", reason, seen.pod.name)
+            why = f"{name} ended the run, because this launcher was silent for longer than its lease"
+            return Ending("failed", why, name)
         # Where a pod's ssh is gone too, it is lost sooner.
-        if seen.silent_seconds > (GONE_SECONDS if seen.pod.name in state.failed_sessions else SILENT_SECONDS):
-            pod = f"{seen.pod.name} ({seen.error or seen.pod.address})"
-            reason = f"{pod} has not answered for {seen.silent_seconds:.0f} s"
-            return Ending("pod_lost", reason, seen.pod.name)
-    return None
-
-
-def _launcher_ended(state: Observation) -> Ending | None:
-    """The launcher has ended, or waits for something that is no rank; or the ranks of one pod have failed."""
-    status = state.launcher_status
-    if status is not None:
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return Ending(None, f"DeepSpeed's launcher {how}") if status else Ending()
-    absent = [seen.answered_at - seen.absent_since if seen.absent_since else 0.0 for seen in state.pods]
-    if min(absent, default=0.0) > MEASURED_SECONDS:
+        if silent > (GONE_SECONDS if name in sessions else SILENT_SECONDS):
+            return Ending(
+                "pod_lost", f"{name} ({seen.error or seen.pod.address}) has not answered for {silent:.0f} s", name
+            )
+    if launcher_status is not None:
+        was_killed = launcher_status < 0
+        how = (
+            f"was ended by {signal.Signals(-launcher_status).name}"
+            if was_killed
+            else f"ended with status {launcher_status}"
+        )
+        return Ending(None, f"DeepSpeed's launcher {how}") if launcher_status else Ending()
+    if pods and all(seen.absent_since and seen.answered_at - seen.absent_since > MEASURED_SECONDS for seen in pods):
         return Ending(None, "the ranks have ended, and something that they left keeps their ssh sessions open")
-    if state.since_measured > MEASURED_SECONDS:
+    if since_measured > MEASURED_SECONDS:
         return Ending(None, "all ranks have measured, and something keeps the launcher waiting")
-    failed, seconds = max(state.failed_sessions.items(), key=lambda session: session[1], default=("", 0.0))
-    if seconds > FAILED_SECONDS:
-        return Ending(None, f"its ranks or its ssh session ended {seconds:.0f} s before the others'", failed)
-    return None
-
-
-def _late(state: Observation) -> Ending | None:
-    """The run has had its time, or has never begun on a pod."""
-    if state.timeout_seconds is not None and state.since_start > state.timeout_seconds:
+    failed = max(sessions, key=lambda name: sessions[name], default=None)
+    if failed is not None and sessions[failed] > FAILED_SECONDS:
+        why = f"its ranks or its ssh session ended {sessions[failed]:.0f} s before the others'"
+        return Ending(None, why, failed)
+    if hang is not None:
+        return hang
+    if timeout_seconds is not None and since_start > timeout_seconds:
         # What is left for an attempt is less by the moment that was spent on beginning it.
-        return Ending("timeout", f"took longer than {round(state.timeout_seconds, 2):g} s")
-    missing = next((seen.pod.name for seen in state.pods if not seen.most), None)
-    if missing is not None and state.since_start > START_SECONDS:
-        return Ending("failed", f"no process of the run within {START_SECONDS:.0f} s", missing)
+        return Ending("timeout", f"took longer than {round(timeout_seconds, 2):g} s")
+    missing = [seen.pod.name for seen in pods if not seen.most]
+    if missing and since_start > START_SECONDS:
+        return Ending("failed", f"no process of the run within {START_SECONDS:.0f} s", missing[0])
     return None
 
 
@@ -158,7 +133,8 @@ DEFAULT_SECONDS, LONGEST_TIMES = 600.0, 20.0
 """Where no time-out was given: so long, or so many times the longest pause between two pieces of work so far."""
 PATIENT_SECONDS, PATIENT_TIMES = 1_800.0, 10.0
 """While ranks load, make their first step or save, which may take long and tells nothing: the larger of the two."""
-ANSWER_SECONDS, PAUSE_SECONDS = 3.0, 0.1
+ANSWER_SECONDS = 3.0
+"""Ranks have so long to write their stacks."""
 WAITING = re.compile(r"^(torch/distributed|deepspeed/comm)/| (_engine_run_backward|synchronize)$")
 """Places where a rank waits for others."""
 COLLECTIVE = re.compile(r"(torch/distributed|deepspeed/comm)/")
@@ -204,9 +180,9 @@ class HangDetector:
         """
         self.folder = folder
         self.found: Ending | None = None
-        self.stopped: list[int] = []
+        self.ranks: dict[int, Watched] = {}
+        self._stopped: list[int] = []
         """Ranks of a hanging run that give no sign of life."""
-        self._ranks: dict[int, Watched] = {}
         self._pods = dict(enumerate(pods))
         self._step_timeout = step_timeout
         self._opened = opened
@@ -224,14 +200,10 @@ class HangDetector:
             return self.found
         if self.found is None and self._opened():
             away = now - (self._looked or now)
-            self._note(read_beats(self.folder), now, away if away > LATE_SECONDS else 0.0)
-            self.found = self._judged(now) if self._ranks else None
+            self._note(now, away if away > LATE_SECONDS else 0.0)
+            self.found = self._judged(now) if self.ranks else None
         self._looked = now
         return self.found
-
-    def beats(self) -> dict[int, Beat]:
-        """The last heartbeat of every rank."""
-        return {rank: watched.beat for rank, watched in self._ranks.items()}
 
     def limit(self) -> float:
         """Seconds that a piece of work may take."""
@@ -243,38 +215,37 @@ class HangDetector:
         A disk that takes no more keeps no run from ending.
         """
         ask()
-        files = {rank: self.folder / "stacks" / f"{rank}.txt" for rank in self._ranks}
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while (left := [r for r, file in files.items() if not _is_written(file)]) and time.monotonic() < deadline:
-            time.sleep(PAUSE_SECONDS)
+        time.sleep(ANSWER_SECONDS)
         with suppress(OSError):
-            for rank in left:
-                files[rank].parent.mkdir(exist_ok=True)
-                with open(files[rank], "a", encoding="utf-8") as file:
-                    file.write(self._last_known(rank))
+            for rank, watched in self.ranks.items():
+                file = self.folder / "stacks" / f"{rank}.txt"
+                if not (file.is_file() and file.stat().st_size):
+                    how = "is stopped" if rank in self._stopped else "does not answer"
+                    who = f"rank {rank}, process {watched.beat.pid}: {how}"
+                    first = f"{who}; its main thread when it last gave a sign, innermost first:"
+                    file.parent.mkdir(exist_ok=True)
+                    write_text(file, "\n".join([first, *(f"  {place}" for place in watched.beat.stack)]) + "\n")
 
-    def _note(self, beats: Mapping[int, Beat], now: float, away: float) -> None:
+    def _note(self, now: float, away: float) -> None:
         """Take up the heartbeats; `away`: seconds in which nobody looked, which do not count."""
-        known, self._ranks = self._ranks, {}
-        for rank, beat in beats.items():
+        known, self.ranks = self.ranks, {}
+        for rank, beat in read_beats(self.folder).items():
             was = known.get(rank)
             if was is None or was.beat.pid != beat.pid:
-                self._ranks[rank] = Watched(beat, now, now, now)
+                self.ranks[rank] = Watched(beat, now, now, now)
                 continue
-            alive_at, moved_at, placed_at = was.alive_at + away, was.moved_at + away, was.placed_at + away
             moved = beat.marks != was.beat.marks
             if moved and not was.beat.patient:
-                self._longest = max(self._longest, now - moved_at)
-            self._ranks[rank] = replace(
-                was,
-                beat=beat,
-                alive_at=now if beat.alive != was.beat.alive else alive_at,
-                moved_at=now if moved else moved_at,
-                placed_at=now if moved or beat.stack != was.beat.stack else placed_at,
+                self._longest = max(self._longest, now - was.moved_at - away)
+            self.ranks[rank] = Watched(
+                beat,
+                alive_at=now if beat.alive != was.beat.alive else was.alive_at + away,
+                moved_at=now if moved else was.moved_at + away,
+                placed_at=now if moved or beat.stack != was.beat.stack else was.placed_at + away,
             )
 
     def _judged(self, now: float) -> Ending | None:
-        limit, ranks = self.limit(), self._ranks.values()
+        limit, ranks = self.limit(), self.ranks.values()
         silent = now - min(rank.alive_at for rank in ranks)
         still = now - max(rank.moved_at for rank in ranks)
         patient = all(rank.beat.patient for rank in ranks)
@@ -285,27 +256,18 @@ class HangDetector:
         allowed = max(PATIENT_SECONDS, PATIENT_TIMES * limit) if patient else limit
         if silent <= limit and still <= allowed:
             return None
-        self.stopped = [rank for rank, w in sorted(self._ranks.items()) if now - w.alive_at > STOPPED_SECONDS]
+        self._stopped = [rank for rank, w in sorted(self.ranks.items()) if now - w.alive_at > STOPPED_SECONDS]
+        why = f"no sign of a rank for {silent:.0f} s (step time-out {limit:.0f} s)"
         if still > allowed:
-            return self._verdict(f"nothing done for {still:.0f} s (step time-out {allowed:.0f} s)")
-        return self._verdict(f"no sign of a rank for {silent:.0f} s (step time-out {limit:.0f} s)")
-
-    def _verdict(self, why: str) -> Ending:
-        rank = self.stopped[0] if self.stopped else culprit(self.beats())
-        others = [each for each in sorted(self._ranks) if each != rank and each not in self.stopped]
-        told = "; ".join(self._told(each) for each in (rank, *others[:1]))
-        return Ending("timeout", f"{why}: {told}", self._pods.get(rank))
-
-    def _told(self, rank: int) -> str:
-        beat, pod = self._ranks[rank].beat, self._pods.get(rank)
-        does = "is stopped" if rank in self.stopped else "waits" if waits(beat) else "is"
-        where = f" on {pod}" if pod else ""
-        return f"rank {rank}{where} {does} at {beat.place()} (phase {beat.phase}, {beat.step} steps done)"
-
-    def _last_known(self, rank: int) -> str:
-        beat, how = self._ranks[rank].beat, "is stopped" if rank in self.stopped else "does not answer"
-        first = f"rank {rank}, process {beat.pid}: {how}; its main thread when it last gave a sign, innermost first:"
-        return "\n".join([first, *(f"  {place}" for place in beat.stack)]) + "\n"
+            why = f"nothing done for {still:.0f} s (step time-out {allowed:.0f} s)"
+        blamed = self._stopped[0] if self._stopped else culprit({rank: w.beat for rank, w in self.ranks.items()})
+        others = [rank for rank in sorted(self.ranks) if rank != blamed and rank not in self._stopped]
+        told = []
+        for rank in (blamed, *others[:1]):
+            beat, where = self.ranks[rank].beat, f" on {self._pods[rank]}" if self._pods.get(rank) else ""
+            does = "is stopped" if rank in self._stopped else "waits" if waits(beat) else "is"
+            told.append(f"rank {rank}{where} {does} at {beat.place()} (phase {beat.phase}, {beat.step} steps done)")
+        return Ending("timeout", f"{why}: {'; '.join(told)}", self._pods.get(blamed))
 
 
 def waits(beat: Beat) -> bool:
@@ -322,17 +284,6 @@ def culprit(beats: Mapping[int, Beat]) -> int:
     busy = [rank for rank in ranks if not waits(beats[rank])]
     if busy and len(busy) < len(ranks):
         return busy[0]
-    behind = min(ranks, key=lambda rank: beats[rank].step)
-    if any(beats[rank].step != beats[behind].step for rank in ranks):
-        return behind
     places = Counter(beats[rank].place() for rank in ranks)
-    return min(ranks, key=lambda rank: (places[beats[rank].place()], rank))
-
-
-def _is_written(path: Path) -> bool:
-    """Whether a dump is there and has come to its end: the main thread's comes last."""
-    with suppress(OSError):
-        size = path.stat().st_size
-        time.sleep(PAUSE_SECONDS / 2)
-        return 0 < size == path.stat().st_size
-    return False
+    # Where all have done as many steps, the place tells.
+    return min(ranks, key=lambda rank: (beats[rank].step, places[beats[rank].place()], rank))

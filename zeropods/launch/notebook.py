@@ -21,18 +21,9 @@ import psutil
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.launch.command import (
-    Launch,
-    find_script,
-    launcher_variables,
-    plan_alone,
-    plan_launch,
-    runner_argv,
-    shell_line,
-    train_arguments,
-)
+from zeropods.launch.command import plan_alone, plan_launch, shell_line, train_arguments
 from zeropods.launch.local import run_here, run_planned
-from zeropods.launch.outcome import failure
+from zeropods.launch.outcome import failure, written_at
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import LAUNCH_LOCK
 from zeropods.measure.run_folder import locked
@@ -104,9 +95,9 @@ def command_line(
     """
     arguments = train_arguments(**flags)
     if cluster is None:
-        return shell_line([sys.executable, str(find_script(script)), *arguments])
+        return shell_line([sys.executable, str(command.find_script(script)), *arguments])
     planned = plan_launch(cluster, script, arguments, pods=pods)
-    return shell_line(runner_argv(planned, cluster.hostfile), launcher_variables(planned))
+    return shell_line(command.runner_argv(planned, cluster.hostfile), command.launcher_variables(planned))
 
 
 # Several runs on this machine, one after the other
@@ -125,13 +116,15 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
     Raises:
         UserError: a run that could not begin; those before it stay.
     """
-    launches = [_planned(script, **flags) for flags in runs]
+    launches = []
+    for flags in runs:
+        given = {**flags, "outputdir": Path(flags["outputdir"]).resolve(), "slots": None}
+        launches.append(plan_alone(script, train_arguments(**given), flags.get("slots", 1)))
     # It is known without asking the script, which refuses a folder that holds another finished run.
-    waiting = [
-        each
-        for each in launches
-        if command.remembered(each.folder) != command.identity(each) or command.finished_record(each) is None
-    ]
+    waiting = []
+    for each in launches:
+        if command.remembered(each.folder) != command.identity(each) or command.finished_record(each) is None:
+            waiting.append(each)
     with ending_in_order(), ExitStack() as stack:
         for each in waiting:
             stack.enter_context(locked(each.folder, LAUNCH_LOCK))
@@ -142,10 +135,6 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
             if record.status == "ok":
                 command.remember(each)
     return [Run(each.folder) for each in launches]
-
-
-def _planned(script: str | Path, *, outputdir: str | Path, slots: int = 1, **flags: Any) -> Launch:
-    return plan_alone(script, train_arguments(**flags, outputdir=Path(outputdir).resolve()), slots)
 
 
 # A pod of this machine lost in mid-run, on purpose: to see that the run goes on.
@@ -168,19 +157,15 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
     if cluster.backend != "local" or pod not in names:
         raise UserError(f"pod {pod!r} of {cluster.name}, on {cluster.backend}; expected a local one: {names}")
     pointer, over = folder / "checkpoints" / POINTER, threading.Event()
-
-    def newest() -> str | None:
-        return pointer.read_text(encoding="utf-8") if pointer.is_file() else None
-
-    before = newest()
+    before = written_at(pointer)
 
     def kill_after_a_checkpoint() -> None:
-        while not over.wait(LOOK_SECONDS):
-            if newest() != before:
-                now = time.time()
-                kill_pod(cluster, pod)
-                files.write_json(folder / FAULT, {"pod": pod, "killed_unix_seconds": now})
+        while written_at(pointer) == before:
+            if over.wait(LOOK_SECONDS):
                 return
+        now = time.time()
+        kill_pod(cluster, pod)
+        files.write_json(folder / FAULT, {"pod": pod, "killed_unix_seconds": now})
 
     thread = threading.Thread(target=kill_after_a_checkpoint, daemon=True)
     thread.start()
@@ -194,9 +179,7 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
 def kill_pod(cluster: Cluster, name: str) -> None:
     """SIGKILL for every process of a local pod at once, as by a power cut: warden, agent, sshd, ranks."""
     warden = worker_of(cluster, name)
-    if warden is None:
-        return
-    for process in (warden, *descendants(warden.pid)):
+    for process in (warden, *descendants(warden.pid)) if warden else ():
         send(process, signal.SIGKILL)
 
 

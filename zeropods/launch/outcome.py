@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from zeropods.errors import INTERRUPTED, UserError
 from zeropods.launch.logs import LOG, OF_SCRIPT, SESSION_END, RunLog
 from zeropods.launch.lost_pods_and_hangs import Ending
-from zeropods.measure.heartbeat import Beat, read_beats
+from zeropods.measure.heartbeat import read_beats
 from zeropods.measure.record import (
     CONFIG,
     LOCK,
@@ -52,22 +52,18 @@ class Ranks:
         """Whether rank 0 has begun an attempt: what lies in the folder is this launch's."""
         return written_at(self.folder / CONFIG) != self.before
 
-    def have_all_measured(self) -> bool:
-        """Whether every rank has written its last word."""
-        return self.have_opened_the_run() and len(self._files()) == len(self.pods)
+    def files(self) -> list[Path]:
+        """Where ranks have written their last word; none before they have opened the run."""
+        files = (self.folder / "ranks").glob("*.json") if self.have_opened_the_run() else ()
+        return [path for path in files if path.stem.isdigit()]
 
     def measured(self) -> list[RankMeasurement]:
         """What each rank measured; a file that is damaged counts as none."""
         found = []
-        for path in self._files() if self.have_opened_the_run() else ():
-            try:
+        for path in self.files():
+            with suppress(UserError):
                 found.append(read_rank(path))
-            except UserError:
-                continue
         return [rank for rank in found if rank.rank in range(len(self.pods))]
-
-    def _files(self) -> list[Path]:
-        return [path for path in (self.folder / "ranks").glob("*.json") if path.stem.isdigit()]
 
 
 def written_at(path: Path) -> int | None:
@@ -114,24 +110,19 @@ def verdict_of_ranks(
 
 def killed_for_memory(folder: Path, rank: int) -> str:
     """The reason of a run of which the kernel ended a rank: phase, step and the peak of its memory as sampled."""
-    beat = read_beats(folder).get(rank)
+    reason, beat = f"rank {rank}: killed by the kernel, out of memory", read_beats(folder).get(rank)
     if beat is None:
-        return f"rank {rank}: killed by the kernel, out of memory"
-    peak = _peak_bytes(folder / "memory" / f"{rank}.csv", beat)
-    sampled = "" if peak is None else f", peak resident {peak / GIB:.2f} GiB"
-    return f"rank {rank}: killed by the kernel, out of memory: phase {beat.phase}, {beat.step} steps done{sampled}"
-
-
-def _peak_bytes(path: Path, beat: Beat) -> float | None:
-    """The most bytes that were resident in the attempt that a heartbeat is of; None where none were sampled."""
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = [(row["unix_seconds"], row["resident_bytes"]) for row in csv.DictReader(file)]
-    except (OSError, KeyError):
-        return None
-    # The last line may have been cut off.
-    values = [float(value) for at, value in rows if value and at and float(at) >= beat.began_unix_seconds - 1.0]
-    return max(values, default=None)
+        return reason
+    rows, values = list[dict[str, str]](), list[float]()
+    with suppress(OSError), open(folder / "memory" / f"{rank}.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        at, value = row.get("unix_seconds"), row.get("resident_bytes")
+        # The last line may have been cut off, and those of earlier attempts are older.
+        if at and value and float(at) >= beat.began_unix_seconds - 1.0:
+            values.append(float(value))
+    peak = f", peak resident {max(values) / GIB:.2f} GiB" if values else ""
+    return f"{reason}: phase {beat.phase}, {beat.step} steps done{peak}"
 
 
 # What is recorded of a supervised run

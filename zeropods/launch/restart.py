@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, batch_of, flag_values, plan_launch, train_arguments
+from zeropods.launch.command import Launch, flag_values, plan_launch, train_arguments, typed_flags
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure.record import Record
-from zeropods.train.arguments import PASSES, ROWS, batch_on
+from zeropods.train.arguments import PASSES, ROWS, Batch, batch_on
 from zeropods.train.checkpoints import MANIFEST
 
 if TYPE_CHECKING:
@@ -21,14 +22,21 @@ JOURNAL = "restarts.json"
 
 def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None:
     """Refuse what could not go on when it has to: so often, and on no fewer than `min_pods` where that is given."""
-    if restarts < 0 or (min_pods is not None and min_pods < 1):
-        raise UserError(f"--restarts {restarts} --min-pods {min_pods}; expected at least 0 and at least 1")
     if min_pods is not None and min_pods > len(planned.hosts):
         raise UserError(f"--min-pods {min_pods}: the run begins on {len(planned.hosts)}; give no more")
-    if (restarts or min_pods) and batch_of(planned.script, planned.arguments) is None:
+    if (restarts or min_pods) and batch_of(planned) is None:
         flag = f"--restarts {restarts}" if restarts else f"--min-pods {min_pods}"
         remedy = f"give --{ROWS} and --{PASSES}, by which the batch is kept"
         raise UserError(f"{flag}: {planned.script.name} is no script of ours; {remedy}")
+
+
+def batch_of(launch: Launch) -> Batch | None:
+    """The batch of each rank; None for another's script that is not told it by both flags."""
+    said = typed_flags(launch.script, launch.arguments)
+    rows, passes = said.get(ROWS), said.get(PASSES)
+    if isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0:
+        return Batch(rows, passes)
+    return None
 
 
 def calls_for_another(end: Record | UnopenedError) -> bool:
@@ -54,58 +62,45 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
     pods = min(len(left.pods), len(asked.hosts))
     if pods < min_pods:
         return f"{len(left.pods)} pods are left, --min-pods {min_pods}"
-    batch = batch_of(asked.script, asked.arguments)
+    batch = batch_of(asked)
     assert batch is not None
     effective = batch.rows * batch.passes * asked.world_size
+    resume = flag_values(asked.arguments).get("resume", "auto")
+    saved = next((asked.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
+    # What else was asked for, this launch has done already.
+    is_done = resume != "auto" and opened and (resume == "never" or saved is not None)
     numbers = range(pods, min_pods - 1, -1)
     for number in numbers:
         same = batch_on(sum(pod.slots for pod in left.pods[:number]), effective, batch.rows)
         if same is not None:
-            changes = {name: str(value) for name, value in same.flags.items() if value != batch.flags[name]}
+            changes = {name: value for name, value in same.flags.items() if value != batch.flags[name]}
             # A flag's last value counts.
-            arguments = [*asked.arguments, *train_arguments(**changes, **_resuming(asked, opened=opened))]
+            arguments = [*asked.arguments, *train_arguments(**changes, resume="auto" if is_done else None)]
             return replace(plan_launch(left, asked.script, arguments, pods=number, export=asked.export), asked=asked)
     fewer = f", nor among fewer down to {min_pods}" if len(numbers) > 1 else ""
     return f"an effective batch of {effective} rows does not divide among {pods} pods{fewer}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class JournalEntry:
-    """What ended an attempt, and with what the run went on."""
+def journal_entry(asked: Launch, following: Launch, left: Cluster, **ended: object) -> dict[str, object]:
+    """What ended an attempt, and with what the run goes on, as `JOURNAL` has it.
 
-    status: str
-    pod: str | None
-    reason: str | None
-    steps: int
-    """Number of optimizer steps that were done."""
-    found_unix_seconds: float
-    """When the supervisor found that it was over."""
-    pods: tuple[str, ...]
-    """Names of the pods on which the run goes on."""
-    unused: tuple[str, ...]
-    """Names of those that answer and are left out, so that the batch divides."""
-    flags: dict[str, str]
-    """What the script is told otherwise than was asked for."""
+    Args:
+        following: goes on, on pods of those that are `left`.
+        ended: `status`, `pod`, `reason`, the `steps` that were done, and when the supervisor found that it was over.
 
-    @classmethod
-    def of(cls, asked: Launch, following: Launch, left: Cluster, **ended: Any) -> JournalEntry:
-        """The entry of a run that goes on with a launch, on pods of those that are left; `ended`: the other fields."""
-        names, used = tuple(pod.name for pod in left.pods), len(following.hosts)
-        flags = flag_values(following.arguments[len(asked.arguments) :])
-        return cls(pods=names[:used], unused=names[used : len(asked.hosts)], flags=flags, **ended)
-
-    def line(self, how: str) -> str:
-        """The entry as a person reads it; `how`: the words for what is done now, such as `restart 1 of 2`."""
-        reason = self.reason or ""
-        why = reason if self.pod is None or reason.startswith(self.pod) else f"{self.pod}: {reason}"
-        unused = f", without {', '.join(self.unused)}" if self.unused else ""
-        flags = "".join(f" --{name} {value}" for name, value in self.flags.items())
-        return f"{self.status}: {why}; {how} on {', '.join(self.pods)}{unused}{' with' if flags else ''}{flags}"
+    Returns:
+        also the names of the `pods`; `unused`, of those that answer and are left out, so that the batch divides; and
+        `flags`, what the script is told otherwise than was asked for.
+    """
+    names, used = [pod.name for pod in left.pods], len(following.hosts)
+    flags = flag_values(following.arguments[len(asked.arguments) :])
+    return {**ended, "pods": names[:used], "unused": names[used : len(asked.hosts)], "flags": flags}
 
 
-def _resuming(asked: Launch, *, opened: bool) -> dict[str, str]:
-    """`--resume auto` where something else was asked for, which this launch has done already."""
-    resume = flag_values(asked.arguments).get("resume", "auto")
-    saved = next((asked.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
-    is_done = opened and (resume == "never" or saved is not None)
-    return {"resume": "auto"} if resume != "auto" and is_done else {}
+def told(entry: Mapping[str, Any], how: str) -> str:
+    """An entry as a person reads it; `how`: the words for what is done now, such as `restart 1 of 2`."""
+    reason, pod = entry["reason"] or "", entry["pod"]
+    why = reason if pod is None or reason.startswith(pod) else f"{pod}: {reason}"
+    unused = f", without {', '.join(entry['unused'])}" if entry["unused"] else ""
+    flags = "".join(f" --{name} {value}" for name, value in entry["flags"].items())
+    return f"{entry['status']}: {why}; {how} on {', '.join(entry['pods'])}{unused}{' with' if flags else ''}{flags}"

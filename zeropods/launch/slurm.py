@@ -15,7 +15,7 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch
 from zeropods.launch.logs import LOG, RunLog, following
-from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, judge
+from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, judge
 from zeropods.launch.outcome import Ranks, record_run
 from zeropods.launch.supervisor import Supervision
 from zeropods.measure.record import LAUNCH_LOCK, Record, read_json
@@ -48,13 +48,9 @@ HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig",
 """Reasons of a job that waits for nothing that comes by itself (squeue(1))."""
 SAVED = 75
 """EX_TEMPFAIL: the ranks were asked to save, and have; `slurm/job.sh` has not requeued the job."""
-TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited|-1", re.IGNORECASE)
-"""A time limit as sbatch(1) takes it."""
 NOTHING = ("(null)", "None", "N/A")
 """What SLURM writes for a value that is not there."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
-LABEL = re.compile(r" *(\d+): ?")
-"""What `srun --label` puts before each line: the task's number, padded to the width of the largest."""
 UNKNOWN_JOB = "Invalid job id"
 """What SLURM says of a job that ended MinJobAge (300 s) ago, or never was."""
 ANSWER_SECONDS = 60.0
@@ -65,51 +61,21 @@ PATIENCE_SECONDS = 900.0
 """A controller may be away for so long, for a restart; the job goes on without it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Submission:
-    """One job of SLURM: a launch, and what it asks the cluster for."""
+    """One job of SLURM: a launch, and how the cluster is asked for it."""
 
     launch: Launch
     """Its hosts are placeholders: SLURM chooses the nodes."""
-    options: tuple[str, ...] = ()
-    """Further options of sbatch, such as `--qos=high`; they come last and win."""
-    cpus_per_slot: int = 4
-    has_gpus: bool = True
-    """Whether the cluster's nodes have GPUs, of which each slot gets one."""
+    argv: list[str]
+    """The command that submits the job; what it prints is the job's number."""
+    variables: dict[str, str]
+    """The parameters of `slurm/job.sh` that this launch sets."""
 
     @property
     def slots(self) -> int:
         """Processes per node."""
         return self.launch.hosts[0].slots
-
-    @property
-    def argv(self) -> list[str]:
-        """The command that submits the job; what it prints is the job's number."""
-        launch, name = self.launch, re.sub(r"[^A-Za-z0-9._-]", "-", self.launch.folder.name)
-        # sbatch replaces %j and the like in the path of the log.
-        log = str(launch.folder / LOG).replace("%", "%%")
-        return [
-            *("sbatch", "--parsable"),
-            f"--job-name=zeropods-{name}",
-            f"--nodes={len(launch.hosts)}",
-            f"--cpus-per-task={self.cpus_per_slot * self.slots}",
-            f"--gpus-per-node={self.slots if self.has_gpus else 0}",
-            f"--output={log}",
-            *self.options,
-            str(SBATCH_FILE),
-            str(launch.script),
-            *launch.arguments,
-        ]
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The parameters of `slurm/job.sh` that this launch sets."""
-        return {
-            "PROJECT": str(PROJECT),
-            "PYTHON": sys.executable,
-            "SLOTS": str(self.slots),
-            "MEMORY_LOG": str(self.launch.folder / "nvidia-smi"),
-        }
 
     def environment(self, here: Mapping[str, str]) -> dict[str, str]:
         """The environment of sbatch, which becomes the job's."""
@@ -131,37 +97,47 @@ def plan_slurm(
     slots: int = 1,
     cpus_per_slot: int = 4,
     partition: str | None = None,
-    time_limit: str | None = None,
     options: tuple[str, ...] = (),
     needs_slurm: bool = True,
 ) -> Submission:
     """A job as data, with the script's arguments checked; starts nothing.
 
     Args:
+        options: further options of sbatch, such as `--qos=high`; they come last and win.
         needs_slurm: whether it is an error that SLURM does not answer, which is asked for its nodes; else a job is
-            written for nodes with GPUs.
+            written for nodes with GPUs, of which each slot gets one.
     """
-    if time_limit is not None and not TIME.fullmatch(time_limit):
-        raise UserError(f"--time-limit {time_limit!r}; expected minutes, hours:minutes:seconds or days-hours")
-    if min(pods, slots, cpus_per_slot) < 1:
-        raise UserError(f"{pods} nodes of {slots} slots and their CPUs; expected at least 1 of each")
     # `slurm/job.sh` chooses rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
     launch = command.plan_on(hosts, script, arguments, launcher="slurm")
     chosen = () if partition is None else (f"--partition={partition}",)
-    has_gpus = True
     try:
-        nodes = _ask(["sinfo", "--noheader", "--format=%D %G", *chosen]).splitlines()
+        nodes = _ask(["sinfo", "--noheader", "--format=%D %G", *chosen])
     except SlurmError:
         if needs_slurm:
             raise
-    else:
-        there, has_gpus = sum(int(line.split()[0]) for line in nodes), any("gpu" in line for line in nodes)
-        if 0 < there < pods:
-            raise UserError(f"{pods} nodes: SLURM has {there} of {partition or 'all partitions'}; ask for fewer")
-    limit = () if time_limit is None else (f"--time={time_limit}",)
-    asked = (*chosen, *limit, *options)
-    return Submission(launch=launch, options=asked, cpus_per_slot=cpus_per_slot, has_gpus=has_gpus)
+        nodes = "0 gpu"
+    there = sum(int(line.split()[0]) for line in nodes.splitlines())
+    if 0 < there < pods:
+        # It would wait for ever.
+        raise UserError(f"{pods} nodes: SLURM has {there} of {partition or 'all partitions'}; ask for fewer")
+    # sbatch replaces %j and the like in the path of the log.
+    name, log = re.sub(r"[^A-Za-z0-9._-]", "-", launch.folder.name), str(launch.folder / LOG).replace("%", "%%")
+    argv = [
+        *("sbatch", "--parsable"),
+        f"--job-name=zeropods-{name}",
+        f"--nodes={pods}",
+        f"--cpus-per-task={cpus_per_slot * slots}",
+        f"--gpus-per-node={slots if 'gpu' in nodes else 0}",
+        f"--output={log}",
+        *chosen,
+        *options,
+        str(SBATCH_FILE),
+        str(launch.script),
+        *launch.arguments,
+    ]
+    variables = {"PROJECT": str(PROJECT), "PYTHON": sys.executable, "SLOTS": str(slots)}
+    return Submission(launch, argv, {**variables, "MEMORY_LOG": str(launch.folder / "nvidia-smi")})
 
 
 def run_slurm(submission: Submission, supervision: Supervision | None = None) -> Record:
@@ -171,109 +147,121 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
     what becomes of it are shown; a job that has run for longer than its time is cancelled, waiting does not count.
     """
     supervision = supervision or Supervision()
-    launch = submission.launch
+    launch, path = submission.launch, submission.launch.folder / JOB
     earlier = command.finished_record(launch)
     if earlier is not None:
         return earlier
     with locked(launch.folder, LAUNCH_LOCK), noted_signals() as signals:
         ranks = Ranks(launch.folder, [None] * launch.world_size)
-        log = JobLog(launch.folder, supervision.show)
-        number = _running(launch, ranks) or _submitted(submission, ranks, supervision)
+        log = RunLog(launch.folder, supervision.show)
+        submitted = read_json(path) if path.is_file() else None
+        if submitted and look(submitted["job"])["JobState"] not in ENDED:
+            number = submitted["job"]
+            if command.remembered(launch.folder) != command.identity(launch):
+                remedy = f"scancel {number}, or choose another --outputdir"
+                raise SlurmError(f"{launch.folder}: job {number} runs into it with other arguments; {remedy}")
+            ranks.before = submitted["config_before"]
+        else:
+            # NUMBER, or NUMBER;CLUSTER.
+            said = _ask(submission.argv, submission.environment(child_environment()))
+            number = int(said.partition(";")[0])
+            command.remember(launch)
+            files.write_json(path, {"job": number, "config_before": ranks.before})
+            supervision.show(f"job {number}: submitted; its log: {log.path}")
         hangs = HangDetector(launch.folder, supervision.step_timeout, ranks.have_opened_the_run)
         with following(launch.folder) as tick:
-            verdict = Follower(number, log, supervision, hangs, signals).to_its_end(tick)
-        ranks.pods = tuple(node for node in log.nodes or (None,) * len(launch.hosts) for _ in range(submission.slots))
+            verdict = _followed(number, log, supervision, hangs, signals, tick)
+        nodes = log.names.values() or (None,) * len(launch.hosts)
+        ranks.pods = tuple(node for node in nodes for _ in range(submission.slots))
         # What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before.
         return record_run(ranks, verdict, log, is_certain=True)
 
 
-def _submitted(submission: Submission, ranks: Ranks, supervision: Supervision) -> int:
-    folder = submission.launch.folder
-    said = _ask(submission.argv, submission.environment(child_environment()))
-    # NUMBER, or NUMBER;CLUSTER.
-    number = said.strip().partition(";")[0]
-    if not number.isdigit():
-        raise SlurmError(f"sbatch: {said!r}; expected the number of a job")
-    command.remember(submission.launch)
-    files.write_json(folder / JOB, {"job": int(number), "config_before": ranks.before})
-    supervision.show(f"job {number}: submitted; its log: {folder / LOG}")
-    return int(number)
+def _followed(
+    number: int,
+    log: RunLog,
+    supervision: Supervision,
+    hangs: HangDetector,
+    signals: Sequence[str],
+    tick: Callable[[], object],
+) -> Ending:
+    """Follow one job until it is over for good: show its log, tell its states, cancel it when it must end.
+
+    Args:
+        signals: names of signals that came; the first one cancels the job.
+        tick: is called some times per second.
+    """
+    heard = began = time.monotonic()
+    asked, told = 0.0, ""
+    running_since: float | None = None
+    cancelled: Ending | None = None
+    job: dict[str, str] = {"JobState": ""}
+    while job["JobState"] not in ENDED:
+        tick()
+        time.sleep(POLL_SECONDS)
+        log.read()
+        now, verdict = time.monotonic(), None
+        if cancelled is None:
+            verdict = judge(
+                signal_name=next(iter(signals), None),
+                since_start=0.0 if running_since is None else now - running_since,
+                timeout_seconds=supervision.timeout_seconds,
+                hang=None if running_since is None else hangs.look(),
+            )
+        if verdict is None and now - asked < min(LONGEST_SECONDS, (now - began) / 20):
+            continue
+        asked = now
+        try:
+            job = look(number)
+        except SlurmError as error:
+            if now - heard > PATIENCE_SECONDS:
+                remedy = f"the job may still run: squeue --jobs {number}; the same launch follows it again"
+                raise UserError(f"SLURM has not answered for {now - heard:.0f} s ({error}); {remedy}") from None
+        else:
+            heard, state, reason, nodes = now, job["JobState"], job["Reason"], job["NodeList"]
+            if state == "PENDING":
+                # The next attempt may be on other nodes.
+                log.names.clear()
+                if reason in HOPELESS and cancelled is None:
+                    verdict = Ending("failed", f"job {number} cannot start as it was asked for: {reason}")
+            elif nodes and not log.names:
+                # In the order of the job's tasks.
+                hosts = _ask(["scontrol", "show", "hostnames", nodes]).split()
+                log.names |= {str(task): host for task, host in enumerate(hosts)}
+            running_since = running_since or (now if state == "RUNNING" else None)
+            where = f" on {nodes}" if nodes and state == "RUNNING" else ""
+            again = ", again" if int(job["Restarts"] or 0) else ""
+            line = f"job {number}: {state}{where}{f' ({reason})' if reason else ''}{again}"
+            if line != told and state != FORGOTTEN:
+                supervision.show(line)
+                told = line
+        if verdict is not None and job["JobState"] not in ENDED:
+            if verdict is hangs.found:
+                hangs.save_stacks(lambda: None)
+            # SIGTERM to its ranks, SIGKILL after SLURM's KillWait.
+            supervision.show(f"job {number}: cancelled: {verdict.reason}")
+            _ask(["scancel", str(number)])
+            cancelled = verdict
+    log.read(ended=True)
+    # The ranks' own word counts where SLURM has forgotten the job.
+    return cancelled or verdict_of(job)
 
 
-def _running(launch: Launch, ranks: Ranks) -> int | None:
-    """The job of this folder that is not over yet; `UserError` where it is of another launch."""
-    path = launch.folder / JOB
-    if not path.is_file():
-        return None
-    submitted = read_json(path)
-    number = submitted["job"]
-    if look(number).has_ended:
-        return None
-    if command.remembered(launch.folder) != command.identity(launch):
-        remedy = f"scancel {number}, or choose another --outputdir"
-        raise SlurmError(f"{launch.folder}: job {number} runs into it with other arguments; {remedy}")
-    ranks.before = submitted["config_before"]
-    return number
-
-
-# A job as `scontrol show job --oneliner` prints it, and what its state means for a run
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmJob:
-    """What SLURM knows of a job at one moment; a text is empty where there is nothing to say."""
-
-    number: int
-    state: str
-    reason: str = ""
-    """Why it waits, or why it ended."""
-    exit_status: int = 0
-    """Exit status of the batch script."""
-    restarts: int = 0
-    nodes: str = ""
-    """A list as SLURM writes it, such as `pod[1-2]`."""
-    time_limit: str = ""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is over for good."""
-        return self.state in ENDED
-
-
-def read_job(text: str) -> SlurmJob:
-    """The job that scontrol's line tells of; `UserError` where it is no such line."""
-    fields: dict[str, str] = {}
-    for name, value in FIELD.findall(text):
-        fields.setdefault(name, "" if value in NOTHING else value)
-    try:
-        return SlurmJob(
-            number=int(fields["JobId"]),
-            state=fields["JobState"],
-            reason=fields["Reason"],
-            exit_status=int(fields["ExitCode"].partition(":")[0]),
-            restarts=int(fields["Restarts"]),
-            nodes=fields["NodeList"],
-            time_limit=fields["TimeLimit"],
-        )
-    except (KeyError, ValueError):
-        raise UserError(f"scontrol show job: {text[:200]!r}; expected a line with JobId, JobState, Reason...") from None
-
-
-def verdict_of(job: SlurmJob) -> Ending:
-    """Why a job's run ended. Without a status, the ranks know better."""
-    if job.state == "COMPLETED":
+def verdict_of(job: Mapping[str, str]) -> Ending:
+    """Why the run of a job that has ended did. Without a status, the ranks know better."""
+    state, reason, of_job = job["JobState"], job["Reason"], f"SLURM's job {job['JobId']}"
+    exit_status = int(job["ExitCode"].partition(":")[0] or 0)
+    if state == "COMPLETED":
         return Ending()
-    of_job = f"SLURM's job {job.number}"
-    if job.state == FORGOTTEN:
-        return Ending(None, f"SLURM has forgotten job {job.number}")
-    if job.state == "TIMEOUT":
-        return Ending("timeout", f"{of_job}: TIMEOUT: its time limit was {job.time_limit}")
-    why = f" ({job.reason})" if job.reason else ""
-    if job.state in STATUSES:
-        return Ending(STATUSES[job.state], f"{of_job}: {job.state}{why}")
-    if job.exit_status == SAVED:
+    if state == FORGOTTEN:
+        return Ending(None, f"SLURM has forgotten job {job['JobId']}")
+    if state == "TIMEOUT":
+        return Ending("timeout", f"{of_job}: TIMEOUT: its time limit was {job['TimeLimit']}")
+    if state in STATUSES:
+        return Ending(STATUSES[state], f"{of_job}: {state}{f' ({reason})' if reason else ''}")
+    if exit_status == SAVED:
         return Ending("interrupted", f"{of_job}: saved when it was asked to, and was not requeued")
-    return Ending(None, f"{of_job}: {job.state} with status {job.exit_status}")
+    return Ending(None, f"{of_job}: {state} with status {exit_status}")
 
 
 # What is asked of SLURM, through its own commands
@@ -283,14 +271,17 @@ class SlurmError(UserError):
     """SLURM refused, or did not answer."""
 
 
-def look(number: int) -> SlurmJob:
-    """A job as it is now."""
+def look(number: int) -> dict[str, str]:
+    """What SLURM knows of a job now, by its names (scontrol(1)); a text is empty where there is nothing to say."""
     try:
-        return read_job(_ask(["scontrol", "--oneliner", "show", "job", str(number)]))
+        found = FIELD.findall(_ask(["scontrol", "--oneliner", "show", "job", str(number)]))
     except SlurmError as error:
-        if UNKNOWN_JOB in str(error):
-            return SlurmJob(number=number, state=FORGOTTEN)
-        raise
+        if UNKNOWN_JOB not in str(error):
+            raise
+        found = [("JobId", str(number)), ("JobState", FORGOTTEN)]
+    # The first of several fields of one name counts.
+    given = {name: "" if value in NOTHING else value for name, value in reversed(found)}
+    return {**dict.fromkeys(("Reason", "ExitCode", "Restarts", "NodeList", "TimeLimit"), ""), **given}
 
 
 def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
@@ -313,99 +304,3 @@ def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> s
         words = "; ".join(line.removeprefix(f"{program}: ").removeprefix("error: ") for line in lines)
         raise SlurmError(f"{program}: {words}")
     return done.stdout
-
-
-class JobLog(RunLog):
-    """What `srun --label` writes: a task's number before each line, which becomes its node's name."""
-
-    nodes: Sequence[str] = ()
-    """Names of the job's nodes, in the order of its tasks, once they are known."""
-
-    def named(self, line: str) -> str:
-        match = LABEL.match(line)
-        known = match is not None and int(match[1]) < len(self.nodes)
-        return f"{self.nodes[int(match[1])]}: {line[match.end() :]}" if match and known else line
-
-
-class Follower:
-    """Follows one job to its end: shows its log, tells its states, cancels it when it must end."""
-
-    def __init__(
-        self, number: int, log: JobLog, supervision: Supervision, hangs: HangDetector, signals: Sequence[str]
-    ) -> None:
-        """`signals`: names of signals that came; the first one cancels the job."""
-        self._number, self._log, self._supervision, self._hangs = number, log, supervision, hangs
-        self._signals = signals
-        self._heard = time.monotonic()
-        self._told = ""
-        self._running_since: float | None = None
-        self._cancelled: Ending | None = None
-
-    def to_its_end(self, tick: Callable[[], object]) -> Ending:
-        """Wait until the job is over for good; `tick` is called some times per second."""
-        began, asked, job = time.monotonic(), 0.0, None
-        while job is None or not job.has_ended:
-            tick()
-            time.sleep(POLL_SECONDS)
-            now = time.monotonic()
-            must_end = self._cancelled is None and self._must_end()
-            if must_end or now - asked >= min(LONGEST_SECONDS, (now - began) / 20):
-                asked, job = now, self._look()
-            self._log.read()
-        self._log.read(ended=True)
-        # The ranks' own word counts where SLURM has forgotten the job.
-        return self._cancelled or verdict_of(job)
-
-    def _look(self) -> SlurmJob | None:
-        """The job, of which what is new is told; None where SLURM does not answer."""
-        try:
-            job = look(self._number)
-        except SlurmError as error:
-            silent = time.monotonic() - self._heard
-            if silent > PATIENCE_SECONDS:
-                remedy = f"the job may still run: squeue --jobs {self._number}; the same launch follows it again"
-                raise UserError(f"SLURM has not answered for {silent:.0f} s ({error}); {remedy}") from None
-            return None
-        self._heard = time.monotonic()
-        is_waiting, is_running = job.state == "PENDING", job.state == "RUNNING"
-        if is_waiting:
-            # The next attempt may be on other nodes.
-            self._log.nodes = ()
-        elif job.nodes and not self._log.nodes:
-            # In the order of the job's tasks.
-            self._log.nodes = _ask(["scontrol", "show", "hostnames", job.nodes]).split()
-        if is_running and self._running_since is None:
-            self._running_since = time.monotonic()
-        if is_waiting and job.reason in HOPELESS and self._cancelled is None:
-            self._cancel(Ending("failed", f"job {job.number} cannot start as it was asked for: {job.reason}"))
-        why = f" ({job.reason})" if job.reason else ""
-        where = f" on {job.nodes}" if job.nodes and is_running else ""
-        line = f"job {job.number}: {job.state}{where}{why}{', again' if job.restarts else ''}"
-        if job.state != FORGOTTEN and self._told != line:
-            self._told = line
-            self._supervision.show(line)
-        return job
-
-    def _must_end(self) -> bool:
-        """Cancel the job where it must end, and tell whether that is so."""
-        since = self._running_since
-        verdict = judge(
-            Observation(
-                signal=self._signals[0] if self._signals else None,
-                since_start=0.0 if since is None else time.monotonic() - since,
-                timeout_seconds=self._supervision.timeout_seconds,
-                hang=None if since is None else self._hangs.look(),
-            )
-        )
-        if verdict is None:
-            return False
-        if verdict is self._hangs.found:
-            self._hangs.save_stacks(lambda: None)
-        self._cancel(verdict)
-        return True
-
-    def _cancel(self, why: Ending) -> None:
-        """End the job: SIGTERM to its ranks, SIGKILL after SLURM's KillWait."""
-        self._cancelled = why
-        self._supervision.show(f"job {self._number}: cancelled: {why.reason}")
-        _ask(["scancel", str(self._number)])

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,23 +20,25 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch, runner_argv, runner_environment
-from zeropods.launch.logs import LOG, PdshLog, following
-from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, PodState, check_timeouts, judge
+from zeropods.launch.logs import RunLog, following
+from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, PodState, check_timeouts, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, record_run
-from zeropods.launch.restart import JOURNAL, JournalEntry, calls_for_another, check_restarts, next_attempt
+from zeropods.launch.restart import JOURNAL, calls_for_another, check_restarts, journal_entry, next_attempt, told
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.leases import RUN_SECONDS
-from zeropods.pods.preflight import ANEW
+from zeropods.pods.preflight import ANEW, Expectation
 from zeropods.pods.processes import RUN, descendants, end, ending_in_order, noted_signals, processes_with, start_bound
+from zeropods.pods.rendezvous import Pod
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import child_environment
+from zeropods.techniques import offloads_optimizer
 from zeropods.train.arguments import arguments_of
+from zeropods.train.deepspeed import read_config
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster, PodStatus
-    from zeropods.pods.rendezvous import Pod
 
 POLL_SECONDS = 0.2
 LATE_SECONDS = 3.0
@@ -70,8 +72,6 @@ class Supervision:
     """How often a run may go on by itself, where a pod is lost or a rank is killed."""
     min_pods: int | None = None
     """On how few pods, 1 if not given. Where it is given, the run also begins on so few if others are dead."""
-    is_checked: bool = False
-    """Whether the pods have had what the launch needs a moment ago; else they are looked at first."""
 
     def __post_init__(self) -> None:
         check_timeouts(self.timeout_seconds, self.step_timeout)
@@ -92,7 +92,8 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     if earlier is not None:
         return earlier
     current, left = _first_attempt(planned, cluster, min_pods)
-    began, opened, journal, seconds = time.monotonic(), False, list[JournalEntry](), supervision.timeout_seconds
+    began, opened, seconds = time.monotonic(), False, supervision.timeout_seconds
+    journal: list[dict[str, object]] = []
     with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
         while True:
             rest = seconds and max(1.0, seconds - (time.monotonic() - began))
@@ -109,166 +110,150 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
                     raise end
                 return end
             current = replace(following_launch, restarts=current.restarts + 1)
-            supervision = replace(supervision, is_checked=False)
             ended = {"status": end.status, "pod": end.pod, "reason": end.reason, "steps": end.steps}
-            entry = JournalEntry.of(planned, current, left, found_unix_seconds=found, **ended)
-            journal.append(entry)
-            files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(each) for each in journal]})
-            print(f"{planned.folder}: {entry.line(f'restart {current.restarts} of {restarts}')}", file=sys.stderr)
+            journal.append(journal_entry(planned, current, left, **ended, found_unix_seconds=found))
+            files.write_json(planned.folder / JOURNAL, {"restarts": journal})
+            how = f"restart {current.restarts} of {restarts}"
+            print(f"{planned.folder}: {told(journal[-1], how)}", file=sys.stderr)
 
 
 def _first_attempt(planned: Launch, cluster: Cluster, min_pods: int | None) -> tuple[Launch, Cluster]:
     """With what a run begins: as planned where all of its pods answer, else on those that do, if that was allowed."""
-    told = cluster.statuses(OPEN_SECONDS)
-    wanted = told[: len(planned.hosts)]
-    busy = [pod.pod for pod in wanted if pod.runs]
-    if busy:
-        print(f"{', '.join(busy)}: at work for another run already; both take longer", file=sys.stderr, flush=True)
-    dead = "; ".join(f"{pod.pod}: {pod.status}" for pod in wanted if not pod.is_ready)
+    statuses = cluster.statuses(OPEN_SECONDS)
+    dead = "; ".join(f"{pod.pod}: {pod.status}" for pod in statuses[: len(planned.hosts)] if not pod.is_ready)
     if not dead:
         return planned, cluster
-    left, remedy = _answering(cluster, told), f"see 'zeropods pods check', then {ANEW}"
+    left, remedy = _answering(cluster, statuses), f"see 'zeropods pods check', then {ANEW}"
     if min_pods is None:
         raise UserError(f"{dead}; {remedy}, or begin on those that answer: --min-pods N")
     first = next_attempt(planned, left, min_pods, opened=False)
     if not isinstance(first, Launch):
         raise UserError(f"{dead}; {first}; {remedy}")
-    entry = JournalEntry.of(
-        planned, first, left, status="pod_lost", pod=None, reason=dead, steps=0, found_unix_seconds=time.time()
-    )
-    print(f"{planned.folder}: {entry.line('begins')}", file=sys.stderr)
+    entry = journal_entry(planned, first, left, status="pod_lost", pod=None, reason=dead)
+    print(f"{planned.folder}: {told(entry, 'begins')}", file=sys.stderr)
     return first, left
 
 
-def _answering(cluster: Cluster, told: Sequence[PodStatus]) -> Cluster:
+def _answering(cluster: Cluster, statuses: Sequence[PodStatus]) -> Cluster:
     """The cluster with those of its pods that are ready by what they have told."""
-    ready = {pod.pod for pod in told if pod.is_ready}
+    ready = {pod.pod for pod in statuses if pod.is_ready}
     return replace(cluster, pods=tuple(pod for pod in cluster.pods if pod.name in ready))
 
 
 def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tuple[Record | UnopenedError, float]:
-    if not supervision.is_checked:
-        try:
-            command.check_pods(planned, cluster)
-        except UserError as error:
-            dead = [pod.pod for pod in cluster.statuses()[: len(planned.hosts)] if not pod.is_ready]
-            if not dead:
-                raise
-            # It was there a moment ago: it is lost like one that dies in the run.
-            return UnopenedError(planned.folder, Ending("pod_lost", str(error), dead[0]), ()), time.time()
+    """Look at the pods, take a lease for this attempt, and run it.
+
+    Returns:
+        The record, or why there is none; and when the verdict was there, in seconds since 1970.
+    """
+    try:
+        # What lies in main memory is stepped by CPU Adam, which has to be compiled.
+        config = command.flag_values(planned.arguments).get("deepspeed")
+        offload = config is not None and offloads_optimizer(read_config(Path(config)))
+        needed, port = (str(planned.script), *filter(None, [config])), planned.master_port
+        expected = Expectation.of_this_machine(Path.cwd(), needed, master_port=port, offload=offload)
+        cluster.preflight(expected, len(planned.hosts)).require()
+    except UserError as error:
+        dead = [pod.pod for pod in cluster.statuses()[: len(planned.hosts)] if not pod.is_ready]
+        if not dead:
+            raise
+        # It was there a moment ago: it is lost like one that dies in the run.
+        return UnopenedError(planned.folder, Ending("pod_lost", str(error), dead[0]), ()), time.time()
     run = secrets.token_hex(8)
     marked = replace(planned, exported={**planned.exported, RUN: run})
     pods = cluster.pods[: len(planned.hosts)]
     # A script of somebody else's starts its ranks by itself: no pod has to import torch for it.
     with RunLease(pods, cluster.secret, run, forks=arguments_of(planned.script) is not None) as lease:
         command.remember(planned)
-        return Attempt(marked, supervision, lease).to_its_end()
+        return _run_leased(marked, supervision, lease)
 
 
-class Attempt:
-    """One attempt of a launch whose lease is held.
+def _run_leased(planned: Launch, supervision: Supervision, lease: RunLease) -> tuple[Record | UnopenedError, float]:
+    """Start the launcher, watch it until there is a verdict, end everything, and record the run.
 
     However it ends, no process of the run is left on any pod that answers, nor here; a pod that does not answer ends
-    them by itself when its lease runs out. DeepSpeed's runner never gets SIGINT or SIGTERM: it would answer with
-    `pkill -f` on every pod, which ends other runs too.
+    them by itself when its lease runs out.
     """
-
-    def __init__(self, planned: Launch, supervision: Supervision, lease: RunLease) -> None:
-        self._planned, self._supervision, self._lease = planned, supervision, lease
-        slots = [host.slots for host in planned.hosts]
-        names = [pod.name for pod, number in zip(lease.pods, slots, strict=True) for _ in range(number)]
-        self._ranks = Ranks(planned.folder, names)
-        self._hangs = HangDetector(planned.folder, supervision.step_timeout, self._ranks.have_opened_the_run, names)
-        self._began = time.monotonic()
-        self._measured: float | None = None
-
-    def to_its_end(self) -> tuple[Record | UnopenedError, float]:
-        """Start the launcher, watch it until there is a verdict, end everything, and record the run.
-
-        Returns:
-            The record, or why there is none; and when the verdict was there, in seconds since 1970.
-        """
-        folder, names = self._planned.folder, {pod.address: pod.name for pod in self._lease.pods}
-        log, verdict = PdshLog(folder, self._supervision.show, names), None
-        with noted_signals() as signals, following(folder) as tick:
-            process = self._start()
-            try:
-                while verdict is None:
-                    # A terminal that is gone ends no run by itself; SIGHUP does.
-                    with suppress(OSError):
-                        tick()
-                    time.sleep(POLL_SECONDS)
-                    log.read()
-                    verdict = judge(self._state(process, log, signals))
-                found = time.time()
-                if verdict is self._hangs.found:
-                    self._hangs.save_stacks(self._lease.ask_for_stacks)
-            finally:
-                unanswered = self._stop(process, verdict)
-                log.read(ended=True)
-        verdict = verdict.once_ended(unanswered)
-        killed, restarts = self._lease.pods_out_of_memory(), self._planned.restarts
-        try:
-            return record_run(self._ranks, verdict, log, out_of_memory=killed, restarts=restarts), found
-        except UnopenedError as error:
-            return error, found
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        """Start the launcher. It dies with this process."""
-        folder, exported = self._planned.folder, self._planned.exported
-        hostfile, variables = folder / "launch.hostfile", folder / "launch.environment"
-        write_hostfile(hostfile, self._planned.hosts)
+    folder = planned.folder
+    names = [pod.name for pod in lease.pods for _ in range(pod.slots)]
+    ranks = Ranks(folder, names)
+    hangs = HangDetector(folder, supervision.step_timeout, ranks.have_opened_the_run, names)
+    log = RunLog(folder, supervision.show, {pod.address: pod.name for pod in lease.pods})
+    hostfile, variables = folder / "launch.hostfile", folder / "launch.environment"
+    verdict, measured_at = None, None
+    with noted_signals() as signals, following(folder) as tick:
+        write_hostfile(hostfile, planned.hosts)
         # DeepSpeed's environment file has no blank line and no comment: they would raise.
-        files.write_text(variables, "".join(f"{name}={value}\n" for name, value in exported.items()))
-        with open(folder / LOG, "ab") as log:
-            process = start_bound(
-                self._supervision.argv(self._planned, hostfile),
-                signal.SIGKILL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=runner_environment(self._planned, variables, child_environment()),
-            )
-        self._began = time.monotonic()
-        return process
-
-    def _state(self, process: subprocess.Popen[bytes], log: PdshLog, signals: list[str]) -> Observation:
-        """What is seen of launcher, agents, ranks and output at this moment, and since when it is so."""
-        now = time.monotonic()
-        if self._measured is None and self._ranks.have_all_measured():
-            self._measured = now
-        return Observation(
-            pods=self._lease.states(),
-            launcher_status=process.poll(),
-            signal=signals[0] if signals else None,
-            failed_sessions=log.failed_sessions(),
-            since_start=now - self._began,
-            timeout_seconds=self._supervision.timeout_seconds,
-            since_measured=0.0 if self._measured is None else now - self._measured,
-            hang=self._hangs.look() if self._measured is None else None,
-        )
-
-    def _stop(self, process: subprocess.Popen[bytes], verdict: Ending | None) -> dict[str, str]:
-        """End the ranks first; pdsh and the runner then end by themselves, or are killed.
-
-        Returns:
-            why, by the name of each pod whose agent did not say that nothing is left.
-        """
-        lost = verdict is not None and verdict.status == "pod_lost"
+        files.write_text(variables, "".join(f"{name}={value}\n" for name, value in planned.exported.items()))
+        environment = runner_environment(planned, variables, child_environment())
+        with open(log.path, "ab") as output:
+            argv, output_of = supervision.argv(planned, hostfile), {"stdout": output, "stderr": subprocess.STDOUT}
+            # It dies with this process.
+            process = start_bound(argv, signal.SIGKILL, env=environment, **output_of)
+        began = time.monotonic()
         try:
-            unanswered = self._lease.stop_run(LOST_GRACE_SECONDS if lost else GRACE_SECONDS)
-            if not lost:
-                # Its last lines are still on their way.
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(LEAVE_SECONDS)
+            while verdict is None:
+                # A terminal that is gone ends no run by itself; SIGHUP does.
+                with suppress(OSError):
+                    tick()
+                time.sleep(POLL_SECONDS)
+                log.read()
+                now = time.monotonic()
+                if measured_at is None and len(ranks.files()) == len(names):
+                    measured_at = now
+                verdict = judge(
+                    pods=lease.states(),
+                    launcher_status=process.poll(),
+                    signal_name=next(iter(signals), None),
+                    failed_sessions={pod: now - at for pod, at in log.failed.items()},
+                    since_start=now - began,
+                    timeout_seconds=supervision.timeout_seconds,
+                    since_measured=0.0 if measured_at is None else now - measured_at,
+                    hang=hangs.look() if measured_at is None else None,
+                )
+            found = time.time()
+            if verdict is hangs.found:
+                hangs.save_stacks(lambda: lease.ask("stacks", ANSWER_SECONDS))
         finally:
-            if process.poll() is None:
-                # pdsh puts each ssh into a session of its own, so that a process group would not reach them.
-                root = Process(process.pid)
-                end(lambda: [root, *descendants(root.pid)], 0.0)
-                process.wait()
-        # Where a pod of this machine was frozen, or its agent and warden were both killed, nobody else ends its ranks.
-        end(lambda: processes_with(RUN, self._lease.run), 0.0)
-        return unanswered
+            unanswered = _stop(process, lease, is_lost=verdict is not None and verdict.status == "pod_lost")
+            log.read(ended=True)
+    if unanswered and verdict.status is None and verdict.reason is not None:
+        # The launcher ended badly and an agent is gone: its pod has ended, or was brought down.
+        pod, why = next(iter(unanswered.items()))
+        verdict = Ending("pod_lost", f"{pod} has ended, its agent does not answer ({why})", pod)
+    killed = frozenset(state.pod.name for state in lease.states() if state.oom_kills > 0)
+    try:
+        return record_run(ranks, verdict, log, out_of_memory=killed, restarts=planned.restarts), found
+    except UnopenedError as error:
+        return error, found
+
+
+def _stop(process: subprocess.Popen[bytes], lease: RunLease, *, is_lost: bool) -> dict[str, str]:
+    """End the ranks first; pdsh and the runner then end by themselves, or are killed.
+
+    DeepSpeed's runner never gets SIGINT or SIGTERM: it would answer with `pkill -f` on every pod, which ends other runs
+    too.
+
+    Returns:
+        why, by the name of each pod whose agent did not say that nothing is left.
+    """
+    try:
+        lease.closed.set()
+        grace = LOST_GRACE_SECONDS if is_lost else GRACE_SECONDS
+        unanswered = lease.ask("end", grace + STOP_SECONDS, grace_seconds=grace)
+        if not is_lost:
+            # Its last lines are still on their way.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_SECONDS)
+    finally:
+        if process.poll() is None:
+            # pdsh puts each ssh into a session of its own, so that a process group would not reach them.
+            root = Process(process.pid)
+            end(lambda: [root, *descendants(root.pid)], 0.0)
+            process.wait()
+    # Where a pod of this machine was frozen, or its agent and warden were both killed, nobody else ends its ranks.
+    end(lambda: processes_with(RUN, lease.run), 0.0)
+    return unanswered
 
 
 class RunLease:
@@ -282,19 +267,25 @@ class RunLease:
         """`forks`: whether each pod is to have a server that forks the ranks."""
         self.pods = tuple(pods)
         self.run = run
+        self.closed = threading.Event()
+        """Set it, and nothing is renewed any more."""
         self._forks = forks
         self._secret = secret
         self._states = {pod.name: PodState(pod, time.monotonic()) for pod in self.pods}
-        self._closed = threading.Event()
         self._looked = time.monotonic()
 
     def __enter__(self) -> RunLease:
-        self._ask("renew", OPEN_SECONDS, seconds=RUN_SECONDS, forks=self._forks)
-        threading.Thread(target=self._keep, name="run lease", daemon=True).start()
+        self.ask("renew", OPEN_SECONDS, seconds=RUN_SECONDS, forks=self._forks)
+
+        def keep() -> None:
+            while not self.closed.wait(RENEW_SECONDS):
+                self.ask("renew", ANSWER_SECONDS, seconds=RUN_SECONDS)
+
+        threading.Thread(target=keep, name="run lease", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closed.set()
+        self.closed.set()
 
     def states(self) -> list[PodState]:
         """How the run stands on each pod. To be asked some times per second: else silence counts from now on."""
@@ -305,24 +296,7 @@ class RunLease:
         self._looked = now
         return list(self._states.values())
 
-    def stop_run(self, grace_seconds: float) -> dict[str, str]:
-        """End the run on every pod; returns why by the name of each pod that did not say it is done."""
-        self._closed.set()
-        return self._ask("end", grace_seconds + STOP_SECONDS, grace_seconds=grace_seconds)
-
-    def ask_for_stacks(self) -> None:
-        """Let every rank whose pod answers write its stacks."""
-        self._ask("stacks", ANSWER_SECONDS)
-
-    def pods_out_of_memory(self) -> frozenset[str | None]:
-        """Names of the pods where the kernel has ended a process for want of memory; known once the run is stopped."""
-        return frozenset(name for name, state in self._states.items() if state.oom_kills > 0)
-
-    def _keep(self) -> None:
-        while not self._closed.wait(RENEW_SECONDS):
-            self._ask("renew", ANSWER_SECONDS, seconds=RUN_SECONDS)
-
-    def _ask(self, do: str, answer_seconds: float, **more: object) -> dict[str, str]:
+    def ask(self, do: str, answer_seconds: float, **more: object) -> dict[str, str]:
         """Ask the agents, and keep what they say and when; returns why by the name of each pod that gives no answer."""
         errors = {}
         agents, request = [(pod.address, pod.control_port) for pod in self.pods], {"do": do, "run": self.run, **more}

@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from zeropods import files, techniques
 from zeropods.errors import UserError
@@ -38,15 +29,10 @@ TINY_STEPS, TINY_EXAMPLES, TINY_QUESTIONS = 3, 300, 8
 """At tiny scale: optimizer steps of each run, examples of each split, and questions at most."""
 EFFECTIVE, ROWS, PASSES = "effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
 SET_BY = {
-    "model_id": "is the model axis",
-    "model_name_or_path": "is the model axis",
-    "deepspeed": "follows from the technique axis",
-    "dataset_path": "is a key of its own, beside flags",
-    "data": "is a key of its own, beside flags",
-    "tokenizer_name": "is the key tokenizer, beside flags",
-    "task": "is the prompt axis",
-    "outputdir": "follows from --out",
-    "local_rank": "is given by the launcher",
+    **dict.fromkeys(("model_id", "model_name_or_path"), "is the model axis"),
+    **dict.fromkeys(("dataset_path", "data", "tokenizer_name"), "is a key of its own, beside flags"),
+    **{"deepspeed": "follows from the technique axis", "task": "is the prompt axis"},
+    **{"outputdir": "follows from --out", "local_rank": "is given by the launcher"},
 }
 """Flags that a matrix gives itself, and from what."""
 
@@ -77,19 +63,6 @@ class Cell:
 # The keys of a file, each with its type; what is of another type is refused with its place.
 
 
-def _different(values: tuple[Value, ...]) -> tuple[Value, ...]:
-    for each in values:
-        if values.count(each) > 1:
-            raise ValueError(f"{each!r} occurs twice; leave one of them out")
-    return values
-
-
-def _known_technique(name: str) -> str:
-    if name not in techniques.NAMES:
-        raise ValueError(f"expected one of {', '.join(techniques.NAMES)}")
-    return name
-
-
 def _flags(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError("expected flags of the script with values, like max_steps: 30")
@@ -99,15 +72,10 @@ def _flags(value: object) -> dict[str, object]:
     return {name: each for name, each in value.items() if each is not None}
 
 
-Text = Annotated[StrictStr, Field(min_length=1, pattern=r"\S")]
+Text = Annotated[StrictStr, Field(pattern=r"\S")]
 Count = Annotated[StrictInt, Field(ge=1)]
 # One value alone needs no list; one text stands for every model or prompt.
-Axis = Annotated[
-    tuple[Value, ...],
-    BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v]),
-    Field(min_length=1),
-    AfterValidator(_different),
-]
+Axis = Annotated[tuple[Value, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v])]
 Flags = Annotated[Mapping[str, Any], BeforeValidator(_flags)]
 Texts = Annotated[Mapping[Text, Text], BeforeValidator(lambda v: {EACH: v} if isinstance(v, str) else v)]
 
@@ -118,7 +86,7 @@ class Axes(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     model: Axis[Text] = ()
-    technique: Axis[Annotated[Text, AfterValidator(_known_technique)]] = ()
+    technique: Axis[Text] = ()
     pods: Axis[Count] = ()
     prompt: Axis[Text] = ()
 
@@ -169,34 +137,27 @@ class Matrix(Axes):
     """Flags of the script, for all cells. `effective_batch_size` is divided over the processes of a cell."""
 
     @cached_property
+    def combinations(self) -> list[tuple[Cell, Mapping[str, Any]]]:
+        """Every cell with its flags, in the order of the file, also those that cannot be or are excluded."""
+        return [
+            (Cell(**dict(zip(AXES, chosen, strict=True))), {**self.flags, **entry.flags})
+            for entry in self.entries or (MatrixEntry(),)
+            for chosen in itertools.product(*({**self.values, **entry.values}.get(axis, ()) for axis in AXES))
+        ]
+
+    @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Combinations that can be, in the order of the file."""
-        return tuple(cell for cell in self._wanted() if not self._impossible(cell))
+        return tuple(cell for cell, impossible in self._wanted() if not impossible)
 
     @cached_property
     def left_out(self) -> list[dict[str, str]]:
         """Combinations that cannot be: each `cell`, and its `reason`."""
-        wanted = ((cell.name, self._impossible(cell)) for cell in self._wanted())
-        return [{"cell": name, "reason": why} for name, why in wanted if why]
+        return [{"cell": cell.name, "reason": why} for cell, why in self._wanted() if why]
 
-    @cached_property
-    def combinations(self) -> tuple[Cell, ...]:
-        """Every cell in the order of the file, also those that cannot be or are excluded."""
-        return tuple(
-            Cell(**dict(zip(AXES, chosen, strict=True)))
-            for values in self.spreads()
-            for chosen in itertools.product(*(values.get(axis, ()) for axis in AXES))
-        )
-
-    def spreads(self) -> list[dict[str, tuple[Any, ...]]]:
-        """The values by axis of each entry."""
-        return [{**self.values, **entry.values} for entry in self.entries or (MatrixEntry(),)]
-
-    def flags_of(self, cell: Cell) -> dict[str, Any]:
+    def flags_of(self, cell: Cell) -> Mapping[str, Any]:
         """The common flags, and those of the cell's entry."""
-        spreads = zip(self.entries, self.spreads(), strict=False)
-        of_cell = (e.flags for e, values in spreads if all(getattr(cell, axis) in values[axis] for axis in values))
-        return {**self.flags, **next(of_cell, {})}
+        return next(flags for each, flags in self.combinations if each == cell)
 
     def rows(self, cell: Cell) -> int | None:
         """Rows per process and forward pass, by which a cell has the effective batch; None where it is not given.
@@ -222,15 +183,16 @@ class Matrix(Axes):
         document = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return {"script": self.script, "repeats": self.repeats, "slots": self.slots, **document}
 
-    def _wanted(self) -> Iterator[Cell]:
-        return (cell for cell in self.combinations if not any(part.has(cell) for part in self.exclude))
-
-    def _impossible(self, cell: Cell) -> str | None:
-        if cell.is_one_process and cell.pods > 1:
-            return "none is one process; on several pods ddp is the baseline"
-        if cell.technique == "ddp" and cell.pods * self.slots == 1:
-            return "one process shares with nobody: that is none"
-        return None
+    def _wanted(self) -> Iterator[tuple[Cell, str | None]]:
+        """Cells that are not excluded, and why one cannot be."""
+        for cell, _ in self.combinations:
+            impossible = None
+            if cell.is_one_process and cell.pods > 1:
+                impossible = "none is one process; on several pods ddp is the baseline"
+            elif cell.technique == "ddp" and cell.pods * self.slots == 1:
+                impossible = "one process shares with nobody: that is none"
+            if not any(part.has(cell) for part in self.exclude):
+                yield cell, impossible
 
 
 # Reading and writing.
@@ -238,7 +200,18 @@ class Matrix(Axes):
 
 def read_matrix(path: Path) -> Matrix:
     """The matrix of a YAML file; `UserError` names the file, the key and the value, or the line."""
-    return matrix_of(_read_yaml(Path(path)), str(path))
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected a matrix like matrices/demo.yaml") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{path}: line {line}: {error.problem}; correct the YAML") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: no mapping; expected keys with values, like repeats: 2")
+    return matrix_of(document, str(path))
 
 
 def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
@@ -246,14 +219,22 @@ def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
     try:
         matrix = Matrix.model_validate(document)
     except ValidationError as error:
-        raise UserError(f"{place}: {_first(error)}") from None
+        found = error.errors()[0]
+        key = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in found["loc"]).lstrip(".")
+        if found["type"] == "extra_forbidden":
+            keys = [field.alias or name for name, field in Matrix.model_fields.items()]
+            near = get_close_matches(str(found["loc"][-1]), keys, 1)
+            remedy = f"{near[0]}?" if near else f"known are {', '.join(keys)}"
+            raise UserError(f"{place}: {key}: no such key; {remedy}") from None
+        said = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        raise UserError(f"{place}: {key}: {found['input']!r:.60}; {said.replace('should', 'must')}") from None
     prompts = (arguments_of(matrix.script) or SCRIPTS[SCRIPT]).prompts
     if not matrix.prompt:
         matrix = matrix.model_copy(update={"prompt": prompts[:1]})
-    for given in (matrix, *matrix.entries, *matrix.exclude):
-        for prompt in given.prompt:
-            if prompt not in prompts:
-                raise UserError(f"{place}: prompt: {prompt!r}; expected one of {', '.join(sorted(prompts))}")
+    for axis, known in (("technique", techniques.NAMES), ("prompt", sorted(prompts))):
+        for value in (each for part in (matrix, *matrix.entries, *matrix.exclude) for each in getattr(part, axis)):
+            if value not in known:
+                raise UserError(f"{place}: {axis}: {value!r}; expected one of {', '.join(known)}")
     fault = next(_faults(matrix), None)
     if fault is not None:
         raise UserError(f"{place}: {fault}")
@@ -293,119 +274,64 @@ def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
     return matrix_of(document, f"{place} --scale tiny")
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML's own reader would take the last of several equal keys without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set[str]()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value}: occurs twice", problem_mark=key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: Path) -> dict[Any, Any]:
-    try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a matrix like matrices/demo.yaml") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}: line {line}: {error.problem}; correct the YAML") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: no mapping; expected keys with values, like repeats: 2")
-    return document
-
-
-def _first(error: ValidationError) -> str:
-    """The first fault that pydantic has found, as place, value and remedy."""
-    found = error.errors()[0]
-    place = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in found["loc"]).lstrip(".")
-    if found["type"] == "extra_forbidden":
-        keys = [field.alias or name for name, field in Matrix.model_fields.items()]
-        near = get_close_matches(str(found["loc"][-1]), keys, 1)
-        remedy = f"{near[0]}?" if near else f"known are {', '.join(keys)}"
-        return f"{place}: no such key; {remedy}"
-    said = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected").replace("should", "must")
-    return f"{place}: {found['input']!r:.60}; {said}"
-
-
 # Checks of a matrix as a whole; the first fault is said. Flags and models are checked with the runs that have them.
 
 
 def _faults(matrix: Matrix) -> Iterator[str]:
-    for axis in (axis for values in matrix.spreads() for axis in AXES if axis not in values):
-        yield f"{axis}: is missing; give at least one value"
-    yield from _cell_faults(matrix)
+    for values in ({**matrix.values, **entry.values} for entry in matrix.entries or (MatrixEntry(),)):
+        yield from (f"{axis}: is missing; give at least one value" for axis in AXES if axis not in values)
+    for number, part in enumerate(matrix.exclude, 1):
+        if not any(part.has(cell) for cell, _ in matrix.combinations):
+            shown = ", ".join(f"{axis} {'/'.join(map(str, values))}" for axis, values in part.values.items())
+            yield f"exclude[{number}]: {shown}: there is no such cell; correct it, or leave it out"
+    if not matrix.cells:
+        why = matrix.left_out[0]["reason"] if matrix.left_out else "exclude leaves out all of them"
+        yield f"technique: no cell is left: {why}"
+    names = [cell.name for cell in matrix.cells]
+    yield from (f"cells: {name} occurs twice; leave one of them out" for name in names if names.count(name) > 1)
     if matrix.seeds and len(matrix.seeds) != matrix.repeats:
         yield f"seeds: {len(matrix.seeds)} for {matrix.repeats} repeats; give one for each"
-    kind = arguments_of(matrix.script)
     own = {f"cells[{n}].flags": {**matrix.flags, **e.flags} for n, e in enumerate(matrix.entries, 1) if e.flags}
     for place, flags in {"flags": matrix.flags, **own}.items():
-        if matrix.seeds and "seed" in flags:
-            yield f"{place}.seed: contradicts seeds; leave one of them out"
-        yield from _batch_faults(place, flags)
-        yield from (f"{place}.{name}: {SET_BY[name]}; leave it out" for name in flags if name in SET_BY)
-    yield from _row_faults(matrix)
-    if kind is not None and matrix.data is None and not matrix.dataset_path:
-        yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
-    unscored = (
-        [f"of {matrix.script}"] if kind is None else [f"with prompt {LM}" for c in matrix.cells if c.prompt == LM]
-    )
-    if matrix.questions and unscored:
-        yield f"questions: {matrix.questions}; runs {unscored[0]} answer none, so nothing can be scored; leave it out"
+        yield from _flag_faults(place, flags, is_seeded=bool(matrix.seeds))
+    try:
+        for cell in matrix.cells:
+            matrix.rows(cell)
+    except UserError as error:
+        yield str(error)
     yield from _data_faults(matrix)
 
 
-def _cell_faults(matrix: Matrix) -> Iterator[str]:
-    for number, part in enumerate(matrix.exclude, 1):
-        if not any(map(part.has, matrix.combinations)):
-            shown = ", ".join(f"{axis} {'/'.join(map(str, values))}" for axis, values in part.values.items())
-            yield f"exclude[{number}]: {shown}: there is no such cell; correct it, or leave it out"
-    names = [cell.name for cell in matrix.cells]
-    if not names:
-        why = matrix.left_out[0]["reason"] if matrix.left_out else "exclude leaves out all of them"
-        yield f"technique: no cell is left: {why}"
-    for name in names:
-        if names.count(name) > 1:
-            yield f"cells: {name} occurs twice; leave one of them out"
-
-
-def _batch_faults(place: str, flags: Mapping[str, Any]) -> Iterator[str]:
+def _flag_faults(place: str, flags: Mapping[str, Any], *, is_seeded: bool) -> Iterator[str]:
+    if is_seeded and "seed" in flags:
+        yield f"{place}.seed: contradicts seeds; leave one of them out"
     for name in (EFFECTIVE, PASSES):
         value = flags.get(name, 1)
         if type(value) is not int or value < 1:
             yield f"{place}.{name}: {value!r}; expected a whole number, at least 1"
     if EFFECTIVE in flags and ROWS in flags:
         yield f"{place}.{ROWS}: follows from {EFFECTIVE}; leave one of them out"
-
-
-def _row_faults(matrix: Matrix) -> Iterator[str]:
-    try:
-        for cell in matrix.cells:
-            matrix.rows(cell)
-    except UserError as error:
-        yield str(error)
+    yield from (f"{place}.{name}: {SET_BY[name]}; leave it out" for name in flags if name in SET_BY)
 
 
 def _data_faults(matrix: Matrix) -> Iterator[str]:
-    if matrix.data is not None and matrix.dataset_path:
+    models, prompts = {cell.model for cell in matrix.cells}, {cell.prompt for cell in matrix.cells}
+    kind, sets = arguments_of(matrix.script), matrix.dataset_path
+    if kind is not None and matrix.data is None and not sets:
+        yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
+    if matrix.questions and (kind is None or LM in prompts):
+        runs = f"of {matrix.script}" if kind is None else f"with prompt {LM}"
+        yield f"questions: {matrix.questions}; runs {runs} answer none, so nothing can be scored; leave it out"
+    if matrix.data is not None and sets:
         yield f"dataset_path: contradicts data {matrix.data!r}; leave one of them out"
     for key in ("tokenizer", "limit"):
         if getattr(matrix, key) and matrix.data is None:
             yield f"{key}: is for data that is to be prepared; give data, or leave it out"
-    models, prompts = {cell.model for cell in matrix.cells}, {cell.prompt for cell in matrix.cells}
-    for key, given, known in (("tokenizer", matrix.tokenizer, models), ("dataset_path", matrix.dataset_path, prompts)):
-        for name in given:
-            if name not in (EACH, *known):
-                yield f"{key}.{name}: no cell of this matrix has it; correct it, or leave it out"
-    for prompt in sorted(prompts):
-        if matrix.dataset_path and not {prompt, EACH} & set(matrix.dataset_path):
+    for key, given, known in (("tokenizer", matrix.tokenizer, models), ("dataset_path", sets, prompts)):
+        for name in (name for name in given if name not in (EACH, *known)):
+            yield f"{key}.{name}: no cell of this matrix has it; correct it, or leave it out"
+    for prompt in sorted(prompts) if sets and EACH not in sets else ():
+        if prompt not in sets:
             yield f"dataset_path.{prompt}: is missing; name the set that was prepared with that prompt"
-    if EACH in matrix.dataset_path and len(prompts) > 1:
+    if EACH in sets and len(prompts) > 1:
         yield f"dataset_path: one set for prompts {', '.join(sorted(prompts))}; give one for each"

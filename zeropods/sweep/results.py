@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from textwrap import shorten
 
 from zeropods import files
 from zeropods.data.manifest import read_manifest
 from zeropods.errors import UserError
 from zeropods.evaluate.models import prepared_of, raw_data
 from zeropods.evaluate.score_json import TextScore, score_of
+from zeropods.launch.command import Launch
 from zeropods.measure.record import Record
 from zeropods.programs import end_with_parent
 from zeropods.report.entry import score_lines
-from zeropods.sweep.matrix import Matrix
+from zeropods.sweep.matrix import Cell, Matrix
 from zeropods.tables import Table, digits, progress
 
 FILE = "sweep.json"
@@ -33,18 +35,17 @@ LONGEST_REASON = 120
 """Most letters of a reason in a table; `sweep.json` has all of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A run of a sweep, measured or not yet."""
+@dataclass(kw_only=True)
+class Trial:
+    """A cell of a matrix, once: what is run, and what came of it."""
 
-    cell: str
+    cell: Cell
     repeat: int
-    model: str
-    technique: str
-    pods: int
-    prompt: str
-    folder: str
-    """The run folder, below the sweep's."""
+    """Number of the repeat, counted from 1."""
+    launch: Launch
+    """What is launched into `OUT/CELL/REPEAT`, as far as it is known without pods: enough to recognise it."""
+    is_prepared: bool
+    """Whether the sweep prepares its data; else it is given them."""
     status: str | None = None
     """Status as in a record, `refused` where it never began; None where it has not run yet."""
     reason: str | None = None
@@ -52,36 +53,51 @@ class Row:
     seconds: float | None = None
     """Wall time from the launch to the record, of the attempt that gave it."""
 
-    def recorded(self, record: Record, seconds: float | None) -> Row:
-        """The row with what a record says."""
-        place = f"{record.pod}: " if record.pod else ""
-        reason = None if record.reason is None else f"{place}{record.reason}"
-        rate = record.samples_per_second
-        return replace(self, status=record.status, reason=reason, samples_per_second=rate, seconds=seconds)
+    @property
+    def name(self) -> str:
+        """The run folder below OUT."""
+        return f"{self.cell.name}/{self.repeat}"
+
+    @property
+    def command(self) -> str:
+        """What somebody would type to get this run alone."""
+        alone, pods = [sys.executable], ["zeropods", "launch", "--num-pods", str(self.cell.pods), "--"]
+        script = [str(self.launch.script), *self.launch.arguments]
+        return shlex.join([*(alone if self.cell.is_one_process else pods), *script])
 
     @property
     def is_measured(self) -> bool:
         """Whether it needs no further run."""
         return self.status in RESULTS
 
+    def take(self, record: Record, seconds: float | None) -> None:
+        """Take up what a record says."""
+        place = f"{record.pod}: " if record.pod else ""
+        self.reason = None if record.reason is None else f"{place}{record.reason}"
+        self.status, self.samples_per_second, self.seconds = record.status, record.samples_per_second, seconds
+
+    def to_json(self) -> dict[str, object]:
+        """The run in `sweep.json`."""
+        said = ("status", "reason", "samples_per_second", "seconds")
+        run = {"cell": self.cell.name, "repeat": self.repeat, **asdict(self.cell), "folder": self.name}
+        return {**run, **{name: getattr(self, name) for name in said}}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A matrix and its runs."""
+    """A matrix and its runs, in the order in which they are run."""
 
     out: Path
     matrix: Matrix
-    rows: dict[str, Row]
-    """By run folder, in the order in which they are run."""
+    trials: Sequence[Trial]
 
     @property
     def is_measured(self) -> bool:
         """Whether every run has a result, of whatever kind."""
-        return all(row.is_measured for row in self.rows.values())
+        return all(trial.is_measured for trial in self.trials)
 
-    def keep(self, *rows: Row) -> None:
-        """Put newer rows in the place of older ones, and write `sweep.json`."""
-        self.rows.update({row.folder: row for row in rows})
+    def write(self) -> None:
+        """Write `sweep.json`."""
         files.write_json(self.out / FILE, self.to_json())
 
     def to_json(self) -> dict[str, object]:
@@ -89,7 +105,7 @@ class Sweep:
         return {
             "schema_version": SCHEMA_VERSION,
             "matrix": self.matrix.to_json(),
-            "cells": [asdict(row) for row in self.rows.values()],
+            "cells": [trial.to_json() for trial in self.trials],
             "left_out": self.matrix.left_out,
         }
 
@@ -98,27 +114,21 @@ class Sweep:
 
         How good the answers are is a column where questions are asked.
         """
-        header = ("cell", "repeats ok", "samples/s", *(["inference result"] if self.matrix.questions else []), "result")
-        lines = [self._line(cell.name) for cell in self.matrix.cells]
+        asked = self.matrix.questions is not None
+        header = ("cell", "repeats ok", "samples/s", *(["inference result"] if asked else []), "result")
+        lines = list[tuple[str, ...]]()
+        for cell in self.matrix.cells:
+            rows = [trial for trial in self.trials if trial.cell == cell]
+            well = [row for row in rows if row.status == "ok"]
+            rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
+            scores = [found[1] for row in well if asked and (found := score_of(row.launch.folder))]
+            judged = next(score_lines(None, scores)) if scores else None
+            good = f"{judged['inference_kind']} {judged['inference_result']:.3f}" if judged else "n/a"
+            rate, results = digits(fmean(rates)) if rates else "n/a", "; ".join(dict.fromkeys(map(_result, rows)))
+            lines.append((cell.name, f"{len(well)} of {len(rows)}", rate, *([good] if asked else []), results))
         for left in self.matrix.left_out:
             lines.append((left["cell"], *[""] * (len(header) - 2), f"left out: {left['reason']}"))
         return Table(header, tuple(lines))
-
-    def _line(self, name: str) -> tuple[str, ...]:
-        rows = [row for row in self.rows.values() if row.cell == name]
-        well = [row for row in rows if row.status == "ok"]
-        rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
-        answered = (score_of(self.out / row.folder) for row in well if self.matrix.questions)
-        scores = [found[1] for found in answered if found]
-        judged = next(score_lines(None, scores)) if scores else None
-        good = f"{judged['inference_kind']} {judged['inference_result']:.3f}" if judged else "n/a"
-        return (
-            name,
-            f"{len(well)} of {len(rows)}",
-            digits(fmean(rates)) if rates else "n/a",
-            *([good] if self.matrix.questions else []),
-            "; ".join(dict.fromkeys(map(_result, rows))),
-        )
 
     def _repr_html_(self) -> str:
         return self.table().to_html()
@@ -127,21 +137,11 @@ class Sweep:
         return str(self.table())
 
 
-def earlier_seconds(out: Path) -> dict[str, float | None]:
-    """Wall times that an earlier call has measured, by run folder."""
-    kept = files.read_object(out / FILE, "move the file away") if (out / FILE).is_file() else {}
-    with suppress(KeyError, TypeError):
-        return {row["folder"]: row["seconds"] for row in kept["cells"]}
-    # Not as this version writes it: nothing else is taken from it.
-    return {}
-
-
-def _result(row: Row) -> str:
+def _result(row: Trial) -> str:
     if row.status is None:
         return "not run yet"
-    reason = (row.reason or "").split("\n")[0]
-    shown = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
-    return f"{row.status}: {shown}" if shown else row.status
+    reason = shorten((row.reason or "").split("\n")[0], LONGEST_REASON, placeholder="…")
+    return f"{row.status}: {reason}" if reason else row.status
 
 
 # What a run is worth: its model answers questions that it never saw, and the answers are scored.
@@ -152,14 +152,22 @@ IMPORTED = ["zeropods.evaluate.generate", "zeropods.evaluate.score", "evaluate"]
 """What every answer needs; importing it takes longer than a tiny model's answers."""
 
 
-def answer_runs(runs: Sequence[Path], questions: int) -> None:
+def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
     """Let each run answer the first questions of its test split, of dev where there is no test, and score them.
 
     Leaves `predictions.SPLIT.jsonl` and `score.SPLIT.json` in the run folder. Queries are constrained. Each run that
-    has not answered as many yet does so in a process of its own. What keeps one from being scored is said in a line on
-    stderr, and the next run answers.
+    has not answered as many yet, nor all that its split has, does so in a process of its own. What keeps one from being
+    scored is said in a line on stderr, and the next run answers.
     """
-    waiting = [run for run in runs if not _is_answered(run, questions)]
+    if questions is None:
+        return
+    waiting = []
+    for run in runs:
+        split, score = score_of(run) or ("", None)
+        answered = 0 if score is None or isinstance(score, TextScore) else score.examples
+        known = read_manifest(prepared_of(run)).splits.get(split) if answered else None
+        if answered < (min(questions, known.rows) if known else questions):
+            waiting.append(run)
     if not waiting:
         return
     context = multiprocessing.get_context("forkserver")
@@ -174,15 +182,6 @@ def answer_runs(runs: Sequence[Path], questions: int) -> None:
                 except BrokenProcessPool:
                     print(f"not scored: {run}: its answers took too much memory; ask fewer", file=sys.stderr)
             bar.update(1)
-
-
-def _is_answered(run: Path, questions: int) -> bool:
-    """Whether so many questions are scored already, or all that the split has."""
-    split, score = score_of(run) or ("", None)
-    if score is None or isinstance(score, TextScore):
-        return False
-    known = read_manifest(prepared_of(run)).splits.get(split)
-    return score.examples >= questions or (known is not None and score.examples == known.rows)
 
 
 def _answer(run: Path, questions: int) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from zeropods import files, pods
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
@@ -21,28 +19,24 @@ from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import folder_locked, is_path
 from zeropods.launch import command
 from zeropods.launch.command import Launch, find_script, flag_values, runner_argv, train_arguments
-from zeropods.launch.local import run_one
+from zeropods.launch.local import run_planned
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.supervisor import Supervision, run_launch
-from zeropods.measure.record import RECORD, read_record
+from zeropods.measure.record import LAUNCH_LOCK, RECORD, read_record
+from zeropods.measure.run_folder import locked
 from zeropods.plan.models import CAUSAL_TINY
+from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
-from zeropods.sweep.results import FILE, Row, Sweep, answer_runs, earlier_seconds
+from zeropods.sweep.results import FILE, RESULTS, Sweep, Trial, answer_runs
 from zeropods.tables import digits, progress, said_above
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLArguments, arguments_of
 
-if TYPE_CHECKING:
-    from zeropods.pods.cluster import Cluster
-
-
 LOCK = "sweep.lock"
 MATRIX = "matrix.yaml"
 """The matrix as it was read, beside its runs."""
-
-Argv = Callable[[Launch, Path], list[str]]
 
 
 def run_sweep(
@@ -52,7 +46,7 @@ def run_sweep(
     *,
     hostfile: Path | None = None,
     again: bool = False,
-    argv: Argv = runner_argv,
+    argv: Callable[[Launch, Path], list[str]] = runner_argv,
 ) -> Sweep:
     """Run what a matrix asks for and return all of its results; what has a result already is not run.
 
@@ -69,83 +63,74 @@ def run_sweep(
         UserError: nothing was started: another sweep is there, a data set is missing, the pods are too few.
     """
     out = Path(out).resolve()
-    with ending_in_order(), held(out), SweepPods(matrix, cluster, hostfile) as pods:
+    # A second sweep in the folder is refused, and so is a folder of something else.
+    held = folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
+    with ending_in_order(), held, sweep_pods(matrix, cluster, hostfile) as ready:
         planned = trials(matrix, out)
         check_trials(planned)
         provide_datasets(matrix, out)
         check_trials(planned, are_prepared=True)
         refuse_other_runs(planned)
-        seconds = earlier_seconds(out)
+        kept = files.read_object(out / FILE, "move the file away")["cells"] if (out / FILE).is_file() else []
+        seconds = {row["folder"]: row["seconds"] for row in kept}
         write_matrix(matrix, out / MATRIX)
-        sweep = Sweep(out=out, matrix=matrix, rows={})
-        sweep.keep(*(standing_row(trial, seconds.get(trial.name), again=again) for trial in planned))
-        _run(sweep, planned, pods, argv)
+        for trial in planned:
+            take_up(trial, seconds.get(trial.name), again=again)
+        sweep = Sweep(out=out, matrix=matrix, trials=planned)
+        sweep.write()
+        waiting = [trial for trial in planned if not trial.is_measured]
+        if len(waiting) < len(planned):
+            said_above(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
+        # Repeats with one seed end with one model, which answers once.
+        asked = [trial for trial in planned if matrix.seeds or trial.repeat == 1]
+        answer_runs([trial.launch.folder for trial in asked if trial.status == "ok"], matrix.questions)
+        supervision = Supervision(argv=argv, timeout_seconds=matrix.timeout_seconds)
+        with progress("sweep", "runs", len(waiting)) as bar:
+            for number, trial in enumerate(waiting, 1):
+                place = f"run {number} of {len(waiting)}: {trial.name}"
+                said_above(f"{place} begins")
+                try:
+                    _run(trial, ready, supervision)
+                except (KeyboardInterrupt, SystemExit):
+                    trial.status, trial.reason = "interrupted", "ended with the sweep"
+                    raise
+                finally:
+                    # Each result is on disk before the next run begins.
+                    sweep.write()
+                per_second = trial.samples_per_second
+                rate = "" if per_second is None else f", {digits(per_second)} samples/s"
+                reason = "" if trial.reason is None else f": {trial.reason}"
+                said_above(f"{place} {trial.status} after {trial.seconds or 0.0:.0f} s{rate}{reason}")
+                answer_runs([trial.launch.folder] if trial.status == "ok" and trial in asked else [], matrix.questions)
+                bar.update(1)
         return sweep
 
 
-def held(out: Path) -> AbstractContextManager[None]:
-    """Hold a sweep's folder; a second sweep in it is refused, and so is a folder of something else."""
-    return folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
-
-
-# The runs, each with a row of the result.
-
-
-def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> None:
-    """Run what has no result yet; each result is on disk before the next begins."""
-    waiting = [trial for trial in planned if not sweep.rows[trial.name].is_measured]
-    if len(waiting) < len(planned):
-        said_above(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
-    _answer([trial for trial in planned if sweep.rows[trial.name].status == "ok"], sweep.matrix)
-    with progress("sweep", "runs", len(waiting)) as bar:
-        for number, trial in enumerate(waiting, 1):
-            said_above(f"run {number} of {len(waiting)}: {trial.name} begins")
-            try:
-                row = _measured(trial, sweep.matrix.timeout_seconds, pods, argv)
-            except (KeyboardInterrupt, SystemExit):
-                sweep.keep(replace(trial.row, status="interrupted", reason="ended with the sweep"))
-                raise
-            sweep.keep(row)
-            rate = "" if row.samples_per_second is None else f", {digits(row.samples_per_second)} samples/s"
-            reason = "" if row.reason is None else f": {row.reason}"
-            said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
-            said_above(f"run {number} of {len(waiting)}: {trial.name} {said}")
-            if row.status == "ok":
-                _answer([trial], sweep.matrix)
-            bar.update(1)
-
-
-def _answer(finished: list[Trial], matrix: Matrix) -> None:
-    """Let the models of finished runs answer; repeats with one seed end with one model, which answers once."""
-    if matrix.questions is not None:
-        answer_runs([trial.folder for trial in finished if matrix.seeds or trial.repeat == 1], matrix.questions)
-
-
-def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> Row:
-    """The row of a run that has ended, however it did."""
-    began, row = time.monotonic(), trial.row
+def _run(trial: Trial, ready: Callable[[], Cluster], supervision: Supervision) -> None:
+    """Run one, and take up what came of it, whatever that is."""
+    began, asked = time.monotonic(), trial.launch
     try:
         if trial.cell.is_one_process:
-            record = run_one(trial.launch, timeout_seconds)
-        else:
-            cluster = pods.ready()
-            planned = command.plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
-            known = trial.cell in pods.checked
-            supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds, is_checked=known)
-            record = run_launch(planned, cluster, supervision)
-            pods.checked.add(trial.cell)
-    except UnopenedError as error:
-        if error.status == "interrupted":
-            raise KeyboardInterrupt(error.reason) from None
-        # One that failed so has measured nothing: the next call tries again.
-        status = "refused" if error.status == "failed" else error.status
-        return replace(row, status=status, reason=error.reason, seconds=time.monotonic() - began)
+            with locked(asked.folder, LAUNCH_LOCK):
+                command.remember(asked)
+                trial.take(run_planned(asked, supervision.timeout_seconds), time.monotonic() - began)
+            return
+        cluster = ready()
+        planned = command.plan_launch(cluster, asked.script, asked.arguments, pods=trial.cell.pods)
+        record = run_launch(planned, cluster, supervision)
     except (UserError, OSError) as error:
-        return replace(row, status="refused", reason=" ".join(str(error).split()), seconds=time.monotonic() - began)
-    if record.status == "interrupted" and not trial.cell.is_one_process:
+        trial.status, trial.reason = "refused", " ".join(str(error).split())
+        if isinstance(error, UnopenedError):
+            # One that failed before it began has measured nothing: the next call tries again.
+            trial.status, trial.reason = "refused" if error.status == "failed" else error.status, error.reason
+        if trial.status == "interrupted":
+            raise KeyboardInterrupt(trial.reason) from None
+        trial.seconds = time.monotonic() - began
+        return
+    if record.status == "interrupted":
         # The supervisor has taken the signal, which was for all of us.
         raise KeyboardInterrupt(record.reason)
-    return row.recorded(record, time.monotonic() - began)
+    trial.take(record, time.monotonic() - began)
 
 
 # What earlier calls have left, and what of it stays as it is.
@@ -157,26 +142,31 @@ def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None
         try:
             command.check_arguments(trial.launch)
             # An earlier matrix may have prepared what lies there.
-            command.check_inputs(trial.script, trial.arguments, data=trial.prepared is None or are_prepared)
+            data = are_prepared or not trial.is_prepared
+            command.check_inputs(trial.launch.script, trial.launch.arguments, data=data)
         except UserError as error:
             raise UserError(f"{trial.cell.name}: {error}") from None
 
 
 def refuse_other_runs(trials: Sequence[Trial]) -> None:
     """Refuse where a run folder holds a run with other settings than the matrix gives it now."""
-    for trial in trials:
-        before = command.remembered(trial.folder)
-        if before is None:
-            continue
-        old, new = _by_flag(before), _by_flag(command.identity(trial.launch))
-        changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
-        if changed:
-            said = told_differences(old, new, changed[:1])
-            raise UserError(f"{trial.folder}: was run with other settings ({said}); choose another --out")
+
+    def by_flag(identity: Mapping[str, Any]) -> dict[str, object]:
+        flags = flag_values(identity["arguments"])
+        return {**identity, "arguments": None, **{f"--{name}": value for name, value in flags.items()}}
+
+    for launch in (trial.launch for trial in trials):
+        before = command.remembered(launch.folder)
+        if before is not None:
+            old, new = by_flag(before), by_flag(command.identity(launch))
+            changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
+            if changed:
+                said = told_differences(old, new, changed[:1])
+                raise UserError(f"{launch.folder}: was run with other settings ({said}); choose another --out")
 
 
-def standing_row(trial: Trial, seconds: float | None, *, again: bool) -> Row:
-    """The row of a run as it stands: measured if nothing is left to do for it.
+def take_up(trial: Trial, seconds: float | None, *, again: bool) -> None:
+    """Take up what a run has left if nothing is left to do for it.
 
     A run that is finished stays finished. Out of memory, too slow, failed and lost are results too; `again` asks for
     another try of those. What was killed, interrupted, or refused before it began has no result yet.
@@ -184,17 +174,10 @@ def standing_row(trial: Trial, seconds: float | None, *, again: bool) -> Row:
     Args:
         seconds: what an earlier call has said of its wall time.
     """
-    if not (trial.folder / RECORD).is_file():
-        return trial.row
-    row = trial.row.recorded(read_record(trial.folder), seconds)
-    return row if row.status == "ok" or (row.is_measured and not again) else trial.row
-
-
-def _by_flag(identity: Mapping[str, object]) -> dict[str, object]:
-    """What tells launches apart, with each flag under its own name."""
-    arguments = identity["arguments"]
-    assert isinstance(arguments, list)
-    return {**identity, "arguments": None, **{f"--{name}": value for name, value in flag_values(arguments).items()}}
+    if (trial.launch.folder / RECORD).is_file():
+        record = read_record(trial.launch.folder)
+        if record.status == "ok" or (record.status in RESULTS and not again):
+            trial.take(record, seconds)
 
 
 # The prepared data sets: made, or checked to be what the matrix says.
@@ -251,47 +234,43 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
 # The pods: those that a sweep is given, or its own, which are renewed when one of them is lost.
 
 
-class SweepPods(AbstractContextManager["SweepPods"]):
-    """Pods of the sweep's own start at the first need, and end with the block."""
+@contextmanager
+def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> Iterator[Callable[[], Cluster]]:
+    """Yields what gives the cluster for the next run; pods of the sweep's own start at the first need, and end then.
 
-    def __init__(self, matrix: Matrix, given: Cluster | None, hostfile: Path | None = None) -> None:
-        """`hostfile`: of hosts on which the sweep's own pods are started; this machine if not given."""
-        self._count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
-        self._slots = matrix.slots
-        self._hostfile = hostfile
-        self._given = given
-        self._own: Cluster | None = None
-        self.checked: set[Cell] = set()
-        """Cells that have run on these pods: their repeats need not look again whether the pods have what they need."""
+    Pods that were given are not renewed: they are somebody else's.
+
+    Args:
+        hostfile: of hosts on which the sweep's own pods are started; this machine if not given.
+    """
+    count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
+    hosts = given.hosts[:count] if given else ()
+    if given is not None and len(hosts) < count:
+        raise UserError(f"cluster {given.name}: {len(hosts)} pods, the matrix needs {count}")
+    for host in hosts:
+        if host.slots != matrix.slots:
+            raise UserError(
+                f"{host.address} has slots={host.slots}, the matrix slots: {matrix.slots}; "
+                f"write slots: {host.slots} into the matrix, or bring up pods with --slots {matrix.slots}"
+            )
+    own: Cluster | None = None
+
+    def ready() -> Cluster:
+        nonlocal own
         if given is not None:
-            self._check(given)
-
-    def __exit__(self, *_: object) -> None:
-        if self._own is not None:
-            self._own.down()
-
-    def ready(self) -> Cluster:
-        """The cluster for the next run. Pods that were given are not renewed: they are somebody else's."""
-        if self._given is not None:
-            return self._given
-        if self._own is None or not self._own.is_ready():
-            from zeropods import pods
-
-            self.__exit__()
-            self.checked.clear()
+            return given
+        if own is None or not own.is_ready():
+            if own is not None:
+                own.down()
             name = f"sweep-{os.getpid()}"
-            self._own = pods.up(self._count, slots=self._slots, name=name, hostfile=self._hostfile, lease="kernel")
-        return self._own
+            own = pods.up(count, slots=matrix.slots, name=name, hostfile=hostfile, lease="kernel")
+        return own
 
-    def _check(self, cluster: Cluster) -> None:
-        if len(cluster.hosts) < self._count:
-            raise UserError(f"cluster {cluster.name}: {len(cluster.hosts)} pods, the matrix needs {self._count}")
-        for host in cluster.hosts[: self._count]:
-            if host.slots != self._slots:
-                raise UserError(
-                    f"cluster {cluster.name}: {host.address} has slots={host.slots}, the matrix slots: {self._slots}; "
-                    f"write slots: {host.slots} into the matrix, or bring up pods with --slots {self._slots}"
-                )
+    try:
+        yield ready
+    finally:
+        if own is not None:
+            own.down()
 
 
 # One run of a sweep as data, and the order in which runs are made.
@@ -302,71 +281,34 @@ PREPARED = "prepared"
 """Folder of the sets that a sweep prepares, beside its cells."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A cell, once."""
-
-    cell: Cell
-    repeat: int
-    """Number of the repeat, counted from 1."""
-    script: Path
-    folder: Path
-    """The run folder, `OUT/CELL/REPEAT`."""
-    slots: int
-    """Processes per pod."""
-    arguments: tuple[str, ...]
-    prepared: Path | None = None
-    """The set that the sweep prepares for it; None where it is given one."""
-
-    @property
-    def name(self) -> str:
-        """The run folder below OUT."""
-        return f"{self.cell.name}/{self.repeat}"
-
-    @property
-    def row(self) -> Row:
-        """The run in the sweep's results, not measured yet."""
-        return Row(cell=self.cell.name, repeat=self.repeat, folder=self.name, **asdict(self.cell))
-
-    @property
-    def launch(self) -> Launch:
-        """What is launched, as far as it is known without pods: enough to recognise it."""
-        alone = self.cell.is_one_process
-        pods, slots = (1, 1) if alone else (self.cell.pods, self.slots)
-        return Launch(
-            script=self.script,
-            arguments=self.arguments,
-            folder=self.folder,
-            hosts=tuple(Host(f"pod{number}", slots) for number in range(1, pods + 1)),
-            master_port=0,
-            launcher="none" if alone else "pdsh",
-        )
-
-    @property
-    def command(self) -> str:
-        """What somebody would type to get this run alone."""
-        script = [str(self.script), *self.arguments]
-        if self.cell.is_one_process:
-            return shlex.join([sys.executable, *script])
-        return shlex.join(["zeropods", "launch", "--num-pods", str(self.cell.pods), "--", *script])
-
-
 def trials(matrix: Matrix, out: Path) -> list[Trial]:
     """All runs of a matrix in the order in which they are run; reads and starts nothing but finds the script."""
     script, cells = find_script(matrix.script), matrix.cells
-    return [
-        Trial(
-            cell=cell,
-            repeat=repeat,
+    kind = arguments_of(script) or TextToSQLArguments
+    found = []
+    for repeat, place in ((n, each) for n in range(1, matrix.repeats + 1) for each in order_of(len(cells), n)):
+        cell = cells[place]
+        given = {
+            kind.called["model_id"]: cell.model,
+            "deepspeed": technique_named(cell.technique).file,
+            kind.called["dataset_path"]: dataset_of(matrix, cell, out),
+            **matrix.flags_of(cell),
+            **dict.fromkeys((EFFECTIVE, *(OF_RAW_DATA if matrix.data is not None else ()))),
+        }
+        rows, folder = matrix.rows(cell), out / cell.name / str(repeat)
+        given |= {} if rows is None else {ROWS: rows}
+        given |= {"seed": matrix.seeds[repeat - 1]} if matrix.seeds else {}
+        pods, slots = (1, 1) if cell.is_one_process else (cell.pods, matrix.slots)
+        launch = Launch(
             script=script,
-            folder=out / cell.name / str(repeat),
-            slots=matrix.slots,
-            arguments=tuple(_arguments(matrix, cell, repeat, out)),
-            prepared=None if matrix.data is None else dataset_of(matrix, cell, out),
+            arguments=tuple(train_arguments(**given, outputdir=folder)),
+            folder=folder,
+            hosts=tuple(Host(f"pod{number}", slots) for number in range(1, pods + 1)),
+            master_port=0,
+            launcher="none" if cell.is_one_process else "pdsh",
         )
-        for repeat in range(1, matrix.repeats + 1)
-        for cell in (cells[place] for place in order_of(len(cells), repeat))
-    ]
+        found.append(Trial(cell=cell, repeat=repeat, launch=launch, is_prepared=matrix.data is not None))
+    return found
 
 
 def dataset_of(matrix: Matrix, cell: Cell, out: Path) -> Path | None:
@@ -391,20 +333,3 @@ def order_of(cells: int, repeat: int) -> tuple[int, ...]:
     first = ((place + 1) // 2 if place % 2 else -(place // 2) for place in range(cells))
     forwards = tuple((place + shift) % cells for place in first)
     return forwards[::-1] if backwards else forwards
-
-
-def _arguments(matrix: Matrix, cell: Cell, repeat: int, out: Path) -> list[str]:
-    kind = arguments_of(matrix.script) or TextToSQLArguments
-    left_out = (EFFECTIVE, *(OF_RAW_DATA if matrix.data is not None else ()))
-    given = {
-        kind.called["model_id"]: cell.model,
-        "deepspeed": technique_named(cell.technique).file,
-        kind.called["dataset_path"]: dataset_of(matrix, cell, out),
-        **{name: value for name, value in matrix.flags_of(cell).items() if name not in left_out},
-    }
-    rows = matrix.rows(cell)
-    if rows is not None:
-        given[ROWS] = rows
-    if matrix.seeds:
-        given["seed"] = matrix.seeds[repeat - 1]
-    return train_arguments(**given, outputdir=out / cell.name / str(repeat))
