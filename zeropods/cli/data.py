@@ -68,9 +68,9 @@ def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
     from zeropods.data.own_data import from_csv
 
     made = from_csv(arguments.tables, arguments.questions, arguments.out)
-    for line in [*(f"left out: {line}" for line in made.left_out), *made.remarks]:
+    for line in [*(f"left out: {line}" for line in made["left_out"]), *made["remarks"]]:
         print(line, file=sys.stderr)
-    return asdict(made)
+    return made
 
 
 def made_text(result: Result) -> str:

@@ -27,15 +27,15 @@ import csv
 import json
 import operator
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from zeropods.data.manifest import SPLITS
+from zeropods.data.wikisql import Cell, SQLTable, split_files
 from zeropods.errors import UserError
 from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
@@ -81,9 +81,8 @@ Counts = dict[str, dict[str, int]]
 
 @dataclass(frozen=True)
 class FactColumn:
-    """A column, and how people refer to it."""
+    """How people refer to a column."""
 
-    name: str
     kind: str
     phrases: dict[str, list[str]]
     """By mark: names for the column have none, `is wider than {} km` has `>`."""
@@ -95,14 +94,12 @@ class FactColumn:
 
 
 @dataclass(frozen=True)
-class FactTable:
+class FactTable(SQLTable):
     """A table of facts about things of one sort."""
 
-    id: str
     singular: str
     plural: str
     columns: tuple[FactColumn, ...]
-    rows: tuple[tuple[str | int | float, ...], ...]
 
 
 def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> dict[str, object]:
@@ -146,18 +143,9 @@ def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
         questions[split] = [_new_question(table, seen, rng) for table in about]
         rng.shuffle(questions[split])
         asked[split] = {table.id for table in about}
-    files = {}
+    files: dict[str, bytes] = {}
     for split in SPLITS:
-        files[f"{split}.jsonl"] = _json_lines(questions[split])
-        files[f"{split}.tables.jsonl"] = _json_lines(
-            {
-                "id": id_,
-                "header": [column.name for column in by_id[id_].columns],
-                "types": ["real" if column.is_number else "text" for column in by_id[id_].columns],
-                "rows": by_id[id_].rows,
-            }
-            for id_ in sorted(asked[split])
-        )
+        files |= split_files(split, [by_id[id_] for id_ in sorted(asked[split])], questions[split])
     return files, {
         "questions": {split: len(questions[split]) for split in SPLITS},
         "tables": {split: len(asked[split]) for split in SPLITS},
@@ -173,15 +161,16 @@ def read_facts() -> list[FactTable]:
     for block in (b for file in sorted(FACTS.glob("*.csv")) for b in file.read_text("utf-8").strip().split("\n\n")):
         (id_, singular, plural), names, kinds, phrases, *lines = csv.reader(block.strip().splitlines())
         columns = []
-        for name, kind, written in zip(names, kinds, phrases, strict=True):
+        for kind, written in zip(kinds, phrases, strict=True):
             by_mark = defaultdict[str, list[str]](list)
             for phrase in written.split("|"):
                 marked = phrase[:2] in ("= ", "> ", "< ", "? ")
                 by_mark[phrase[0] if marked else ""].append(phrase[2:] if marked else phrase)
-            columns.append(FactColumn(name, kind, by_mark))
+            columns.append(FactColumn(kind, by_mark))
+        types: list[Literal["text", "real"]] = ["real" if column.is_number else "text" for column in columns]
         reads = [json.loads if column.is_number else str for column in columns]
         rows = (tuple(read(cell) for read, cell in zip(reads, line, strict=True)) for line in lines)
-        tables.append(FactTable(id_, singular, plural, tuple(columns), tuple(rows)))
+        tables.append(FactTable(id_, tuple(names), tuple(types), tuple(rows), singular, plural, tuple(columns)))
     return tables
 
 
@@ -202,10 +191,6 @@ def _new_question(table: FactTable, seen: set[str], rng: Random) -> dict[str, An
         if words not in seen:
             seen.add(words)
             return {"phase": 1, "table_id": table.id, "question": question, "sql": query.to_json()}
-
-
-def _json_lines(documents: Iterable[dict[str, object]]) -> bytes:
-    return "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents).encode()
 
 
 # Random queries with a usable answer, in about WikiSQL's mix of aggregates, operators and conditions.
@@ -229,7 +214,7 @@ def draw(table: FactTable, rng: Random) -> tuple[Query, int] | None:
     row, matching = rng.choice(table.rows), list(table.rows)
     conds = tuple(_condition(table, column, row[column], rng) for column in columns)
     for column, compared, value in conds:
-        read = float if table.columns[column].is_number else str
+        read: Any = float if table.columns[column].is_number else str
         matching = [row for row in matching if COMPARED[compared](read(row[column]), read(value))]
     # No `1 moons`, no condition that every row meets, no statistics of a single row.
     odd = any(table.columns[c.column].kind == "count" and c.value == "1" for c in conds)
@@ -238,7 +223,7 @@ def draw(table: FactTable, rng: Random) -> tuple[Query, int] | None:
     return None if odd or all_rows or len(matching) < fewest else (Query(sel, agg, conds), len(matching))
 
 
-def _condition(table: FactTable, column: int, cell: str | int | float, rng: Random) -> Condition:
+def _condition(table: FactTable, column: int, cell: Cell, rng: Random) -> Condition:
     """A condition that a cell meets; comparisons part a column at its quartiles, so that limits recur."""
     compared = rng.choices(range(3), OPERATOR_WEIGHTS)[0] if table.columns[column].is_number else 0
     values = sorted({Decimal(str(r[column])) for r in table.rows}) if compared else []
@@ -411,7 +396,9 @@ def _squad_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
             {"title": f"People_{split}_{n}", "paragraphs": paragraphs[begin : begin + PARAGRAPHS_OF_ARTICLE]}
             for n, begin in enumerate(range(0, number, PARAGRAPHS_OF_ARTICLE), 1)
         ]
-        files[f"{split}-v1.1.json"] = _json_lines([{"version": "1.1", "data": articles}])
+        files[f"{split}-v1.1.json"] = (
+            json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False) + "\n"
+        ).encode()
     return files, {"questions": {split: number * QUESTIONS_OF_PARAGRAPH for split, number in PARAGRAPHS.items()}}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -99,6 +100,16 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
             f"{path}: no such file; give a folder that has it, or fetch it: zeropods data get wikisql --out wikisql"
         )
     return path
+
+
+def split_files(split: str, tables: Iterable[SQLTable], questions: Iterable[object]) -> dict[str, bytes]:
+    """Name and content of the two files of a split, in WikiSQL's layout."""
+    described = [{"id": t.id, "header": t.header, "types": t.types, "rows": t.rows} for t in tables]
+    documents = {f"{split}.jsonl": questions, f"{split}.tables.jsonl": described}
+    return {
+        name: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+        for name, lines in documents.items()
+    }
 
 
 # The two prompts, and questions as tokens.
