@@ -15,7 +15,7 @@ from pyarrow import parquet
 from zeropods.data.download import DATASETS, RECORD
 from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadExample, answer_in, read_squad, squad_prompt, squad_splits
-from zeropods.data.text import FolderCorpus, articles, join, open_corpus, overlap, pack, split_by_hash
+from zeropods.data.text import articles, folder_corpus, join, open_corpus, overlap, pack, split_by_hash
 from zeropods.data.wikisql import read_split, read_tables
 from zeropods.errors import UserError
 
@@ -183,7 +183,7 @@ def write_files(folder: Path, **files: str | bytes | pyarrow.Table) -> Path:
 
 
 def by_split(folder: Path, field: str = "text") -> dict[str, list[str]]:
-    corpus = FolderCorpus(folder, field)
+    corpus = folder_corpus(folder, field)
     return {split: list(corpus.documents(split)) for split in corpus.splits}
 
 
@@ -279,7 +279,7 @@ def test_what_data_get_leaves_of_a_text_is_read(tmp_path: Path) -> None:
     (archive,) = DATASETS["wikitext-2"]
     for name in (*archive.members.values(), RECORD):
         (tmp_path / name).write_text("{}")
-    assert FolderCorpus(tmp_path, "text").splits == ["train", "dev", "test"]
+    assert folder_corpus(tmp_path, "text").splits == ["train", "dev", "test"]
 
 
 def test_all_articles_of_wikitext_are_found(shared_data: Path) -> None:

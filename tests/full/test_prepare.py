@@ -14,7 +14,7 @@ from zeropods.data.encoding import first_tokens, train_byte_tokenizer, train_tok
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.squad import SquadEncoder, SquadExample, read_squad, squad_prompt
-from zeropods.data.text import HubCorpus, open_hub
+from zeropods.data.text import hub_corpus, open_corpus
 from zeropods.data.tokenizers import END, load_causal_tokenizer, load_tokenizer, with_ends
 from zeropods.errors import UserError
 from zeropods.train.sampler import load_split
@@ -256,7 +256,7 @@ def test_a_streamed_set_has_its_rows_and_wikitext_the_articles_of_the_published_
 ) -> None:
     for name, content in (("train", "one"), ("validation", "two")):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": content}) + "\n")
-    corpus = HubCorpus(str(tmp_path), None, "body", None)
+    corpus = hub_corpus(str(tmp_path), None, "body", None)
     assert {split: list(corpus.documents(split)) for split in corpus.splits} == {"train": ["one"], "dev": ["two"]}
     folder = tmp_path / "wikitext"
     folder.mkdir()
@@ -264,7 +264,7 @@ def test_a_streamed_set_has_its_rows_and_wikitext_the_articles_of_the_published_
     lines = [line if line.strip() else "" for line in published.splitlines(keepends=True)]
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     (folder / "test.jsonl").write_text(json.dumps({"text": "x"}) + "\n")
-    documents = list(HubCorpus(str(folder), None, "text", None).documents("train"))
+    documents = list(hub_corpus(str(folder), None, "text", None).documents("train"))
     assert (len(documents), "".join(documents)) == (210, published)
 
 
@@ -273,7 +273,7 @@ def test_a_hub_that_cannot_be_reached_is_said_in_a_line(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"'allenai/c4': no such folder, and the hub .* cannot be reached") as raised:
-        open_hub("allenai/c4", "en", "text")
+        open_corpus("allenai/c4", "en", "text")
     assert "\n" not in str(raised.value)
 
 
