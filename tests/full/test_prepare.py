@@ -15,7 +15,7 @@ from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.squad import SquadEncoder, SquadExample, read_squad, squad_prompt
 from zeropods.data.text import hub_corpus, open_corpus
-from zeropods.data.tokenizers import END, load_causal_tokenizer, load_tokenizer, with_ends
+from zeropods.data.tokenizers import load_causal_tokenizer, load_tokenizer, with_ends
 from zeropods.errors import UserError
 from zeropods.train.sampler import load_split
 
@@ -235,18 +235,11 @@ def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token_and_needs_that(
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "merges", "said"),
-    [
-        ({"a": 0}, "", "no vocabulary of GPT-2's kind"),
-        ("{", "", "vocab.json: broken JSON"),
-        ({"a": 0, END: 1}, "#version: 0.2\na b\n", "merges.txt:2: 'a b' makes no piece of vocab.json"),
-    ],
+    ("vocabulary", "said"), [({"a": 0}, "no vocabulary of GPT-2's kind"), ("{", "vocab.json: broken JSON")]
 )
-def test_a_bare_tokenizer_that_is_none_is_named(
-    tmp_path: Path, vocabulary: dict[str, int] | str, merges: str, said: str
-) -> None:
+def test_a_bare_tokenizer_that_is_none_is_named(tmp_path: Path, vocabulary: object, said: str) -> None:
     (tmp_path / "vocab.json").write_text(vocabulary if isinstance(vocabulary, str) else json.dumps(vocabulary))
-    (tmp_path / "merges.txt").write_text(merges)
+    (tmp_path / "merges.txt").touch()
     with pytest.raises(UserError, match=said):
         load_causal_tokenizer(str(tmp_path))
 

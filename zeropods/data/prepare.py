@@ -47,7 +47,6 @@ from zeropods.plan.models import T5_TINY
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 LOSSES = ("answer", "all")
 FEWEST_TOKENS = 2
@@ -108,15 +107,6 @@ class Preparation:
         """Which tokens of a causal row carry a loss: `answer` or `all`."""
         return self.loss_on or ("answer" if self.task == "squad" else "all")
 
-    def settings(self) -> dict[str, object]:
-        """What decides the result besides the raw data, the tokenizer and the versions."""
-        if self.is_causal:
-            own: dict[str, object] = {name: getattr(self, name) for name in ("task", "max_seq_length", "text_field")}
-            return {**own, "limit": self.limit, "loss_on": self.loss}
-        limits = [self.source_limit, self.max_target_tokens]
-        own = {name: getattr(self, name) for name in ("prompt", "complete_vocabulary")}
-        return {**own, "limit": self.limit, "max_tokens": limits}
-
     def open(self) -> WikiSQLData | SquadData | TextData:
         """The raw data; `UserError` where they are not there."""
         if self.task == "squad":
@@ -124,15 +114,6 @@ class Preparation:
         if self.task == "lm":
             return TextData(self.data, self.limit, self.max_seq_length, self.dataset_config, self.text_field)
         return WikiSQLData(Path(self.data), self.prompt, self.limit, self.source_limit, self.max_target_tokens)
-
-    def make_tokenizer(self, texts: Callable[[], Iterator[str]]) -> PreTrainedTokenizerBase:
-        """The tokenizer that was asked for, or a tiny one that is trained on the texts."""
-        if self.is_causal:
-            own = self.tokenizer == GPT_TINY
-            return train_byte_tokenizer(texts()) if own else load_causal_tokenizer(self.tokenizer)
-        if self.tokenizer in T5_TINY:
-            return train_tokenizer(texts())
-        return load_tokenizer(self.tokenizer, complete=self.complete_vocabulary)
 
     def rows(self) -> int:
         """text2sql: number of examples that are asked for, of all splits together."""
@@ -190,17 +171,35 @@ def prepare(
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: holds something that is no prepared data set; choose another --out")
     with _undisturbed(), new_folder(out) as folder:
-        tokenizer = wanted.make_tokenizer(raw.texts)
+        if wanted.tokenizer == GPT_TINY and wanted.is_causal:
+            tokenizer = train_byte_tokenizer(raw.texts())
+        elif wanted.is_causal:
+            tokenizer = load_causal_tokenizer(wanted.tokenizer)
+        elif wanted.tokenizer in T5_TINY:
+            tokenizer = train_tokenizer(raw.texts())
+        else:
+            tokenizer = load_tokenizer(wanted.tokenizer, complete=wanted.complete_vocabulary)
         splits = {split: raw.rows(split, tokenizer, progress) for split in raw.splits}
         DatasetDict({split: _dataset(rows) for split, rows in splits.items()}).save_to_disk(folder)
         tokenizer.save_pretrained(folder / "tokenizer")
+        unknown = unknown_id(tokenizer)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             content_key=key,
             tokenizer_fingerprint=fingerprint(tokenizer),
             vocabulary_size=len(tokenizer),
             source_sha256=raw.hashes,
-            splits={split: _statistics(rows, unknown_id(tokenizer)) for split, rows in splits.items()},
+            splits={
+                split: SplitStatistics(
+                    rows=len(rows.input_ids),
+                    source=_statistics(rows.input_ids, unknown, rows.inputs_cut),
+                    target=_statistics(rows.labels, unknown, rows.labels_cut),
+                    targets_lost=rows.targets_lost,
+                    documents=rows.documents,
+                    leftover_tokens=rows.leftover_tokens,
+                )
+                for split, rows in splits.items()
+            },
             versions=_versions(),
             pad_token=str(tokenizer.pad_token) if wanted.is_causal else None,
             **asked,
@@ -222,23 +221,21 @@ def key_of_preparation(wanted: Preparation, made: Manifest) -> str:
 
 def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
     """SHA-256 over what decides the result: sources, settings, tokenizer, versions of what tokenizes."""
+    # What tells two tokenizers apart without loading them: their files' content, or a name.
+    source = Path(wanted.tokenizer)
+    files = [source] if source.is_file() else sorted(f for f in source.glob("*") if f.name in TOKENIZER_FILES)
+    names = ("task", "max_seq_length", "text_field") if wanted.is_causal else ("prompt", "complete_vocabulary")
+    limits = {"max_tokens": [wanted.source_limit, wanted.max_target_tokens]}
     document = {
         "schema_version": SCHEMA_VERSION,
         "sources": hashes,
-        "tokenizer": _tokenizer_identity(wanted.tokenizer),
+        "tokenizer": " ".join(map(sha256, files)) or wanted.tokenizer,
         "versions": _versions(),
-        **wanted.settings(),
+        "limit": wanted.limit,
+        **{name: getattr(wanted, name) for name in names},
+        **({"loss_on": wanted.loss} if wanted.is_causal else limits),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def _tokenizer_identity(source: str) -> str:
-    """What tells two tokenizers apart without loading them: their files' content, or a name."""
-    path = Path(source)
-    if path.is_file():
-        return sha256(path)
-    files = sorted(f for f in path.glob("*") if f.name in TOKENIZER_FILES)
-    return " ".join(sha256(file) for file in files) or source
 
 
 def _versions() -> dict[str, str]:
@@ -258,20 +255,8 @@ def _dataset(rows: TokenRows) -> Dataset:
     return Dataset(pyarrow.table({"input_ids": lists(rows.input_ids), "labels": lists(rows.labels)}))
 
 
-def _statistics(rows: TokenRows, unknown: int | None) -> SplitStatistics:
-    """The statistics of a split: `source` counts the tokens of `input_ids`, `target` the labels that carry a loss."""
-    return SplitStatistics(
-        rows=len(rows.input_ids),
-        source=_side(rows.input_ids, unknown, rows.inputs_cut),
-        target=_side(rows.labels, unknown, rows.labels_cut),
-        targets_lost=rows.targets_lost,
-        documents=rows.documents,
-        leftover_tokens=rows.leftover_tokens,
-    )
-
-
-def _side(column: list[Ids], unknown: int | None, cut: int) -> TokenStatistics:
-    """Lengths of one side, -100 not counted."""
+def _statistics(column: list[Ids], unknown: int | None, cut: int) -> TokenStatistics:
+    """Of the tokens of `input_ids`, or of the labels that carry a loss: -100 is not counted."""
     tokens, starts = np.concatenate(column), np.cumsum([0, *map(len, column[:-1])])
     lengths = np.add.reduceat(tokens != NO_LOSS, starts, dtype=np.int64)
     unknowns = np.add.reduceat(tokens == unknown, starts, dtype=np.int64)
