@@ -55,7 +55,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _run_data_get(arguments: argparse.Namespace) -> Result:
-    return asdict(get(arguments.name, arguments.out))
+    return get(arguments.name, arguments.out)
 
 
 def _run_data_sample(arguments: argparse.Namespace) -> Result:

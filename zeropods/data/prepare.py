@@ -70,7 +70,6 @@ class Preparation:
     complete_vocabulary: bool = True
     """text2sql: add the characters that T5's vocabulary lacks; False is the original recipe."""
     max_source_tokens: int | None = None
-    max_target_tokens: int = MAX_TARGET_TOKENS
     max_seq_length: int = 512
     """squad: the most tokens of a row. lm: the tokens of a block."""
     loss_on: str | None = None
@@ -87,7 +86,7 @@ class Preparation:
             raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or say all")
-        for name in ("limit", "max_source_tokens", "max_target_tokens", "max_seq_length"):
+        for name in ("limit", "max_source_tokens", "max_seq_length"):
             value, least = getattr(self, name), 1 if name == "limit" else FEWEST_TOKENS
             if value is not None and value < least:
                 raise UserError(f"--{name.replace('_', '-')} {value}; expected at least {least}")
@@ -113,7 +112,7 @@ class Preparation:
             return SquadData(Path(self.data), self.limit, self.max_seq_length, self.loss)
         if self.task == "lm":
             return TextData(self.data, self.limit, self.max_seq_length, self.dataset_config, self.text_field)
-        return WikiSQLData(Path(self.data), self.prompt, self.limit, self.source_limit, self.max_target_tokens)
+        return WikiSQLData(Path(self.data), self.prompt, self.limit, self.source_limit)
 
     def rows(self) -> int:
         """text2sql: number of examples that are asked for, of all splits together."""
@@ -150,7 +149,7 @@ def prepare(
         "prompt": wanted.task if wanted.is_causal else wanted.prompt,
         "limit": wanted.limit,
         "max_source_tokens": None if wanted.is_causal else wanted.source_limit,
-        "max_target_tokens": None if wanted.is_causal else wanted.max_target_tokens,
+        "max_target_tokens": None if wanted.is_causal else MAX_TARGET_TOKENS,
         "max_seq_length": wanted.max_seq_length if wanted.is_causal else None,
         "loss_on": wanted.loss if wanted.is_causal else None,
     }
@@ -225,7 +224,7 @@ def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
     source = Path(wanted.tokenizer)
     files = [source] if source.is_file() else sorted(f for f in source.glob("*") if f.name in TOKENIZER_FILES)
     names = ("task", "max_seq_length", "text_field") if wanted.is_causal else ("prompt", "complete_vocabulary")
-    limits = {"max_tokens": [wanted.source_limit, wanted.max_target_tokens]}
+    limits = {"max_tokens": [wanted.source_limit, MAX_TARGET_TOKENS]}
     document = {
         "schema_version": SCHEMA_VERSION,
         "sources": hashes,

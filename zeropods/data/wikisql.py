@@ -146,10 +146,9 @@ def wikisql_splits(folder: Path) -> list[str]:
 class WikiSQLData:
     """The questions of a folder as rows, each with its query as the target; train must be there."""
 
-    def __init__(self, folder: Path, prompt: str, limit: int | None, max_source: int, max_target: int) -> None:
+    def __init__(self, folder: Path, prompt: str, limit: int | None, max_source: int) -> None:
         split_file(folder, "train", "jsonl")
-        self._folder, self._prompt, self._limit = folder, prompt, limit
-        self._max_source, self._max_target = max_source, max_target
+        self._folder, self._prompt, self._limit, self._max_source = folder, prompt, limit, max_source
         self.splits = wikisql_splits(folder)
         files = [split_file(folder, split, kind) for split in self.splits for kind in ("jsonl", "tables.jsonl")]
         self.hashes = {path.name: sha256(path) for path in files}
@@ -172,9 +171,9 @@ class WikiSQLData:
             decoded = backend.decode_batch(targets, skip_special_tokens=True)
             lost += sum(folded(a) != folded(b) for a, b in zip(texts, decoded, strict=True))
             rows.inputs_cut += sum(len(row) > self._max_source for row in sources)
-            rows.labels_cut += sum(len(row) > self._max_target for row in targets)
+            rows.labels_cut += sum(len(row) > MAX_TARGET_TOKENS for row in targets)
             rows.input_ids += [_cut(row, self._max_source, tokenizer.eos_token_id) for row in sources]
-            rows.labels += [_cut(row, self._max_target, tokenizer.eos_token_id) for row in targets]
+            rows.labels += [_cut(row, MAX_TARGET_TOKENS, tokenizer.eos_token_id) for row in targets]
             progress(len(chunk))
         rows.targets_lost = lost
         return rows
