@@ -66,6 +66,10 @@ class WorkshopSettings:
     runs: Path
     """Where data and runs lie, relative to the project's root."""
     task: str
+    dataset: Any
+    basis: Any
+    data: Any
+    """The raw data set: a folder, or its id at the hub."""
 
     def __post_init__(self) -> None:
         # Threads sleep while they wait, and other libraries' progress bars stay out of a notebook: ours is enough.
@@ -98,8 +102,11 @@ class WorkshopSettings:
         """The folder of all that the notebooks make."""
         return ROOT / self.runs
 
-    def _get_data(self, name: str, folder: Path) -> Path:
-        """Generate or fetch a data set where it is not there yet; returns its folder."""
+    def get_data(self) -> Any:
+        """Generate or fetch the raw data set where it is not there yet; returns its folder, or its id at the hub."""
+        name, folder = self.dataset or self.basis.dataset, self.data
+        if isinstance(folder, str):
+            return folder
         if FETCHED.get(name, self.task) != self.task:
             raise UserError(f"dataset {name!r}: is for {FETCHED[name]}, this notebook is for {self.task}")
         if name == SAMPLE:
@@ -249,9 +256,9 @@ class Workshop(WorkshopSettings):
     def training(self) -> Flags:
         """Flags of `textsql_train.py`, the same on one pod and on many."""
         size = EMBEDDED if self.model in T5_TINY else PUBLISHED
-        given = {"init": self.init, "per_device_train_batch_size": self.batch_size}
         flags = {**TRAINING, **size, "model_id": self.model, "dataset_path": self.prepared}
-        flags |= {name: value for name, value in given.items() if value is not None}
+        flags |= {"init": self.init} if self.init is not None else {}
+        flags |= {ROWS: self.batch_size} if self.batch_size is not None else {}
         if self.steps is not None:
             flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
         return flags
@@ -281,7 +288,7 @@ class Workshop(WorkshopSettings):
             **same.flags,
             "pods": self.pods,
             "deepspeed": DSCONFIG / f"{technique_named(technique).profiled}.json",
-            "outputdir": self._beside("profiled") / f"{self.prepared.name}-{technique}-{self.pods}-pods",
+            "outputdir": Path(f"{self.area}-profiled", f"{self.prepared.name}-{technique}-{self.pods}-pods"),
         }
 
     @property
@@ -307,8 +314,8 @@ class Workshop(WorkshopSettings):
 
     @property
     def states_folder(self) -> Path:
-        """The runs of `states_matrix`."""
-        return self._beside("states") / f"{self._few.prepared.name}-{Path(self.states_model).name}"
+        """The runs of `states_matrix`, which like profiled ones lie beside the area: 06 sums up all that is in it."""
+        return Path(f"{self.area}-states", f"{self._few.prepared.name}-{Path(self.states_model).name}")
 
     @property
     def states_matrix(self) -> Matrix:
@@ -344,14 +351,6 @@ class Workshop(WorkshopSettings):
     def _few(self) -> Workshop:
         """The same for every model, whose own tokenizer random weights do not need."""
         return replace(self, model=TINY, tokenizer=None, limit=min(self.limit or STATES_EXAMPLES, STATES_EXAMPLES))
-
-    def get_data(self) -> Path:
-        """Generate or fetch the raw data set where it is not there yet; returns its folder."""
-        return self._get_data(self.dataset, self.data)
-
-    def _beside(self, what: str) -> Path:
-        """A folder of runs that the summary of 06 leaves out: they are profiled, or of another model."""
-        return self.area.with_name(f"{self.area.name}-{what}")
 
     def _folder(self, what: str) -> Path:
         steps = f"-{self.steps}-steps" if self.steps else ""
@@ -511,11 +510,6 @@ class CausalWorkshop(WorkshopSettings):
     def on_pods(self, technique: str) -> Flags:
         """A run on all pods with all their slots, as `launch` takes it."""
         return {**self._divided(technique, self.pods * own_slots(), f"-{self.pods}-pods"), "pods": self.pods}
-
-    def get_data(self) -> Path | str:
-        """Generate or fetch the raw data set where it is not there yet; returns its folder, or its id at the hub."""
-        data = self.data
-        return data if isinstance(data, str) else self._get_data(self.dataset or self.basis.dataset, data)
 
     def prepare(self) -> Manifest:
         """Get and tokenize the data where that is not done yet."""
