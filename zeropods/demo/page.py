@@ -137,7 +137,7 @@ class Site:
         """Models by their line in the list, the best first; looked up anew, as runs come while the page is open."""
         found = [model for model in trained_models(self.folders) if model.folder not in self.passed_over]
         if not found:
-            raise UserError("no model can be loaded any more; train one and open the page again")
+            raise UserError("no model can be loaded; train one and open the page again")
         self._listed = {model.label: model for model in found}
         return self._listed
 
@@ -333,7 +333,18 @@ def serve(
         # Gradio asks its own page whether it can be opened.
         for name, value in {**said, "NO_PROXY": HOST}.items():
             at_end.enter_context(variable_set(name, value))
-        count = _warmed(site, announce)
+        if data:
+            tables_in(data)
+        # The best model in memory and its tables read, so that the first answer comes at once.
+        for model in list(site.models().values()):
+            try:
+                site.tables(model.label)
+                loaded(model)
+                break
+            except UserError as error:
+                site.passed_over.add(model.folder)
+                announce(f"{error}; passed over")
+        count = len(site.models())
         page = _opened(site, number, names)
         at_end.callback(page.close, verbose=False)
         announce(f"{page.local_url}: {counted(count, 'trained model')} to ask; Ctrl-C ends it")
@@ -352,27 +363,6 @@ def usable_port(port: str | None) -> int:
             return free_port(HOST)
         said = error.strerror if isinstance(error, OSError) else "expected a number from 1 to 65535"
         raise UserError(f"port {port}: {said}; give another with --port") from None
-
-
-def _warmed(site: Site, announce: Callable[[str], object]) -> int:
-    """The best model in memory and its tables read, so that the first answer comes at once; returns how many there are.
-
-    A model that cannot be loaded is passed over and named, unless it is the only one.
-    """
-    if site.data:
-        tables_in(site.data)
-    models = list(site.models().values())
-    for model in models:
-        try:
-            site.tables(model.label)
-            loaded(model)
-            break
-        except UserError as error:
-            site.passed_over.add(model.folder)
-            if model is models[-1]:
-                raise
-            announce(f"{error}; passed over")
-    return len(site.models())
 
 
 def _opened(site: Site, port: int, names: Sequence[str]) -> Blocks:
