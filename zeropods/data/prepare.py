@@ -32,14 +32,7 @@ from zeropods.data.manifest import FILE, SCHEMA_VERSION, Manifest, SplitStatisti
 from zeropods.data.squad import SquadData
 from zeropods.data.text import TextData, hub_name
 from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer, load_tokenizer
-from zeropods.data.wikisql import (
-    MAX_SOURCE_TOKENS,
-    MAX_TARGET_TOKENS,
-    PROMPTS,
-    WikiSQLData,
-    split_file,
-    wikisql_splits,
-)
+from zeropods.data.wikisql import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS, WikiSQLData, split_file, wikisql_splits
 from zeropods.errors import UserError, told_differences
 from zeropods.files import sha256, write_json
 from zeropods.outputs import new_folder
@@ -108,11 +101,9 @@ class Preparation:
 
     def open(self) -> WikiSQLData | SquadData | TextData:
         """The raw data; `UserError` where they are not there."""
-        if self.task == "squad":
-            return SquadData(Path(self.data), self.limit, self.max_seq_length, self.loss)
-        if self.task == "lm":
-            return TextData(self.data, self.limit, self.max_seq_length, self.dataset_config, self.text_field)
-        return WikiSQLData(Path(self.data), self.prompt, self.limit, self.source_limit)
+        kinds: dict[str, type[WikiSQLData | SquadData | TextData]]
+        kinds = {"text2sql": WikiSQLData, "squad": SquadData, "lm": TextData}
+        return kinds[self.task](self)
 
     def rows(self) -> int:
         """text2sql: number of examples that are asked for, of all splits together."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
+    from zeropods.data.prepare import Preparation
+
 CHUNK_QUESTIONS = 2_048
 QUESTION, CONTEXT, ANSWER = "Question: ", " Context: ", " Answer:"
 
@@ -209,10 +211,10 @@ def _tokens(encoding: Encoding, character: int, *, ended: bool = False) -> int:
 class SquadData:
     """The questions of a folder as rows; train must be there."""
 
-    def __init__(self, folder: Path, limit: int | None, max_tokens: int, loss: str) -> None:
-        self._folder, self._limit, self._max_tokens, self._loss = folder, limit, max_tokens, loss
-        self.splits = squad_splits(folder)
-        self.hashes = {path.name: sha256(path) for path in (squad_file(folder, split) for split in self.splits)}
+    def __init__(self, wanted: Preparation) -> None:
+        self._wanted, self._folder = wanted, Path(wanted.data)
+        self.splits = squad_splits(self._folder)
+        self.hashes = {path.name: sha256(path) for path in (squad_file(self._folder, s) for s in self.splits)}
         """SHA-256 by file."""
 
     def texts(self) -> Iterator[str]:
@@ -226,7 +228,7 @@ class SquadData:
         A context of train that is too long keeps the part around its answer. One of dev or test keeps its
         beginning, as it will when the question is asked: where the answer lies is not known then.
         """
-        encoder = SquadEncoder(tokenizer, self._max_tokens)
+        encoder = SquadEncoder(tokenizer, self._wanted.max_seq_length)
         rows, examples, lost = TokenRows(), self._examples(split), 0
         while chunk := list(itertools.islice(examples, CHUNK_QUESTIONS)):
             new = encoder.rows(chunk, keep_answer=split == "train")
@@ -238,11 +240,11 @@ class SquadData:
             for row in new:
                 # -100 before what carries a loss; nothing predicts the first token.
                 labels = row.ids.copy()
-                labels[: len(labels) - row.answer if self._loss == "answer" else 1] = NO_LOSS
+                labels[: len(labels) - row.answer if self._wanted.loss == "answer" else 1] = NO_LOSS
                 rows.labels.append(labels)
             progress(len(chunk))
         rows.targets_lost = lost
         return rows
 
     def _examples(self, split: str) -> Iterator[SquadExample]:
-        return itertools.islice(read_squad(self._folder, split), self._limit)
+        return itertools.islice(read_squad(self._folder, split), self._wanted.limit)

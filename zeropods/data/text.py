@@ -25,6 +25,8 @@ from zeropods.files import first_line, is_path, sha256, validated_lines
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from zeropods.data.prepare import Preparation
+
 DEV_SHARE = 20
 """Where no name tells a split, one document in so many is dev."""
 WORDS = {
@@ -52,42 +54,43 @@ CHUNK_DOCUMENTS, CHUNK_CHARACTERS = 1_024, 2_000_000
 
 
 class TextData:
-    """The documents of a folder, or of a data set at the hub, as blocks of `length` tokens."""
+    """The documents of a folder, or of a data set at the hub, as blocks of `max_seq_length` tokens."""
 
-    def __init__(
-        self, data: Path | str, limit: int | None, length: int, dataset_config: str | None, text_field: str
-    ) -> None:
-        self._data, self._limit, self._length = data, limit, length
-        self._corpus = open_corpus(data, dataset_config, text_field)
+    def __init__(self, wanted: Preparation) -> None:
+        self._wanted = wanted
+        self._corpus = open_corpus(wanted.data, wanted.dataset_config, wanted.text_field)
         self.splits, self.hashes = self._corpus.splits, self._corpus.hashes
 
     def texts(self) -> Iterator[str]:
         """What a tokenizer learns from: the documents of train."""
-        return itertools.islice(self._corpus.documents("train"), self._limit)
+        return itertools.islice(self._corpus.documents("train"), self._wanted.limit)
 
     def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
         """The blocks of a split; nothing predicts the first token of a block.
 
-        Blocks of train have exactly `length` tokens; what is left of the last is counted. Those of
+        Blocks of train have exactly that many tokens; what is left of the last is counted. Those of
         dev and test overlap by a token and the last may be short, so that every token is predicted but the first.
         """
         encode, first = tokenizer.backend_tokenizer.encode_batch_fast, first_tokens(tokenizer)
+        length = self._wanted.max_seq_length
         documents: list[Ids] = []
         total = 0
-        for chunk in _chunks(itertools.islice(self._corpus.documents(split), self._limit)):
+        for chunk in _chunks(itertools.islice(self._corpus.documents(split), self._wanted.limit)):
             new = [np.array([*first, *encoding.ids], np.int32) for encoding in encode(chunk, add_special_tokens=False)]
             documents += new
             total += sum(map(len, new))
             if total > MOST_TOKENS:
-                raise UserError(f"{self._data}, {split}: more than {MOST_TOKENS:,} tokens; say --limit DOCUMENTS")
+                raise UserError(
+                    f"{self._wanted.data}, {split}: more than {MOST_TOKENS:,} tokens; say --limit DOCUMENTS"
+                )
             progress(len(chunk))
-        tokens, least = join(documents, tokenizer.eos_token_id), self._length if split == "train" else 2
+        tokens, least = join(documents, tokenizer.eos_token_id), length if split == "train" else 2
         if len(tokens) < least:
             raise UserError(
-                f"{self._data}, {split}: {len(tokens)} tokens, fewer than one block of {least}; "
+                f"{self._wanted.data}, {split}: {len(tokens)} tokens, fewer than one block of {least}; "
                 "give more text or a smaller --max-seq-length"
             )
-        blocks, leftover = pack(tokens, self._length) if split == "train" else (overlap(tokens, self._length), 0)
+        blocks, leftover = pack(tokens, length) if split == "train" else (overlap(tokens, length), 0)
         labels = [block.copy() for block in blocks]
         for row in labels:
             row[0] = NO_LOSS

@@ -22,6 +22,8 @@ from zeropods.sql.query import Query, format_query
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from zeropods.data.prepare import Preparation
+
 PROMPTS = ("question", "schema")
 MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
 """`question` is cut where the original recipe cuts; `schema` above WikiSQL's longest (226 tokens)."""
@@ -146,40 +148,40 @@ def wikisql_splits(folder: Path) -> list[str]:
 class WikiSQLData:
     """The questions of a folder as rows, each with its query as the target; train must be there."""
 
-    def __init__(self, folder: Path, prompt: str, limit: int | None, max_source: int) -> None:
-        split_file(folder, "train", "jsonl")
-        self._folder, self._prompt, self._limit, self._max_source = folder, prompt, limit, max_source
-        self.splits = wikisql_splits(folder)
-        files = [split_file(folder, split, kind) for split in self.splits for kind in ("jsonl", "tables.jsonl")]
+    def __init__(self, wanted: Preparation) -> None:
+        self._wanted, self._folder = wanted, Path(wanted.data)
+        split_file(self._folder, "train", "jsonl")
+        self.splits = wikisql_splits(self._folder)
+        files = [split_file(self._folder, split, kind) for split in self.splits for kind in ("jsonl", "tables.jsonl")]
         self.hashes = {path.name: sha256(path) for path in files}
         """SHA-256 by file."""
 
     def texts(self) -> Iterator[str]:
         """What a tokenizer learns from: sources and targets of train."""
         for example in self._examples("train"):
-            yield source_of(example, self._prompt)
+            yield source_of(example, self._wanted.prompt)
             yield target_of(example)
 
     def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
         """Sources and targets of a split; what is too long is cut, its end token kept."""
-        encode, backend = Encoder(tokenizer), tokenizer.backend_tokenizer
+        encode, backend, most = Encoder(tokenizer), tokenizer.backend_tokenizer, self._wanted.source_limit
         rows, examples, lost = TokenRows(), self._examples(split), 0
         while chunk := list(itertools.islice(examples, CHUNK)):
             texts = [target_of(example) for example in chunk]
             targets = encode(texts)
-            sources = encode([source_of(example, self._prompt) for example in chunk])
+            sources = encode([source_of(example, self._wanted.prompt) for example in chunk])
             decoded = backend.decode_batch(targets, skip_special_tokens=True)
             lost += sum(folded(a) != folded(b) for a, b in zip(texts, decoded, strict=True))
-            rows.inputs_cut += sum(len(row) > self._max_source for row in sources)
+            rows.inputs_cut += sum(len(row) > most for row in sources)
             rows.labels_cut += sum(len(row) > MAX_TARGET_TOKENS for row in targets)
-            rows.input_ids += [_cut(row, self._max_source, tokenizer.eos_token_id) for row in sources]
+            rows.input_ids += [_cut(row, most, tokenizer.eos_token_id) for row in sources]
             rows.labels += [_cut(row, MAX_TARGET_TOKENS, tokenizer.eos_token_id) for row in targets]
             progress(len(chunk))
         rows.targets_lost = lost
         return rows
 
     def _examples(self, split: str) -> Iterator[Example]:
-        return itertools.islice(read_split(self._folder, split), self._limit)
+        return itertools.islice(read_split(self._folder, split), self._wanted.limit)
 
 
 def _cut(row: Ids, limit: int, end: int) -> Ids:
