@@ -365,13 +365,6 @@ QUESTIONS_OF_PARAGRAPH = 4
 PEOPLE_OF_PARAGRAPH = 3
 FACTS_OF_PERSON = 3
 PARAGRAPHS_OF_ARTICLE = 20
-SAID = (
-    ("{name} lives in {city}.", "{city}", ("Where does {name} live?", "In which city does {name} live?")),
-    ("{name} works as a {job}.", "{job}", ("What is the job of {name}?", "What does {name} work as?")),
-    ("{name} was born in {year}.", "{year}", ("When was {name} born?", "In which year was {name} born?")),
-    ("{name} has {pet}.", "{pet}", ("Which animal does {name} have?", "What pet does {name} have?")),
-)
-"""What is said of somebody: a sentence, the answer in it, and questions that it answers."""
 
 
 def _squad_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
@@ -403,13 +396,13 @@ def _squad_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
 
 
 def _facts(rng: Random) -> list[tuple[str, str, list[str]]]:
-    """Some of `SAID` about each of a few people."""
+    """Some of what is `said` about each of a few people: a sentence, the answer in it, and questions about it."""
     words, facts = _words("words"), []
     for name in rng.sample(words["people"], PEOPLE_OF_PARAGRAPH):
         slots = {"name": name, "city": rng.choice(words["cities"]), "job": rng.choice(words["jobs"])}
         slots["year"] = rng.randint(1940, 2005)
         slots["pet"] = f"a {rng.choice(words['colours'])} {rng.choice(words['pets'])}"
-        for sentence, answer, questions in rng.sample(SAID, FACTS_OF_PERSON):
+        for sentence, answer, questions in rng.sample(words["said"], FACTS_OF_PERSON):
             asked = [question.format(**slots) for question in questions]
             facts.append((sentence.format(**slots), answer.format(**slots), asked))
     return facts
@@ -433,28 +426,16 @@ def _text_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
 def _article(town: str, rng: Random) -> str:
     """Title, opening and three sections: what the opening says of a town comes back further down."""
     words = _words("words")
-    river, land, trade = rng.choice(words["rivers"]), rng.choice(words["lands"]), rng.choice(words["trades"])
-    year = rng.randint(1050, 1750)
-    opening = (
-        f"{town} is a town on the River {river} , near {land} . It was founded in {year} "
-        f"by {rng.choice(words['founders'])} and is known for its {trade} . "
-        f"The people of {town} number about {rng.randint(2, 90)} @,@ 000 ."
-    )
-    history = [f"The oldest record of {town} is from {year + rng.randint(5, 60)} ."]
+    slots = {"town": town, **{name: rng.choice(words[f"{name}s"]) for name in ("river", "land", "trade")}}
+    year = slots["founded"] = rng.randint(1050, 1750)
+    slots |= {"founder": rng.choice(words["founders"]), "people": rng.randint(2, 90)}
+    slots["oldest"] = year + rng.randint(5, 60)
+    built = []
     for building in rng.sample(words["buildings"], 4):
         year += rng.randint(20, 70)
-        history.append(f"In {year} the {building} of {town} {rng.choice(words['ends'])} .")
-    history.append(f"By {year + 10} the {trade} of {town} was carried down the {river} to the sea .")
-    share, second = rng.randint(20, 60), rng.choice(words["trades"])
-    economy = (
-        f"About {share} percent of the people of {town} live from {trade} , and {share // 2} percent from {second} . "
-        f"A market for {trade} is held on the bank of the {river} in {rng.choice(('spring', 'summer', 'autumn'))} ."
-    )
-    team, wins = rng.choice(words["teams"]), rng.randint(2, 19)
-    sport = (
-        f"The {team} club of {town} has won the cup of the {river} valley {wins} times , "
-        f"most recently by {wins + rng.randint(1, 9)} points to {wins} ."
-    )
-    sections = {"History": " ".join(history), "Economy": economy, "Sport": sport}
-    text = f" \n = {town} = \n \n {opening} \n"
-    return text + "".join(f" \n = = {title} = = \n \n {body} \n" for title, body in sections.items())
+        built.append(f"In {year} the {building} of {town} {rng.choice(words['ends'])} .")
+    share = rng.randint(20, 60)
+    slots |= {"built": " ".join(built), "carried": year + 10, "share": share, "half": share // 2}
+    slots |= {"second": rng.choice(words["trades"]), "season": rng.choice(words["seasons"])}
+    slots["team"], wins = rng.choice(words["teams"]), rng.randint(2, 19)
+    return "".join(words["article"]).format(**slots, wins=wins, points=wins + rng.randint(1, 9))
