@@ -120,16 +120,15 @@ def test_members_of_a_zip_file_are_unpacked_and_what_is_no_archive_is_kept(
     assert (tmp_path / "out" / "train.txt").read_text() == " = Title = \n"
 
 
-def test_the_environment_can_name_a_mirror_whose_files_are_checked(publisher: type[Publisher], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"/squad/train-v1.1.json: sha256 [0-9a-f]{64}; expected 35276639.*; name a"):
-        get("squad", tmp_path / "out")
-    assert names(tmp_path) == []
-
-
-def test_a_folder_that_is_complete_is_not_fetched_again(publisher: type[Publisher], tmp_path: Path) -> None:
+def test_a_complete_folder_is_not_fetched_again_and_other_bytes_are_refused(
+    publisher: type[Publisher], tmp_path: Path
+) -> None:
     fetched(publisher, tmp_path / "out")
     assert fetched(publisher, tmp_path / "out")["already_there"]
     assert len(publisher.asked) == 1
+    with pytest.raises(UserError, match=r"/squad/train-v1.1.json: sha256 [0-9a-f]{64}; expected 35276639.*; name a"):
+        get("squad", tmp_path / "squad")
+    assert names(tmp_path) == ["out"]
     (tmp_path / "out" / "train.jsonl").write_text("short")
     with pytest.raises(UserError, match=r"train.jsonl: not the \d+ bytes that were unpacked; remove"):
         fetched(publisher, tmp_path / "out")

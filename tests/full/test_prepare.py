@@ -49,7 +49,7 @@ def test_truncation_is_counted_and_keeps_the_end_token(sample: Path, tmp_path: P
     assert all(len(row) == 12 and row[-1] == 1 for row in split.sources)
 
 
-def test_a_fault_in_the_data_leaves_the_old_set(sample: Path, tmp_path: Path) -> None:
+def test_a_fault_leaves_the_old_set_and_a_foreign_folder_is_refused(sample: Path, tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "set"
     shutil.copytree(sample, data)
     old, _ = prepare(Preparation(data=data, tokenizer="t5-tiny", limit=20), out)
@@ -59,13 +59,9 @@ def test_a_fault_in_the_data_leaves_the_old_set(sample: Path, tmp_path: Path) ->
         prepare(Preparation(data=data, tokenizer="t5-tiny", limit=20), out)
     assert read_manifest(out) == old
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_a_foreign_folder_is_refused_and_untouched(sample: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="no prepared data set"):
-        prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=5), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+        prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=5), data)
+    assert not (data / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(
