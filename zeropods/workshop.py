@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from zeropods.data.download import get
+from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.errors import UserError
 from zeropods.files import has_weights
@@ -25,15 +26,14 @@ from zeropods.outputs import new_folder
 from zeropods.plan.models import T5_TINY
 from zeropods.pods.hostfile import own_slots
 from zeropods.programs import in_kernel, wait_passively
+from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.tables import Table, progress
 from zeropods.techniques import DSCONFIG, NAMES, technique_named
 from zeropods.train.arguments import PASSES, PROJECT, ROWS, WORDS, CausalArguments, batch_on
 
 if TYPE_CHECKING:
     from zeropods.data.manifest import Manifest
-    from zeropods.data.prepare import Preparation
     from zeropods.pods.cluster import Cluster
-    from zeropods.sweep.matrix import Matrix
     from zeropods.sweep.results import Sweep
 
 ROOT = PROJECT
@@ -247,8 +247,6 @@ class Workshop(WorkshopSettings):
     @property
     def preparation(self) -> Preparation:
         """What 01 asks of `prepare`."""
-        from zeropods.data.prepare import Preparation
-
         tokenizer = path_or_id(self.tokenizer or self.model)
         return Preparation(data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit)
 
@@ -333,15 +331,12 @@ class Workshop(WorkshopSettings):
 
     def _matrix_of(self, document: Flags, techniques: list[str], *cells: Flags) -> Matrix:
         """One process beside techniques on all pods, and further cells."""
-        from zeropods.sweep.matrix import matrix_of
-
         common = {"prompt": self.prompt, "slots": own_slots(), "timeout_seconds": MATRIX_SECONDS}
         compared = [{"technique": "none", "pods": 1}, {"technique": techniques, "pods": self.pods}, *cells]
         return matrix_of({**common, "cells": compared, **document}, "workshop.matrix")
 
     def measure_states(self, cluster: Cluster) -> Sweep:
         """Run `states_matrix`, on a few examples that are prepared first."""
-        from zeropods.data.prepare import prepare
         from zeropods.sweep.run import run_sweep
 
         prepare(self._few.preparation, self._few.prepared)
@@ -484,8 +479,6 @@ class CausalWorkshop(WorkshopSettings):
     @property
     def preparation(self) -> Preparation:
         """What is asked of `prepare`."""
-        from zeropods.data.prepare import Preparation
-
         name = self.tokenizer or (self.basis.tokenizer if self.model is None else None) or self.model_id
         return Preparation(
             task=self.task,
@@ -513,8 +506,6 @@ class CausalWorkshop(WorkshopSettings):
 
     def prepare(self) -> Manifest:
         """Get and tokenize the data where that is not done yet."""
-        from zeropods.data.prepare import prepare
-
         self.get_data()
         with progress("prepare", "rows") as bar:
             manifest, _ = prepare(self.preparation, self.prepared, bar.update)
