@@ -12,7 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import sqlglot
+from sqlglot import exp
 
 from zeropods.data.encoding import folded
 from zeropods.data.wikisql import SQLTable, split_files
@@ -21,10 +24,6 @@ from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, Query, format_query, parse_query
 from zeropods.sql.query import number as number_in
 from zeropods.tables import counted
-
-if TYPE_CHECKING:
-    from sqlglot import exp
-
 
 # A CSV file, read as a table; what is wrong with one is said in a line.
 
@@ -167,9 +166,6 @@ QUOTES = "put text in 'single quotes', a name with blanks in \"double quotes\" o
 
 def parsed(sql: str) -> tuple[exp.Select, str]:
     """A statement as sqlglot reads it, and the table that it asks; `ValueError` where it is not of one table alone."""
-    import sqlglot
-    from sqlglot import exp
-
     logging.getLogger("sqlglot").setLevel(logging.ERROR)
     try:
         statements = [each for each in sqlglot.parse(sql, read="sqlite") if each is not None]
@@ -189,8 +185,6 @@ def parsed(sql: str) -> tuple[exp.Select, str]:
 
 def query_of(statement: exp.Select, table: ReadTable) -> Query:
     """The query that a statement is on its table; `ValueError` says what is out of reach."""
-    from sqlglot import exp
-
     if len(statement.expressions) != 1:
         raise ValueError(f"{len(statement.expressions)} columns are selected; {REACH}")
     selected = statement.expressions[0].unalias()
@@ -224,8 +218,6 @@ def query_of(statement: exp.Select, table: ReadTable) -> Query:
 
 
 def _condition(node: exp.Expr, table: ReadTable) -> Condition:
-    from sqlglot import exp
-
     operators = (exp.EQ, exp.GT, exp.LT)
     if type(node) not in operators:
         raise ValueError(f"{shown(node.sql('sqlite'))}: out of reach; {REACH}")
