@@ -91,11 +91,11 @@ def test_missing_characters_survive_in_the_completed_vocabulary_and_when_it_is_r
 
 def test_ids_by_words_are_the_tokenizers_own(shared_data: Path) -> None:
     from zeropods.data.encoding import Encoder
-    from zeropods.data.wikisql import read_split, source_text
+    from zeropods.data.wikisql import read_split, source_of
 
     tokenizer = load_tokenizer(str(shared_data / "t5" / "spiece.model"))
     examples = itertools.islice(read_split(shared_data / "wikisql", "dev"), 0, None, 8)
-    texts = [source_text("schema", e.question, e.table.header, e.table.types) for e in examples]
+    texts = [source_of(e, "schema") for e in examples]
     texts += ["", "  two  spaces ", "a\u00a0b\tc", "e\u0301 \u0308x < ~y"]
     expected = [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]
     assert [ids.tolist() for ids in Encoder(tokenizer)(texts)] == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -117,22 +117,17 @@ def split_files(split: str, tables: Iterable[SQLTable], questions: Iterable[obje
 # The two prompts, and questions as tokens.
 
 
-def source_text(prompt: str, question: str, header: Sequence[str], types: Sequence[str]) -> str:
-    """What the model reads for a question about a table.
+def source_of(example: Example, prompt: str) -> str:
+    """What the model reads of an example.
 
     `question` is the original recipe. `schema` appends the column names, so that the model need not
     guess them, and marks the numeric ones: a column is text where nothing is said.
     """
-    source = f"translate to SQL: {question.strip()}"
+    source, table = f"translate to SQL: {example.question.strip()}", example.table
     if prompt == "question":
         return source
-    columns = (f"{name} ({type_})" if type_ == "real" else name for name, type_ in zip(header, types, strict=False))
+    columns = (f"{n} ({kind})" if kind == "real" else n for n, kind in zip(table.header, table.types, strict=True))
     return f"{source} columns: {'; '.join(columns)}"
-
-
-def source_of(example: Example, prompt: str) -> str:
-    """What the model reads of an example."""
-    return source_text(prompt, example.question, example.table.header, example.table.types)
 
 
 def target_of(example: Example) -> str:

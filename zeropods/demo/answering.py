@@ -24,7 +24,7 @@ from zeropods.data.wikisql import (
     Example,
     SQLTable,
     read_split,
-    source_text,
+    source_of,
     split_file,
 )
 from zeropods.errors import UserError
@@ -170,16 +170,15 @@ def ask(model: TrainedModel, table: SQLTable, question: str, example: Example | 
     Raises:
         UserError: a question that is empty or too long, a table whose columns the model cannot write.
     """
-    question, answerer = checked(question), loaded(model)
-    source = source_text(answerer.prompt, question, table.header, table.types)
-    tokens = len(answerer.tokenizer.backend_tokenizer.encode(source).ids)
+    asked, answerer = Example(0, checked(question), table, Query(0, 0)), loaded(model)
+    tokens = len(answerer.tokenizer.backend_tokenizer.encode(source_of(asked, answerer.prompt)).ids)
     if tokens > model.source_limit:
         raise UserError(
             f"question and column names make {tokens:,} tokens; {model.name} was trained on at most "
             f"{model.source_limit}: ask in fewer words, or take a table of fewer columns"
         )
     began = time.perf_counter()
-    query = _generated(answerer, table, question)
+    query = _generated(answerer, asked)
     generated = time.perf_counter() - began
     found, expected = run_query(query, table), run_query(example.query, table) if example else None
     checkable = expected is not None and is_usable(expected.query, expected.executed)
@@ -205,14 +204,14 @@ def loaded(model: TrainedModel) -> QueryAnswerer:
     from zeropods.evaluate.generate import QueryAnswerer
 
     answerer = QueryAnswerer.load(model.folder)
-    _generated(answerer, SQLTable("warm", ("Name", "Age"), ("text", "real"), ()), "How many names are there?")
+    table = SQLTable("warm", ("Name", "Age"), ("text", "real"), ())
+    _generated(answerer, Example(0, "How many names are there?", table, Query(0, 0)))
     return answerer
 
 
-def _generated(answerer: QueryAnswerer, table: SQLTable, question: str) -> Query:
-    example = Example(0, question, table, Query(0, 0))
+def _generated(answerer: QueryAnswerer, asked: Example) -> Query:
     try:
-        (prediction,) = answerer.answer([example])
+        (prediction,) = answerer.answer([asked])
     except ValueError:  # The grammar's: no column of the table has a name that the tokenizer can write.
         raise UserError("the model cannot write any of this table's column names; give them others") from None
     assert prediction.query is not None  # The grammar lets nothing else through.
