@@ -353,16 +353,18 @@ def serve(
 
 def usable_port(port: str | None) -> int:
     """The port that was asked for, where nothing listens; without one the usual port, or any free one."""
-    try:
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((HOST, int(port or USUAL_PORT)))
-            return int(listener.getsockname()[1])
-    except (OSError, ValueError, OverflowError) as error:
-        if port is None:
-            return free_port(HOST)
-        said = error.strerror if isinstance(error, OSError) else "expected a number from 1 to 65535"
-        raise UserError(f"port {port}: {said}; give another with --port") from None
+    if port is not None and (not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65_536):
+        raise UserError(f"port {port}; expected a number from 1 to 65535")
+    number = int(port or USUAL_PORT)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, number))
+        except OSError as error:
+            if port is None:
+                return free_port(HOST)
+            raise UserError(f"port {port}: {error.strerror}; give another with --port") from None
+        return number
 
 
 def _opened(site: Site, port: int, names: Sequence[str]) -> Blocks:
