@@ -33,7 +33,8 @@ FLAG_TASKS = {
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
     kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
-    flag = add(kinds, "get", "fetch a data set from its publisher, verify and unpack it", _run_data_get).add_argument
+    what = "fetch a data set from its publisher, verify and unpack it"
+    flag = add(kinds, "get", what, lambda given: get(given.name, given.out)).add_argument
     flag("name", choices=sorted(DATASETS), help="which one")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
 
@@ -66,10 +67,6 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--loss-on", choices=["answer", "all"], help="squad: what carries the loss (default: answer)")
     flag("--dataset-config", metavar="NAME", help="lm: such as en of allenai/c4 (default: none)")
     flag("--text-field", metavar="NAME", help="lm: field of the text (default: text)")
-
-
-def _run_data_get(arguments: argparse.Namespace) -> Result:
-    return get(arguments.name, arguments.out)
 
 
 def _run_data_sample(arguments: argparse.Namespace) -> Result:
