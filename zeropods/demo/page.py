@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,7 +14,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from zeropods.data.own_data import decimal_points
-from zeropods.data.wikisql import SQLTable
 from zeropods.demo.answering import (
     MAX_BYTES,
     MAX_COLUMNS,
@@ -76,24 +75,15 @@ def _macros() -> Any:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     named = {"spans": spans, "answer_text": answer_text, "counted": counted, "columns_of": _columns_of}
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return environment.from_string(text, globals=named).module
+    return environment.from_string(text, globals=named | {"most": SHOWN_ROWS, "previewed": PREVIEW_ROWS}).module
 
 
-def message_html(text: str) -> str:
-    """A line that says what is wrong."""
-    return str(_macros().message(text))
+def html(part: str, *values: Any) -> str:
+    """A part of the page: `message` of a line, `preview` of a name and a table, or `answers`.
 
-
-def preview_html(table: SQLTable, name: str) -> str:
-    """A table before anything is asked: its columns with their types, its first rows."""
-    kinds = zip(table.header, table.types, strict=True)
-    header = [f"{column} (number)" if kind == "real" else column for column, kind in kinds]
-    return str(_macros().preview(name, header, table.rows, PREVIEW_ROWS))
-
-
-def answers_html(question: str, answers: Iterable[tuple[str, ModelAnswer | str]], header: Sequence[str]) -> str:
-    """Cards side by side, one for each model: its answer, or why there is none."""
-    return str(_macros().answers(question, answers, header, SHOWN_ROWS))
+    These are cards side by side, of a question, pairs of a model and its answer or why there is none, and a header.
+    """
+    return str(getattr(_macros(), part)(*values))
 
 
 def spans(query: Query, header: Sequence[str]) -> list[Span]:
@@ -184,9 +174,9 @@ class Site:
             table, examples = tables.table(id_), tables.examples[id_][:EXAMPLES]
             samples = [(e.question, answer_text(run_query(e.query, e.table))) for e in examples]
         except UserError as error:
-            return [None, None, message_html(str(error)), gr.skip(), "", ""]
+            return [None, None, html("message", str(error)), gr.skip(), "", ""]
         offered = gr.Dataset(samples=[[escape(text) for text in sample] for sample in samples], visible=True)
-        return [None, None, preview_html(table, "Preview"), offered, samples[0][0], ""]
+        return [None, None, html("preview", "Preview", table), offered, samples[0][0], ""]
 
     def choose_example(self, label: str, id_: str, index: int) -> str:
         """The question of an example."""
@@ -200,8 +190,8 @@ class Site:
         try:
             table = uploaded(Path(own))
         except UserError as error:
-            return [own, message_html(str(error)), hidden, "", ""]
-        return [own, preview_html(table, f"Your table {Path(own).name}") + OFTEN_WRONG, hidden, "", ""]
+            return [own, html("message", str(error)), hidden, "", ""]
+        return [own, html("preview", f"Your table {Path(own).name}", table) + OFTEN_WRONG, hidden, "", ""]
 
     def ask(self, label: str, other: str, id_: str, own: str | None, question: str) -> str:
         """The answers to a question side by side as HTML, or a line that says what is wrong.
@@ -221,14 +211,14 @@ class Site:
                 example = tables.expected(table, line) or tables.expected(table, decimal_points(line))
                 line = example.question if example else line
         except UserError as error:
-            return message_html(str(error))
+            return html("message", str(error))
         answers: dict[str, ModelAnswer | str] = {}
         for each in filter(None, (label, other)):
             try:
                 answers[each] = ask(self.model(each), table, line, example)
             except UserError as error:
                 answers[each] = str(error)
-        return answers_html(line, answers.items(), table.header)
+        return html("answers", line, answers.items(), table.header)
 
 
 def build_page(site: Site) -> Blocks:
