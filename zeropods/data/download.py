@@ -62,7 +62,7 @@ class SourceFile:
         """The last part of the address."""
         return self.url.rpartition("/")[2]
 
-    def digest_of(self, content: bytes) -> str:
+    def digest_of(self, content: bytes | bytearray) -> str:
         """A content's digest by this algorithm; git's is SHA-1 of `blob SIZE`, a zero byte, and the content."""
         if self.algorithm == "sha256":
             return hashlib.sha256(content).hexdigest()
@@ -147,12 +147,26 @@ def get(name: str, out: Path | str) -> dict[str, Any]:
 
 def _verified(source: SourceFile, url: str) -> bytes:
     """The content of a file, its digest right; one attempt more than there are waits, a refusal (HTTP 4xx) is final."""
+    from tqdm import tqdm
+
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an HTTP address; expected http:// or https://")
+    request = Request(url, headers={"User-Agent": USER_AGENT})
     for wait in (*WAITS_SECONDS, None):
+        content = bytearray()
         try:
-            content = _received(url)
-            break
+            with urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+                length = int(response.headers.get("Content-Length", 0))
+                with tqdm.wrapattr(
+                    response, "read", total=length or None, desc=url.rpartition("/")[2], disable=None
+                ) as body:
+                    while (chunk := body.read(CHUNK_BYTES)) and len(content) <= LIMIT_BYTES:
+                        content += chunk
+            if len(content) > LIMIT_BYTES:
+                raise UserError(f"{url}: more than {LIMIT_BYTES} bytes; check the address")
+            if not length or len(content) == length:
+                break
+            said = f"no connection: it ended after {len(content)} of {length} bytes"
         except HTTPError as error:
             error.close()
             said = f"HTTP {error.code} {error.reason}"
@@ -169,23 +183,6 @@ def _verified(source: SourceFile, url: str) -> bytes:
     if found != source.digest:
         wrong = f"{source.algorithm} {found}; expected {source.digest}"
         raise UserError(f"{url}: {wrong}; name a mirror in ZEROPODS_MIRROR")
-    return content
-
-
-def _received(url: str) -> bytes:
-    """The body of one answer; `ConnectionError` where it ends early."""
-    from tqdm import tqdm
-
-    with urlopen(Request(url, headers={"User-Agent": USER_AGENT}), timeout=TIMEOUT_SECONDS) as response:
-        length, name = int(response.headers.get("Content-Length", 0)), url.rpartition("/")[2]
-        with tqdm.wrapattr(response, "read", total=length or None, desc=name, disable=None) as body:
-            content = bytearray()
-            while chunk := body.read(CHUNK_BYTES):
-                content += chunk
-                if len(content) > LIMIT_BYTES:
-                    raise UserError(f"{url}: more than {LIMIT_BYTES} bytes; check the address")
-    if length and len(content) != length:
-        raise ConnectionError(f"it ended after {len(content)} of {length} bytes")
     return bytes(content)
 
 

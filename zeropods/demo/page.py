@@ -335,7 +335,28 @@ def serve(
                 site.passed_over.add(model.folder)
                 announce(f"{error}; passed over")
         count = len(site.models())
-        page = _opened(site, number, names)
+
+        # Gradio and what it imports read those variables once.
+        import gradio as gr
+        from starlette.middleware import Middleware
+        from starlette.middleware.base import BaseHTTPMiddleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+        guards = [
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False),
+            Middleware(BaseHTTPMiddleware, dispatch=_own_pages_only),
+        ]
+        theme = gr.themes.Default(
+            font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
+        )
+        page = build_page(site)
+        page.launch(
+            server_name=HOST, server_port=number, prevent_thread_lock=True, quiet=True, inbrowser=False, share=False,
+            footer_links=[], run_history=False, show_error=False, max_file_size=MAX_BYTES, ssr_mode=False,
+            enable_monitoring=False, pwa=False, mcp_server=False, theme=theme,
+            css_paths=Path(__file__).with_name("page.css"),
+            app_kwargs={"middleware": guards, "docs_url": None, "redoc_url": None, "openapi_url": None},
+        )  # fmt: skip
         at_end.callback(page.close, verbose=False)
         announce(f"{page.local_url}: {counted(count, 'trained model')} to ask; Ctrl-C ends it")
         Event().wait()
@@ -355,31 +376,6 @@ def usable_port(port: str | None) -> int:
                 return free_port(HOST)
             raise UserError(f"port {port}: {error.strerror}; give another with --port") from None
         return number
-
-
-def _opened(site: Site, port: int, names: Sequence[str]) -> Blocks:
-    """The page, served by a thread of this process."""
-    import gradio as gr
-    from starlette.middleware import Middleware
-    from starlette.middleware.base import BaseHTTPMiddleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
-    guards = [
-        Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False),
-        Middleware(BaseHTTPMiddleware, dispatch=_own_pages_only),
-    ]
-    theme = gr.themes.Default(
-        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
-    )
-    page = build_page(site)
-    page.launch(
-        server_name=HOST, server_port=port, prevent_thread_lock=True, quiet=True, inbrowser=False, share=False,
-        footer_links=[], run_history=False, show_error=False, max_file_size=MAX_BYTES, ssr_mode=False,
-        enable_monitoring=False, pwa=False, mcp_server=False, theme=theme,
-        css_paths=Path(__file__).with_name("page.css"),
-        app_kwargs={"middleware": guards, "docs_url": None, "redoc_url": None, "openapi_url": None},
-    )  # fmt: skip
-    return page
 
 
 async def _own_pages_only(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
