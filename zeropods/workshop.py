@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from zeropods.data.download import get
+from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.errors import UserError
 from zeropods.files import has_weights
@@ -25,15 +26,14 @@ from zeropods.outputs import new_folder
 from zeropods.plan.models import T5_TINY
 from zeropods.pods.hostfile import own_slots
 from zeropods.programs import in_kernel, wait_passively
+from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.tables import Table, progress
 from zeropods.techniques import DSCONFIG, NAMES, technique_named
 from zeropods.train.arguments import PASSES, PROJECT, ROWS, WORDS, CausalArguments, batch_on
 
 if TYPE_CHECKING:
     from zeropods.data.manifest import Manifest
-    from zeropods.data.prepare import Preparation
     from zeropods.pods.cluster import Cluster
-    from zeropods.sweep.matrix import Matrix
     from zeropods.sweep.results import Sweep
 
 ROOT = PROJECT
@@ -66,6 +66,10 @@ class WorkshopSettings:
     runs: Path
     """Where data and runs lie, relative to the project's root."""
     task: str
+    dataset: Any
+    basis: Any
+    data: Any
+    """The raw data set: a folder, or its id at the hub."""
 
     def __post_init__(self) -> None:
         # Threads sleep while they wait, and other libraries' progress bars stay out of a notebook: ours is enough.
@@ -98,8 +102,11 @@ class WorkshopSettings:
         """The folder of all that the notebooks make."""
         return ROOT / self.runs
 
-    def _get_data(self, name: str, folder: Path) -> Path:
-        """Generate or fetch a data set where it is not there yet; returns its folder."""
+    def get_data(self) -> Any:
+        """Generate or fetch the raw data set where it is not there yet; returns its folder, or its id at the hub."""
+        name, folder = self.dataset or self.basis.dataset, self.data
+        if isinstance(folder, str):
+            return folder
         if FETCHED.get(name, self.task) != self.task:
             raise UserError(f"dataset {name!r}: is for {FETCHED[name]}, this notebook is for {self.task}")
         if name == SAMPLE:
@@ -240,8 +247,6 @@ class Workshop(WorkshopSettings):
     @property
     def preparation(self) -> Preparation:
         """What 01 asks of `prepare`."""
-        from zeropods.data.prepare import Preparation
-
         tokenizer = path_or_id(self.tokenizer or self.model)
         return Preparation(data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit)
 
@@ -249,9 +254,9 @@ class Workshop(WorkshopSettings):
     def training(self) -> Flags:
         """Flags of `textsql_train.py`, the same on one pod and on many."""
         size = EMBEDDED if self.model in T5_TINY else PUBLISHED
-        given = {"init": self.init, "per_device_train_batch_size": self.batch_size}
         flags = {**TRAINING, **size, "model_id": self.model, "dataset_path": self.prepared}
-        flags |= {name: value for name, value in given.items() if value is not None}
+        flags |= {"init": self.init} if self.init is not None else {}
+        flags |= {ROWS: self.batch_size} if self.batch_size is not None else {}
         if self.steps is not None:
             flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
         return flags
@@ -281,7 +286,7 @@ class Workshop(WorkshopSettings):
             **same.flags,
             "pods": self.pods,
             "deepspeed": DSCONFIG / f"{technique_named(technique).profiled}.json",
-            "outputdir": self._beside("profiled") / f"{self.prepared.name}-{technique}-{self.pods}-pods",
+            "outputdir": Path(f"{self.area}-profiled", f"{self.prepared.name}-{technique}-{self.pods}-pods"),
         }
 
     @property
@@ -307,8 +312,8 @@ class Workshop(WorkshopSettings):
 
     @property
     def states_folder(self) -> Path:
-        """The runs of `states_matrix`."""
-        return self._beside("states") / f"{self._few.prepared.name}-{Path(self.states_model).name}"
+        """The runs of `states_matrix`, which like profiled ones lie beside the area: 06 sums up all that is in it."""
+        return Path(f"{self.area}-states", f"{self._few.prepared.name}-{Path(self.states_model).name}")
 
     @property
     def states_matrix(self) -> Matrix:
@@ -326,15 +331,12 @@ class Workshop(WorkshopSettings):
 
     def _matrix_of(self, document: Flags, techniques: list[str], *cells: Flags) -> Matrix:
         """One process beside techniques on all pods, and further cells."""
-        from zeropods.sweep.matrix import matrix_of
-
         common = {"prompt": self.prompt, "slots": own_slots(), "timeout_seconds": MATRIX_SECONDS}
         compared = [{"technique": "none", "pods": 1}, {"technique": techniques, "pods": self.pods}, *cells]
         return matrix_of({**common, "cells": compared, **document}, "workshop.matrix")
 
     def measure_states(self, cluster: Cluster) -> Sweep:
         """Run `states_matrix`, on a few examples that are prepared first."""
-        from zeropods.data.prepare import prepare
         from zeropods.sweep.run import run_sweep
 
         prepare(self._few.preparation, self._few.prepared)
@@ -344,14 +346,6 @@ class Workshop(WorkshopSettings):
     def _few(self) -> Workshop:
         """The same for every model, whose own tokenizer random weights do not need."""
         return replace(self, model=TINY, tokenizer=None, limit=min(self.limit or STATES_EXAMPLES, STATES_EXAMPLES))
-
-    def get_data(self) -> Path:
-        """Generate or fetch the raw data set where it is not there yet; returns its folder."""
-        return self._get_data(self.dataset, self.data)
-
-    def _beside(self, what: str) -> Path:
-        """A folder of runs that the summary of 06 leaves out: they are profiled, or of another model."""
-        return self.area.with_name(f"{self.area.name}-{what}")
 
     def _folder(self, what: str) -> Path:
         steps = f"-{self.steps}-steps" if self.steps else ""
@@ -485,8 +479,6 @@ class CausalWorkshop(WorkshopSettings):
     @property
     def preparation(self) -> Preparation:
         """What is asked of `prepare`."""
-        from zeropods.data.prepare import Preparation
-
         name = self.tokenizer or (self.basis.tokenizer if self.model is None else None) or self.model_id
         return Preparation(
             task=self.task,
@@ -512,15 +504,8 @@ class CausalWorkshop(WorkshopSettings):
         """A run on all pods with all their slots, as `launch` takes it."""
         return {**self._divided(technique, self.pods * own_slots(), f"-{self.pods}-pods"), "pods": self.pods}
 
-    def get_data(self) -> Path | str:
-        """Generate or fetch the raw data set where it is not there yet; returns its folder, or its id at the hub."""
-        data = self.data
-        return data if isinstance(data, str) else self._get_data(self.dataset or self.basis.dataset, data)
-
     def prepare(self) -> Manifest:
         """Get and tokenize the data where that is not done yet."""
-        from zeropods.data.prepare import prepare
-
         self.get_data()
         with progress("prepare", "rows") as bar:
             manifest, _ = prepare(self.preparation, self.prepared, bar.update)

@@ -1,5 +1,6 @@
 """JupyterLab as `make lab` starts it; a notebook in it, opened, run from the menu, read, saved and closed by mouse."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -21,6 +22,8 @@ SAVE_SECONDS = 30
 NARROW = 480
 """Of a window, in CSS pixels."""
 SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+ACCEPT = ".jp-Dialog .jp-mod-accept"
+"""Says yes to the dialog that is open."""
 KERNEL_SECONDS = 60
 PROMPTS = f"""() => [...document.querySelectorAll('{SHOWN} .jp-CodeCell')]
     .map(cell => cell.querySelector('.jp-InputPrompt').textContent.trim())"""
@@ -107,11 +110,6 @@ def menu(page: Page, heading: str, item: str) -> None:
     page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
 
 
-def accept(page: Page) -> None:
-    """Say yes to the dialog that is open."""
-    page.locator(".jp-Dialog .jp-mod-accept").click()
-
-
 def await_end(page: Page, seconds: float = RUN_SECONDS) -> None:
     """Wait until every code cell has run, or one has failed."""
     deadline = time.monotonic() + seconds
@@ -126,25 +124,6 @@ def is_done(prompt: str) -> bool:
     return prompt[1:-2].isdigit()
 
 
-def save(page: Page, file: Path) -> dict[str, Any]:
-    """Save the notebook; returns what its file holds then."""
-    before = file.stat().st_mtime_ns
-    menu(page, "File", "Save Notebook")
-    deadline = time.monotonic() + SAVE_SECONDS
-    while file.stat().st_mtime_ns == before or (saved := whole(file)) is None:
-        assert time.monotonic() < deadline, f"{file} was not saved"
-        page.wait_for_timeout(100)
-    return saved
-
-
-def whole(file: Path) -> dict[str, Any] | None:
-    """What a notebook's file holds; None while it is being written."""
-    try:
-        return dict(json.loads(file.read_text()))
-    except json.JSONDecodeError:
-        return None
-
-
 def run_all(page: Page, file: Path) -> Seen:
     """Run all cells of the notebook that is open, save it, and look at it."""
     menu(page, "Run", "Run All Cells")
@@ -155,37 +134,35 @@ def run_all(page: Page, file: Path) -> Seen:
 def restart_and_run_all(page: Page, file: Path) -> Seen:
     """Run all cells of the notebook that is open on a fresh kernel, from the menu, save it, and look at it."""
     menu(page, "Kernel", "Restart Kernel and Run All Cells")
-    accept(page)
+    page.locator(ACCEPT).click()
     page.wait_for_function(f"() => ({PROMPTS})().some(prompt => !/\\d/.test(prompt))")
     await_end(page)
     return look(page, file)
 
 
 def look(page: Page, file: Path) -> Seen:
-    """Save the notebook that is open, and read it."""
-    cells = save(page, file)["cells"]
-    return Seen(
-        prompts=page.evaluate(PROMPTS),
-        plots=[tuple(plot) for plot in page.evaluate(PLOTS)],
-        tables=page.evaluate(TABLES),
-        cut=cut(page),
-        outputs=[output for cell in cells for output in cell.get("outputs", [])],
-    )
-
-
-def cut(page: Page) -> list[str]:
-    """The beginning of each output that is cut in a window as it is, or in a narrow one."""
+    """Save the notebook that is open, and read it; an output may be cut in a window as it is, or in a narrow one."""
+    before, saved = file.stat().st_mtime_ns, None
+    menu(page, "File", "Save Notebook")
+    deadline = time.monotonic() + SAVE_SECONDS
+    while saved is None:
+        assert time.monotonic() < deadline, f"{file} was not saved"
+        page.wait_for_timeout(100)
+        with contextlib.suppress(json.JSONDecodeError):  # While it is being written.
+            saved = json.loads(file.read_text()) if file.stat().st_mtime_ns != before else None
+    prompts, plots, tables = page.evaluate(PROMPTS), page.evaluate(PLOTS), page.evaluate(TABLES)
     usual, found = page.viewport_size, page.evaluate(CUT)
     assert usual is not None
     page.set_viewport_size({**usual, "width": NARROW})
     page.wait_for_timeout(300)
     found += page.evaluate(CUT)
     page.set_viewport_size(usual)
-    return list(found)
+    outputs = [output for cell in saved["cells"] for output in cell.get("outputs", [])]
+    return Seen(prompts, [tuple(plot) for plot in plots], tables, found, outputs)
 
 
 def close(page: Page) -> None:
     """Close the notebook that is open, and end its kernel."""
     menu(page, "File", "Close and Shut Down Notebook")
-    accept(page)
+    page.locator(ACCEPT).click()
     page.locator(SHOWN).wait_for(state="detached")

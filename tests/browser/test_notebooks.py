@@ -97,7 +97,9 @@ def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Sequ
     requests: set[str] = set()
     changed, kernels = [], []
     with lab(folder, ZEROPODS_RUNS=str(folder / "runs"), **SMALL) as server:
-        add_notebook(folder / "notebooks" / f"{PODS}.ipynb")
+        metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
+        with_pods = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)], metadata=metadata)
+        nbformat.write(with_pods, folder / "notebooks" / f"{PODS}.ipynb")
         page = chromium.new_page(viewport={"width": 1280, "height": 900})
         page.on("request", lambda request: requests.add(request.url))
         open_lab(page, server.address)
@@ -124,13 +126,6 @@ def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Sequ
         until(lambda: not processes_of(folder / "home"), END_SECONDS)
     hosts = {url.split("/")[2] for url in requests if url.startswith(("http", "ws"))}
     return Sequence(folder, seen, again, greetings, kernels[0], changed, pods_seconds, ended, hosts, summary)
-
-
-def add_notebook(path: Path) -> None:
-    """One with two pods."""
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
-    cells = [nbformat.v4.new_code_cell(CELL)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), path)
 
 
 def commands(folder: Path) -> list[list[str]]:
@@ -194,18 +189,18 @@ def test_a_first_visit_meets_no_dialog_and_ctrl_c_ends_kernels_and_server(browse
     assert status == 0 and "Traceback" not in said
 
 
-def test_progress_bars_end_at_100_percent_and_the_page_asks_no_other_host(browsed: Sequence) -> None:
+def test_bars_end_at_100_percent_commands_are_shown_and_the_page_asks_no_other_host(browsed: Sequence) -> None:
     lines = [line for seen in browsed.seen.values() for line in seen.streams.splitlines() if BAR.match(line)]
     assert lines and all(" 100%|" in line for line in lines), lines
     assert {host.partition(":")[0] for host in browsed.requests} == {"127.0.0.1"}
+    alone, over_pods = (browsed.seen[name].streams for name in ("02_train_single_pod", "03_train_pods"))
+    assert all("textsql_train.py \\\n    --save_steps 0" in said for said in (alone, over_pods))
+    assert "--launcher pdsh" in over_pods
 
 
-def test_the_test_split_is_scored(browsed: Sequence) -> None:
+def test_the_test_split_is_scored_and_profiled_runs_lie_apart(browsed: Sequence) -> None:
     (score,) = browsed.runs.glob("*/score.test.json")
     assert json.loads(score.read_text())["examples"] == int(SMALL["ZEROPODS_QUESTIONS"])
-
-
-def test_profiled_runs_lie_apart(browsed: Sequence) -> None:
     folders = sorted(browsed.folder.glob("runs-profiled/*-pods"))
     found = [(record.technique, record.pods, record.status) for record in map(read_record, folders)]
     assert sorted(found) == [("zero1", 2, "ok"), ("zero3_offload", 2, "ok")]
@@ -238,12 +233,6 @@ def test_each_stage_of_zero_holds_as_many_bytes_as_arithmetic_says(browsed: Sequ
     # Of a model as small as this ZeRO-3 holds more than ZeRO-2: its parameters stay whole beside their shares.
     assert max(divided) < none
     assert all(0.99 < one["measured_to_planned"] < 1.01 for one in held.values())
-
-
-def test_the_commands_are_shown(browsed: Sequence) -> None:
-    alone, over_pods = (browsed.seen[name].streams for name in ("02_train_single_pod", "03_train_pods"))
-    assert "textsql_train.py \\\n    --save_steps 0" in alone
-    assert "--launcher pdsh" in over_pods and "textsql_train.py \\\n    --save_steps 0" in over_pods
 
 
 def test_a_second_call_trains_only_a_second_model_and_ends_with_one_summary_of_both(

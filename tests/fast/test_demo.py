@@ -22,7 +22,7 @@ from zeropods.demo.answering import (
     trained_models,
     uploaded,
 )
-from zeropods.demo.page import SHOWN_ROWS, Site, answers_html, message_html, preview_html, spans, usable_port
+from zeropods.demo.page import SHOWN_ROWS, Site, html, spans, usable_port
 from zeropods.errors import UserError
 from zeropods.sql.query import Condition, Query, format_query
 
@@ -170,7 +170,6 @@ def test_delimiters_and_encodings_of_spreadsheets_are_told_apart(tmp_path: Path,
         (b"\n \n", "has no row"),
         (b"A,B\n", "no row"),
         (b"A,B\n1,2\n1,2,3\n", "line 3: 3 cells, the first line has 2"),
-        (b"# by hand\nA,B\n1,2\n", "line 2: 2 cells, the first line has 1; take the comment away"),
         (b"A,?\n1,2\n", "column 2 has no name"),
         ("A²,A2\n1,2\n".encode(), "two columns are named 'A²'"),
         ("Käse,B\n1,2\n".encode("latin-1"), "line 1 is not text in UTF-8"),
@@ -219,12 +218,12 @@ def test_a_question_is_one_line_of_letters_that_can_be_seen() -> None:
 def answered(question: str = "Who is oldest?", right: bool | None = True) -> str:
     found = run_query(Query(0, 0, (Condition(0, 0, ATTACK),)), CATS)
     answer = ModelAnswer(found=found, generated_seconds=0.1, expected=run_query(OLDEST, CATS), right=right)
-    return answers_html(question, [(ATTACK, answer), ("other", ATTACK)], CATS.header)
+    return html("answers", question, [(ATTACK, answer), ("other", ATTACK)], CATS.header)
 
 
 def test_answers_are_shown_with_their_verdict_and_nothing_of_others_is_markup() -> None:
     assert "✓ right" in answered() and "✗ wrong" in answered(right=False)
-    shown = answered(ATTACK) + preview_html(CATS, ATTACK) + message_html(ATTACK)
+    shown = answered(ATTACK) + html("preview", ATTACK, CATS) + html("message", ATTACK)
     assert "<script" not in shown and "<b>" not in shown
     assert "&lt;script&gt;" in shown and "&lt;b&gt;Mia" in shown
     query = Query(1, 1, (Condition(0, 0, "Tom"), Condition(1, 2, "4")))
@@ -234,6 +233,6 @@ def test_answers_are_shown_with_their_verdict_and_nothing_of_others_is_markup() 
 def test_rows_beyond_the_limit_are_counted() -> None:
     many = SQLTable("many", ("N",), ("real",), tuple((n,) for n in range(1_234)))
     answer = ModelAnswer(found=run_query(Query(0, 0), many), generated_seconds=0.1, expected=None, right=None)
-    shown = answers_html("All?", [("m", answer)], many.header)
+    shown = html("answers", "All?", [("m", answer)], many.header)
     assert f"first {SHOWN_ROWS} of 1,234 rows" in shown and "and 1,222 more" in shown
     assert shown.count("<tr>") == SHOWN_ROWS + 1

@@ -66,7 +66,6 @@ BEYOND = {
     "SELECT River FROM rivers; DROP TABLE rivers": "no single SELECT",
     "SELECT River FROM rivers WHERE a b": "no SQL near 'b'",
     "SELECT River FROM rivers WHERE River = 'x": "no SQL",
-    "SELECT River FROM rivers WHERE [Length (km)] > 1.205,5": "no SQL near '1.205,5'; write 1205.5",
     "SELECT * FROM rivers": "* is selected",
     "SELECT COUNT(DISTINCT River) FROM rivers": "is selected",
     "SELECT River, River FROM rivers": "2 columns are selected",

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from zeropods.data.download import DATASETS, RECORD
 from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadExample, answer_in, read_squad, squad_prompt, squad_splits
-from zeropods.data.text import FolderCorpus, articles, join, open_corpus, overlap, pack, split_by_hash
+from zeropods.data.text import articles, folder_corpus, join, open_corpus, overlap, pack, split_by_hash
 from zeropods.data.wikisql import read_split, read_tables
 from zeropods.errors import UserError
 
@@ -92,9 +92,9 @@ def write_squad(folder: Path, document: Any, name: str = "train-v1.1.json") -> P
     return folder
 
 
-def fault(folder: Path, split: str = "train") -> str:
+def fault(folder: Path) -> str:
     with pytest.raises(UserError) as raised:
-        list(read_squad(folder, split))
+        list(read_squad(folder, "train"))
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -110,13 +110,10 @@ def test_a_question_comes_with_its_context_and_answers(tmp_path: Path) -> None:
     assert example == SquadExample(0, "q1", "Where is Ann?", "Ann is in Rome.", ("in Rome",), (7,))
 
 
-def test_a_file_of_another_name_is_found_by_its_split(tmp_path: Path) -> None:
-    write_squad(tmp_path, DOCUMENT, "train-v1.1.part.json")
+def test_a_file_of_another_name_is_found_by_its_split_and_two_are_refused(tmp_path: Path) -> None:
+    write_squad(tmp_path, DOCUMENT, "train-a.json")
     assert (squad_splits(tmp_path), len(list(read_squad(tmp_path, "train")))) == (["train"], 1)
-
-
-def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
-    write_squad(write_squad(tmp_path, DOCUMENT, "train-a.json"), DOCUMENT, "train-b.json")
+    write_squad(tmp_path, DOCUMENT, "train-b.json")
     assert "train-a.json, train-b.json are all of split 'train'" in fault(tmp_path)
 
 
@@ -136,16 +133,6 @@ def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, document: Any, said: str) -> None:
     assert said in fault(write_squad(tmp_path, document))
-
-
-def test_a_missing_file_says_where_it_comes_from(tmp_path: Path) -> None:
-    assert "zeropods data get squad" in fault(tmp_path, "dev")
-
-
-def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
-    for source in DATASETS["squad"]:
-        write_squad(tmp_path, DOCUMENT, source.filename)
-    assert squad_splits(write_squad(tmp_path, {}, RECORD)) == ["train", "dev"]
 
 
 def test_the_prompt_ends_where_the_answer_begins_and_an_answer_is_the_first_line_after_it() -> None:
@@ -183,7 +170,7 @@ def write_files(folder: Path, **files: str | bytes | pyarrow.Table) -> Path:
 
 
 def by_split(folder: Path, field: str = "text") -> dict[str, list[str]]:
-    corpus = FolderCorpus(folder, field)
+    corpus = folder_corpus(folder, field)
     return {split: list(corpus.documents(split)) for split in corpus.splits}
 
 
@@ -275,11 +262,14 @@ def test_what_is_no_folder_and_no_id_is_not_asked_of_the_hub(data: str, config: 
         open_corpus(data, config, "text")
 
 
-def test_what_data_get_leaves_of_a_text_is_read(tmp_path: Path) -> None:
+def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
     (archive,) = DATASETS["wikitext-2"]
     for name in (*archive.members.values(), RECORD):
         (tmp_path / name).write_text("{}")
-    assert FolderCorpus(tmp_path, "text").splits == ["train", "dev", "test"]
+    assert folder_corpus(tmp_path, "text").splits == ["train", "dev", "test"]
+    for source in DATASETS["squad"]:
+        write_squad(tmp_path, DOCUMENT, source.filename)
+    assert squad_splits(tmp_path) == ["train", "dev"]
 
 
 def test_all_articles_of_wikitext_are_found(shared_data: Path) -> None:

@@ -22,22 +22,18 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_notebook_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "MODEL": "t5-small",
-        "CAUSAL_STEPS": "7",
-        "CAUSAL_RECIPE": "published",
-        "RUNS": "runs/a",
-    }.items():
+    settings = {"MODEL": "t5-small", "CAUSAL_STEPS": "7", "CAUSAL_RECIPE": "published", "RUNS": "runs/a"}
+    for name, value in settings.items():
         monkeypatch.setenv(f"ZEROPODS_{name}", value)
     assert (Workshop().model, Workshop(model="t5-tiny").model) == ("t5-small", "t5-tiny")
     causal = CausalWorkshop(task="lm", steps=3)
     assert (causal.model_id, causal.training["max_train_steps"]) == ("distilbert/distilgpt2", 3)
+    # What another cell has called by a setting's name is none.
+    assert Workshop.of({"model": "t5-large", "steps": [7], "limit": None, "examples": 3}) == Workshop(model="t5-large")
     assert (causal.area, Workshop().summary_folder) == (ROOT / "runs" / "a", ROOT / "runs" / "a" / "summary")
-
-
-def test_what_another_cell_has_called_by_a_setting_s_name_is_none() -> None:
-    workshop = Workshop.of({"model": "t5-small", "steps": [7], "limit": None, "examples": 3})
-    assert workshop == Workshop(model="t5-small")
+    monkeypatch.setenv("ZEROPODS_STEPS", "many")
+    with pytest.raises(UserError, match="ZEROPODS_STEPS: 'many'; expected a whole number"):
+        Workshop()
 
 
 def test_other_settings_are_another_run_and_steps_take_the_place_of_the_clock() -> None:
@@ -68,11 +64,7 @@ def test_runs_on_pods_go_on_with_the_model_of_one_pod(trained: Path) -> None:
     runs = [workshop.on_pods(technique) for technique in ("zero1", "zero3_offload")]
     assert {str(flags["init"]) for flags in (matrix.flags, *runs)} == {str(workshop.run_folder)}
     assert all(not run["outputdir"].is_relative_to(workshop.area) and run["deepspeed"].is_file() for run in runs)
-    assert [(cell.technique, cell.pods) for cell in Workshop(runs=trained, pods=2).matrix.cells][1:] == [
-        ("ddp", 2),
-        ("zero1", 2),
-        ("zero3_offload", 2),
-    ]
+    assert [cell.technique for cell in Workshop(runs=trained, pods=2).matrix.cells] == [name for name, _ in cells[:-1]]
 
 
 @pytest.mark.parametrize("said", [("t5-small", "t5-large"), "t5-small, t5-large", "t5-small,t5-large"])
@@ -115,10 +107,7 @@ def test_the_published_questions_are_the_workshops_and_can_be_trained_on_all_tok
         (lambda: Workshop(dataset="none").get_data(), "no such folder; expected sample, wikisql or a folder"),
         (lambda: CausalWorkshop(recipe="real"), "recipe 'real'; expected sample, published"),
         (lambda: CausalWorkshop(recipe="multi_node"), "'multi_node': is for lm, not for 'squad'"),
-        (
-            lambda: CausalWorkshop(dataset="wikitext-2").get_data(),
-            "'wikitext-2': is for lm, this",
-        ),
+        (lambda: CausalWorkshop(dataset="wikitext-2").get_data(), "'wikitext-2': is for lm, this"),
         (lambda: CausalWorkshop(dataset="none").get_data(), "no such folder; expected sample, squad or a folder"),
         (lambda: CausalWorkshop().on("zero1", 3), "3 processes: an effective batch of 16 rows does not divide"),
     ],
@@ -126,12 +115,6 @@ def test_the_published_questions_are_the_workshops_and_can_be_trained_on_all_tok
 def test_what_cannot_be_is_refused_in_a_line(call: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         call()
-
-
-def test_a_number_that_is_none_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZEROPODS_STEPS", "many")
-    with pytest.raises(UserError, match="ZEROPODS_STEPS: 'many'; expected a whole number"):
-        Workshop()
 
 
 @pytest.mark.parametrize(("name", "task"), EACH)

@@ -33,58 +33,24 @@ FLAG_TASKS = {
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
     kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
-    verb = add(kinds, "get", "fetch a data set from its publisher, verify and unpack it", _run_data_get)
-    verb.set_defaults(readable=made_text)
-    verb.add_argument("name", choices=sorted(DATASETS), help="which one")
-    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
+    what = "fetch a data set from its publisher, verify and unpack it"
+    flag = add(kinds, "get", what, lambda given: get(given.name, given.out)).add_argument
+    flag("name", choices=sorted(DATASETS), help="which one")
+    flag("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
 
-    verb = add(kinds, "sample", "write a small data set, generated from a seed", _run_data_sample)
-    verb.set_defaults(readable=made_text)
-    verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
-    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
-    verb.add_argument("--seed", type=int, default=0, metavar="N", help="another one gives other questions")
+    flag = add(kinds, "sample", "write a small data set, generated from a seed", _run_data_sample).add_argument
+    flag("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
+    flag("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
+    flag("--seed", type=int, default=0, metavar="N", help="another one gives other questions")
 
-    verb = add(kinds, "from-csv", "make a text-to-SQL data set of your own tables and questions", _run_data_from_csv)
-    verb.set_defaults(readable=made_text)
-    verb.add_argument("--tables", type=given_path, required=True, metavar="DIR", help="a CSV file for each table")
-    verb.add_argument(
-        "--questions", type=given_path, required=True, metavar="FILE", help="CSV of the columns question, sql"
-    )
-    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the data set to make")
-    _prepare(verbs, add)
+    what = "make a text-to-SQL data set of your own tables and questions"
+    flag = add(kinds, "from-csv", what, _run_data_from_csv).add_argument
+    flag("--tables", type=given_path, required=True, metavar="DIR", help="a CSV file for each table")
+    flag("--questions", type=given_path, required=True, metavar="FILE", help="CSV of the columns question, sql")
+    flag("--out", type=out_folder, required=True, metavar="DIR", help="the data set to make")
+    for verb in kinds.choices.values():
+        verb.set_defaults(readable=made_text)
 
-
-def _run_data_get(arguments: argparse.Namespace) -> Result:
-    return asdict(get(arguments.name, arguments.out))
-
-
-def _run_data_sample(arguments: argparse.Namespace) -> Result:
-    from zeropods.data.sample import write_sample
-
-    return write_sample(arguments.out, arguments.seed, arguments.task)
-
-
-def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
-    from zeropods.data.own_data import from_csv
-
-    made = from_csv(arguments.tables, arguments.questions, arguments.out)
-    for line in [*(f"left out: {line}" for line in made.left_out), *made.remarks]:
-        print(line, file=sys.stderr)
-    return asdict(made)
-
-
-def made_text(result: Result) -> str:
-    """The folder that was made, how much there is of what, and how many questions were left out or remarked."""
-    is_new = result.get("written", True) and not result.get("already_there")
-    said = [f"{result.get('out') or result['folder']}: {'written' if is_new else 'was there already'}"]
-    for name, counts in ((name, each) for name, each in result.items() if isinstance(each, dict)):
-        said.append(f"{name.replace('_', ' ')}: {', '.join(f'{of} {number:,}' for of, number in counts.items())}")
-    lists = (("left_out", "question", "left out"), ("remarks", "remark", "above"))
-    said += [f"{counted(len(result[key]), word)} {what}" for key, word, what in lists if result.get(key)]
-    return "; ".join(said)
-
-
-def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "prepare", "make a tokenized set with its tokenizer and manifest", _run_prepare)
     verb.set_defaults(readable=readable_prepare)
     flag = verb.add_argument
@@ -103,12 +69,44 @@ def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--text-field", metavar="NAME", help="lm: field of the text (default: text)")
 
 
+def _run_data_sample(arguments: argparse.Namespace) -> Result:
+    from zeropods.data.sample import write_sample
+
+    return write_sample(arguments.out, arguments.seed, arguments.task)
+
+
+def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
+    from zeropods.data.own_data import from_csv
+
+    made = from_csv(arguments.tables, arguments.questions, arguments.out)
+    for line in [*(f"left out: {line}" for line in made["left_out"]), *made["remarks"]]:
+        print(line, file=sys.stderr)
+    return made
+
+
+def made_text(result: Result) -> str:
+    """The folder that was made, how much there is of what, and how many questions were left out or remarked."""
+    is_new = result.get("written", True) and not result.get("already_there")
+    said = [f"{result.get('out') or result['folder']}: {'written' if is_new else 'was there already'}"]
+    for name, counts in ((name, each) for name, each in result.items() if isinstance(each, dict)):
+        said.append(f"{name.replace('_', ' ')}: {', '.join(f'{of} {number:,}' for of, number in counts.items())}")
+    lists = (("left_out", "question", "left out"), ("remarks", "remark", "above"))
+    said += [f"{counted(len(result[key]), word)} {what}" for key, word, what in lists if result.get(key)]
+    return "; ".join(said)
+
+
 def _run_prepare(arguments: argparse.Namespace) -> Result:
     from zeropods.data.prepare import Preparation, prepare
 
-    given = _given(arguments) | {"data": arguments.data, "tokenizer": arguments.tokenizer, "limit": arguments.limit}
-    complete = not given.pop("plain_vocabulary", False)
-    wanted = Preparation(task=arguments.task, complete_vocabulary=complete, **given)
+    given = {name: value for name in FLAG_TASKS if (value := getattr(arguments, name)) is not None}
+    for name, value in given.items():
+        if arguments.task not in FLAG_TASKS[name]:
+            flag, tasks = f"--{name.replace('_', '-')}", " and ".join(FLAG_TASKS[name])
+            raise UserError(f"{flag} {value}: a flag of task {tasks}, not of {arguments.task}; leave it out")
+    given["complete_vocabulary"] = not given.pop("plain_vocabulary", False)
+    for name in ("task", "data", "tokenizer", "limit"):
+        given[name] = getattr(arguments, name)
+    wanted = Preparation(**given)
     with progress("prepare", "documents" if arguments.task == "lm" else "rows") as bar:
         manifest, made = prepare(wanted, arguments.out, bar.update, replaces=False)
     return {"out": str(arguments.out), "made": made, **asdict(manifest)}
@@ -132,18 +130,6 @@ def readable_prepare(result: Result) -> str:
             "with unknown characters": split["source"]["rows_with_unknown"],
             "whose query the tokenizer cannot write, so that no model learns it": split["targets_lost"],
         }
-        lines.append(
-            "; ".join([*said, *(f"{counted(number, 'row')} {what}" for what, number in lost.items() if number)])
-        )
+        said += [f"{counted(number, 'row')} {what}" for what, number in lost.items() if number]
+        lines.append("; ".join(said))
     return "\n".join(lines)
-
-
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The flags of this task that were given; `UserError` for one of another task."""
-    values = {name: getattr(arguments, name) for name in FLAG_TASKS}
-    given = {name: value for name, value in values.items() if value is not None}
-    for name in given:
-        if arguments.task not in FLAG_TASKS[name]:
-            flag, tasks = f"--{name.replace('_', '-')}", " and ".join(FLAG_TASKS[name])
-            raise UserError(f"{flag} {given[name]}: a flag of task {tasks}, not of {arguments.task}; leave it out")
-    return given

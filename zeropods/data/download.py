@@ -62,17 +62,13 @@ class SourceFile:
         """The last part of the address."""
         return self.url.rpartition("/")[2]
 
-    def digest_of(self, content: bytes) -> str:
+    def digest_of(self, content: bytes | bytearray) -> str:
         """A content's digest by this algorithm; git's is SHA-1 of `blob SIZE`, a zero byte, and the content."""
         if self.algorithm == "sha256":
             return hashlib.sha256(content).hexdigest()
         return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-SQUAD_DIGESTS = {
-    "train": "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955",
-    "dev": "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9",
-}
 DATASETS: dict[str, tuple[SourceFile, ...]] = {
     "wikisql": (
         SourceFile(
@@ -82,9 +78,17 @@ DATASETS: dict[str, tuple[SourceFile, ...]] = {
             {f"data/{split}.{kind}": f"{split}.{kind}" for split in SPLITS for kind in ("jsonl", "tables.jsonl")},
         ),
     ),
-    "squad": tuple(
-        SourceFile(f"https://rajpurkar.github.io/SQuAD-explorer/dataset/{split}-v1.1.json", "sha256", digest)
-        for split, digest in SQUAD_DIGESTS.items()
+    "squad": (
+        SourceFile(
+            "https://rajpurkar.github.io/SQuAD-explorer/dataset/train-v1.1.json",
+            "sha256",
+            "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955",
+        ),
+        SourceFile(
+            "https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v1.1.json",
+            "sha256",
+            "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9",
+        ),
     ),
     "wikitext-2": (
         SourceFile(
@@ -98,76 +102,71 @@ DATASETS: dict[str, tuple[SourceFile, ...]] = {
 """The files of each data set, which together become one folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Download:
-    """What `get` did; `dataclasses.asdict` of it is ready for JSON."""
-
-    dataset: str
-    folder: str
-    already_there: bool
-    """The folder was complete before, and nothing was done."""
-    files: dict[str, int]
-    """Size in bytes by file name."""
-    urls: tuple[str, ...]
-    """Where the files come from; on a mirror, the mirror's addresses."""
-    seconds: float
-
-
-def get(name: str, out: Path | str) -> Download:
+def get(name: str, out: Path | str) -> dict[str, Any]:
     """Fetch `wikisql`, `squad` or `wikitext-2` into the folder `out`, which then is complete or untouched.
 
     The environment's ZEROPODS_MIRROR is an address under which the files lie as NAME/FILENAME, for example
     `wikisql/data.tar.bz2`; they are checked all the same. A folder that holds anything else is refused.
+
+    Returns:
+        What `zeropods data get --json` prints: `dataset`, `folder`, whether it was `already_there`, the size in bytes
+        by `files`, the `urls` that these came from, and the `seconds` that it took.
     """
     if name not in DATASETS:
         raise UserError(f"data set {name!r}; expected {', '.join(DATASETS)}")
     start, out, mirror = time.monotonic(), Path(out).resolve(), os.environ.get("ZEROPODS_MIRROR")
     checksums = [{"algorithm": each.algorithm, "value": each.digest} for each in DATASETS[name]]
-    record = _complete(name, checksums, out)
-    already_there = record is not None
-    if record is None:
-        sources = {
-            f"{mirror.rstrip('/')}/{name}/{each.filename}" if mirror else each.url: each for each in DATASETS[name]
-        }
+    already_there = out.exists() and not (out.is_dir() and not any(out.iterdir()))
+    if already_there:
+        record = read_object(out / RECORD, "choose another folder") if (out / RECORD).is_file() else {}
+        if record.get("checksums") != checksums:
+            raise UserError(f"{out}: holds something else than {name} as fetched here; choose another folder")
+        for file, size in record["files"].items():
+            path = out / file
+            if not path.is_file() or path.stat().st_size != size:
+                raise UserError(f"{path}: not the {size} bytes that were unpacked; remove {out} and fetch it again")
+    else:
+        base = mirror and f"{mirror.rstrip('/')}/{name}"
+        urls = [f"{base}/{each.filename}" if base else each.url for each in DATASETS[name]]
         with new_folder(out) as folder:
-            for url, source in sources.items():
+            for url, source in zip(urls, DATASETS[name], strict=True):
                 for file, content in _unpacked(source, _verified(source, url)):
                     (folder / file).write_bytes(content)
             sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-            record = {"dataset": name, "checksums": checksums, "urls": list(sources), "files": sizes}
+            record = {"dataset": name, "checksums": checksums, "urls": urls, "files": sizes}
             write_json(folder / RECORD, record)
-    return Download(
-        dataset=name,
-        folder=str(out),
-        already_there=already_there,
-        files=record["files"],
-        urls=tuple(record["urls"]),
-        seconds=time.monotonic() - start,
-    )
-
-
-def _complete(name: str, checksums: list[dict[str, str]], out: Path) -> dict[str, Any] | None:
-    """What a complete folder says of itself; None where there is none; `UserError` for anything else."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return None
-    record = read_object(out / RECORD, "choose another folder") if (out / RECORD).is_file() else {}
-    if record.get("checksums") != checksums:
-        raise UserError(f"{out}: holds something else than {name} as fetched here; choose another folder")
-    for file, size in record["files"].items():
-        path = out / file
-        if not path.is_file() or path.stat().st_size != size:
-            raise UserError(f"{path}: not the {size} bytes that were unpacked; remove {out} and fetch it again")
-    return record
+    return {
+        "dataset": name,
+        "folder": str(out),
+        "already_there": already_there,
+        "files": record["files"],
+        "urls": record["urls"],
+        "seconds": time.monotonic() - start,
+    }
 
 
 def _verified(source: SourceFile, url: str) -> bytes:
     """The content of a file, its digest right; one attempt more than there are waits, a refusal (HTTP 4xx) is final."""
+    from tqdm import tqdm
+
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an HTTP address; expected http:// or https://")
+    request = Request(url, headers={"User-Agent": USER_AGENT})
     for wait in (*WAITS_SECONDS, None):
+        content = bytearray()
         try:
-            content = _received(url)
-            break
+            with urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+                length = int(response.headers.get("Content-Length", 0))
+                with tqdm.wrapattr(
+                    response, "read", total=length or None, desc=url.rpartition("/")[2], disable=None
+                ) as body:
+                    while (chunk := body.read(CHUNK_BYTES)) and len(content) <= LIMIT_BYTES:
+                        content += chunk
+            if len(content) > LIMIT_BYTES:
+                raise UserError(f"{url}: more than {LIMIT_BYTES} bytes; check the address")
+            if not length or len(content) == length:
+                break
+            said = f"no connection: it ended after {len(content)} of {length} bytes"
         except HTTPError as error:
             error.close()
             said = f"HTTP {error.code} {error.reason}"
@@ -184,23 +183,6 @@ def _verified(source: SourceFile, url: str) -> bytes:
     if found != source.digest:
         wrong = f"{source.algorithm} {found}; expected {source.digest}"
         raise UserError(f"{url}: {wrong}; name a mirror in ZEROPODS_MIRROR")
-    return content
-
-
-def _received(url: str) -> bytes:
-    """The body of one answer; `ConnectionError` where it ends early."""
-    from tqdm import tqdm
-
-    with urlopen(Request(url, headers={"User-Agent": USER_AGENT}), timeout=TIMEOUT_SECONDS) as response:
-        length, name = int(response.headers.get("Content-Length", 0)), url.rpartition("/")[2]
-        with tqdm.wrapattr(response, "read", total=length or None, desc=name, disable=None) as body:
-            content = bytearray()
-            while chunk := body.read(CHUNK_BYTES):
-                content += chunk
-                if len(content) > LIMIT_BYTES:
-                    raise UserError(f"{url}: more than {LIMIT_BYTES} bytes; check the address")
-    if length and len(content) != length:
-        raise ConnectionError(f"it ended after {len(content)} of {length} bytes")
     return bytes(content)
 
 

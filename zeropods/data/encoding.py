@@ -9,7 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from zeropods.data.tokenizers import END, complete_vocabulary
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 
@@ -111,8 +110,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def first_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that this tokenizer puts before every text, as Llama's `<s>`; often none."""
     encoding = tokenizer.backend_tokenizer.encode("a")
-    added = takewhile(lambda each: each[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
-    return [index for index, _ in added]
+    return encoding.ids[: encoding.special_tokens_mask.index(0)]
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -121,8 +119,7 @@ def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     GPT-2's names its end token as the unknown one.
     """
     unknown = tokenizer.unk_token_id
-    ends = (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id)
-    return None if unknown in ends else unknown
+    return None if unknown in (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) else unknown
 
 
 # Token ids of many texts.
@@ -164,8 +161,10 @@ class Encoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._end = [tokenizer.eos_token_id]
-        self._by_words = _cuts_at_spaces(self._backend)
         self._words: dict[str, list[int]] = {"": []}
+        first = json.loads(self._backend.to_str())["pre_tokenizer"] or {}
+        parts = [(part["type"], part.get("prepend_scheme")) for part in first.get("pretokenizers", ())]
+        self._by_words = parts == [("WhitespaceSplit", None), ("Metaspace", "always")]
 
     def __call__(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, the end token last."""
@@ -176,9 +175,3 @@ class Encoder:
         encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
         known.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
         return [np.array([*chain.from_iterable(known[w] for w in words), *self._end], np.int32) for words in split]
-
-
-def _cuts_at_spaces(backend: Tokenizer) -> bool:
-    document = json.loads(backend.to_str())["pre_tokenizer"] or {}
-    parts = [(part["type"], part.get("prepend_scheme")) for part in document.get("pretokenizers", ())]
-    return parts == [("WhitespaceSplit", None), ("Metaspace", "always")]

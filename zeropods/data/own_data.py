@@ -5,27 +5,25 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
+
+import sqlglot
+from sqlglot import exp
 
 from zeropods.data.encoding import folded
-from zeropods.data.wikisql import SQLTable
+from zeropods.data.wikisql import SQLTable, split_files
 from zeropods.errors import UserError
 from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, Query, format_query, parse_query
 from zeropods.sql.query import number as number_in
 from zeropods.tables import counted
-
-if TYPE_CHECKING:
-    from sqlglot import exp
-
 
 # A CSV file, read as a table; what is wrong with one is said in a line.
 
@@ -36,15 +34,11 @@ SEPARATOR = re.compile(r'\s*"?sep=([;\t|,])"?[ \t]*\r?(?=\n|$)', re.IGNORECASE)
 NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\d+)?([eE][-+]?[12]?\d{1,2})?")
 """A leading zero, as in a postcode, makes a name of it."""
 DECIMAL_COMMA = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(\.\d{3})+|[1-9]\d*)(,\d+)?([eE][-+]?[12]?\d{1,2})?")
-QUESTION_COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![.,]?\w)")
-"""Three digits behind a comma would be thousands."""
+KINDS = (NUMBER, DECIMAL_COMMA)
+COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),(\d+)(?![.,]?\w)")
+"""In a question."""
 MOST_ODD = 0.1
 """Share of the other cells of a column of numbers that may be none."""
-
-COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),\d+(?![.,]?\w)")
-
-Line = tuple[int, list[str]]
-"""Number and cells of a line that is not blank."""
 
 
 @dataclass(frozen=True)
@@ -73,38 +67,38 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
     (_, header), *rows = lines
     # To the model names are the same that differ in nothing but the form of their letters.
     forms = [folded(column).casefold() for column in header]
-    for number, form in enumerate(forms, 1):
+    for number, form in enumerate(forms):
         if not any(letter.isalnum() for letter in form):
-            raise UserError(f"{name}: column {number} has no name; the first line names every column")
+            raise UserError(f"{name}: column {number + 1} has no name; the first line names every column")
         if forms.count(form) > 1:
-            raise UserError(f"{name}: two columns are named {shown(header[number - 1])!r}; rename one")
+            raise UserError(f"{name}: two columns are named {shown(header[number])!r}; rename one")
     for number, cells in rows:
         if len(cells) != len(header):
-            said = f"{counted(len(cells), 'cell')}, the first line has {len(header)}"
             remedy = f"correct one of them (a cell that holds {delimiter!r} stands in double quotes)"
-            if header[0].startswith("#"):
-                remedy = "take the comment away"
+            said = f"{counted(len(cells), 'cell')}, the first line has {len(header)}"
             raise UserError(f"{name}: line {number}: {said}; {remedy}")
-    columns: list[tuple[str, ...]] = list(zip(*(cells for _, cells in rows), strict=True))
-    commas = delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns)
-    if commas:
-        columns = [tuple(map(_with_point, c)) if _all(DECIMAL_COMMA, c) else c for c in columns]
-    types: list[Literal["text", "real"]] = ["real" if _all(NUMBER, column) else "text" for column in columns]
-    body = tuple(tuple(cell or None for cell in row) for row in zip(*columns, strict=True))
-    return ReadTable(id_, tuple(header), tuple(types), body, commas, tuple(_odd_cells(path.name, lines, delimiter)))
 
-
-def _odd_cells(name: str, lines: list[Line], delimiter: str) -> Iterator[str]:
-    """For each column that is text although few of its cells are no number, the first of these, with its place."""
-    (_, header), *rows = lines
-    for number, column in enumerate(header):
-        cells = [(line, row[number]) for line, row in rows if row[number]]
-        kinds = (NUMBER, DECIMAL_COMMA) if delimiter == ";" else (NUMBER,)
-        odd = min(([each for each in cells if not kind.fullmatch(each[1])] for kind in kinds), key=len)
-        if odd and len(odd) - 1 <= MOST_ODD * (len(cells) - 1) and 2 * len(odd) < len(cells):
-            line, cell = odd[0]
-            said = f"{shown(cell)!r} is no number, so the column {column} is text"
-            yield f"{name}:{line}: {said}; write a number, or leave the cell empty"
+    columns = [[(line, cells[number]) for line, cells in rows if cells[number]] for number in range(len(header))]
+    odd = [{kind: [each for each in column if not kind.fullmatch(each[1])] for kind in KINDS} for column in columns]
+    has_commas = delimiter == ";" and any(
+        not odd[number][DECIMAL_COMMA] and any("," in cell for _, cell in column)
+        for number, column in enumerate(columns)
+    )
+    types: list[Literal["text", "real"]] = []
+    remarks = []
+    for number, column in enumerate(columns):
+        kind = DECIMAL_COMMA if has_commas and not odd[number][DECIMAL_COMMA] else NUMBER
+        if kind is DECIMAL_COMMA:
+            for _, cells in rows:
+                cells[number] = _with_point(cells[number])
+        types.append("real" if column and not odd[number][kind] else "text")
+        fewest = min((odd[number][kind] for kind in KINDS[: 2 if delimiter == ";" else 1]), key=len)
+        if fewest and len(fewest) - 1 <= MOST_ODD * (len(column) - 1) and 2 * len(fewest) < len(column):
+            line, cell = fewest[0]
+            said = f"{shown(cell)!r} is no number, so the column {header[number]} is text"
+            remarks.append(f"{path.name}:{line}: {said}; write a number, or leave the cell empty")
+    body = tuple(tuple(cell or None for cell in cells) for _, cells in rows)
+    return ReadTable(id_, tuple(header), tuple(types), body, has_commas, tuple(remarks))
 
 
 def shown(text: str, most: int = 60) -> str:
@@ -113,8 +107,11 @@ def shown(text: str, most: int = 60) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def _lines(name: str, content: bytes) -> tuple[list[Line], str]:
-    """The lines of a CSV file, and its delimiter: the one that divides most of them as it divides the header."""
+def _lines(name: str, content: bytes) -> tuple[list[tuple[int, list[str]]], str]:
+    """Number and cells of each line of a CSV file that is not blank, and the delimiter.
+
+    That is the one that divides the file into columns, most of its lines as the header, and the header most often.
+    """
     try:
         text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -122,49 +119,36 @@ def _lines(name: str, content: bytes) -> tuple[list[Line], str]:
         raise UserError(f"{name}: line {line} is not text in UTF-8; save the table as CSV in UTF-8") from None
     told = SEPARATOR.match(text)
     first, text = text.lstrip().split("\n", 1)[0], text[told.end() :] if told else text
-    delimiters = told[1] if told else [each for each in DELIMITERS if each in first] or [","]
-    found = {each: _divided(text, each) for each in delimiters}
-
-    def fit(delimiter: str) -> tuple[bool, float, int]:
-        """Whether there are columns, the share of lines with as many as the header, and how often it divides that."""
-        lines, _ = found[delimiter]
+    found = []
+    for delimiter in told[1] if told else [each for each in DELIMITERS if each in first] or [","]:
+        reader, lines, fault = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), [], None
+        try:
+            for cells in reader:
+                if any(map(str.strip, cells)):
+                    lines.append((reader.line_num, [" ".join(cell.split()) for cell in cells]))
+        except csv.Error as error:
+            fault = f"line {reader.line_num}: {error}"
         width = len(lines[0][1]) if lines else 0
         alike = sum(len(cells) == width for _, cells in lines) / max(1, len(lines))
-        return width > 1, alike, first.count(delimiter)
-
-    best = max(found, key=fit)
-    lines, fault = found[best]
+        found.append(((width > 1, alike, first.count(delimiter)), lines, fault, delimiter))
+    _, lines, fault, delimiter = max(found, key=lambda each: each[0])
     if fault:
         raise UserError(f"{name}: {fault}; correct the quotes there")
-    return lines, best
+    return lines, delimiter
 
 
-def _divided(text: str, delimiter: str) -> tuple[list[Line], str | None]:
-    """The lines that are not blank, up to the first that cannot be read, and what is wrong with that."""
-    reader, lines, fault = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), [], None
-    try:
-        for cells in reader:
-            if any(map(str.strip, cells)):
-                lines.append((reader.line_num, [" ".join(cell.split()) for cell in cells]))
-    except csv.Error as error:
-        fault = f"line {reader.line_num}: {error}"
-    return lines, fault
+def decimal_points(text: str, values: Collection[str] | None = None) -> str:
+    """A text whose numbers with a decimal comma (`72,5`, `1.234,50`) are written with a point.
 
+    Args:
+        values: which they are, with their points; else all but those with three digits behind a comma, as thousands.
+    """
 
-def _all(kind: re.Pattern[str], column: Sequence[str]) -> bool:
-    cells = list(filter(None, column))
-    return bool(cells) and all(kind.fullmatch(cell) for cell in cells)
+    def point(found: re.Match[str]) -> str:
+        written = _with_point(found[0])
+        return written if (len(found[3]) != 3 if values is None else written in values) else found[0]
 
-
-def decimal_points(text: str) -> str:
-    """A text whose numbers that can only have a decimal comma (`72,5`, `1.234,50`) are written with a point."""
-    return QUESTION_COMMA.sub(lambda found: _with_point(found[0]), text)
-
-
-def _as_asked(question: str, query: Query, table: ReadTable) -> str:
-    """The question, in which numbers with a decimal comma that are values of the query have a point."""
-    values = {each.value for each in query.conds if table.has_commas and table.types[each.column] == "real"}
-    return COMMA.sub(lambda found: point if (point := _with_point(found[0])) in values else found[0], question)
+    return COMMA.sub(point, text)
 
 
 def _with_point(cell: str) -> str:
@@ -182,19 +166,13 @@ QUOTES = "put text in 'single quotes', a name with blanks in \"double quotes\" o
 
 def parsed(sql: str) -> tuple[exp.Select, str]:
     """A statement as sqlglot reads it, and the table that it asks; `ValueError` where it is not of one table alone."""
-    import sqlglot
-    from sqlglot import exp
-
     logging.getLogger("sqlglot").setLevel(logging.ERROR)
     try:
         statements = [each for each in sqlglot.parse(sql, read="sqlite") if each is not None]
     except (sqlglot.errors.SqlglotError, RecursionError) as error:
         found = error.errors[0] if isinstance(error, sqlglot.errors.ParseError) and error.errors else {}
-        near, decimal = found.get("highlight", sql), re.search(r"[\d.]+,$", found.get("start_context", ""))
-        if decimal and near.isdigit():
-            number = f"{decimal[0]}{near}"
-            raise ValueError(f"no SQL near {number!r}; write {_with_point(number)}") from None
-        raise ValueError(f"no SQL near {shown(near)!r}; {QUOTES}") from None
+        near = shown(found.get("highlight", sql))
+        raise ValueError(f"no SQL near {near!r}; {QUOTES}") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Select):
         raise ValueError(f"no single SELECT; {REACH}")
     parts = {name.rstrip("_"): part for name, part in statements[0].args.items() if part}
@@ -209,47 +187,37 @@ def query_of(statement: exp.Select, table: ReadTable) -> Query:
     """The query that a statement is on its table; `ValueError` says what is out of reach."""
     if len(statement.expressions) != 1:
         raise ValueError(f"{len(statement.expressions)} columns are selected; {REACH}")
-    agg, sel = _selected(statement.expressions[0].unalias(), table)
-    where = statement.args.get("where")
-    query = Query(sel, agg, tuple(_condition(each, table) for each in _conjuncts(where.this)) if where else ())
+    selected = statement.expressions[0].unalias()
+    kinds = (exp.Max, exp.Min, exp.Count, exp.Sum, exp.Avg)
+    agg = next((number for number, kind in enumerate(kinds, 1) if isinstance(selected, kind)), 0)
+    if agg and not selected.args.get("expressions"):
+        selected = selected.this
+    if isinstance(selected, exp.Star) and AGGREGATES[agg] == "COUNT":
+        whole = [n for n, cells in enumerate(zip(*table.rows, strict=True)) if None not in cells]
+        if not whole:
+            raise ValueError(f"COUNT(*): every column of {table.id} has empty cells; count one of them")
+        sel = whole[0]
+    elif isinstance(selected, exp.Column):
+        sel = _column(selected, table)
+    else:
+        raise ValueError(f"{shown(selected.sql('sqlite'))} is selected; {REACH}")
+
+    conds, where = [], statement.args.get("where")
+    left = [where.this] if where else []
+    while left:
+        node = left.pop().unnest()
+        if isinstance(node, exp.And):
+            left += [node.right, node.left]
+        else:
+            conds.append(_condition(node, table))
+    query = Query(sel, agg, tuple(conds))
     text = format_query(query, table.header)
     if parse_query(text, table.header) != query:
         raise ValueError(f"{text!r} can be read as another query; rename a column")
     return query
 
 
-def _selected(node: exp.Expr, table: SQLTable) -> tuple[int, int]:
-    """Aggregate and column."""
-    from sqlglot import exp
-
-    aggregates = (exp.Max, exp.Min, exp.Count, exp.Sum, exp.Avg)
-    agg = next((number for number, kind in enumerate(aggregates, 1) if isinstance(node, kind)), 0)
-    if agg and not node.args.get("expressions"):
-        node = node.this
-    if isinstance(node, exp.Star) and agg == 3:
-        whole = [n for n, cells in enumerate(zip(*table.rows, strict=True)) if None not in cells]
-        if not whole:
-            raise ValueError(f"COUNT(*): every column of {table.id} has empty cells; count one of them")
-        return agg, whole[0]
-    if not isinstance(node, exp.Column):
-        raise ValueError(f"{shown(node.sql('sqlite'))} is selected; {REACH}")
-    return agg, _column(node, table)
-
-
-def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
-    from sqlglot import exp
-
-    node = node.unnest()
-    if isinstance(node, exp.And):
-        yield from _conjuncts(node.left)
-        yield from _conjuncts(node.right)
-    else:
-        yield node
-
-
 def _condition(node: exp.Expr, table: ReadTable) -> Condition:
-    from sqlglot import exp
-
     operators = (exp.EQ, exp.GT, exp.LT)
     if type(node) not in operators:
         raise ValueError(f"{shown(node.sql('sqlite'))}: out of reach; {REACH}")
@@ -295,44 +263,17 @@ class Asked:
     table: ReadTable
     query: Query
 
-    def remarks(self, execution: Execution) -> Iterator[str]:
-        """What is odd about it, a line each; `execution` is that of its table."""
-        agg, types = AGGREGATES[self.query.agg], self.table.types
-        if agg not in ("", "COUNT") and types[self.query.sel] == "text":
-            yield f"{agg} of {self.table.header[self.query.sel]}, which is text: a cell is no number"
-        for condition in self.query.conds:
-            column, operator, value = condition
-            name = self.table.header[column]
-            if operator and types[column] == "text":
-                yield f"{name} is text, which has no order; compare it by ="
-            elif types[column] == "real" and number_in(value) is None:
-                yield f"{value!r} is no number, {name} has numbers"
-            elif types[column] == "real" and not NUMBER.fullmatch(value):
-                yield f"{value!r} is compared as {number_in(value):g}"
-            if not execution.execute(Query(0, 0, (condition,))):
-                yield f"no row of {self.table.id} has {name} {OPERATORS[operator]} {value}"
-            if folded(value).casefold() not in folded(self.question).casefold():
-                yield f"{value!r} is not in the question; a model copies its values from there"
 
-
-@dataclass(frozen=True)
-class OwnData:
-    """A data set that was made, and what was not taken into it."""
-
-    out: str
-    questions: dict[str, int]
-    """By split."""
-    left_out: list[str]
-    """A line for each question that was not taken, with its place and the reason."""
-    remarks: list[str]
-
-
-def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
+def from_csv(tables: Path, questions: Path, out: Path) -> dict[str, Any]:
     """Write a data set in WikiSQL's layout.
 
     Args:
         tables: a folder of CSV files, each named as its table.
         questions: a CSV file of two columns, a question and its SQL statement.
+
+    Returns:
+        What `zeropods data from-csv --json` prints: `out`, number of `questions` by split, and lines with a place:
+        `left_out` for each question that was not taken, with the reason, and `remarks`.
 
     Raises:
         UserError: a place or a table asked for that cannot be read, or no question that can be taken.
@@ -344,27 +285,47 @@ def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
     if not taken:
         more = f" ({left_out[0]})" if left_out else ""
         raise UserError(f"{questions}: no question can be taken{more}; docs/own_data.md has examples")
-    tables_asked = {asked.table.id: asked.table for asked in taken}
-    by_tables = len(tables_asked) >= FEWEST_TABLES
+    about: dict[str, list[Asked]] = {}
+    for asked in taken:
+        about.setdefault(asked.table.id, []).append(asked)
+    by_tables = len(about) >= FEWEST_TABLES
     remarks = [] if by_tables else [f"{tables}: too few tables to keep some for dev and test: questions are divided"]
-    if unasked := [path.name for name, path in files.items() if name not in tables_asked]:
+    if unasked := [path.name for name, path in files.items() if name not in about]:
         remarks.append(f"{tables}: no question is about {shown(', '.join(unasked), 200)}")
-    for id_, table in tables_asked.items():
-        with closing(Execution(table)) as execution:
-            remarks += [f"{tables}/{said}" for said in table.odd_cells]
-            asked_here = [asked for asked in taken if asked.table.id == id_]
-            remarks += [f"{asked.place}: {said}" for asked in asked_here for said in asked.remarks(execution)]
+    for those in about.values():
+        with closing(Execution(those[0].table)) as execution:
+            remarks += [f"{tables}/{said}" for said in those[0].table.odd_cells]
+            remarks += [f"{asked.place}: {said}" for asked in those for said in _remarks(asked, execution)]
     splits = _divided_by(taken, lambda asked: asked.table.id if by_tables else asked.question)
     with new_folder(out) as folder:
         for split, those in splits.items():
             lines = [{"table_id": a.table.id, "question": a.question, "sql": a.query.to_json()} for a in those]
-            _write(folder / f"{split}.jsonl", lines)
-            of_split = {a.table.id: a.table for a in those}
-            names = [each.name for each in fields(SQLTable)]
-            documents = [{name: getattr(table, name) for name in names} for table in of_split.values()]
-            _write(folder / f"{split}.tables.jsonl", documents)
+            of_split = {asked.table.id: asked.table for asked in those}
+            for name, content in split_files(split, of_split.values(), lines).items():
+                (folder / name).write_bytes(content)
     counts = {split: len(those) for split, those in splits.items()}
-    return OwnData(out=str(out), questions=counts, left_out=left_out, remarks=remarks)
+    return {"out": str(out), "questions": counts, "left_out": left_out, "remarks": remarks}
+
+
+def _remarks(asked: Asked, execution: Execution) -> Iterator[str]:
+    """What is odd about a question, a line each; `execution` is that of its table."""
+    table, agg = asked.table, AGGREGATES[asked.query.agg]
+    if agg not in ("", "COUNT") and table.types[asked.query.sel] == "text":
+        yield f"{agg} of {table.header[asked.query.sel]}, which is text: a cell is no number"
+    for condition in asked.query.conds:
+        column, operator, value = condition
+        name, number = table.header[column], number_in(value)
+        if table.types[column] == "text":
+            if operator:
+                yield f"{name} is text, which has no order; compare it by ="
+        elif number is None:
+            yield f"{value!r} is no number, {name} has numbers"
+        elif not NUMBER.fullmatch(value):
+            yield f"{value!r} is compared as {number:g}"
+        if not execution.execute(Query(0, 0, (condition,))):
+            yield f"no row of {table.id} has {name} {OPERATORS[operator]} {value}"
+        if folded(value).casefold() not in folded(asked.question).casefold():
+            yield f"{value!r} is not in the question; a model copies its values from there"
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -406,7 +367,10 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
                 )
             table = read(files[name.casefold()], name.casefold())
             query = query_of(statement, table)
-            taken.append(Asked(place, _as_asked(row["question"], query, table), table, query))
+            question = row["question"]
+            if table.has_commas:
+                question = decimal_points(question, {c.value for c in query.conds if table.types[c.column] == "real"})
+            taken.append(Asked(place, question, table, query))
         except ValueError as error:
             left_out.append(f"{place}: {error}")
     return taken, left_out
@@ -424,7 +388,3 @@ def _divided_by(taken: list[Asked], key: Callable[[Asked], str]) -> dict[str, li
         split = next((each for each in ("test", "dev") if len(splits[each]) * PART < len(taken)), "train")
         splits[split] += groups[name]
     return {split: those for split, those in splits.items() if those}
-
-
-def _write(path: Path, documents: Sequence[object]) -> None:
-    path.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in documents), encoding="utf-8")

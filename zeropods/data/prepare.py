@@ -32,14 +32,7 @@ from zeropods.data.manifest import FILE, SCHEMA_VERSION, Manifest, SplitStatisti
 from zeropods.data.squad import SquadData
 from zeropods.data.text import TextData, hub_name
 from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer, load_tokenizer
-from zeropods.data.wikisql import (
-    MAX_SOURCE_TOKENS,
-    MAX_TARGET_TOKENS,
-    PROMPTS,
-    WikiSQLData,
-    split_file,
-    wikisql_splits,
-)
+from zeropods.data.wikisql import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS, WikiSQLData, split_file, wikisql_splits
 from zeropods.errors import UserError, told_differences
 from zeropods.files import sha256, write_json
 from zeropods.outputs import new_folder
@@ -47,7 +40,6 @@ from zeropods.plan.models import T5_TINY
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 LOSSES = ("answer", "all")
 FEWEST_TOKENS = 2
@@ -71,7 +63,6 @@ class Preparation:
     complete_vocabulary: bool = True
     """text2sql: add the characters that T5's vocabulary lacks; False is the original recipe."""
     max_source_tokens: int | None = None
-    max_target_tokens: int = MAX_TARGET_TOKENS
     max_seq_length: int = 512
     """squad: the most tokens of a row. lm: the tokens of a block."""
     loss_on: str | None = None
@@ -88,7 +79,7 @@ class Preparation:
             raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or say all")
-        for name in ("limit", "max_source_tokens", "max_target_tokens", "max_seq_length"):
+        for name in ("limit", "max_source_tokens", "max_seq_length"):
             value, least = getattr(self, name), 1 if name == "limit" else FEWEST_TOKENS
             if value is not None and value < least:
                 raise UserError(f"--{name.replace('_', '-')} {value}; expected at least {least}")
@@ -108,31 +99,11 @@ class Preparation:
         """Which tokens of a causal row carry a loss: `answer` or `all`."""
         return self.loss_on or ("answer" if self.task == "squad" else "all")
 
-    def settings(self) -> dict[str, object]:
-        """What decides the result besides the raw data, the tokenizer and the versions."""
-        if self.is_causal:
-            own: dict[str, object] = {name: getattr(self, name) for name in ("task", "max_seq_length", "text_field")}
-            return {**own, "limit": self.limit, "loss_on": self.loss}
-        limits = [self.source_limit, self.max_target_tokens]
-        own = {name: getattr(self, name) for name in ("prompt", "complete_vocabulary")}
-        return {**own, "limit": self.limit, "max_tokens": limits}
-
     def open(self) -> WikiSQLData | SquadData | TextData:
         """The raw data; `UserError` where they are not there."""
-        if self.task == "squad":
-            return SquadData(Path(self.data), self.limit, self.max_seq_length, self.loss)
-        if self.task == "lm":
-            return TextData(self.data, self.limit, self.max_seq_length, self.dataset_config, self.text_field)
-        return WikiSQLData(Path(self.data), self.prompt, self.limit, self.source_limit, self.max_target_tokens)
-
-    def make_tokenizer(self, texts: Callable[[], Iterator[str]]) -> PreTrainedTokenizerBase:
-        """The tokenizer that was asked for, or a tiny one that is trained on the texts."""
-        if self.is_causal:
-            own = self.tokenizer == GPT_TINY
-            return train_byte_tokenizer(texts()) if own else load_causal_tokenizer(self.tokenizer)
-        if self.tokenizer in T5_TINY:
-            return train_tokenizer(texts())
-        return load_tokenizer(self.tokenizer, complete=self.complete_vocabulary)
+        kinds: dict[str, type[WikiSQLData | SquadData | TextData]]
+        kinds = {"text2sql": WikiSQLData, "squad": SquadData, "lm": TextData}
+        return kinds[self.task](self)
 
     def rows(self) -> int:
         """text2sql: number of examples that are asked for, of all splits together."""
@@ -169,7 +140,7 @@ def prepare(
         "prompt": wanted.task if wanted.is_causal else wanted.prompt,
         "limit": wanted.limit,
         "max_source_tokens": None if wanted.is_causal else wanted.source_limit,
-        "max_target_tokens": None if wanted.is_causal else wanted.max_target_tokens,
+        "max_target_tokens": None if wanted.is_causal else MAX_TARGET_TOKENS,
         "max_seq_length": wanted.max_seq_length if wanted.is_causal else None,
         "loss_on": wanted.loss if wanted.is_causal else None,
     }
@@ -190,17 +161,35 @@ def prepare(
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: holds something that is no prepared data set; choose another --out")
     with _undisturbed(), new_folder(out) as folder:
-        tokenizer = wanted.make_tokenizer(raw.texts)
+        if wanted.tokenizer == GPT_TINY and wanted.is_causal:
+            tokenizer = train_byte_tokenizer(raw.texts())
+        elif wanted.is_causal:
+            tokenizer = load_causal_tokenizer(wanted.tokenizer)
+        elif wanted.tokenizer in T5_TINY:
+            tokenizer = train_tokenizer(raw.texts())
+        else:
+            tokenizer = load_tokenizer(wanted.tokenizer, complete=wanted.complete_vocabulary)
         splits = {split: raw.rows(split, tokenizer, progress) for split in raw.splits}
         DatasetDict({split: _dataset(rows) for split, rows in splits.items()}).save_to_disk(folder)
         tokenizer.save_pretrained(folder / "tokenizer")
+        unknown = unknown_id(tokenizer)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             content_key=key,
             tokenizer_fingerprint=fingerprint(tokenizer),
             vocabulary_size=len(tokenizer),
             source_sha256=raw.hashes,
-            splits={split: _statistics(rows, unknown_id(tokenizer)) for split, rows in splits.items()},
+            splits={
+                split: SplitStatistics(
+                    rows=len(rows.input_ids),
+                    source=_statistics(rows.input_ids, unknown, rows.inputs_cut),
+                    target=_statistics(rows.labels, unknown, rows.labels_cut),
+                    targets_lost=rows.targets_lost,
+                    documents=rows.documents,
+                    leftover_tokens=rows.leftover_tokens,
+                )
+                for split, rows in splits.items()
+            },
             versions=_versions(),
             pad_token=str(tokenizer.pad_token) if wanted.is_causal else None,
             **asked,
@@ -222,23 +211,21 @@ def key_of_preparation(wanted: Preparation, made: Manifest) -> str:
 
 def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
     """SHA-256 over what decides the result: sources, settings, tokenizer, versions of what tokenizes."""
+    # What tells two tokenizers apart without loading them: their files' content, or a name.
+    source = Path(wanted.tokenizer)
+    files = [source] if source.is_file() else sorted(f for f in source.glob("*") if f.name in TOKENIZER_FILES)
+    names = ("task", "max_seq_length", "text_field") if wanted.is_causal else ("prompt", "complete_vocabulary")
+    limits = {"max_tokens": [wanted.source_limit, MAX_TARGET_TOKENS]}
     document = {
         "schema_version": SCHEMA_VERSION,
         "sources": hashes,
-        "tokenizer": _tokenizer_identity(wanted.tokenizer),
+        "tokenizer": " ".join(map(sha256, files)) or wanted.tokenizer,
         "versions": _versions(),
-        **wanted.settings(),
+        "limit": wanted.limit,
+        **{name: getattr(wanted, name) for name in names},
+        **({"loss_on": wanted.loss} if wanted.is_causal else limits),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def _tokenizer_identity(source: str) -> str:
-    """What tells two tokenizers apart without loading them: their files' content, or a name."""
-    path = Path(source)
-    if path.is_file():
-        return sha256(path)
-    files = sorted(f for f in path.glob("*") if f.name in TOKENIZER_FILES)
-    return " ".join(sha256(file) for file in files) or source
 
 
 def _versions() -> dict[str, str]:
@@ -258,20 +245,8 @@ def _dataset(rows: TokenRows) -> Dataset:
     return Dataset(pyarrow.table({"input_ids": lists(rows.input_ids), "labels": lists(rows.labels)}))
 
 
-def _statistics(rows: TokenRows, unknown: int | None) -> SplitStatistics:
-    """The statistics of a split: `source` counts the tokens of `input_ids`, `target` the labels that carry a loss."""
-    return SplitStatistics(
-        rows=len(rows.input_ids),
-        source=_side(rows.input_ids, unknown, rows.inputs_cut),
-        target=_side(rows.labels, unknown, rows.labels_cut),
-        targets_lost=rows.targets_lost,
-        documents=rows.documents,
-        leftover_tokens=rows.leftover_tokens,
-    )
-
-
-def _side(column: list[Ids], unknown: int | None, cut: int) -> TokenStatistics:
-    """Lengths of one side, -100 not counted."""
+def _statistics(column: list[Ids], unknown: int | None, cut: int) -> TokenStatistics:
+    """Of the tokens of `input_ids`, or of the labels that carry a loss: -100 is not counted."""
     tokens, starts = np.concatenate(column), np.cumsum([0, *map(len, column[:-1])])
     lengths = np.add.reduceat(tokens != NO_LOSS, starts, dtype=np.int64)
     unknowns = np.add.reduceat(tokens == unknown, starts, dtype=np.int64)

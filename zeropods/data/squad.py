@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
+    from zeropods.data.prepare import Preparation
+
 CHUNK_QUESTIONS = 2_048
 QUESTION, CONTEXT, ANSWER = "Question: ", " Context: ", " Answer:"
 
@@ -95,18 +97,15 @@ def read_squad(folder: Path, split: str) -> Iterator[SquadExample]:
 
 def squad_file(folder: Path, split: str) -> Path:
     """The file of a split, which must be there: `SPLIT-v1.1.json`, or the only one named `SPLIT*.json`."""
-    official = Path(folder) / f"{split}-v1.1.json"
-    if official.is_file():
-        return official
-    found = _named(folder, split)
-    if not found:
-        raise UserError(
-            f"{official}: no such file; give a folder that has it, or fetch it: zeropods data get squad --out squad"
-        )
-    if len(found) > 1:
+    official, found = Path(folder) / f"{split}-v1.1.json", _named(folder, split)
+    if official in found or len(found) == 1:
+        return official if official in found else found[0]
+    if found:
         names = ", ".join(path.name for path in found)
         raise UserError(f"{folder}: {names} are all of split {split!r}; keep one of them there")
-    return found[0]
+    raise UserError(
+        f"{official}: no such file; give a folder that has it, or fetch it: zeropods data get squad --out squad"
+    )
 
 
 def squad_splits(folder: Path) -> list[str]:
@@ -151,10 +150,8 @@ class SquadEncoder:
     """Rows and prompts of at most `limit` tokens, as one tokenizer makes them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
-        self._backend = tokenizer.backend_tokenizer
+        self._backend, self._end, self._limit = tokenizer.backend_tokenizer, tokenizer.eos_token_id, limit
         self._first = first_tokens(tokenizer)
-        self._end = tokenizer.eos_token_id
-        self._limit = limit
 
     def rows(
         self, examples: Sequence[SquadExample], *, has_answer: bool = True, keep_answer: bool = False
@@ -172,69 +169,52 @@ class SquadEncoder:
         encodings, last = self._backend.encode_batch(texts, add_special_tokens=False), [self._end] * has_answer
         rows = []
         for example, encoding, prompt in zip(examples, encodings, prompts, strict=True):
-            ids, cut = self._fitted(example, encoding, len(prompt), last, keep_answer)
-            answer = len(encoding.ids) - _tokens_before(encoding, len(prompt)) + 1 if has_answer else 0
-            rows.append(SquadRow(ids, answer, cut))
+            ids = encoding.ids
+            answer_tokens = len(ids) - _tokens(encoding, len(prompt), ended=True) + 1 if has_answer else 0
+            surplus = len(ids) + len(self._first) + len(last) - self._limit
+            if surplus > 0:
+                context_end = len(prompt) - len(ANSWER)
+                context = context_end - len(example.context.strip())
+                start, stop = _tokens(encoding, context - 1, ended=True), _tokens(encoding, context_end)
+                kept = stop - start - surplus
+                if kept < 0:
+                    needed = self._limit - kept
+                    raise UserError(
+                        f"question {example.id!r}: needs {needed} tokens without its context, and {self._limit} are "
+                        f"allowed; raise the limit to {needed} or more"
+                    )
+                first = start
+                begin = context + example.starts[0] - (len(example.context) - len(example.context.lstrip()))
+                answer = _tokens(encoding, begin, ended=True), _tokens(encoding, begin + len(example.answers[0]))
+                if keep_answer and answer[1] - start > kept:
+                    around = (answer[0] + answer[1] - kept) // 2 - start
+                    first += max(0, min(answer[0] - start, around, surplus))
+                ids = [*ids[:start], *ids[first : first + kept], *ids[stop:]]
+            rows.append(SquadRow(np.array([*self._first, *ids, *last], np.int32), answer_tokens, surplus > 0))
         return rows
 
-    def _fitted(
-        self, example: SquadExample, encoding: Encoding, prompt: int, last: list[int], keep_answer: bool
-    ) -> tuple[Ids, bool]:
-        """The ids, first and last tokens included, with as much of the context as fits; whether it was cut.
 
-        Args:
-            prompt: number of characters of the prompt, which ends with ` Answer:`.
-        """
-        ids, room = encoding.ids, self._limit - len(self._first) - len(last)
-        surplus = len(ids) - room
-        if surplus <= 0:
-            return np.array([*self._first, *ids, *last], np.int32), False
-        context_end = prompt - len(ANSWER)
-        context = context_end - len(example.context.strip())
-        start, stop = _tokens_before(encoding, context - 1), _tokens_until(encoding, context_end)
-        kept = stop - start - surplus
-        if kept < 0:
-            needed = self._limit - kept
-            raise UserError(
-                f"question {example.id!r}: needs {needed} tokens without its context, and {self._limit} are allowed; "
-                f"raise the limit to {needed} or more"
-            )
-        first = start
-        if keep_answer:
-            begin = context + example.starts[0] - (len(example.context) - len(example.context.lstrip()))
-            answer = _tokens_before(encoding, begin), _tokens_until(encoding, begin + len(example.answers[0]))
-            if answer[1] - start > kept:
-                around = (answer[0] + answer[1] - kept) // 2 - start
-                first += max(0, min(answer[0] - start, around, surplus))
-        ids = [*self._first, *ids[:start], *ids[first : first + kept], *ids[stop:], *last]
-        return np.array(ids, np.int32), True
+def _tokens(encoding: Encoding, character: int, *, ended: bool = False) -> int:
+    """Tokens that begin before a character of the text, or have ended at or before it.
 
+    Spans are looked up for the few tokens that are asked for: all of all rows take longer than the encoding.
+    """
 
-def _tokens_before(encoding: Encoding, character: int) -> int:
-    """Tokens that end at or before a character of the text."""
-    return bisect_right(range(len(encoding.ids)), character, key=lambda token: _span(encoding, token)[1])
+    def edge(token: int) -> int:
+        span = encoding.token_to_chars(token)
+        assert span is not None  # No special token was added.
+        return span[ended]
 
-
-def _tokens_until(encoding: Encoding, character: int) -> int:
-    """Tokens that begin before a character of the text."""
-    return bisect_left(range(len(encoding.ids)), character, key=lambda token: _span(encoding, token)[0])
-
-
-def _span(encoding: Encoding, token: int) -> tuple[int, int]:
-    """Looked up for the few tokens that are asked for: all spans of all rows take longer than the encoding."""
-    span = encoding.token_to_chars(token)
-    assert span is not None  # No special token was added.
-    return span
+    return (bisect_right if ended else bisect_left)(range(len(encoding.ids)), character, key=edge)
 
 
 class SquadData:
     """The questions of a folder as rows; train must be there."""
 
-    def __init__(self, folder: Path, limit: int | None, max_tokens: int, loss: str) -> None:
-        self._folder, self._limit, self._max_tokens, self._loss = folder, limit, max_tokens, loss
-        self.splits = squad_splits(folder)
-        files = [squad_file(folder, split) for split in self.splits]
-        self.hashes = {path.name: sha256(path) for path in files}
+    def __init__(self, wanted: Preparation) -> None:
+        self._wanted, self._folder = wanted, Path(wanted.data)
+        self.splits = squad_splits(self._folder)
+        self.hashes = {path.name: sha256(path) for path in (squad_file(self._folder, s) for s in self.splits)}
         """SHA-256 by file."""
 
     def texts(self) -> Iterator[str]:
@@ -248,7 +228,7 @@ class SquadData:
         A context of train that is too long keeps the part around its answer. One of dev or test keeps its
         beginning, as it will when the question is asked: where the answer lies is not known then.
         """
-        encoder = SquadEncoder(tokenizer, self._max_tokens)
+        encoder = SquadEncoder(tokenizer, self._wanted.max_seq_length)
         rows, examples, lost = TokenRows(), self._examples(split), 0
         while chunk := list(itertools.islice(examples, CHUNK_QUESTIONS)):
             new = encoder.rows(chunk, keep_answer=split == "train")
@@ -257,16 +237,14 @@ class SquadData:
             lost += sum(folded(text) != folded(e.answers[0]) for text, e in zip(texts, chunk, strict=True))
             rows.inputs_cut += sum(row.cut for row in new)
             rows.input_ids += [row.ids for row in new]
-            rows.labels += [self._labels(row) for row in new]
+            for row in new:
+                # -100 before what carries a loss; nothing predicts the first token.
+                labels = row.ids.copy()
+                labels[: len(labels) - row.answer if self._wanted.loss == "answer" else 1] = NO_LOSS
+                rows.labels.append(labels)
             progress(len(chunk))
         rows.targets_lost = lost
         return rows
 
-    def _labels(self, row: SquadRow) -> Ids:
-        """The ids of what carries a loss, -100 before it; nothing predicts the first token."""
-        labels = row.ids.copy()
-        labels[: len(labels) - row.answer if self._loss == "answer" else 1] = NO_LOSS
-        return labels
-
     def _examples(self, split: str) -> Iterator[SquadExample]:
-        return itertools.islice(read_squad(self._folder, split), self._limit)
+        return itertools.islice(read_squad(self._folder, split), self._wanted.limit)

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from zeropods.files import first_line, is_path, sha256, validated_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from zeropods.data.prepare import Preparation
 
 DEV_SHARE = 20
 """Where no name tells a split, one document in so many is dev."""
@@ -51,53 +54,47 @@ CHUNK_DOCUMENTS, CHUNK_CHARACTERS = 1_024, 2_000_000
 
 
 class TextData:
-    """The documents of a folder, or of a data set at the hub, as blocks of `length` tokens."""
+    """The documents of a folder, or of a data set at the hub, as blocks of `max_seq_length` tokens."""
 
-    def __init__(
-        self, data: Path | str, limit: int | None, length: int, dataset_config: str | None, text_field: str
-    ) -> None:
-        self._data, self._limit, self._length = data, limit, length
-        self._corpus = open_corpus(data, dataset_config, text_field)
+    def __init__(self, wanted: Preparation) -> None:
+        self._wanted = wanted
+        self._corpus = open_corpus(wanted.data, wanted.dataset_config, wanted.text_field)
         self.splits, self.hashes = self._corpus.splits, self._corpus.hashes
 
     def texts(self) -> Iterator[str]:
         """What a tokenizer learns from: the documents of train."""
-        return self._documents("train")
+        return itertools.islice(self._corpus.documents("train"), self._wanted.limit)
 
     def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
         """The blocks of a split; nothing predicts the first token of a block.
 
-        Blocks of train have exactly `length` tokens; what is left of the last is counted. Those of
+        Blocks of train have exactly that many tokens; what is left of the last is counted. Those of
         dev and test overlap by a token and the last may be short, so that every token is predicted but the first.
         """
-        documents = self._tokens(split, tokenizer, progress)
-        tokens, least = join(documents, tokenizer.eos_token_id), self._length if split == "train" else 2
+        encode, first = tokenizer.backend_tokenizer.encode_batch_fast, first_tokens(tokenizer)
+        length = self._wanted.max_seq_length
+        documents: list[Ids] = []
+        total = 0
+        for chunk in _chunks(itertools.islice(self._corpus.documents(split), self._wanted.limit)):
+            new = [np.array([*first, *encoding.ids], np.int32) for encoding in encode(chunk, add_special_tokens=False)]
+            documents += new
+            total += sum(map(len, new))
+            if total > MOST_TOKENS:
+                raise UserError(
+                    f"{self._wanted.data}, {split}: more than {MOST_TOKENS:,} tokens; say --limit DOCUMENTS"
+                )
+            progress(len(chunk))
+        tokens, least = join(documents, tokenizer.eos_token_id), length if split == "train" else 2
         if len(tokens) < least:
             raise UserError(
-                f"{self._data}, {split}: {len(tokens)} tokens, fewer than one block of {least}; "
+                f"{self._wanted.data}, {split}: {len(tokens)} tokens, fewer than one block of {least}; "
                 "give more text or a smaller --max-seq-length"
             )
-        blocks, leftover = pack(tokens, self._length) if split == "train" else (overlap(tokens, self._length), 0)
+        blocks, leftover = pack(tokens, length) if split == "train" else (overlap(tokens, length), 0)
         labels = [block.copy() for block in blocks]
         for row in labels:
             row[0] = NO_LOSS
         return TokenRows(blocks, labels, documents=len(documents), leftover_tokens=leftover)
-
-    def _tokens(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> list[Ids]:
-        encode, first = tokenizer.backend_tokenizer.encode_batch_fast, first_tokens(tokenizer)
-        tokens: list[Ids] = []
-        total = 0
-        for chunk in _chunks(self._documents(split)):
-            new = [np.array([*first, *encoding.ids], np.int32) for encoding in encode(chunk, add_special_tokens=False)]
-            tokens += new
-            total += sum(map(len, new))
-            if total > MOST_TOKENS:
-                raise UserError(f"{self._data}, {split}: more than {MOST_TOKENS:,} tokens; say --limit DOCUMENTS")
-            progress(len(chunk))
-        return tokens
-
-    def _documents(self, split: str) -> Iterator[str]:
-        return itertools.islice(self._corpus.documents(split), self._limit)
 
 
 def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
@@ -137,80 +134,23 @@ def overlap(tokens: Ids, length: int) -> list[Ids]:
 # Documents by split.
 
 
-def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -> FolderCorpus | HubCorpus:
-    """The text at `data`: a folder, or else the id of a data set at the hub."""
-    folder = Path(data)
-    if folder.is_dir():
-        if dataset_config is not None:
-            raise UserError(f"dataset_config {dataset_config!r}: {data} is a folder, which has none; leave it out")
-        return FolderCorpus(folder, text_field)
-    if folder.is_file():
-        raise UserError(f"{data}: a file; name the folder that holds it")
-    if is_path(str(data)):
-        raise UserError(f"{data}: no such folder; expected a folder of text or the id of a data set at the hub")
-    return open_hub(str(data), dataset_config, text_field)
+@dataclass(frozen=True)
+class Corpus:
+    """Text by split."""
 
-
-class FolderCorpus:
-    """Text, JSON lines or Parquet in a folder and the folders below it, all of one kind."""
-
-    def __init__(self, folder: Path, text_field: str) -> None:
-        files = sorted(path for path in folder.rglob("*") if _is_text(path.relative_to(folder)) and path.is_file())
-        if not files:
-            raise UserError(f"{folder}: no text there; expected files named {', '.join(f'*{kind}' for kind in KINDS)}")
-        kinds = {path.suffix: path.name for path in files}
-        if len(kinds) > 1:
-            names = " and ".join(sorted(kinds.values()))
-            raise UserError(f"{folder}: holds {names}; keep files of one kind there")
-        self._text_field = text_field
-        self._files = _by_split(folder, files)
-        self._by_hash = not self._files
-        if self._by_hash:
-            self._files = {"train": files}
-            # A single text, or a few that all fall on one side, are all train.
-            self._by_hash = {split_by_hash(text) for text in self._read("train")} == {"train", "dev"}
-        self.splits = ["train", "dev"] if self._by_hash else [split for split in SPLITS if split in self._files]
-        """`train`, and those of `dev` and `test` that there are."""
-        self.hashes = {str(path.relative_to(folder)): sha256(path) for path in files}
-        """What tells this text from any other: SHA-256 by file."""
+    splits: list[str]
+    """`train`, and those of `dev` and `test` that there are."""
+    hashes: dict[str, str]
+    """What tells this text from any other: SHA-256 by file, or the revision of a data set at the hub."""
+    read: Callable[[str], Iterator[str]]
+    """The documents of a split; `UserError` at the first fault."""
+    by_hash: bool
+    """Whether `train` is all that there is to read, and dev a part of that."""
 
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split in the order of the files' names; `UserError` at the first fault."""
-        if self._by_hash:
-            return (text for text in self._read("train") if split == split_by_hash(text))
-        return self._read(split)
-
-    def _read(self, split: str) -> Iterator[str]:
-        """Documents without a word are left out."""
-        for path in self._files[split]:
-            yield from (text for text in _documents_of(path, self._text_field) if text.strip())
-
-
-def _is_text(path: Path) -> bool:
-    """Whether a file in the folder is one of text; others, and hidden ones, are left alone."""
-    if path.suffix not in KINDS or any(part.startswith(".") for part in path.parts):
-        return False
-    return path.suffix not in (".tokens", ".raw") or WIKITEXT.fullmatch(path.name) is not None
-
-
-def _by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """The files of each split; nothing where no name tells one."""
-    splits: dict[str, list[Path]] = {}
-    for path in files:
-        name = path.relative_to(folder)
-        found = {WORDS[word] for word in re.findall(r"[a-z]+", str(name).lower()) if word in WORDS}
-        if len(found) > 1:
-            raise UserError(f"{name}: its name tells {' and '.join(sorted(found))}; give it the name of one split")
-        splits.setdefault("".join(found), []).append(path)
-    unnamed = splits.pop("", [])
-    if not splits:
-        return {}
-    named = next(iter(splits.values()))[0]
-    if unnamed:
-        raise UserError(f"{unnamed[0]}: no split in its name, but one in {named.name}; expected train, valid or test")
-    if "train" not in splits:
-        raise UserError(f"{folder}: no file of train, but {named.name}; name one train, as train{named.suffix}")
-    return splits
+        """The documents of a split in their order; those without a word are left out."""
+        texts = (text for text in self.read("train" if self.by_hash else split) if text.strip())
+        return (text for text in texts if not self.by_hash or split == split_by_hash(text))
 
 
 def split_by_hash(text: str) -> str:
@@ -221,64 +161,21 @@ def split_by_hash(text: str) -> str:
     return "train" if int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % DEV_SHARE else "dev"
 
 
-class HubCorpus:
-    """Documents of a data set at the hub by split: rows, or articles where rows are lines."""
-
-    def __init__(self, name: str, config: str | None, field: str, revision: str | None) -> None:
-        self._name, self._config, self._field, self._revision = name, config, field, revision
-        self.hashes = {hub_name(name, config): revision or "local"}
-        self._theirs = self._split_names()
-        if "train" not in self._theirs:
-            raise UserError(f"data set {name!r}: has no split train, but {', '.join(self._theirs)}; name another")
-        self._by_hash = list(self._theirs) == ["train"]
-        self.splits = ["train", "dev"] if self._by_hash else [split for split in SPLITS if split in self._theirs]
-
-    def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split as they are streamed."""
-        import httpx2
-        from huggingface_hub.errors import HfHubHTTPError
-
-        texts = self._texts("train" if self._by_hash else split)
-        if self._name.rpartition("/")[2] == BY_LINE:
-            texts = articles(text or " \n" for text in texts)
-        try:
-            for text in texts:
-                if text.strip() and (not self._by_hash or split == split_by_hash(text)):
-                    yield text
-        except (httpx2.HTTPError, HfHubHTTPError, ConnectionError, TimeoutError) as error:
-            raise UserError(
-                f"data set {self._name!r}: the hub stopped answering ({first_line(error)}); try again"
-            ) from None
-
-    def _texts(self, split: str) -> Iterator[str]:
-        from datasets import load_dataset
-
-        rows = load_dataset(
-            self._name, self._config, split=self._theirs[split], streaming=True, revision=self._revision
-        )
-        for number, row in enumerate(rows, 1):
-            yield _text_in(row, f"data set {self._name!r}, {split}, row {number}", self._field)
-
-    def _split_names(self) -> dict[str, str]:
-        """Their name of each split that we know."""
-        import datasets
-
-        try:
-            names: list[Any] = datasets.get_dataset_split_names(self._name, self._config, revision=self._revision)
-        except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-            raise UserError(
-                f"data set {self._name!r}, configuration {self._config!r}: {first_line(error)}; "
-                "name a configuration that it has (--dataset-config)"
-            ) from None
-        return {WORDS[name]: name for name in map(str, names) if name in WORDS}
-
-
-def open_hub(name: str, config: str | None, field: str) -> HubCorpus:
-    """The data set as it is at the hub now; `UserError` where the hub does not answer or has none of that name."""
+def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -> Corpus:
+    """The text at `data`: a folder, or else the id of a data set at the hub, as it is there now."""
     import httpx2
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
+    folder, name = Path(data), str(data)
+    if folder.is_dir():
+        if dataset_config is not None:
+            raise UserError(f"dataset_config {dataset_config!r}: {data} is a folder, which has none; leave it out")
+        return folder_corpus(folder, text_field)
+    if folder.is_file():
+        raise UserError(f"{data}: a file; name the folder that holds it")
+    if is_path(name):
+        raise UserError(f"{data}: no such folder; expected a folder of text or the id of a data set at the hub")
     try:
         revision = HfApi().dataset_info(name, timeout=ANSWER_SECONDS).sha
     except (httpx2.TransportError, OfflineModeIsEnabled, OSError, HfHubHTTPError, HFValidationError) as error:
@@ -288,7 +185,81 @@ def open_hub(name: str, config: str | None, field: str) -> HubCorpus:
             f"data {name!r}: no such folder, and the hub of data sets {fault} ({first_line(error)}); "
             "name a folder of text"
         ) from None
-    return HubCorpus(name, config, field, revision)
+    return hub_corpus(name, dataset_config, text_field, revision)
+
+
+def folder_corpus(folder: Path, text_field: str) -> Corpus:
+    """Text, JSON lines or Parquet in a folder and the folders below it, all of one kind; other files are left alone."""
+    files: list[Path] = []
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        other = path.suffix in (".tokens", ".raw") and not WIKITEXT.fullmatch(path.name)
+        if path.suffix in KINDS and not hidden and not other and path.is_file():
+            files.append(path)
+    if not files:
+        raise UserError(f"{folder}: no text there; expected files named {', '.join(f'*{kind}' for kind in KINDS)}")
+    kinds = {path.suffix: path.name for path in files}
+    if len(kinds) > 1:
+        raise UserError(f"{folder}: holds {' and '.join(sorted(kinds.values()))}; keep files of one kind there")
+
+    by_split: dict[str, list[Path]] = {}
+    for path in files:
+        name = str(path.relative_to(folder))
+        found = {WORDS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in WORDS}
+        if len(found) > 1:
+            raise UserError(f"{name}: its name tells {' and '.join(sorted(found))}; give it the name of one split")
+        by_split.setdefault("".join(found), []).append(path)
+    unnamed = by_split.pop("", [])
+    if by_split:
+        named = next(iter(by_split.values()))[0]
+        if unnamed:
+            said = f"no split in its name, but one in {named.name}; expected train, valid or test"
+            raise UserError(f"{unnamed[0]}: {said}")
+        if "train" not in by_split:
+            raise UserError(f"{folder}: no file of train, but {named.name}; name one train, as train{named.suffix}")
+
+    def read(split: str) -> Iterator[str]:
+        return (text for path in by_split.get(split, unnamed) for text in _documents_of(path, text_field))
+
+    # A single text, or a few that all fall on one side, are all train.
+    sides = {split_by_hash(text) for text in read("train") if text.strip()} if unnamed else set()
+    by_hash = sides == {"train", "dev"}
+    splits = ["train", "dev"] if by_hash else [split for split in SPLITS if split in by_split] or ["train"]
+    return Corpus(splits, {str(path.relative_to(folder)): sha256(path) for path in files}, read, by_hash)
+
+
+def hub_corpus(name: str, config: str | None, field: str, revision: str | None) -> Corpus:
+    """A data set at the hub, which is streamed: its rows, or articles where rows are lines."""
+    import datasets
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        found: list[Any] = datasets.get_dataset_split_names(name, config, revision=revision)
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(
+            f"data set {name!r}, configuration {config!r}: {first_line(error)}; "
+            "name a configuration that it has (--dataset-config)"
+        ) from None
+    theirs = {WORDS[split]: split for split in map(str, found) if split in WORDS}
+    if "train" not in theirs:
+        raise UserError(f"data set {name!r}: has no split train, but {', '.join(theirs)}; name another")
+
+    def texts(split: str) -> Iterator[str]:
+        rows = datasets.load_dataset(name, config, split=theirs[split], streaming=True, revision=revision)
+        for number, row in enumerate(rows, 1):
+            yield _text_in(row, f"data set {name!r}, {split}, row {number}", field)
+
+    def read(split: str) -> Iterator[str]:
+        by_line = name.rpartition("/")[2] == BY_LINE
+        try:
+            yield from articles(text or " \n" for text in texts(split)) if by_line else texts(split)
+        except (httpx2.HTTPError, HfHubHTTPError, ConnectionError, TimeoutError) as error:
+            raise UserError(f"data set {name!r}: the hub stopped answering ({first_line(error)}); try again") from None
+
+    by_hash = list(theirs) == ["train"]
+    splits = ["train", "dev"] if by_hash else [split for split in SPLITS if split in theirs]
+    return Corpus(splits, {hub_name(name, config): revision or "local"}, read, by_hash)
 
 
 def hub_name(name: str, config: str | None) -> str:
@@ -324,11 +295,22 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
 
 def _documents_of(path: Path, field: str) -> Iterator[str]:
     """The documents of a file in their order; `UserError` at the first fault."""
+    import pyarrow
+    from pyarrow import parquet
+
     if path.suffix == ".jsonl":
         for place, document in validated_lines(dict[str, object], path):
             yield _text_in(document, place, field)
     elif path.suffix == ".parquet":
-        yield from _cells(path, field)
+        try:
+            with parquet.ParquetFile(path) as file:
+                names = file.schema_arrow.names
+                batches = file.iter_batches(CHUNK_DOCUMENTS, columns=[field] if field in names else names)
+                rows = (row for batch in batches for row in batch.to_pylist())
+                for number, row in enumerate(rows, 1):
+                    yield _text_in(row, f"{path}, row {number}", field)
+        except pyarrow.ArrowInvalid as error:
+            raise UserError(f"{path}: no Parquet can be read there ({first_line(error)}); fetch it again") from None
     elif WIKITEXT.fullmatch(path.name):
         yield from articles(_lines(path))
     else:
@@ -345,22 +327,6 @@ def _lines(path: Path) -> Iterator[str]:
                 raise UserError(
                     f"{path}:{number}: byte {line[error.start]:#04x} is not UTF-8; convert the file"
                 ) from None
-
-
-def _cells(path: Path, field: str) -> Iterator[str]:
-    """The column `field` of a Parquet file."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            batches = file.iter_batches(CHUNK_DOCUMENTS, columns=[field] if field in names else names)
-            rows = (row for batch in batches for row in batch.to_pylist())
-            for number, row in enumerate(rows, 1):
-                yield _text_in(row, f"{path}, row {number}", field)
-    except pyarrow.ArrowInvalid as error:
-        raise UserError(f"{path}: no Parquet can be read there ({first_line(error)}); fetch it again") from None
 
 
 def _text_in(row: dict[str, object], place: str, field: str) -> str:

@@ -58,14 +58,30 @@ def load_tokenizer(
         complete: add the characters that T5's vocabulary lacks as pieces of their own.
         instead: what an error names besides a local folder.
     """
+    import sentencepiece
+    from transformers import AutoTokenizer
+
     path = Path(source)
     if path.is_file():
-        tokenizer = _from_sentencepiece(path)
+        try:
+            sentencepiece.SentencePieceProcessor(model_file=source)
+        except (RuntimeError, OSError):
+            raise UserError(f"{path}: not a SentencePiece model; expected a spiece.model or a folder") from None
+        # `T5Tokenizer(vocab_file=...)` silently makes a tokenizer of 104 tokens; a folder is read right.
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copyfile(path, f"{folder}/spiece.model")
+            tokenizer = _from_folder(Path(folder))
     elif path.is_dir():
         check_digests(path, weights=False)
         tokenizer = _from_folder(path)
     else:
-        tokenizer = _from_hub(source, instead)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, **hub_options(source))
+        except (ValueError, OSError) as error:
+            raise UserError(
+                f"tokenizer {source!r} is neither a file nor a folder, and the hub did not give it "
+                f"({first_line(error)}); name a local folder or {instead}"
+            ) from None
     return complete_vocabulary(tokenizer) if complete else tokenizer
 
 
@@ -94,19 +110,6 @@ def complete_vocabulary(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
     )
 
 
-def _from_sentencepiece(path: Path) -> PreTrainedTokenizerBase:
-    import sentencepiece
-
-    try:
-        sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except (RuntimeError, OSError):
-        raise UserError(f"{path}: not a SentencePiece model; expected a spiece.model or a folder") from None
-    # `T5Tokenizer(vocab_file=...)` silently makes a tokenizer of 104 tokens; a folder is read right.
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(path, f"{folder}/spiece.model")
-        return _from_folder(Path(folder))
-
-
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer, T5Tokenizer
 
@@ -121,18 +124,6 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         raise UserError(
             f"{folder}: no tokenizer can be read there ({first_line(error)}); "
             "expected a spiece.model or a folder with tokenizer.json"
-        ) from None
-
-
-def _from_hub(name: str, instead: str) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name, **hub_options(name))
-    except (ValueError, OSError) as error:
-        raise UserError(
-            f"tokenizer {name!r} is neither a file nor a folder, and the hub did not give it "
-            f"({first_line(error)}); name a local folder or {instead}"
         ) from None
 
 
@@ -151,14 +142,17 @@ def load_causal_tokenizer(source: str) -> PreTrainedTokenizerBase:
     Args:
         source: a hub id, or a folder with tokenizer.json or with GPT-2's vocab.json and merges.txt.
     """
+    from transformers import GPT2TokenizerFast
+
     folder = Path(source)
     if folder.is_file():
         raise UserError(f"{source}: a file; name the folder with tokenizer.json, or with {' and '.join(BARE)}")
     if all((folder / name).is_file() for name in BARE) and not any((folder / name).is_file() for name in DESCRIBED):
-        tokenizer = _from_merges(folder)
-    else:
-        tokenizer = load_tokenizer(source, complete=False, instead=GPT_TINY)
-    return with_ends(source, tokenizer)
+        if END not in read_object(folder / BARE[0], "fetch it again"):
+            said = f"no vocabulary of GPT-2's kind, with {END}; name a folder with tokenizer.json"
+            raise UserError(f"{folder / BARE[0]}: {said}")
+        return with_ends(source, GPT2TokenizerFast.from_pretrained(folder))
+    return with_ends(source, load_tokenizer(source, complete=False, instead=GPT_TINY))
 
 
 def with_ends(source: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -175,16 +169,3 @@ def with_ends(source: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedToke
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
-
-
-def _from_merges(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import GPT2TokenizerFast
-
-    vocabulary, merges = folder / BARE[0], folder / BARE[1]
-    pieces = read_object(vocabulary, "fetch it again")
-    if END not in pieces:
-        raise UserError(f"{vocabulary}: no vocabulary of GPT-2's kind, with {END}; name a folder with tokenizer.json")
-    for number, line in enumerate(merges.read_text(encoding="utf-8").splitlines(), start=1):
-        if line and not line.startswith("#version") and line.replace(" ", "", 1) not in pieces:
-            raise UserError(f"{merges}:{number}: {line!r} makes no piece of {BARE[0]}; fetch both files again")
-    return GPT2TokenizerFast.from_pretrained(folder)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,6 +21,8 @@ from zeropods.sql.query import Query, format_query
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from zeropods.data.prepare import Preparation
 
 PROMPTS = ("question", "schema")
 MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
@@ -101,25 +104,30 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
     return path
 
 
+def split_files(split: str, tables: Iterable[SQLTable], questions: Iterable[object]) -> dict[str, bytes]:
+    """Name and content of the two files of a split, in WikiSQL's layout."""
+    described = [{"id": t.id, "header": t.header, "types": t.types, "rows": t.rows} for t in tables]
+    documents = {f"{split}.jsonl": questions, f"{split}.tables.jsonl": described}
+    return {
+        name: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+        for name, lines in documents.items()
+    }
+
+
 # The two prompts, and questions as tokens.
 
 
-def source_text(prompt: str, question: str, header: Sequence[str], types: Sequence[str]) -> str:
-    """What the model reads for a question about a table.
+def source_of(example: Example, prompt: str) -> str:
+    """What the model reads of an example.
 
     `question` is the original recipe. `schema` appends the column names, so that the model need not
     guess them, and marks the numeric ones: a column is text where nothing is said.
     """
-    source = f"translate to SQL: {question.strip()}"
+    source, table = f"translate to SQL: {example.question.strip()}", example.table
     if prompt == "question":
         return source
-    columns = (f"{name} ({type_})" if type_ == "real" else name for name, type_ in zip(header, types, strict=False))
+    columns = (f"{n} ({kind})" if kind == "real" else n for n, kind in zip(table.header, table.types, strict=True))
     return f"{source} columns: {'; '.join(columns)}"
-
-
-def source_of(example: Example, prompt: str) -> str:
-    """What the model reads of an example."""
-    return source_text(prompt, example.question, example.table.header, example.table.types)
 
 
 def target_of(example: Example) -> str:
@@ -135,41 +143,40 @@ def wikisql_splits(folder: Path) -> list[str]:
 class WikiSQLData:
     """The questions of a folder as rows, each with its query as the target; train must be there."""
 
-    def __init__(self, folder: Path, prompt: str, limit: int | None, max_source: int, max_target: int) -> None:
-        split_file(folder, "train", "jsonl")
-        self._folder, self._prompt, self._limit = folder, prompt, limit
-        self._max_source, self._max_target = max_source, max_target
-        self.splits = wikisql_splits(folder)
-        files = [split_file(folder, split, kind) for split in self.splits for kind in ("jsonl", "tables.jsonl")]
+    def __init__(self, wanted: Preparation) -> None:
+        self._wanted, self._folder = wanted, Path(wanted.data)
+        split_file(self._folder, "train", "jsonl")
+        self.splits = wikisql_splits(self._folder)
+        files = [split_file(self._folder, split, kind) for split in self.splits for kind in ("jsonl", "tables.jsonl")]
         self.hashes = {path.name: sha256(path) for path in files}
         """SHA-256 by file."""
 
     def texts(self) -> Iterator[str]:
         """What a tokenizer learns from: sources and targets of train."""
         for example in self._examples("train"):
-            yield source_of(example, self._prompt)
+            yield source_of(example, self._wanted.prompt)
             yield target_of(example)
 
     def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
         """Sources and targets of a split; what is too long is cut, its end token kept."""
-        encode, backend = Encoder(tokenizer), tokenizer.backend_tokenizer
+        encode, backend, most = Encoder(tokenizer), tokenizer.backend_tokenizer, self._wanted.source_limit
         rows, examples, lost = TokenRows(), self._examples(split), 0
         while chunk := list(itertools.islice(examples, CHUNK)):
             texts = [target_of(example) for example in chunk]
             targets = encode(texts)
-            sources = encode([source_of(example, self._prompt) for example in chunk])
+            sources = encode([source_of(example, self._wanted.prompt) for example in chunk])
             decoded = backend.decode_batch(targets, skip_special_tokens=True)
             lost += sum(folded(a) != folded(b) for a, b in zip(texts, decoded, strict=True))
-            rows.inputs_cut += sum(len(row) > self._max_source for row in sources)
-            rows.labels_cut += sum(len(row) > self._max_target for row in targets)
-            rows.input_ids += [_cut(row, self._max_source, tokenizer.eos_token_id) for row in sources]
-            rows.labels += [_cut(row, self._max_target, tokenizer.eos_token_id) for row in targets]
+            rows.inputs_cut += sum(len(row) > most for row in sources)
+            rows.labels_cut += sum(len(row) > MAX_TARGET_TOKENS for row in targets)
+            rows.input_ids += [_cut(row, most, tokenizer.eos_token_id) for row in sources]
+            rows.labels += [_cut(row, MAX_TARGET_TOKENS, tokenizer.eos_token_id) for row in targets]
             progress(len(chunk))
         rows.targets_lost = lost
         return rows
 
     def _examples(self, split: str) -> Iterator[Example]:
-        return itertools.islice(read_split(self._folder, split), self._limit)
+        return itertools.islice(read_split(self._folder, split), self._wanted.limit)
 
 
 def _cut(row: Ids, limit: int, end: int) -> Ids:

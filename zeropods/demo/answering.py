@@ -7,7 +7,7 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,7 +24,7 @@ from zeropods.data.wikisql import (
     Example,
     SQLTable,
     read_split,
-    source_text,
+    source_of,
     split_file,
 )
 from zeropods.errors import UserError
@@ -76,27 +76,19 @@ def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
     """
     found: dict[Path, TrainedModel] = {}
     for folder in map(Path, folders):
-        for model in _below(folder):
-            found.setdefault(model.folder, model)
+        whole = folder.resolve()
+        is_model = (whole / "config.json").is_file() and any(whole.glob("*.safetensors"))
+        runs = {whole.name: whole} if is_model else find_runs([folder])
+        for name, run in runs.items():
+            # Among many, a run of another task, or one that failed or still trains and has no model, is no fault.
+            with contextlib.suppress(*(() if run == whole else (UserError, OSError))):
+                found.setdefault(run, _model(run, name))
     if not found:
         named = ", ".join(map(str, folders)) or "no folder"
         raise UserError(f"{named}: no trained text-to-SQL model there; textsql_train.py --outputdir makes one")
     names = [model.name for model in found.values()]
     apart = [replace(m, name=str(m.folder)) if names.count(m.name) > 1 else m for m in found.values()]
     return sorted(apart, key=lambda model: model.order)
-
-
-def _below(folder: Path) -> Iterator[TrainedModel]:
-    whole = folder.resolve()
-    is_model = (whole / "config.json").is_file() and any(whole.glob("*.safetensors"))
-    runs = {whole.name: whole} if is_model else find_runs([folder])
-    if whole in runs.values():
-        yield _model(whole, whole.name)
-        return
-    for name, run in runs.items():
-        # Among many, a run of another task, or one that failed or still trains and has no model, is no fault.
-        with contextlib.suppress(UserError, OSError):
-            yield _model(run, name)
 
 
 def _model(folder: Path, name: str) -> TrainedModel:
@@ -178,16 +170,15 @@ def ask(model: TrainedModel, table: SQLTable, question: str, example: Example | 
     Raises:
         UserError: a question that is empty or too long, a table whose columns the model cannot write.
     """
-    question, answerer = checked(question), loaded(model)
-    source = source_text(answerer.prompt, question, table.header, table.types)
-    tokens = len(answerer.tokenizer.backend_tokenizer.encode(source).ids)
+    asked, answerer = Example(0, checked(question), table, Query(0, 0)), loaded(model)
+    tokens = len(answerer.tokenizer.backend_tokenizer.encode(source_of(asked, answerer.prompt)).ids)
     if tokens > model.source_limit:
         raise UserError(
             f"question and column names make {tokens:,} tokens; {model.name} was trained on at most "
             f"{model.source_limit}: ask in fewer words, or take a table of fewer columns"
         )
     began = time.perf_counter()
-    query = _generated(answerer, table, question)
+    query = _generated(answerer, asked)
     generated = time.perf_counter() - began
     found, expected = run_query(query, table), run_query(example.query, table) if example else None
     checkable = expected is not None and is_usable(expected.query, expected.executed)
@@ -213,14 +204,14 @@ def loaded(model: TrainedModel) -> QueryAnswerer:
     from zeropods.evaluate.generate import QueryAnswerer
 
     answerer = QueryAnswerer.load(model.folder)
-    _generated(answerer, SQLTable("warm", ("Name", "Age"), ("text", "real"), ()), "How many names are there?")
+    table = SQLTable("warm", ("Name", "Age"), ("text", "real"), ())
+    _generated(answerer, Example(0, "How many names are there?", table, Query(0, 0)))
     return answerer
 
 
-def _generated(answerer: QueryAnswerer, table: SQLTable, question: str) -> Query:
-    example = Example(0, question, table, Query(0, 0))
+def _generated(answerer: QueryAnswerer, asked: Example) -> Query:
     try:
-        (prediction,) = answerer.answer([example])
+        (prediction,) = answerer.answer([asked])
     except ValueError:  # The grammar's: no column of the table has a name that the tokenizer can write.
         raise UserError("the model cannot write any of this table's column names; give them others") from None
     assert prediction.query is not None  # The grammar lets nothing else through.
@@ -257,8 +248,12 @@ class Tables:
 
     def expected(self, table: SQLTable, question: str) -> Example | None:
         """The data set's own example of this question about this table."""
-        wanted = _words(question)
-        return next((e for e in self.examples.get(table.id, ()) if _words(e.question) == wanted), None)
+
+        def words(text: str) -> list[str]:
+            return text.casefold().split()
+
+        examples = self.examples.get(table.id, ())
+        return next((e for e in examples if words(e.question) == words(question)), None)
 
 
 @lru_cache(maxsize=4)
@@ -269,19 +264,23 @@ def tables_in(data: Path) -> Tables:
     for example in read_split(data, split):
         grouped.setdefault(example.table.id, []).append(example)
     count = f"{len(grouped):,}" if len(grouped) <= MOST_TABLES else f"first {MOST_TABLES:,} of {len(grouped):,}"
-    documents = (document for _, document in validated_lines(dict[str, Any], split_file(data, split, "tables.jsonl")))
-    titles = {str(document["id"]): next(filter(None, map(document.get, TITLES)), None) for document in documents}
     labels = {}
-    for id_ in itertools.islice(grouped, MOST_TABLES):
+    for _, document in validated_lines(dict[str, Any], split_file(data, split, "tables.jsonl")):
+        title, id_ = next(filter(None, map(document.get, TITLES)), None), str(document["id"])
         # WikiSQL's ids are numbers, which nobody knows a table by.
-        name = titles[id_] or (id_ if any(map(str.isalpha, id_)) else None)
-        columns = ", ".join(grouped[id_][0].table.header)
+        name = title or (id_ if any(map(str.isalpha, id_)) else None)
+        columns = ", ".join(document["header"])
         line = f"{name}: {columns}" if name else columns
         labels[id_] = line if len(line) <= LABEL else line[: LABEL - 1] + "…"
-    ordered = dict(sorted(labels.items(), key=lambda label: label[1].casefold()))
-    return Tables(
-        f"{count} in the {split} split of {data.name}", {id_: tuple(grouped[id_]) for id_ in ordered}, ordered
-    )
+    shown_ids = sorted(itertools.islice(grouped, MOST_TABLES), key=lambda id_: labels[id_].casefold())
+    what = f"{count} in the {split} split of {data.name}"
+    return Tables(what, {id_: tuple(grouped[id_]) for id_ in shown_ids}, {id_: labels[id_] for id_ in shown_ids})
+
+
+def tables_of(prepared: Path | None) -> Tables:
+    """The tables that a tokenized set was made from, if they lie near it; those of the embedded data set otherwise."""
+    found = raw_data_of(prepared, SPLITS) if prepared else None
+    return sample_tables() if found is None else tables_in(found[0])
 
 
 @lru_cache(maxsize=1)
@@ -291,16 +290,6 @@ def sample_tables() -> Tables:
         folder = Path(work) / "embedded sample"
         write_sample(folder)
         return tables_in(folder)
-
-
-def tables_of(prepared: Path | None) -> Tables:
-    """The tables that a tokenized set was made from, if they lie near it; those of the embedded data set otherwise."""
-    found = raw_data_of(prepared, SPLITS) if prepared else None
-    return sample_tables() if found is None else tables_in(found[0])
-
-
-def _words(question: str) -> str:
-    return " ".join(question.split()).casefold()
 
 
 # A CSV file that a visitor brings, read as a table; what is wrong with one is said in a line.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -14,7 +14,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from zeropods.data.own_data import decimal_points
-from zeropods.data.wikisql import Example, SQLTable
 from zeropods.demo.answering import (
     MAX_BYTES,
     MAX_COLUMNS,
@@ -69,31 +68,22 @@ Span = tuple[str, str | None]
 """A text and its kind, None for the words between."""
 
 
-def message_html(text: str) -> str:
-    """A line that says what is wrong."""
-    return str(_macros().message(text))
-
-
-def preview_html(table: SQLTable, name: str) -> str:
-    """A table before anything is asked: its columns with their types, its first rows."""
-    kinds = zip(table.header, table.types, strict=True)
-    header = [f"{column} (number)" if kind == "real" else column for column, kind in kinds]
-    return str(_macros().preview(name, header, table.rows, PREVIEW_ROWS))
-
-
-def answers_html(question: str, answers: Iterable[tuple[str, ModelAnswer | str]], header: Sequence[str]) -> str:
-    """Cards side by side, one for each model: its answer, or why there is none."""
-    return str(_macros().answers(question, answers, header, SHOWN_ROWS))
-
-
 @cache
 def _macros() -> Any:
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    named = {"spans": spans, "columns_of": _columns_of, "answer_text": answer_text, "first_of": first_of}
+    named = {"spans": spans, "answer_text": answer_text, "counted": counted, "columns_of": _columns_of}
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return environment.from_string(text, globals=named).module
+    return environment.from_string(text, globals=named | {"most": SHOWN_ROWS, "previewed": PREVIEW_ROWS}).module
+
+
+def html(part: str, *values: Any) -> str:
+    """A part of the page: `message` of a line, `preview` of a name and a table, or `answers`.
+
+    These are cards side by side, of a question, pairs of a model and its answer or why there is none, and a header.
+    """
+    return str(getattr(_macros(), part)(*values))
 
 
 def spans(query: Query, header: Sequence[str]) -> list[Span]:
@@ -119,11 +109,6 @@ def answer_text(found: QueryResult) -> str:
     return f"{cells_text(cells[:SHOWN_CELLS])} and {len(cells) - SHOWN_CELLS:,} more"
 
 
-def first_of(count: int, most: int) -> str:
-    """How many rows there are, and how many of them are shown."""
-    return counted(count, "row") if count <= most else f"first {most} of {counted(count, 'row')}"
-
-
 # What happens on a click. Models and tables are shared; nothing of a visitor's is kept here.
 
 
@@ -142,7 +127,7 @@ class Site:
         """Models by their line in the list, the best first; looked up anew, as runs come while the page is open."""
         found = [model for model in trained_models(self.folders) if model.folder not in self.passed_over]
         if not found:
-            raise UserError("no model can be loaded any more; train one and open the page again")
+            raise UserError("no model can be loaded; train one and open the page again")
         self._listed = {model.label: model for model in found}
         return self._listed
 
@@ -185,16 +170,17 @@ class Site:
         import gradio as gr
 
         try:
-            table = self.tables(label).table(id_)
-            samples = [(e.question, answer_text(run_query(e.query, e.table))) for e in self._examples(label, id_)]
+            tables = self.tables(label)
+            table, examples = tables.table(id_), tables.examples[id_][:EXAMPLES]
+            samples = [(e.question, answer_text(run_query(e.query, e.table))) for e in examples]
         except UserError as error:
-            return [None, None, message_html(str(error)), gr.skip(), "", ""]
+            return [None, None, html("message", str(error)), gr.skip(), "", ""]
         offered = gr.Dataset(samples=[[escape(text) for text in sample] for sample in samples], visible=True)
-        return [None, None, preview_html(table, "Preview"), offered, samples[0][0], ""]
+        return [None, None, html("preview", "Preview", table), offered, samples[0][0], ""]
 
     def choose_example(self, label: str, id_: str, index: int) -> str:
         """The question of an example."""
-        return self._examples(label, id_)[index].question
+        return self.tables(label).examples[id_][index].question
 
     def upload(self, name: str) -> list[Any]:
         """A visitor's table, or what is wrong with it, which is then said to every question about it."""
@@ -204,8 +190,8 @@ class Site:
         try:
             table = uploaded(Path(own))
         except UserError as error:
-            return [own, message_html(str(error)), hidden, "", ""]
-        return [own, preview_html(table, f"Your table {Path(own).name}") + OFTEN_WRONG, hidden, "", ""]
+            return [own, html("message", str(error)), hidden, "", ""]
+        return [own, html("preview", f"Your table {Path(own).name}", table) + OFTEN_WRONG, hidden, "", ""]
 
     def ask(self, label: str, other: str, id_: str, own: str | None, question: str) -> str:
         """The answers to a question side by side as HTML, or a line that says what is wrong.
@@ -225,29 +211,36 @@ class Site:
                 example = tables.expected(table, line) or tables.expected(table, decimal_points(line))
                 line = example.question if example else line
         except UserError as error:
-            return message_html(str(error))
-        labels = dict.fromkeys(filter(None, (label, other)))
-        return answers_html(line, [(each, self._answer(each, table, line, example)) for each in labels], table.header)
-
-    def _answer(self, label: str, table: SQLTable, question: str, example: Example | None) -> ModelAnswer | str:
-        try:
-            return ask(self.model(label), table, question, example)
-        except UserError as error:
-            return str(error)
-
-    def _examples(self, label: str, id_: str) -> tuple[Example, ...]:
-        return self.tables(label).examples.get(id_, ())[:EXAMPLES]
+            return html("message", str(error))
+        answers: dict[str, ModelAnswer | str] = {}
+        for each in filter(None, (label, other)):
+            try:
+                answers[each] = ask(self.model(each), table, line, example)
+            except UserError as error:
+                answers[each] = str(error)
+        return html("answers", line, answers.items(), table.header)
 
 
-def build_page(site: Site, blocks: type[Blocks]) -> Blocks:
+def build_page(site: Site) -> Blocks:
     """The page as Gradio's blocks; each visitor has their own state, the models are shared.
 
-    Args:
-        blocks: Gradio's, or a class of them that looks at what comes in.
+    No input may name a file but those that were uploaded: any that has the form of a file, that of a text box too, is
+    copied to where it can be fetched, and Gradio downloads it where it names an address.
     """
     import gradio as gr
+    from gradio.utils import get_upload_folder
+    from gradio_client.utils import is_file_obj_with_meta, traverse
 
-    with blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
+    def check(file: dict[str, Any]) -> None:
+        if not Path(file["path"]).resolve().is_relative_to(Path(get_upload_folder()).resolve()):
+            raise gr.Error("a file that was not uploaded here; upload it", print_exception=False)
+
+    class OwnFilesOnly(gr.Blocks):
+        async def preprocess_data(self, block_fn: Any, inputs: list[Any], *others: Any, **more: Any) -> list[Any]:
+            traverse(inputs, check, is_file_obj_with_meta)
+            return await super().preprocess_data(block_fn, inputs, *others, **more)
+
+    with OwnFilesOnly(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
         gr.Markdown(INTRODUCTION)
         own = gr.State(None)
         with gr.Row():
@@ -285,10 +278,8 @@ def build_page(site: Site, blocks: type[Blocks]) -> Blocks:
     return page.queue(max_size=WAITING, api_open=False)
 
 
-# The page on a port of this machine, until SIGTERM or Ctrl-C, for those who may ask it.
-#
-# The page listens on 127.0.0.1 only. Requests under a foreign host name or from a page of another origin are refused,
-# and no input may name a file but those that were uploaded.
+# The page on a port of this machine, until SIGTERM or Ctrl-C, for those who may ask it: requests under a foreign host
+# name or from a page of another origin are refused.
 
 HOST = "127.0.0.1"
 """Never another: who can reach the page can ask, and CML's proxy looks here."""
@@ -324,95 +315,67 @@ def serve(
         UserError: a port that cannot be listened on, folders or data that cannot be shown.
     """
     site, number = Site(tuple(folders), data), usable_port(port)
-    with _own_files():
-        count = _warmed(site, announce)
-        page = _opened(site, number, names)
-        try:
-            announce(f"{page.local_url}: {counted(count, 'trained model')} to ask; Ctrl-C ends it")
-            Event().wait()
-        finally:
-            page.close(verbose=False)
+    with ExitStack() as at_end:
+        # A folder of this page's for what visitors upload, gone with it; no word to anybody outside.
+        folder = make_private_folder(DEMO)
+        at_end.callback(shutil.rmtree, folder, ignore_errors=True)
+        said = {"GRADIO_TEMP_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
+        # Gradio asks its own page whether it can be opened.
+        for name, value in {**said, "NO_PROXY": HOST}.items():
+            at_end.enter_context(variable_set(name, value))
+        if data:
+            tables_in(data)
+        # The best model in memory and its tables read, so that the first answer comes at once.
+        for model in list(site.models().values()):
+            try:
+                site.tables(model.label)
+                loaded(model)
+                break
+            except UserError as error:
+                site.passed_over.add(model.folder)
+                announce(f"{error}; passed over")
+        count = len(site.models())
+
+        # Gradio and what it imports read those variables once.
+        import gradio as gr
+        from starlette.middleware import Middleware
+        from starlette.middleware.base import BaseHTTPMiddleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+        guards = [
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False),
+            Middleware(BaseHTTPMiddleware, dispatch=_own_pages_only),
+        ]
+        theme = gr.themes.Default(
+            font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
+        )
+        page = build_page(site)
+        page.launch(
+            server_name=HOST, server_port=number, prevent_thread_lock=True, quiet=True, inbrowser=False, share=False,
+            footer_links=[], run_history=False, show_error=False, max_file_size=MAX_BYTES, ssr_mode=False,
+            enable_monitoring=False, pwa=False, mcp_server=False, theme=theme,
+            css_paths=Path(__file__).with_name("page.css"),
+            app_kwargs={"middleware": guards, "docs_url": None, "redoc_url": None, "openapi_url": None},
+        )  # fmt: skip
+        at_end.callback(page.close, verbose=False)
+        announce(f"{page.local_url}: {counted(count, 'trained model')} to ask; Ctrl-C ends it")
+        Event().wait()
 
 
 def usable_port(port: str | None) -> int:
     """The port that was asked for, where nothing listens; without one the usual port, or any free one."""
     if port is not None and (not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65_536):
         raise UserError(f"port {port}; expected a number from 1 to 65535")
+    number = int(port or USUAL_PORT)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((HOST, int(port or USUAL_PORT)))
+            listener.bind((HOST, number))
         except OSError as error:
             if port is None:
                 return free_port(HOST)
             raise UserError(f"port {port}: {error.strerror}; give another with --port") from None
-        return int(port or USUAL_PORT)
-
-
-@contextmanager
-def _own_files() -> Iterator[None]:
-    """A folder of this page's for what visitors upload, gone with it; no word to anybody outside."""
-    folder = make_private_folder(DEMO)
-    # Gradio asks its own page whether it can be opened.
-    said = {
-        "GRADIO_TEMP_DIR": str(folder),
-        "GRADIO_ANALYTICS_ENABLED": "False",
-        "HF_HUB_OFFLINE": "1",
-        "NO_PROXY": HOST,
-    }
-    try:
-        with ExitStack() as variables:
-            for name, value in said.items():
-                variables.enter_context(variable_set(name, value))
-            yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _warmed(site: Site, announce: Callable[[str], object]) -> int:
-    """The best model in memory and its tables read, so that the first answer comes at once; returns how many there are.
-
-    A model that cannot be loaded is passed over and named, unless it is the only one.
-    """
-    if site.data:
-        tables_in(site.data)
-    models = list(site.models().values())
-    for model in models:
-        try:
-            site.tables(model.label)
-            loaded(model)
-            break
-        except UserError as error:
-            site.passed_over.add(model.folder)
-            if model is models[-1]:
-                raise
-            announce(f"{error}; passed over")
-    return len(site.models())
-
-
-def _opened(site: Site, port: int, names: Sequence[str]) -> Blocks:
-    """The page, served by a thread of this process."""
-    import gradio as gr
-    from starlette.middleware import Middleware
-    from starlette.middleware.base import BaseHTTPMiddleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
-    guards = [
-        Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False),
-        Middleware(BaseHTTPMiddleware, dispatch=_own_pages_only),
-    ]
-    theme = gr.themes.Default(
-        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
-    )
-    page = build_page(site, _blocks_of_uploads())
-    page.launch(
-        server_name=HOST, server_port=port, prevent_thread_lock=True, quiet=True, inbrowser=False, share=False,
-        footer_links=[], run_history=False, show_error=False, max_file_size=MAX_BYTES, ssr_mode=False,
-        enable_monitoring=False, pwa=False, mcp_server=False, theme=theme,
-        css_paths=Path(__file__).with_name("page.css"),
-        app_kwargs={"middleware": guards, "docs_url": None, "redoc_url": None, "openapi_url": None},
-    )  # fmt: skip
-    return page
+        return number
 
 
 async def _own_pages_only(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -424,25 +387,3 @@ async def _own_pages_only(request: Request, answer: Callable[[Request], Awaitabl
     response = await answer(request)
     response.headers["content-security-policy"] = POLICY
     return response
-
-
-def _blocks_of_uploads() -> type[Blocks]:
-    """Gradio's blocks, whose inputs name no file but those that were uploaded.
-
-    Any input that has the form of a file is copied to where it can be fetched, that of a text box too, and Gradio
-    downloads it where it names an address.
-    """
-    import gradio as gr
-    from gradio.utils import get_upload_folder
-    from gradio_client.utils import is_file_obj_with_meta, traverse
-
-    def check(file: dict[str, Any]) -> None:
-        if not Path(file["path"]).resolve().is_relative_to(Path(get_upload_folder()).resolve()):
-            raise gr.Error("a file that was not uploaded here; upload it", print_exception=False)
-
-    class OwnFilesOnly(gr.Blocks):
-        async def preprocess_data(self, block_fn: Any, inputs: list[Any], *others: Any, **more: Any) -> list[Any]:
-            traverse(inputs, check, is_file_obj_with_meta)
-            return await super().preprocess_data(block_fn, inputs, *others, **more)
-
-    return OwnFilesOnly
