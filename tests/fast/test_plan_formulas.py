@@ -67,17 +67,10 @@ def test_parameters_are_the_published_ones(name: str, parameters: int) -> None:
     assert shape_named(name).parameters == parameters
 
 
-@pytest.mark.parametrize(
-    ("name", "recorded"),
-    [
-        ("t5-tiny", known_config("t5-tiny") | {"dropout_rate": 0.0, "is_gated_act": False}),
-        # The numbers of earlier records.
-        ("t5-tiny", {"d_model": 128, "d_kv": 32, "d_ff": 512, "layers": 2, "heads": 4, "vocabulary": 1_024}),
-        ("t5-3b-tiny", {"d_model": 256, "d_kv": 64, "d_ff": 2_048, "layers": 4, "heads": 8, "vocabulary": 1_024}),
-    ],
-)  # fmt: skip
-def test_what_a_record_says_of_a_model_leads_to_what_is_known_of_it(name: str, recorded: dict[str, Any]) -> None:
-    assert shape_recorded(json.dumps(recorded)) is shape_named(name)
+def test_what_a_record_says_of_a_model_leads_to_what_is_known_of_it() -> None:
+    recorded = known_config("t5-tiny") | {"dropout_rate": 0.0, "is_gated_act": False}
+    assert shape_recorded(json.dumps(recorded)) is shape_named("t5-tiny")
+    assert shape_recorded(json.dumps({"d_model": 128, "layers": 2})) is None, "a record of before has no type"
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,7 @@ def test_a_recorded_configuration_leads_to_the_model_it_is_of() -> None:
     sizes = {"model_type": "bloom", **MODELS["bloom"]}
     model = random_causal(causal_config(sizes), seed=0)
     shape = shape_recorded(json.dumps(configuration_of(model)))
-    earlier = {"family": "bloom", "hidden": 64, "layers": 2, "heads": 4, "vocabulary": 1_009, "tied": True}
-    same = shape_recorded(json.dumps(earlier))
-    assert shape is not None and same is not None
-    assert shape.parameters == model.num_parameters() and shape.weights == same.weights
+    assert shape is not None and shape.parameters == model.num_parameters()
     assert shape_recorded(json.dumps({"model_type": "none such"})) is None
 
 
