@@ -127,27 +127,6 @@ class Machines:
     host_bandwidth: float = 50 * GIGA
     """Bytes per second between a pod's processor and its memory: a few channels of DDR4."""
 
-    @property
-    def link(self) -> float:
-        """Bytes per second through the slowest link of a ring over all processes."""
-        if self.pods > 1:
-            return self.bandwidth
-        return self.pcie_bandwidth if self.peer_bandwidth is None else self.peer_bandwidth
-
-    @property
-    def ring_latency(self) -> float:
-        """Seconds of a message once round a ring: hops between neighbours within the pods, and from pod to pod."""
-        return self.pods * (self.slots - 1) * self._hop_within + (self.pods - 1) * self.latency_seconds
-
-    @property
-    def tree_latency(self) -> float:
-        """Seconds of a message through each pod and up a tree of pods, or down again."""
-        return (self.slots - 1) * self._hop_within + int(math.log2(self.pods)) * self.latency_seconds
-
-    @property
-    def _hop_within(self) -> float:
-        return PCIE_LATENCY if self.peer_bandwidth is None else NVLINK_LATENCY
-
     def achieved_flops(self, precision: str) -> float:
         """FLOP/s of one process.
 
@@ -243,15 +222,20 @@ def traffic(work: Workload, machines: Machines) -> tuple[float, float, float]:
     ranks, parameters, zero = work.ranks, work.shape.parameters, work.zero
     if ranks == 1:
         return 0.0, 0.0, 0.0
-    size = work.element_bytes * parameters
+    size, pods, latency = work.element_bytes * parameters, machines.pods, machines.latency_seconds
+    # The slowest link of a ring over all processes.
+    link = machines.bandwidth if pods > 1 else machines.peer_bandwidth or machines.pcie_bandwidth
+    hops, hop = machines.slots - 1, PCIE_LATENCY if machines.peer_bandwidth is None else NVLINK_LATENCY
+    # Of a message between neighbours within the pods and from pod to pod; and up a tree of pods, or down again.
+    ring, tree = pods * hops * hop + (pods - 1) * latency, hops * hop + int(math.log2(pods)) * latency
 
     def around(messages: int) -> float:
         """Seconds for all parameters to pass round the ring once, cut into so many messages."""
-        return (ranks - 1) / ranks * size / machines.link + messages * machines.ring_latency
+        return (ranks - 1) / ranks * size / link + messages * ring
 
     def reduced_everywhere(messages: int) -> float:
         """Seconds for all gradients to be summed on every process."""
-        return min(2 * around(messages), 2 * (size / machines.link / TREE_SHARE + messages * machines.tree_latency))
+        return min(2 * around(messages), 2 * (size / link / TREE_SHARE + messages * tree))
 
     if work.technique.stage == 0:
         return 0.0, reduced_everywhere(math.ceil(size / DDP_BUCKET_BYTES)), 0.0
@@ -259,7 +243,7 @@ def traffic(work: Workload, machines: Machines) -> tuple[float, float, float]:
     if work.technique.stage in (1, 2):
         reduce = reduced_everywhere if zero.multi_rank_all_reduce else around
         return 0.0, reduce(buckets), around(1)
-    gather = around(work.shape.matrices)
+    gather = around(sum(weight.is_matrix for weight in work.shape.weights))
     # What the forward pass has left gathered need not be fetched again.
     again = max(0.0, 1 - zero.live_elements / parameters)
     return gather, again * gather + around(buckets), 0.0
