@@ -193,10 +193,6 @@ class Span(NamedTuple):
     most: float
     """`FITTING` of the runs of the kind do not exceed it."""
 
-    def of(self, planned: float, beside: float = 0.0) -> Span:
-        """The amounts for what is planned, and something beside it that is known."""
-        return Span(*(beside + part * planned for part in self))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +76,29 @@ class Request:
     """Causal: whether there is dropout; as the family was published if not given: GPT-2 has it."""
 
     def __post_init__(self) -> None:
-        fault = next(self._faults(), None)
-        if fault is not None:
+        shape, precisions = self.shape, self.shape.precisions
+        if self.precision not in precisions:
+            raise UserError(f"--precision {self.precision}; expected {' or '.join(precisions)}")
+        for name, value in (vars(self) | vars(self.machines)).items():
+            if isinstance(value, (int, float)) and value <= 0 and name not in MAY_BE_ZERO:
+                raise UserError(f"{name} {value:g}; expected more than 0")
+        if self.samples is None and self.epochs != 1:
+            raise UserError(f"--epochs {self.epochs:g} without --samples; give both, or --steps")
+        if self.steps is not None and self.samples is not None:
+            raise UserError(f"--steps {self.steps} and --samples {self.samples}; give one of them")
+        if self.gradient_checkpointing not in (True, False, BOTH):
+            raise UserError(f"--gradient-checkpointing {self.gradient_checkpointing}; expected True, False or {BOTH}")
+        if self.gradient_checkpointing == BOTH and not shape.joint:
+            raise UserError(f"--gradient-checkpointing both: {self.model} is {shape.kind}; give True or False")
+        tokens, labels = self.lengths
+        if shape.joint and labels > tokens:
+            raise UserError(f"--label-length {labels}; expected at most --seq-length {tokens}")
+        if shape.family == "gpt2" and shape.positions and tokens > shape.positions:
+            raise UserError(f"--seq-length {tokens}; {self.model} has {shape.positions} positions")
+        if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
+            other = "fp16" if shape.joint else "fp32"
+            raise UserError(f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision {other}")
+        if fault := next(filter(None, map(self._attention_fault, self.attentions)), None):
             raise UserError(fault)
 
     @property
@@ -155,36 +176,6 @@ class Request:
         if name == "flash_attention_2" and is_before_ampere(self.machines.gpu):
             return "--attention flash_attention_2: it needs an Ampere GPU or a later one; give --attention sdpa"
         return None
-
-    def _faults(self) -> Iterator[str]:
-        shape, precisions = self.shape, self.shape.precisions
-        if self.precision not in precisions:
-            yield f"--precision {self.precision}; expected {' or '.join(precisions)}"
-        numbers = {name: value for each in (self, self.machines) for name, value in vars(each).items()}
-        for name, value in numbers.items():
-            if isinstance(value, (int, float)) and value <= 0 and name not in MAY_BE_ZERO:
-                yield f"{name} {value:g}; expected more than 0"
-        if self.samples is None and self.epochs != 1:
-            yield f"--epochs {self.epochs:g} without --samples; give both, or --steps"
-        if self.steps is not None and self.samples is not None:
-            yield f"--steps {self.steps} and --samples {self.samples}; give one of them"
-        if self.gradient_checkpointing not in (True, False, BOTH):
-            yield f"--gradient-checkpointing {self.gradient_checkpointing}; expected True, False or {BOTH}"
-        yield from self._faults_of(shape)
-
-    def _faults_of(self, shape: Shape) -> Iterator[str]:
-        """What this model cannot be asked."""
-        if self.gradient_checkpointing == BOTH and not shape.joint:
-            yield f"--gradient-checkpointing both: {self.model} is {shape.kind}; give True or False"
-        tokens, labels = self.lengths
-        if shape.joint and labels > tokens:
-            yield f"--label-length {labels}; expected at most --seq-length {tokens}"
-        if shape.family == "gpt2" and shape.positions and tokens > shape.positions:
-            yield f"--seq-length {tokens}; {self.model} has {shape.positions} positions"
-        if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
-            other = "fp16" if shape.joint else "fp32"
-            yield f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision {other}"
-        yield from filter(None, map(self._attention_fault, self.attentions))
 
 
 def request_for(model: str, **asked: Any) -> Request:
@@ -311,27 +302,27 @@ def plan(request: Request, by: Calibrated | None = None) -> Plan:
 
 
 def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estimate:
-    memory_of: Callable[[Workload], PlannedMemory] = plan_memory if by is None else by.memory
-    machines = request.machines
+    machines, host = request.machines, request.host_memory_bytes
     pods, slots = (1, 1) if work.technique.is_alone else (machines.pods, machines.slots)
     work = replace(work, ranks=pods * slots)
     room = request.gpu_memory_bytes
     if machines.machine_bytes is not None:
         room = machines.machine_bytes // -(-work.ranks // machines.hosts)
 
-    def span(of: Workload, quantity: str, planned: float) -> Span | None:
-        return None if by is None else by.interval(of, quantity, planned)
-
-    def needed(of: Workload, memory: PlannedMemory) -> float:
-        known = span(of, "memory", memory.device_bytes)
-        return known.most if known else memory.device_bytes
+    def of_rows(rows: int) -> tuple[PlannedMemory, Span | None, float]:
+        """Memory, its span, and what there has to be room for."""
+        fewer = replace(work, rows=rows)
+        memory = plan_memory(fewer) if by is None else by.memory(fewer)
+        span = None if by is None else by.interval(fewer, "memory", memory.device_bytes)
+        return memory, span, span.most if span else memory.device_bytes
 
     def fits(rows: int) -> bool:
-        fewer, host = replace(work, rows=rows), request.host_memory_bytes
-        memory = memory_of(fewer)
-        return needed(fewer, memory) <= room and (host is None or slots * memory.host_bytes <= host)
+        memory, _, needed = of_rows(rows)
+        return needed <= room and (host is None or slots * memory.host_bytes <= host)
 
-    memory, time = memory_of(work), step_time(work, machines) if by is None else by.time(work, machines)
+    memory, span, needed = of_rows(work.rows)
+    time = step_time(work, machines) if by is None else by.time(work, machines)
+    of_time = None if by is None else by.interval(work, "time", time.seconds)
     a_step = work.passes * work.rows * work.ranks
     samples = request.samples
     if request.steps is not None:
@@ -352,12 +343,8 @@ def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estima
         cost=None if hourly is None or seconds is None else hourly * seconds,
         cost_per_million_samples=None if hourly is None else hourly * 1_000_000 / rate,
         tokens_per_second=rate * request.tokens,
-        needed_bytes=round(needed(work, memory)),
-        intervals={
-            name: known and known[:2]
-            for name, planned in (("memory", memory.device_bytes), ("time", time.seconds))
-            for known in (span(work, name, planned),)
-        },
+        needed_bytes=round(needed),
+        intervals={"memory": span and span[:2], "time": of_time and of_time[:2]},
     )
 
 
@@ -420,7 +407,7 @@ class Calibrated:
         span = self.calibration.interval(self.device, work.technique.name, work.shape.family, quantity)
         bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
         above = planned - bare if self.device == CPU else self.calibration.planned(self.device, quantity, [planned])
-        return span and span.of(above, bare)
+        return span and type(span)(*(bare + part * above for part in span))
 
 
 # How often to save a checkpoint on machines that fail now and then.

@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.plan.workload import MASTER, Workload, share
@@ -22,30 +21,26 @@ OTHER = frozenset({"mig", "laptop", "d", "ti", "super", "fhhl"})
 """Words in a name that mark another card, or less than a whole one: a MIG slice, a mobile or a cut-down variant."""
 
 
-class Peak(NamedTuple):
-    """One GPU, as published."""
-
-    words: str
-    """Words that its name holds; the first entry all of whose words are there counts."""
-    gib: float
-    """Memory of the usual card, as nvidia-smi shows it; a name may say another size."""
-    tera: dict[str, float]
-    """Dense TFLOP/s by precision, of those that it has. FP32 outside the tensor cores: what PyTorch does by default,
-    without TF32; FP16 and BF16 in tensor cores with FP32 accumulation."""
-
-
 @cache
-def peaks() -> tuple[Peak, ...]:
-    """GPUs, by NVIDIA's data sheets and architecture papers (A10G: AWS's); figures "with sparsity" are halved."""
+def peaks() -> dict[str, dict[str, float]]:
+    """GPUs, by NVIDIA's data sheets and architecture papers (A10G: AWS's); figures "with sparsity" are halved.
+
+    Returns:
+        By the words that a name holds, of which the first entry counts all of whose words are there: `gib`, memory of
+        the usual card as nvidia-smi shows it (a name may say another size); and by precision, of those that it has,
+        dense TFLOP/s. FP32 is outside the tensor cores: what PyTorch does by default, without TF32; FP16 and BF16 in
+        tensor cores with FP32 accumulation.
+    """
     with FILE.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
-    tera = [{each: float(line[each]) for each in ("fp32", "fp16", "bf16") if line[each]} for line in lines]
-    return tuple(Peak(line["words"], float(line["gib"]), of) for line, of in zip(lines, tera, strict=True))
+        return {
+            line.pop("words"): {name: float(text) for name, text in line.items() if text}
+            for line in csv.DictReader(file)
+        }
 
 
 def known_gpus(precision: str = "fp32") -> str:
     """Names of those that have a precision, for people."""
-    return ", ".join(peak.words.upper() for peak in peaks() if precision in peak.tera)
+    return ", ".join(words.upper() for words, peak in peaks().items() if precision in peak)
 
 
 def published_flops(gpu: str, precision: str) -> float | None:
@@ -55,21 +50,20 @@ def published_flops(gpu: str, precision: str) -> float | None:
         gpu: its name as torch and NVML give it, `NVIDIA A100-SXM4-40GB`, or short, `A100-40GB`.
         precision: `fp32` (what a run uses: without TF32), `bf16` or `fp16`.
     """
-    peak = _peak(gpu)
-    return None if peak is None or precision not in peak.tera else TERA * peak.tera[precision]
+    tera = _peak(gpu).get(precision)
+    return None if tera is None else TERA * tera
 
 
 def memory_bytes(gpu: str) -> int | None:
     """Memory of a GPU: what its name says, as `A100-80GB` does, else that of the usual card; None if unknown."""
-    said, peak = re.search(r"(\d+) ?GB", gpu, re.IGNORECASE), _peak(gpu)
-    size = float(said[1]) if said else None if peak is None else peak.gib
+    said = re.search(r"(\d+) ?GB", gpu, re.IGNORECASE)
+    size = float(said[1]) if said else _peak(gpu).get("gib")
     return None if size is None else round(GIB * size)
 
 
 def is_before_ampere(gpu: str) -> bool:
     """Whether a GPU is known to be older than Ampere: it has no BF16 arithmetic and no FlashAttention."""
-    peak = _peak(gpu)
-    return peak is not None and "bf16" not in peak.tera
+    return bool(_peak(gpu)) and "bf16" not in _peak(gpu)
 
 
 def words(gpu: str) -> frozenset[str]:
@@ -77,11 +71,10 @@ def words(gpu: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
 
 
-@cache
-def _peak(gpu: str) -> Peak | None:
+def _peak(gpu: str) -> dict[str, float]:
     said = words(gpu)
-    peak = next((peak for peak in peaks() if said.issuperset(peak.words.split())), None)
-    return None if said & OTHER else peak
+    known = (peak for named, peak in peaks().items() if said.issuperset(named.split()) and not said & OTHER)
+    return next(known, {})
 
 
 # The machines that a plan is for: pods, GPUs, links.

@@ -66,10 +66,16 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
     Args:
         context_bytes: bytes of CUDA and its libraries; 0 without a GPU.
     """
-    stage, activations, buffers, step = work.technique.stage, Activations(work), _buffers(work), _step_temporaries(work)
+    stage, activations, buffers = work.technique.stage, Activations(work), _buffers(work)
     (held, lasting), saved = _states(work), activations.terms()
     terms = [*held, *buffers]
-    # The step's temporaries as far as they exceed the activations and buckets that are gone by then.
+    # What the optimizer's step needs for a moment, as far as it exceeds the activations and buckets that are gone.
+    if work.technique.offloads or (stage == 0 and not work.is_half):
+        step = Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
+    elif stage == 0:
+        step = _shared(work, "gradients of the masters, FP32", MASTER)
+    else:
+        step = _shared(work, "gradients of the partition, flat", MASTER + work.element_bytes * work.is_half)
     spare = total(saved) + sum(term.bytes for term in buffers if stage in (1, 2) and "bucket" in term.name)
     if step.bytes > spare:
         formula = f"{step.formula}, less freed activations and buckets"
@@ -184,16 +190,6 @@ def _buffers(work: Workload) -> list[Term]:
         terms.append(Term.of("parameters gathered for use", size, live))
         terms.append(Term.of("parameters fetched ahead", size, ahead))
     return terms
-
-
-def _step_temporaries(work: Workload) -> Term:
-    """What the optimizer's step needs for a moment, when activations are gone."""
-    stage = work.technique.stage
-    if work.technique.offloads or (stage == 0 and not work.is_half):
-        return Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
-    if stage == 0:
-        return _shared(work, "gradients of the masters, FP32", MASTER)
-    return _shared(work, "gradients of the partition, flat", MASTER + (work.element_bytes if work.is_half else 0))
 
 
 # Memory of the host: what is offloaded, how pinning rounds it up, and the model while it is loaded.

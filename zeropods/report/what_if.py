@@ -242,8 +242,7 @@ class _Questions:
         def of(gpu: str) -> Request:
             return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory_bytes(gpu) or 0)
 
-        for peak in sorted(peaks(), key=lambda peak: (peak.gib, peak.tera["fp16"])):
-            gpu = peak.words.upper()
+        for gpu in map(str.upper, sorted(peaks(), key=lambda words: (peaks()[words]["gib"], peaks()[words]["fp16"]))):
             new = self.fitting(partial(of, gpu))
             if new is not None and of(gpu).machines.achieved_flops(precision) < now:
                 part = new.samples_per_second / new.pods / (self.base.samples_per_second / self.base.pods)
