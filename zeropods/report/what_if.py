@@ -15,7 +15,7 @@ from zeropods.plan.cpu import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
 from zeropods.plan.machines import GIGA, TERA, Machines, memory_bytes, peaks
 from zeropods.plan.memory import LOADING, PARTS, Term, total
-from zeropods.plan.workload import MASTER, MOMENTS, Workload
+from zeropods.plan.workload import MASTER, MOMENTS
 from zeropods.report.plan import TIMES, gib
 from zeropods.tables import GIB, Table, counted, digits
 from zeropods.techniques import TECHNIQUES
@@ -155,17 +155,23 @@ class _Questions:
 
     def answered(self) -> Iterator[WhatIf]:
         """Each question with its answer."""
-        yield self.largest_batch()
+        one, own, rows = self.one, self.base.technique, self.base.largest_batch_size
+        if rows is None:
+            yield self.nothing("largest batch", "not even 1 row fits")
+        else:
+            said = f"{counted(rows, 'row')} per process; "
+            yield self.compared("largest batch", lambda: replace(one, batch_size=rows), said, fullest)
         yield self.longest_row()
-        yield self.fewest_pods()
-        one, own = self.one, self.base.technique
+        if self.fitting(lambda: self.on(pods=MOST_PODS)) is None:
+            yield self.nothing("fewest pods", "no number of pods is enough")
+        else:
+            pods = 1 + (largest(lambda number: self.fitting(lambda: self.on(pods=number)) is None) or 0)
+            yield self.compared("fewest pods", lambda: self.on(pods=pods), f"{counted(pods, 'pod')}; ", fullest)
         other = next(e for e in TECHNIQUES if (e.stage, e.offloads) == (own.stage or 2, not own.offloads))
         yield self.compared(f"{other.name}, not {own.name}", lambda: replace(one, techniques=(other.name,)))
-        again = not one.gradient_checkpointing
-        yield self.compared(
-            f"checkpointing {'on' if again else 'off'}", lambda: replace(one, gradient_checkpointing=again)
-        )
-        precision = "bf16" if one.precision == "fp32" else "fp32"
+        again, precision = not one.gradient_checkpointing, "bf16" if one.precision == "fp32" else "fp32"
+        question = f"checkpointing {'on' if again else 'off'}"
+        yield self.compared(question, lambda: replace(one, gradient_checkpointing=again))
         question = f"{precision.upper()}, not {one.precision.upper()}"
         yield self.compared(question, lambda: replace(one, precision=precision))
         yield self.compared("one more pod", lambda: self.on(pods=one.machines.pods + 1))
@@ -204,13 +210,6 @@ class _Questions:
         """The answer where nothing fits: the plan itself."""
         return WhatIf(question, answer, fullest(self.base), command_of(self.one), self.base)
 
-    def largest_batch(self) -> WhatIf:
-        rows = self.base.largest_batch_size
-        if rows is None:
-            return self.nothing("largest batch", "not even 1 row fits")
-        said = f"{counted(rows, 'row')} per process; "
-        return self.compared("largest batch", lambda: replace(self.one, batch_size=rows), said, fullest)
-
     def longest_row(self) -> WhatIf:
         one, least = self.one, self.one.label_length or 1
 
@@ -227,12 +226,6 @@ class _Questions:
         except UserError as error:
             return replace(found, binds=str(error))
         return found
-
-    def fewest_pods(self) -> WhatIf:
-        if self.fitting(lambda: self.on(pods=MOST_PODS)) is None:
-            return self.nothing("fewest pods", "no number of pods is enough")
-        pods = 1 + (largest(lambda number: self.fitting(lambda: self.on(pods=number)) is None) or 0)
-        return self.compared("fewest pods", lambda: self.on(pods=pods), f"{counted(pods, 'pod')}; ", fullest)
 
     def cheaper_gpu(self) -> WhatIf:
         """The smallest known GPU that is slower, and that it still fits on."""
@@ -260,7 +253,7 @@ EVALUATED = 0.1
 """Rows of an evaluation, as part of the training set: an allowance. One, and a checkpoint, follow each epoch."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LifePhase:
     """A phase of a run."""
 
@@ -269,7 +262,7 @@ class LifePhase:
     """Main memory of the fullest pod."""
     seconds: float | None
     """None where the plan was not told how many steps or samples there are."""
-    disk_bytes: int = 0
+    disk_bytes: int
     """What it leaves on the disk."""
     formula: str
 
@@ -281,67 +274,46 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
         save_seconds: of one checkpoint, where it is known.
     """
     found, request = recommended(made), made.request
-    weights = Term.of("weights, FP32", MASTER, found.work.shape.parameters)
+    work, slots, time, times = found.work, found.slots, found.time, math.ceil(request.epochs)
+    parameters, stage = work.shape.parameters, work.technique.stage
+    weights = Term.of("weights, FP32", MASTER, parameters)
     # Without a GPU all of a process is in the host's memory.
     terms = found.memory.terms if request.machines.device == CPU else found.memory.host_terms
     kept = [term for term in terms if term.name != LOADING]
-    bare = total(kept, "context")
-    host, times, saved = found.slots * total(kept), math.ceil(request.epochs), checkpoint(found.work)
-    saving = total(saved) / DISK if save_seconds is None else save_seconds
-    epoch = None if found.total_seconds is None else found.total_seconds / request.epochs
-    evaluation = None if epoch is None else times * EVALUATED * epoch * _forward_share(found)
+    bare, host = total(kept, "context"), slots * total(kept)
+    start = f"{slots} x ({weights.formula} + {gib(bare)} GiB); {START_SECONDS:g} s, {DISK / GIGA:g} GB/s"
+    steps = f"{slots} x ({' + '.join(f'{term.name} ({gib(term.bytes)} GiB)' for term in kept)})"
+    evaluation = None
+    if found.total_seconds is not None:
+        # A forward pass alone; stage 3 waits in it for parameters.
+        both, again = work.flops()
+        waits = time.exposed_communication_seconds if stage == 3 else 0.0
+        forward = both / 3 / (both + again) * (time.compute_seconds + waits) / time.seconds
+        evaluation = times * EVALUATED * (found.total_seconds / request.epochs) * forward
+    # One checkpoint, of all ranks together.
+    optimizer = MOMENTS + MASTER * (stage > 0 or work.is_half)
+    saved = [Term.of("model", MASTER, parameters), Term.of("optimizer", optimizer, parameters)]
+    if stage in (1, 2):
+        saved.append(Term.of("weights of ZeRO", work.element_bytes, parameters))
+    saving = times * (total(saved) / DISK if save_seconds is None else save_seconds) + weights.bytes / DISK
     parts = " + ".join(f"{term.name} {term.formula}" for term in saved)
+    saves = f"on rank 0's pod + {weights.formula} gathered; {times} x ({parts}) + the model"
+    rows = f"{times} x {EVALUATED:.0%} of the rows of an epoch, forward only"
     phases = [
-        LifePhase(
-            phase="start",
-            host_bytes=found.slots * (bare + weights.bytes),
-            seconds=START_SECONDS + weights.bytes / DISK,
-            formula=f"{found.slots} x ({weights.formula} + {gib(bare)} GiB); {START_SECONDS:g} s, {DISK / GIGA:g} GB/s",
-        ),
-        LifePhase(
-            phase="steps, from the first on",
-            host_bytes=host,
-            seconds=found.total_seconds,
-            formula=f"{found.slots} x ({' + '.join(f'{term.name} ({gib(term.bytes)} GiB)' for term in kept)})",
-        ),
-        LifePhase(
-            phase="evaluation",
-            host_bytes=host,
-            seconds=evaluation,
-            formula=f"{times} x {EVALUATED:.0%} of the rows of an epoch, forward only",
-        ),
-        LifePhase(
-            phase="saving",
-            host_bytes=host + weights.bytes,
-            seconds=times * saving + weights.bytes / DISK,
-            disk_bytes=times * total(saved) + weights.bytes,
-            formula=f"on rank 0's pod + {weights.formula} gathered; {times} x ({parts}) + the model",
-        ),
+        LifePhase("start", slots * (bare + weights.bytes), START_SECONDS + weights.bytes / DISK, 0, start),
+        LifePhase("steps, from the first on", host, found.total_seconds, 0, steps),
+        LifePhase("evaluation", host, evaluation, 0, rows),
+        LifePhase("saving", host + weights.bytes, saving, times * total(saved) + weights.bytes, saves),
     ]
     seconds = [each.seconds for each in phases if each.seconds is not None]
     whole = LifePhase(
-        phase="whole run",
-        host_bytes=max(each.host_bytes for each in phases),
-        seconds=sum(seconds) if len(seconds) == len(phases) else None,
-        disk_bytes=sum(each.disk_bytes for each in phases),
-        formula="all phases" if epoch is not None else "its time: give --steps or --samples",
+        "whole run",
+        max(each.host_bytes for each in phases),
+        sum(seconds) if len(seconds) == len(phases) else None,
+        sum(each.disk_bytes for each in phases),
+        "its time: give --steps or --samples" if evaluation is None else "all phases",
     )
     return (*phases, whole)
-
-
-def _forward_share(found: Estimate) -> float:
-    """Part of a step that a forward pass alone takes; stage 3 waits in it for parameters."""
-    both, again = found.work.flops()
-    waits = found.time.exposed_communication_seconds if found.technique.stage == 3 else 0.0
-    return both / 3 / (both + again) * (found.time.compute_seconds + waits) / found.time.seconds
-
-
-def checkpoint(work: Workload) -> tuple[Term, ...]:
-    """What one checkpoint holds, of all ranks together."""
-    parameters, stage = work.shape.parameters, work.technique.stage
-    copies = (Term.of("weights of ZeRO", work.element_bytes, parameters),) if stage in (1, 2) else ()
-    optimizer = Term.of("optimizer", MOMENTS + MASTER * (stage > 0 or work.is_half), parameters)
-    return (Term.of("model", MASTER, parameters), optimizer, *copies)
 
 
 def life_table(phases: tuple[LifePhase, ...]) -> Table:
