@@ -321,16 +321,16 @@ class _Autocast(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__
         kind = torch.half if name in HALF_BY_AUTOCAST else torch.float32 if name in FLOAT_BY_AUTOCAST else None
-        if kind is not None:
-            args, kwargs = tree_map(partial(self._cast, kind), (args, kwargs))
-        return func(*args, **(kwargs or {}))
 
-    def _cast(self, kind: torch.dtype, given: Any) -> Any:
-        if not isinstance(given, Tensor) or not given.is_floating_point() or given.dtype == kind:
-            return given
-        if not isinstance(given, nn.Parameter):
-            return given.to(kind)
-        return self._copies.setdefault(id(given), given.to(kind))
+        def cast(given: Any) -> Any:
+            if not isinstance(given, Tensor) or not given.is_floating_point() or given.dtype == kind:
+                return given
+            if not isinstance(given, nn.Parameter):
+                return given.to(kind)
+            return self._copies.setdefault(id(given), given.to(kind))
+
+        args, kwargs = (args, kwargs or {}) if kind is None else tree_map(cast, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class _Fused(torch.autograd.Function):

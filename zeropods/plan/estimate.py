@@ -127,34 +127,6 @@ class Request:
         some = f"each token meets {shape.experts} experts: memory is planned with all, time with those"
         return some if shape.experts else None
 
-    def to_json(self) -> dict[str, object]:
-        """Plain values, without the fields of other models."""
-        return {name: value for name, value in asdict(self).items() if name not in _foreign(self.shape)}
-
-    def variants(self) -> list[Workload]:
-        """What to plan: each attention with each checkpointing, under each technique in their own order."""
-        tokens, labels = self.lengths
-        work = Workload(
-            shape=self.shape,
-            rows=self.batch_size,
-            tokens=tokens,
-            labels=labels,
-            precision=self.precision,
-            zero=self.zero,
-            passes=self.gradient_accumulation,
-            before_ampere=is_before_ampere(self.machines.gpu),
-            dropout=self.dropout,
-        )
-        again = (False, True) if self.gradient_checkpointing == BOTH else (self.gradient_checkpointing is True,)
-        asked = {technique_named(name).name for name in self.techniques}
-        return [
-            replace(work, attention=attention, checkpointing=each, technique=technique)
-            for attention in self.attentions
-            for each in again
-            for technique in TECHNIQUES
-            if not asked or technique.name in asked
-        ]
-
     @property
     def attentions(self) -> list[str]:
         """The ways of attention to compare."""
@@ -185,23 +157,23 @@ def request_for(model: str, **asked: Any) -> Request:
         UserError: an unknown model, a field that is wrong, or one that is of the other kind of model.
     """
     shape = shape_for(model, asked.get("trust_remote_code", False))
-    own, foreign = DEFAULTS[shape.joint], _foreign(shape)
-    known = {field.name for field in fields(Request)} - foreign
-    wrong = next((name for name in asked if name not in known), None)
-    if wrong is None:
-        gpu = asked.get("machines", Machines()).gpu
-        memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
-        if memory is None:
-            raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops, or one of {known_gpus()}")
-        return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
-    lengths = " and ".join(f"--{name.replace('_', '-')}" for name in own if name.endswith("_length"))
-    remedy = f"give {lengths}" if wrong in foreign and wrong.endswith("_length") else "leave it out"
-    raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {shape.kind}; {remedy}")
+    own, known = DEFAULTS[shape.joint], {field.name for field in fields(Request)}
+    for name in asked:
+        if name in known - _foreign(shape):
+            continue
+        lengths = " and ".join(f"--{each.replace('_', '-')}" for each in own if each.endswith("_length"))
+        remedy = f"give {lengths}" if name in known and name.endswith("_length") else "leave it out"
+        raise UserError(f"--{name.replace('_', '-')} {asked[name]}: {model} is {shape.kind}; {remedy}")
+    gpu = asked.get("machines", Machines()).gpu
+    memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
+    if memory is None:
+        raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops, or one of {known_gpus()}")
+    return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
 
 
 def _foreign(shape: Shape) -> set[str]:
     """Fields that a model of this kind does not have."""
-    return {name for defaults in DEFAULTS.values() for name in defaults} - DEFAULTS[shape.joint].keys()
+    return DEFAULTS[not shape.joint].keys() - DEFAULTS[shape.joint].keys()
 
 
 # The plan of a request.
@@ -282,9 +254,10 @@ class Plan:
         return max(fitting, key=lambda estimate: float(f"{estimate.samples_per_second:.9g}"), default=None)
 
     def to_json(self) -> dict[str, object]:
-        """Plain values."""
+        """Plain values; of the request without the fields of other models."""
+        foreign = _foreign(self.request.shape)
         return {
-            "request": self.request.to_json(),
+            "request": {name: value for name, value in asdict(self.request).items() if name not in foreign},
             "techniques": [estimate.to_json() for estimate in self.estimates],
             "best": self.best.technique.name if self.best else None,
             "best_labels": self.best.labels if self.best else {},
@@ -293,12 +266,33 @@ class Plan:
 
 
 def plan(request: Request, by: Calibrated | None = None) -> Plan:
-    """Estimate every technique of a request, in each of its ways of training; by arithmetic, or what runs have shown.
+    """Estimate each attention with each checkpointing, under each technique; by arithmetic, or what runs have shown.
 
     Raises:
         UserError: unknown technique or GPU; a way of training that the model does not have.
     """
-    return Plan(request, tuple(_estimate(request, work, by) for work in request.variants()))
+    tokens, labels = request.lengths
+    work = Workload(
+        shape=request.shape,
+        rows=request.batch_size,
+        tokens=tokens,
+        labels=labels,
+        precision=request.precision,
+        zero=request.zero,
+        passes=request.gradient_accumulation,
+        before_ampere=is_before_ampere(request.machines.gpu),
+        dropout=request.dropout,
+    )
+    again = (False, True) if request.gradient_checkpointing == BOTH else (request.gradient_checkpointing is True,)
+    asked = {technique_named(name) for name in request.techniques} or set(TECHNIQUES)
+    estimates = (
+        _estimate(request, replace(work, attention=attention, checkpointing=each, technique=technique), by)
+        for attention in request.attentions
+        for each in again
+        for technique in TECHNIQUES
+        if technique in asked
+    )
+    return Plan(request, tuple(estimates))
 
 
 def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estimate:

@@ -73,9 +73,10 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
     if work.technique.offloads or (stage == 0 and not work.is_half):
         step = Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
     elif stage == 0:
-        step = _shared(work, "gradients of the masters, FP32", MASTER)
+        step = Term.of("gradients of the masters, FP32", MASTER, work.shape.parameters)
     else:
-        step = _shared(work, "gradients of the partition, flat", MASTER + work.element_bytes * work.is_half)
+        each = MASTER + work.element_bytes * work.is_half
+        step = Term.of("gradients of the partition, flat", each, work.shape.parameters, work.ranks)
     spare = total(saved) + sum(term.bytes for term in buffers if stage in (1, 2) and "bucket" in term.name)
     if step.bytes > spare:
         formula = f"{step.formula}, less freed activations and buckets"
@@ -123,13 +124,11 @@ def _states(work: Workload) -> tuple[list[Term], list[Term]]:
     if not whole and stage != 3:
         some = Term.of("gradients", size, touched(shape, work.own_rates, ranks), part="gradients")
         gradients = replace(some, formula=f"{some.formula}: tensors that a share of 1 / {ranks} touches, whole")
-    if stage or work.is_half:
-        optimizer = _shared(work, "master and Adam's moments, FP32", MASTER + MOMENTS, "optimizer")
-    else:
-        optimizer = _shared(work, "Adam's moments, FP32", MOMENTS, "optimizer")
+    held = ("master and Adam's moments", MASTER + MOMENTS) if stage or work.is_half else ("Adam's moments", MOMENTS)
+    optimizer = Term.of(f"{held[0]}, FP32", held[1], shape.parameters, ranks if stage else 1, "optimizer")
     if not work.technique.offloads:
         return [weights, *gathered, gradients, optimizer], []
-    master = _shared(work, "gradients of the master, FP32", MASTER, "gradients")
+    master = Term.of("gradients of the master, FP32", MASTER, shape.parameters, ranks, "gradients")
     if stage == 3:
         return gathered, [weights, gradients, master, optimizer]
     return [weights, gradients] if whole else [weights], [master, optimizer]
@@ -149,11 +148,6 @@ def _kept_whole(work: Workload) -> int:
     """Elements that stage 3 gathers after each step and keeps, beside each rank's share of them."""
     is_shared = work.technique.stage == 3 and work.ranks > 1
     return sum(size for size, _ in work.shape.weights if is_shared and size <= work.zero.persistent_elements)
-
-
-def _shared(work: Workload, name: str, size: int, part: str = "buffers") -> Term:
-    """Something of each parameter, which the ranks of a ZeRO stage share."""
-    return Term.of(name, size, work.shape.parameters, work.ranks if work.technique.stage else 1, part)
 
 
 # Memory of a GPU beside the states: buckets of communication, gathered parameters, temporaries of the step.
@@ -203,7 +197,7 @@ def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
     process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
     shape, size, lasting = work.shape, work.element_bytes, [*states]
     if work.technique.offloads and work.technique.stage != 3:
-        lasting.append(_shared(work, "weights on their way to the GPU", size))
+        lasting.append(Term.of("weights on their way to the GPU", size, shape.parameters, work.ranks))
         lasting.append(Term.of("gradient on its way", size, shape.largest_tensor))
     # Adam's moments are not pinned: PyTorch makes them like its parameters, but not where these lie.
     pinned = [term for term in lasting if work.zero.pins and term.part != "optimizer"]
