@@ -16,7 +16,7 @@ from zeropods.tables import GIB, not_negative, number, whole, wrapped
 if TYPE_CHECKING:
     from zeropods.cli import Result
     from zeropods.measure.calibration import MachineProbe
-    from zeropods.plan.estimate import Calibrated, Estimate, Request
+    from zeropods.plan.estimate import Calibrated, Request
 
 SECONDS_PER_HOUR = 3_600
 OF_GPUS = ("gpu", "gpu_memory", "flops", "bandwidth", "latency", "pcie_bandwidth", "peer_bandwidth")
@@ -59,22 +59,27 @@ def run_plan(arguments: argparse.Namespace) -> Result:
     """The plan as plain values; people get tables made from the plan itself."""
     from zeropods.plan.estimate import plan
     from zeropods.report.plan import PlanReport
-    from zeropods.report.what_if import life, life_table, what_if_text, what_ifs
+    from zeropods.report.what_if import life, life_table, saving, what_if_text, what_ifs
 
     if arguments.fit:
         return _fit(arguments)
     by, probe, source = _by(arguments)
     report = PlanReport(plan(request_of(arguments, probe), by), source)
     made = report.to_json()
-    saving, said = _saving(arguments, report.plan.best)
-    more, asked = "", {}
+    mtbf, save, saves, more, asked = arguments.mtbf, arguments.save_seconds, None, "", {}
+    if (mtbf is None) != (save is None):
+        given, missing = ("--mtbf", "--save-seconds S") if save is None else ("--save-seconds", "--mtbf HOURS")
+        raise UserError(f"{given} {mtbf or save:g}: needs {missing} too")
+    if mtbf is not None:
+        saves, said = saving(mtbf * SECONDS_PER_HOUR, save, report.plan.best)
+        more = f"\n\n{wrapped(said)}"
     if arguments.what_if:
         found = what_ifs(report.plan, partial(plan, by=by), arguments.machine)
-        phases = life(report.plan, arguments.save_seconds)
-        more = f"\n\n{what_if_text(found)}\n{life_table(phases)}".rstrip()
+        phases = life(report.plan, save)
+        more += f"\n\n{what_if_text(found)}\n{life_table(phases)}".rstrip()
         asked = {"what_if": [each.to_json() for each in found], "life": [asdict(phase) for phase in phases]}
-    arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}{more}"
-    return {**made, "saving": saving, "formulas": arguments.formulas, **asked}
+    arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{more}"
+    return {**made, "saving": saves, "formulas": arguments.formulas, **asked}
 
 
 def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe | None, str]:
@@ -135,34 +140,6 @@ def run_probe(arguments: argparse.Namespace) -> Result:
     found, path = asdict(probe(cluster)), arguments.out or home() / MACHINE
     write_json(path, found)
     return {**found, "file": str(path)}
-
-
-def _saving(arguments: argparse.Namespace, best: Estimate | None) -> tuple[Result | None, str]:
-    """How often to save, in seconds and in steps of the technique that the plan chooses; nothing where nobody asked."""
-    from zeropods.plan.estimate import saving_plan
-
-    mtbf, save = arguments.mtbf, arguments.save_seconds
-    if mtbf is None and save is None:
-        return None, ""
-    if mtbf is None or save is None:
-        given, missing = ("--mtbf", "--save-seconds S") if save is None else ("--save-seconds", "--mtbf HOURS")
-        raise UserError(f"{given} {mtbf or save:g}: needs {missing} too")
-    interval, goodput = saving_plan(mtbf * SECONDS_PER_HOUR, save)
-    steps = best and max(1, round(interval / best.time.seconds))
-    counted = "" if best is None else f", {steps:,} steps of {best.technique.name}"
-    said = (
-        f"Save every {interval:,.0f} s{counted}: {goodput:.1%} of the time is left for steps that count, with a "
-        f"failure every {mtbf:,.4g} h (Young 1974, Daly 2006)."
-    )
-    values = {
-        "mtbf_seconds": mtbf * SECONDS_PER_HOUR,
-        "save_seconds": save,
-        "interval_seconds": interval,
-        "goodput": goodput,
-        "technique": best and best.technique.name,
-        "steps": steps,
-    }
-    return values, f"\n\n{wrapped(said)}"
 
 
 def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Request:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from zeropods.measure.calibration import Calibration, MachineProbe, Span
 
 BOTH, ALL = "both", "all"
-MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour", "trust_remote_code")
 DEFAULTS: dict[bool, dict[str, int | None]] = {
     False: {"batch_size": 32, "source_length": 96, "target_length": 96},
     True: {"batch_size": 4, "seq_length": 512, "label_length": None, "attention": None, "dropout": None},
@@ -79,9 +78,6 @@ class Request:
         shape, precisions = self.shape, self.shape.precisions
         if self.precision not in precisions:
             raise UserError(f"--precision {self.precision}; expected {' or '.join(precisions)}")
-        for name, value in (vars(self) | vars(self.machines)).items():
-            if isinstance(value, (int, float)) and value <= 0 and name not in MAY_BE_ZERO:
-                raise UserError(f"{name} {value:g}; expected more than 0")
         if self.samples is None and self.epochs != 1:
             raise UserError(f"--epochs {self.epochs:g} without --samples; give both, or --steps")
         if self.steps is not None and self.samples is not None:
@@ -157,13 +153,11 @@ def request_for(model: str, **asked: Any) -> Request:
         UserError: an unknown model, a field that is wrong, or one that is of the other kind of model.
     """
     shape = shape_for(model, asked.get("trust_remote_code", False))
-    own, known = DEFAULTS[shape.joint], {field.name for field in fields(Request)}
-    for name in asked:
-        if name in known - _foreign(shape):
-            continue
+    own = DEFAULTS[shape.joint]
+    if (wrong := next((name for name in asked if name in _foreign(shape)), None)) is not None:
         lengths = " and ".join(f"--{each.replace('_', '-')}" for each in own if each.endswith("_length"))
-        remedy = f"give {lengths}" if name in known and name.endswith("_length") else "leave it out"
-        raise UserError(f"--{name.replace('_', '-')} {asked[name]}: {model} is {shape.kind}; {remedy}")
+        remedy = f"give {lengths}" if wrong.endswith("_length") else "leave it out"
+        raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {shape.kind}; {remedy}")
     gpu = asked.get("machines", Machines()).gpu
     memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
     if memory is None:
@@ -402,27 +396,3 @@ class Calibrated:
         bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
         above = planned - bare if self.device == CPU else self.calibration.planned(self.device, quantity, [planned])
         return span and type(span)(*(bare + part * above for part in span))
-
-
-# How often to save a checkpoint on machines that fail now and then.
-
-
-def saving_plan(mtbf_seconds: float, save_seconds: float) -> tuple[float, float]:
-    """The time between two checkpoints that leaves most of the wall time for steps that count.
-
-    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are
-    M seconds apart in the mean; M itself where S is at least 2M.
-
-    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's, doi:10.1145/361147.361115. Each
-    interval loses its save, each failure half an interval; the time of a restart is not counted.
-
-    Returns:
-        Seconds of training between the end of one save and the begin of the next; and the goodput, the share of the
-        wall time that is left: without saves, and without what is lost to failures and done again.
-    """
-    part = save_seconds / (2 * mtbf_seconds)
-    interval = mtbf_seconds
-    if part < 1:
-        interval = math.sqrt(2 * save_seconds * mtbf_seconds) * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
-    whole = interval + save_seconds
-    return interval, max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds))

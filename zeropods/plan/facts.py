@@ -50,18 +50,17 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
     try:
         text = file.read_text(encoding="utf-8")
         given = json.loads(text)
+        if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
+            raise ValueError("no model_type")
     except (OSError, ValueError) as error:
         raise UserError(f"--model {model}: {file}: {error}; expected a {CONFIG} as transformers writes it") from None
-    kind = given.get("model_type") if isinstance(given, dict) else None
-    if not isinstance(kind, str):
-        raise UserError(f"--model {model}: {file}: no model_type; expected a {CONFIG} as transformers writes it")
     if given.get("quantization_config"):
         raise UserError(f"--model {model}: its weights are quantised and cannot be trained; name the original model")
     has_code = "AutoConfig" in (given.get("auto_map") or ())
     if has_code and not trust_remote_code:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-        if kind not in CONFIG_MAPPING_NAMES:
+        if (kind := given["model_type"]) not in CONFIG_MAPPING_NAMES:
             raise UserError(
                 f"--model {model}: {kind} is code of its own, which is not run unasked; give --trust-remote-code if "
                 "you have read it"

@@ -32,10 +32,8 @@ def peaks() -> dict[str, dict[str, float]]:
         tensor cores with FP32 accumulation.
     """
     with FILE.open(encoding="utf-8", newline="") as file:
-        return {
-            line.pop("words"): {name: float(text) for name, text in line.items() if text}
-            for line in csv.DictReader(file)
-        }
+        lines = csv.DictReader(file)
+        return {line.pop("words"): {name: float(text) for name, text in line.items() if text} for line in lines}
 
 
 def known_gpus(precision: str = "fp32") -> str:

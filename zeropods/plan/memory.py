@@ -13,8 +13,6 @@ from zeropods.tables import GIB
 
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
 """What the memory of a GPU is divided into."""
-FLOAT = 4
-"""Bytes of an FP32 element."""
 GRADIENTS = {True: 3, False: 2}
 """Gradients of the feed-forward's width at one time in the backward pass of a causal layer, and of another."""
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -83,9 +81,8 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
         terms.append(replace(step, bytes=step.bytes - spare, formula=formula))
     terms += saved
     if context_bytes:
-        terms.append(
-            Term("CUDA and its libraries", context_bytes, f"{context_bytes / GIB:.2g} GiB, a constant", "context")
-        )
+        formula = f"{context_bytes / GIB:.2g} GiB, a constant"
+        terms.append(Term("CUDA and its libraries", context_bytes, formula, "context"))
     # Tensors at the worst moment, on the worst-off rank: in the loss, the backward pass or the step.
     gradients = total(held, "gradients")
     # Buckets of stages 1 and 2 are made when the first gradient is there, and given back before the step.
@@ -194,7 +191,6 @@ def _buffers(work: Workload) -> list[Term]:
 
 def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
     """All of the host's memory, the states that lie there included."""
-    process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
     shape, size, lasting = work.shape, work.element_bytes, [*states]
     if work.technique.offloads and work.technique.stage != 3:
         lasting.append(Term.of("weights on their way to the GPU", size, shape.parameters, work.ranks))
@@ -206,9 +202,9 @@ def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
         names = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
         lasting.append(Term("rounding of pinned memory", rounded, names))
     loaded = Term.of(LOADING, MASTER, shape.parameters, part="parameters")
-    missing = max(0, loaded.bytes - total(lasting))
-    loading = replace(loaded, bytes=missing, formula=f"{loaded.formula}, less what comes after it")
-    return (*lasting, loading, process) if missing else (*lasting, process)
+    if (missing := loaded.bytes - total(lasting)) > 0:
+        lasting.append(replace(loaded, bytes=missing, formula=f"{loaded.formula}, less what comes after it"))
+    return (*lasting, Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context"))
 
 
 @cache
@@ -218,8 +214,11 @@ def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
     Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's share touches, in each
     parameter group of the optimizer; `copy_grads_in_partition` makes a buffer of the sum of their sizes.
     """
-    changes: Counter[int] = Counter()
-    for sizes in shape.groups(own_rates):
+    changes, groups = Counter[int](), dict[str | bool, list[int]]()
+    for weight in shape.weights:
+        # `train.trainer` has embedding, matrices, position biases and norms apart; Trainer what decays, and the rest.
+        groups.setdefault(weight.kind if own_rates else weight.is_matrix, []).append(weight.size)
+    for sizes in groups.values():
         # A parameter group is cut into equal shares wherever a tensor ends.
         part, begin = share(sum(sizes), ranks), 0
         for size in sizes:
@@ -264,7 +263,7 @@ def short(number: float) -> str:
 # What a forward pass keeps for its backward pass, counted tensor by tensor, as transformers 5.23 runs it on a GPU.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Stack:
     """Layers of one kind: the encoder's, the decoder's, or all of a causal model. Bytes of one pass."""
 
@@ -291,7 +290,7 @@ class Activations:
     def __init__(self, work: Workload) -> None:
         self.work, shape, size = work, work.shape, ELEMENT_BYTES[work.precision]
         saved, sizes = work.saved(), (work.rows, work.tokens, work.labels)
-        self.head = FLOAT * work.rows * work.labels * shape.vocabulary
+        self.head = ELEMENT_BYTES["fp32"] * work.rows * work.labels * shape.vocabulary
         """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
         self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
         """Of a tied embedding, as the head and as the table: both are there while they are added."""
@@ -309,16 +308,8 @@ class Activations:
             layer = round(value(saved.layers[side], *sizes) / shape.layers[side])
             gradients = max(GRADIENTS[shape.joint] * size * work.rows * tokens * shape.inner, scores * tokens**2)
             kept, again = (round(value(saved.inputs[side], *sizes)), layer) if work.checkpointing else (layer, 0)
-            self.stacks.append(
-                Stack(
-                    prefix=prefix,
-                    tokens=tokens,
-                    layers=shape.layers[side],
-                    parameters=shape.layer_parameters[side],
-                    kept=kept,
-                    working=gradients + again,
-                )
-            )
+            layers, parameters = shape.layers[side], shape.layer_parameters[side]
+            self.stacks.append(Stack(prefix, tokens, layers, parameters, kept, gradients + again))
 
     def in_loss(self) -> int:
         """Bytes when the loss is computed, its own gradients included; there is no gradient of a parameter yet."""

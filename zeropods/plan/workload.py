@@ -124,18 +124,6 @@ class Shape:
         """Elements of the largest single parameter."""
         return max(weight.size for weight in self.weights)
 
-    def groups(self, own_rates: bool = False) -> list[list[int]]:
-        """Elements of each tensor by parameter group of the optimizer, in the model's order.
-
-        Args:
-            own_rates: parameter groups as `train.trainer` makes them for a T5: embedding, matrices, position biases,
-                norms. Else as Trainer makes them: what is decayed, and what is not.
-        """
-        found: dict[str | bool, list[int]] = {}
-        for weight in self.weights:
-            found.setdefault(weight.kind if own_rates else weight.is_matrix, []).append(weight.size)
-        return list(found.values())
-
     def layer_products(self, tokens: float, labels: float, *, whole: bool = False) -> float:
         """Multiply-adds of all layers in a forward pass over one row: matrices by token, and attention's products.
 

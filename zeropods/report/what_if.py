@@ -329,3 +329,47 @@ def life_table(phases: tuple[LifePhase, ...]) -> Table:
         for each in phases
     )
     return Table.of(lines, "The whole life of the run")
+
+
+# How often to save a checkpoint on machines that fail now and then.
+
+
+def saving(mtbf_seconds: float, save_seconds: float, best: Estimate | None) -> tuple[dict[str, object], str]:
+    """The time between two checkpoints that leaves most of the wall time for steps that count.
+
+    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are
+    M seconds apart in the mean; M itself where S is at least 2M.
+
+    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's, doi:10.1145/361147.361115. Each
+    interval loses its save, each failure half an interval; the time of a restart is not counted.
+
+    Args:
+        best: what the plan recommends, by whose steps the interval is counted too.
+
+    Returns:
+        Plain values: seconds of training between the end of one save and the begin of the next; and the goodput, the
+        share of the wall time that is left: without saves, and without what is lost to failures and done again. And
+        the same in a sentence.
+    """
+    part = save_seconds / (2 * mtbf_seconds)
+    interval = mtbf_seconds
+    if part < 1:
+        interval = math.sqrt(2 * save_seconds * mtbf_seconds) * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
+    whole = interval + save_seconds
+    goodput = max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds))
+    values: dict[str, object] = {
+        "mtbf_seconds": mtbf_seconds,
+        "save_seconds": save_seconds,
+        "interval_seconds": interval,
+        "goodput": goodput,
+        "technique": None,
+        "steps": None,
+    }
+    counted_in = ""
+    if best is not None:
+        values |= {"technique": best.technique.name, "steps": max(1, round(interval / best.time.seconds))}
+        counted_in = f", {values['steps']:,} steps of {best.technique.name}"
+    return values, (
+        f"Save every {interval:,.0f} s{counted_in}: {goodput:.1%} of the time is left for steps that count, with a "
+        f"failure every {mtbf_seconds / 3600:,.4g} h (Young 1974, Daly 2006)."
+    )
