@@ -57,12 +57,18 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> Result:
     """The plan as plain values; people get tables made from the plan itself."""
+    from zeropods.measure.calibration import fit_runs, read_probe
     from zeropods.plan.estimate import plan
     from zeropods.report.plan import PlanReport
     from zeropods.report.what_if import life, life_table, saving, what_if_text, what_ifs
 
     if arguments.fit:
-        return _fit(arguments)
+        from zeropods.report.entry import find_runs
+
+        machine = None if arguments.machine is None else read_probe(arguments.machine)
+        if machine and machine.gpus:
+            raise UserError(f"--machine {arguments.machine}: has {machine.name}; give that of the runs without a GPU")
+        return fit_runs(find_runs(arguments.fit).values(), " ".join(map(str, arguments.fit)), machine)
     by, probe, source = _by(arguments)
     report = PlanReport(plan(request_of(arguments, probe), by), source)
     made = report.to_json()
@@ -112,20 +118,6 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
         return None, probe, f"Rates are {rates}; no run of yours tells how far off they are (--fit)."
     by = Calibrated(own, known, probe or own.machine)
     return by, probe, f"Rates are {rates}, intervals those of {own.source}."
-
-
-def _fit(arguments: argparse.Namespace) -> Result:
-    """Learn from runs, and keep it."""
-    from zeropods.measure.calibration import CALIBRATION, SHIPPED, fit_runs, read_calibration, read_probe
-    from zeropods.report.entry import find_runs
-
-    path = home() / CALIBRATION
-    machine = None if arguments.machine is None else read_probe(arguments.machine)
-    if machine and machine.gpus:
-        raise UserError(f"--machine {arguments.machine}: has {machine.name}; give that of the runs without a GPU")
-    found = fit_runs(find_runs(arguments.fit).values(), " ".join(map(str, arguments.fit)), machine)
-    write_json(path, asdict(found.over(read_calibration(SHIPPED))))
-    return {"fitted_to": found.source, "runs": len(found.residuals), "error": found.errors(), "file": str(path)}
 
 
 def run_probe(arguments: argparse.Namespace) -> Result:

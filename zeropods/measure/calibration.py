@@ -21,7 +21,7 @@ from zeropods.measure.environment import hardware
 from zeropods.measure.record import RECORD, STRICT, Record, read_record
 from zeropods.plan.cpu import CPU, resident_parts, step_parts
 from zeropods.plan.facts import shape_recorded
-from zeropods.plan.machines import Machines, is_before_ampere, step_time
+from zeropods.plan.machines import Machines, is_before_ampere, published_flops, step_time
 from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory, total
 from zeropods.plan.workload import Workload, ZeroSettings, read_zero_settings
 from zeropods.techniques import technique_named
@@ -219,17 +219,6 @@ class Calibration:
                 return Span(inner[0], inner[-1], quantiles(known, n=round(1 / (1 - FITTING)))[-1])
         return None
 
-    def over(self, other: Calibration) -> Calibration:
-        """This one, and of devices that it does not know the other one."""
-        rest = [each for each in other.residuals if each.device not in self.factors]
-        return replace(self, factors={**other.factors, **self.factors}, residuals=[*self.residuals, *rest])
-
-    def errors(self) -> dict[str, float]:
-        """Median of how far off a plan was, by quantity, as a share of it."""
-        known = {each: [getattr(one, each) for one in self.residuals] for each in QUANTITIES}
-        offs = {each: [abs(value - 1) for value in values if value is not None] for each, values in known.items()}
-        return {each: median(values) for each, values in offs.items() if values}
-
 
 def read_calibration(path: Path) -> Calibration:
     """That of a file; `UserError` says what is wrong with it."""
@@ -346,6 +335,8 @@ def recorded_work(record: Record) -> Workload | None:
 def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
     """A finished run, to be fitted or judged; None for one that cannot be planned.
 
+    Where no peak of its GPU is known nothing is planned of its time, and none measured.
+
     Args:
         probe: that of its machine, for a run without a GPU.
     """
@@ -362,18 +353,17 @@ def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
     if gpu is None:
         hosts = len({rank.machine for rank in record.ranks})
         machines = Machines(pods=record.world_size, hosts=hosts, threads=record.identity.get("threads") or None)
-        memory = tuple(map(total, resident_parts(largest)))
-        time = step_parts(mean, machines, probe)
+        memory, time = tuple(map(total, resident_parts(largest))), step_parts(mean, machines, probe)
     else:
         machines = Machines(pods=record.pods, slots=record.slots, gpu=gpu)
-        memory = (plan_memory(largest).device_bytes,)
-        time = (step_time(mean, machines).seconds,)
+        memory, is_known = (plan_memory(largest).device_bytes,), published_flops(gpu, mean.precision) is not None
+        time = (step_time(mean, machines).seconds,) if is_known else ()
     return Sample(
         technique=largest.technique.name,
         device=gpu or CPU,
         family=largest.shape.family,
         parts={"memory": memory, "time": time},
-        measured={"memory": measured_memory(record), "time": measured_step(record)},
+        measured={"memory": measured_memory(record), "time": measured_step(record) if time else None},
     )
 
 
@@ -448,11 +438,15 @@ def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
     )
 
 
-def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) -> Calibration:
-    """Fit to the finished runs among these run folders.
+def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) -> dict[str, object]:
+    """Fit to the finished runs among these run folders, and keep that, beside what is shipped of other devices.
 
     Args:
         machine: that of the runs without a GPU; the kept one if not given.
+
+    Returns:
+        What it was fitted to, how many runs, the file, and by quantity the median of how far off a plan was, as a share
+        of it.
 
     Raises:
         UserError: too few runs of which a plan can be made.
@@ -461,7 +455,15 @@ def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) 
     calibration, kept_here = kept(files.home())
     probe = machine or kept_here or calibration.machine
     samples = [sample for record in records if (sample := sample_of(record, probe_for(record, probe)))]
-    return fitted(samples, f"{len(samples)} runs of {named}", probe)
+    found, shipped = fitted(samples, f"{len(samples)} runs of {named}", probe), read_calibration(SHIPPED)
+    rest = [each for each in shipped.residuals if each.device not in found.factors]
+    path, factors = files.home() / CALIBRATION, {**shipped.factors, **found.factors}
+    files.write_json(path, asdict(replace(found, factors=factors, residuals=[*found.residuals, *rest])))
+    error = {}
+    for quantity in QUANTITIES:
+        known = (getattr(each, quantity) for each in found.residuals)
+        error[quantity] = median(abs(value - 1) for value in known if value is not None)
+    return {"fitted_to": found.source, "runs": len(found.residuals), "error": error, "file": str(path)}
 
 
 def kept(folder: Path) -> tuple[Calibration, MachineProbe | None]:
