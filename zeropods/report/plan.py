@@ -82,28 +82,27 @@ class PlanReport:
 
     def table(self) -> Table:
         """A line for each technique: memory of a GPU in GiB, of a pod's host, largest batch, time."""
-        request, lines = self.plan.request, list[dict[str, str]]()
+        request, lines = self.plan.request, list[dict[str, object]]()
         for each in self.plan.estimates:
-            labels, parts = each.labels, each.memory.parts()
-            line = {"technique": each.technique.name}
-            if labels:
-                checkpointing = "yes" if labels["gradient_checkpointing"] else "no"
-                line |= {"attention": labels["attention"], "checkpointing": checkpointing}
-            line["fits"] = "yes" if each.fits else "no"
-            line["total (GiB)"] = _with_interval(parts["total"], each.intervals["memory"], gib)
-            if each.memory.host_terms:
-                line["host (GiB)"] = gib(each.host_bytes)
-            line["largest batch (rows)"] = f"{each.largest_batch_size:,}" if each.largest_batch_size else "none"
-            line["step (s)"] = _with_interval(each.time.seconds, each.intervals["time"], digits)
-            line["samples/s"] = digits(each.samples_per_second)
-            if labels:
-                line["tokens/s"] = digits(each.tokens_per_second)
-            if each.total_seconds is not None:
-                line["training (h)"] = digits(each.total_seconds / 3600)
+            labels, parts, seconds = each.labels, each.memory.parts(), each.total_seconds
+            line: dict[str, object] = {
+                "technique": each.technique.name,
+                "attention": labels.get("attention"),
+                "checkpointing": labels and ("yes" if labels["gradient_checkpointing"] else "no"),
+                "fits": "yes" if each.fits else "no",
+                "total (GiB)": _with_interval(parts["total"], each.intervals["memory"], gib),
+                "host (GiB)": each.memory.host_terms and gib(each.host_bytes),
+                "largest batch (rows)": f"{each.largest_batch_size:,}" if each.largest_batch_size else "none",
+                "step (s)": _with_interval(each.time.seconds, each.intervals["time"], digits),
+                "samples/s": digits(each.samples_per_second),
+                "tokens/s": labels and digits(each.tokens_per_second),
+                "training (h)": None if seconds is None else digits(seconds / 3600),
+            }
             for heading, cost in (("cost of 1 M samples", each.cost_per_million_samples), ("cost", each.cost)):
-                line |= {} if cost is None else {heading: f"{cost:.2f}"}
+                line[heading] = None if cost is None else f"{cost:.2f}"
             # Last, where a narrow terminal breaks: what the total is made of.
-            lines.append(line | {f"{part} (GiB)": gib(parts[part]) for part in PARTS})
+            line |= {f"{part} (GiB)": gib(parts[part]) for part in PARTS}
+            lines.append({heading: text for heading, text in line.items() if text})
         tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
         title = (
             f"{request.model}: {counted(request.batch_size, 'row')} of {tokens} tokens per process, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,24 +86,22 @@ def command_of(request: Request) -> str:
         machines = replace(request.machines, pods=1, slots=1)
         steps = request.steps and request.steps * request.machines.pods * request.machines.slots
         request = replace(request, machines=machines, steps=steps)
-    gpu = request.machines.gpu
-    trusted, memory = request.trust_remote_code, memory_bytes(gpu) or GIB
+    gpu, trusted, left_out = request.machines.gpu, request.trust_remote_code, {"dropout"}
+    memory = memory_bytes(gpu) or GIB
     usual = request_for(request.model, machines=Machines(gpu=gpu), gpu_memory_bytes=memory, trust_remote_code=trusted)
     if gpu != Machines().gpu:
         argv += ["--gpu", gpu]
     if request.machines.device == CPU:
-        shared = request.machines.machine_bytes
-        machines = replace(usual.machines, machine_bytes=shared)
-        usual = replace(usual, gpu_memory_bytes=request.gpu_memory_bytes, machines=machines)
-        if shared is None:
+        left_out |= {"gpu_memory_bytes", "machine_bytes"}
+        if request.machines.machine_bytes is None:
             argv += ["--host-memory", f"{request.machines.slots * request.gpu_memory_bytes / GIB:.12g}"]
     for asked, other in ((request.machines, usual.machines), (request, usual)):
-        for each in fields(asked):
-            value = getattr(asked, each.name)
-            if value != getattr(other, each.name) and isinstance(value, (str, int, float)) and each.name != "dropout":
-                flag = each.name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
-                shown = str(value) if isinstance(value, (str, bool)) else f"{value / UNITS.get(each.name, 1):.12g}"
-                argv += [f"--{flag}", shown]
+        for name, value in vars(asked).items():
+            if value == getattr(other, name) or not isinstance(value, str | int | float) or name in left_out:
+                continue
+            flag = name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
+            shown = str(value) if isinstance(value, str | bool) else f"{value / UNITS.get(name, 1):.12g}"
+            argv += [f"--{flag}", shown]
     argv += ["--trust-remote-code"] * trusted
     if request.zero.reduce_elements != usual.zero.reduce_elements:
         argv += ["--bucket-size", str(request.zero.reduce_elements)]
