@@ -366,11 +366,9 @@ def _on_a_gpu(plain: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
         return _Fused.apply(query, key, value, None if attn_mask is None else attn_mask.to(query.dtype))
 
     yield torch.device("meta")
-    yield patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None)
-    yield patch.object(masking_utils, "fast_all", lambda _: True)
+    yield patch.multiple(masking_utils, find_packed_sequence_indices=lambda _: None, fast_all=lambda _: True)
     yield patch.object(moe, "_can_use_grouped_mm", lambda *_: False)
-    yield patch.object(nn.functional, "dropout", dropout)
-    yield patch.object(nn.functional, "scaled_dot_product_attention", attention)
+    yield patch.multiple(nn.functional, dropout=dropout, scaled_dot_product_attention=attention)
 
 
 def _power(number: int, primes: tuple[int, int, int]) -> tuple[str, int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zeropods.measure.calibration import Calibration, MachineProbe, Span
 
 BOTH, ALL = "both", "all"
+KINDS = {False: "an encoder-decoder", True: "a causal model"}
 DEFAULTS: dict[bool, dict[str, int | None]] = {
     False: {"batch_size": 32, "source_length": 96, "target_length": 96},
     True: {"batch_size": 4, "seq_length": 512, "label_length": None, "attention": None, "dropout": None},
@@ -85,7 +86,7 @@ class Request:
         if self.gradient_checkpointing not in (True, False, BOTH):
             raise UserError(f"--gradient-checkpointing {self.gradient_checkpointing}; expected True, False or {BOTH}")
         if self.gradient_checkpointing == BOTH and not shape.joint:
-            raise UserError(f"--gradient-checkpointing both: {self.model} is {shape.kind}; give True or False")
+            raise UserError(f"--gradient-checkpointing both: {self.model} is {KINDS[False]}; give True or False")
         tokens, labels = self.lengths
         if shape.joint and labels > tokens:
             raise UserError(f"--label-length {labels}; expected at most --seq-length {tokens}")
@@ -157,7 +158,7 @@ def request_for(model: str, **asked: Any) -> Request:
     if (wrong := next((name for name in asked if name in _foreign(shape)), None)) is not None:
         lengths = " and ".join(f"--{each.replace('_', '-')}" for each in own if each.endswith("_length"))
         remedy = f"give {lengths}" if wrong.endswith("_length") else "leave it out"
-        raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {shape.kind}; {remedy}")
+        raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {KINDS[shape.joint]}; {remedy}")
     gpu = asked.get("machines", Machines()).gpu
     memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
     if memory is None:

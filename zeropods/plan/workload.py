@@ -100,11 +100,6 @@ class Shape:
     """What a pass saves in a way of training: precision (`fp32`, `bf16`, `autocast`), kernel, and ` dropout`."""
 
     @property
-    def kind(self) -> str:
-        """What it is, in words."""
-        return "a causal model" if self.joint else "an encoder-decoder"
-
-    @property
     def precisions(self) -> tuple[str, ...]:
         """In which it can be trained."""
         return ("fp32", "bf16", "fp16") if self.joint else ("fp32", "bf16")
