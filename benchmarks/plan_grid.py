@@ -299,7 +299,7 @@ def main() -> None:
     files.write_json(work / ("further.json" if further else "halves.json"), named)
     path = work / "machine.json"
     if not path.is_file():
-        probe().write(path)
+        files.write_json(path, asdict(probe()))
     machine, runs = read_probe(path), list[GridRun]()
     prepared(work)
     for number, (cell, half) in enumerate(zip(cells, halves, strict=True)):
@@ -315,7 +315,7 @@ def main() -> None:
     if arguments.fold and (len(cells) < CELLS or any(each.status != "ok" for each in runs)):
         raise UserError(f"--fold: not all of the {CELLS} cells have run; see {out}")
     if arguments.fold:
-        calibration.write(SHIPPED)
+        files.write_json(SHIPPED, asdict(calibration))
         print(f"written to {SHIPPED}")
     print(f"written to {out}")
 

@@ -86,7 +86,7 @@ def _host_seconds(cell: Cell) -> float:
     shape = shape_named(cell.model)
     launches = OUTSIDE_LAYERS + LEFT[cell.compile] * PER_LAYER * shape.layers[0] + OPTIMIZER_LAUNCHES
     if cell.technique != "none":
-        launches += DEEPSPEED_LAUNCHES * shape.matrices
+        launches += DEEPSPEED_LAUNCHES * sum(weight.is_matrix for weight in shape.weights)
     return HOST_SECONDS + LAUNCH_SECONDS * launches
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.made import a_rank, a_record, as_record, write_run
 from zeropods.cli import main
-from zeropods.measure.calibration import MachineProbe, probe_for
+from zeropods.measure.calibration import MachineProbe, plan_figures, probe_for
 from zeropods.plan.models import known_config
 from zeropods.tables import GIB
 
@@ -122,14 +122,17 @@ def test_a_run_on_another_machine_is_planned_by_the_rates_that_it_measured() -> 
     first = a_rank(matmul_flops_per_second=2e11, one_core_flops_per_second=1.5e11, python_seconds=5e-6)
     other = {**PROBE["hardware"], "instructions": "avx512f"}
     assert probe_for(as_record(a_record(ranks=[first])), probe) is probe
-    named = MachineProbe(**{**PROBE, "hardware": {**PROBE["hardware"], "instructions": "avx2"}})
-    assert probe_for(as_record(a_record(ranks=[first])), named) is named, "a record of before does not say them"
-    probe = named
     found = probe_for(as_record(a_record(ranks=[first], hardware=other)), probe)
     assert (found.flops("fp32"), found.flops("fp32", 1), found.python_seconds) == (2e11, 1.5e11, 5e-6)
-    # Records of before do not have all of them.
-    older = probe_for(as_record(a_record(ranks=[a_rank(matmul_flops_per_second=2e11)], hardware=other)), probe)
-    assert (older.flops("fp32", 1), older.python_seconds) == (0.6 * 2e11, 1e-5)
+
+
+def test_a_run_on_a_gpu_that_is_not_known_has_a_plan_of_its_memory_alone() -> None:
+    sampled = {"device_used_bytes": {"samples": 9, "peak": 3e9, "mean": 1.0, "minimum": 1.0, "p95": None}}
+    batch = {"rows": 32, "source_tokens": 40, "target_tokens": 30}
+    rank = a_rank(shape=known_config("t5-tiny"), largest_batch=batch, gpu="a card of the future", sampled=sampled)
+    found = plan_figures(as_record(a_record(ranks=[rank])))
+    assert found["plan_peak_measured_bytes"] == 3e9 and found["plan_peak_planned_bytes"] is not None
+    assert found["plan_step_planned_seconds"] is None and found["plan_step_measured_seconds"] is None
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,7 @@ def test_a_recorded_configuration_leads_to_the_model_it_is_of() -> None:
     sizes = {"model_type": "bloom", **MODELS["bloom"]}
     model = random_causal(causal_config(sizes), seed=0)
     shape = shape_recorded(json.dumps(configuration_of(model)))
-    earlier = {"family": "bloom", "hidden": 64, "layers": 2, "heads": 4, "vocabulary": 1_009, "tied": True}
-    same = shape_recorded(json.dumps(earlier))
-    assert shape is not None and same is not None
-    assert shape.parameters == model.num_parameters() and shape.weights == same.weights
+    assert shape is not None and shape.parameters == model.num_parameters()
     assert shape_recorded(json.dumps({"model_type": "none such"})) is None
 
 
@@ -213,7 +210,7 @@ def test_a_hub_id_is_fetched_once_and_a_hub_that_is_away_said(hub: str, tmp_path
         ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "its layers are of conv; only attention"),
         (
             {"model_type": "rwkv", "num_hidden_layers": 1, "rope_parameters": None},
-            "keeps states that are as large at every length|token by token",
+            "keeps states that are as large at every length",
         ),
         ({"quantization_config": {"quant_method": "gptq"}}, "weights are quantised.*name the original"),
         (
@@ -229,15 +226,6 @@ def test_what_cannot_be_planned_is_one_line(
     assert main(["plan", "--model", str(folder)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(said, line), line
-
-
-def test_a_trace_has_a_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("zeropods.plan.built.MOST_SECONDS", 0.0)
-    assert main(["plan", "--model", str(write(tmp_path / "model", "llama", vocab_size=1_021))]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "more than 0 s: its layers go through a row token by token" in line
 
 
 def test_code_of_a_model_runs_where_that_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,9 +44,8 @@ def test_what_is_shipped_of_a_known_name_is_what_its_model_tells(name: str) -> N
 def test_weights_that_decay_are_those_of_trainer(name: str) -> None:
     model = on_meta(known_config(name))
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
-    named = [(name in decayed, parameter.numel()) for name, parameter in model.named_parameters()]
-    groups = [[size for has_decay, size in named if has_decay is wanted] for wanted in (True, False)]
-    assert shape_named(name).groups() == groups
+    named = [(parameter.numel(), name in decayed) for name, parameter in model.named_parameters()]
+    assert [(weight.size, weight.is_matrix) for weight in shape_named(name).weights] == named
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["whole", "checkpointed"])

@@ -9,14 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.files import given_path
+from zeropods.files import given_path, home, write_json
 from zeropods.outputs import out_file
 from zeropods.tables import GIB, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
     from zeropods.measure.calibration import MachineProbe
-    from zeropods.plan.estimate import Calibrated, Estimate, Request
+    from zeropods.plan.estimate import Calibrated, Request
 
 SECONDS_PER_HOUR = 3_600
 OF_GPUS = ("gpu", "gpu_memory", "flops", "bandwidth", "latency", "pcie_bandwidth", "peer_bandwidth")
@@ -57,30 +57,39 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> Result:
     """The plan as plain values; people get tables made from the plan itself."""
+    from zeropods.measure.calibration import fit_runs, read_probe
     from zeropods.plan.estimate import plan
     from zeropods.report.plan import PlanReport
-    from zeropods.report.what_if import life, life_table, what_if_text, what_ifs
+    from zeropods.report.what_if import life, life_table, saving, what_if_text, what_ifs
 
     if arguments.fit:
-        return _fit(arguments)
+        from zeropods.report.entry import find_runs
+
+        machine = None if arguments.machine is None else read_probe(arguments.machine)
+        if machine and machine.gpus:
+            raise UserError(f"--machine {arguments.machine}: has {machine.name}; give that of the runs without a GPU")
+        return fit_runs(find_runs(arguments.fit).values(), " ".join(map(str, arguments.fit)), machine)
     by, probe, source = _by(arguments)
     report = PlanReport(plan(request_of(arguments, probe), by), source)
     made = report.to_json()
-    saving = _saving(arguments, report.plan.best)
-    said = f"\n\n{wrapped(_saving_text(saving))}" if saving else ""
-    more, asked = "", {}
+    mtbf, save, saves, more, asked = arguments.mtbf, arguments.save_seconds, None, "", {}
+    if (mtbf is None) != (save is None):
+        given, missing = ("--mtbf", "--save-seconds S") if save is None else ("--save-seconds", "--mtbf HOURS")
+        raise UserError(f"{given} {mtbf or save:g}: needs {missing} too")
+    if mtbf is not None:
+        saves, said = saving(mtbf * SECONDS_PER_HOUR, save, report.plan.best)
+        more = f"\n\n{wrapped(said)}"
     if arguments.what_if:
         found = what_ifs(report.plan, partial(plan, by=by), arguments.machine)
-        phases = life(report.plan, arguments.save_seconds)
-        more = f"\n\n{what_if_text(found)}\n{life_table(phases)}".rstrip()
+        phases = life(report.plan, save)
+        more += f"\n\n{what_if_text(found)}\n{life_table(phases)}".rstrip()
         asked = {"what_if": [each.to_json() for each in found], "life": [asdict(phase) for phase in phases]}
-    arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}{more}"
-    return {**made, "saving": saving, "formulas": arguments.formulas, **asked}
+    arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{more}"
+    return {**made, "saving": saves, "formulas": arguments.formulas, **asked}
 
 
 def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe | None, str]:
     """Runs that the plan's errors are known by, the machine's rates, and in words where both are from."""
-    from zeropods.files import home
     from zeropods.measure.calibration import CALIBRATION, kept_calibration, kept_probe, read_probe
     from zeropods.plan.cpu import CPU
     from zeropods.plan.estimate import Calibrated
@@ -111,24 +120,8 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
     return by, probe, f"Rates are {rates}, intervals those of {own.source}."
 
 
-def _fit(arguments: argparse.Namespace) -> Result:
-    """Learn from runs, and keep it."""
-    from zeropods.files import home
-    from zeropods.measure.calibration import CALIBRATION, SHIPPED, fit_runs, read_calibration, read_probe
-    from zeropods.report.entry import find_runs
-
-    path = home() / CALIBRATION
-    machine = None if arguments.machine is None else read_probe(arguments.machine)
-    if machine and machine.gpus:
-        raise UserError(f"--machine {arguments.machine}: has {machine.name}; give that of the runs without a GPU")
-    found = fit_runs(find_runs(arguments.fit).values(), " ".join(map(str, arguments.fit)), machine)
-    found.over(read_calibration(SHIPPED)).write(path)
-    return {"fitted_to": found.source, "runs": len(found.residuals), "error": found.errors(), "file": str(path)}
-
-
 def run_probe(arguments: argparse.Namespace) -> Result:
     """Probe, and keep what was found."""
-    from zeropods.files import home
     from zeropods.measure.calibration import MACHINE
     from zeropods.pods.cluster import find, names
     from zeropods.train.probe import probe
@@ -136,67 +129,17 @@ def run_probe(arguments: argparse.Namespace) -> Result:
     cluster = None
     if not arguments.alone and (arguments.pods or names()):
         cluster = find(arguments.pods)
-    found = probe(cluster)
-    path = arguments.out or home() / MACHINE
-    found.write(path)
-    return {**asdict(found), "file": str(path)}
-
-
-def _saving(arguments: argparse.Namespace, best: Estimate | None) -> Result | None:
-    """How often to save, in seconds and in steps of the technique that the plan chooses; None where nobody asked."""
-    from zeropods.plan.estimate import saving_plan
-
-    mtbf, save = arguments.mtbf, arguments.save_seconds
-    if mtbf is None and save is None:
-        return None
-    if mtbf is None or save is None:
-        given, missing = ("--mtbf", "--save-seconds S") if save is None else ("--save-seconds", "--mtbf HOURS")
-        raise UserError(f"{given} {mtbf or save:g}: needs {missing} too")
-    interval, goodput = saving_plan(mtbf * SECONDS_PER_HOUR, save)
-    return {
-        "mtbf_seconds": mtbf * SECONDS_PER_HOUR,
-        "save_seconds": save,
-        "interval_seconds": interval,
-        "goodput": goodput,
-        "technique": best and best.technique.name,
-        "steps": best and max(1, round(interval / best.time.seconds)),
-    }
-
-
-def _saving_text(saving: Result) -> str:
-    steps = "" if saving["steps"] is None else f", {saving['steps']:,} steps of {saving['technique']}"
-    hours = saving["mtbf_seconds"] / SECONDS_PER_HOUR
-    return (
-        f"Save every {saving['interval_seconds']:,.0f} s{steps}: {saving['goodput']:.1%} of the time is left for steps "
-        f"that count, with a failure every {hours:,.4g} h (Young 1974, Daly 2006)."
-    )
-
-
-def _of_processes(given: dict[str, Any], probe: MachineProbe) -> dict[str, Any]:
-    """What a plan without a GPU has for the fields of one: the memory of a process."""
-    memory, pods = given.pop("host_memory_bytes", None), given.get("pods", 3)
-    each = probe.memory_bytes // -(-pods // given.get("hosts", 1))
-    shared = {"machine_bytes": probe.memory_bytes} if memory is None else {}
-    return {"gpu_memory_bytes": (memory or each) // given.get("slots", 1), "host_memory_bytes": None, **shared}
-
-
-def _of_probe(probe: MachineProbe, precision: str) -> dict[str, Any]:
-    """What a probed GPU says in the place of published figures."""
-    from zeropods.plan.machines import ACHIEVED
-
-    pcie = {} if probe.pcie_bandwidth is None else {"pcie_bandwidth": probe.pcie_bandwidth}
-    network = {"bandwidth": probe.bandwidth, "latency_seconds": probe.latency_seconds} if probe.machines > 1 else {}
-    is_known = precision in probe.matmul_flops_per_second and precision in ACHIEVED
-    flops = {"flops": ACHIEVED[precision] * probe.flops(precision)} if is_known else {}
-    return {"gpu": probe.name, **flops, **pcie, **network}
+    found, path = asdict(probe(cluster)), arguments.out or home() / MACHINE
+    write_json(path, found)
+    return {**found, "file": str(path)}
 
 
 def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Request:
-    """What was asked, checked."""
+    """What was asked, checked; what a probe says in place of the machines' published or usual figures."""
     if "model" not in arguments:
         raise UserError("--model is missing; give a name such as t5-large, or --fit RUNS")
     from zeropods.plan.estimate import Request, request_for
-    from zeropods.plan.machines import Machines
+    from zeropods.plan.machines import ACHIEVED, Machines
     from zeropods.plan.workload import ZeroSettings
 
     foreign, device = (OF_GPUS, "gpu") if arguments.device == "cpu" else (OF_CPUS, "cpu")
@@ -208,11 +151,23 @@ def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Req
         raise UserError(f"--technique none: one process alone; leave out {' and '.join(several)}")
     names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
     given = {names.get(name, name): value for name, value in vars(arguments).items()}
-    zero = {"reduce_elements": given["bucket_size"]} if "bucket_size" in given else {}
     if probe and arguments.device == "cpu":
-        given |= _of_processes(given, probe)
+        # Without a GPU the fields of one hold the memory of a process.
+        memory = given.pop("host_memory_bytes", None)
+        if memory is None:
+            given["machine_bytes"] = probe.memory_bytes
+            memory = probe.memory_bytes // -(-given.get("pods", 3) // given.get("hosts", 1))
+        given["gpu_memory_bytes"] = memory // given.get("slots", 1)
     elif probe:
-        given = _of_probe(probe, str(given.get("precision", "fp32"))) | given
+        precision, measured = str(given.get("precision", "fp32")), dict[str, Any]()
+        if precision in probe.matmul_flops_per_second and precision in ACHIEVED:
+            measured["flops"] = ACHIEVED[precision] * probe.flops(precision)
+        if probe.pcie_bandwidth is not None:
+            measured["pcie_bandwidth"] = probe.pcie_bandwidth
+        if probe.machines > 1:
+            measured |= {"bandwidth": probe.bandwidth, "latency_seconds": probe.latency_seconds}
+        given = {"gpu": probe.name, **measured, **given}
+    zero = {"reduce_elements": given["bucket_size"]} if "bucket_size" in given else {}
     machines = {field.name: given[field.name] for field in fields(Machines) if field.name in given}
     given |= {"machines": Machines(**machines), "zero": ZeroSettings(**zero), "techniques": tuple(given["techniques"])}
     return request_for(**{field.name: given[field.name] for field in fields(Request) if field.name in given})

@@ -21,16 +21,16 @@ from zeropods.measure.environment import hardware
 from zeropods.measure.record import RECORD, STRICT, Record, read_record
 from zeropods.plan.cpu import CPU, resident_parts, step_parts
 from zeropods.plan.facts import shape_recorded
-from zeropods.plan.machines import Machines, is_before_ampere, step_time
+from zeropods.plan.machines import Machines, is_before_ampere, published_flops, step_time
 from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory, total
 from zeropods.plan.workload import Workload, ZeroSettings, read_zero_settings
-from zeropods.techniques import keys_beyond, technique_named
+from zeropods.techniques import technique_named
 
 USED = "device_used_bytes"
 MACHINE = "machine.json"
 """In the folder of all clusters."""
 PROBE_AGAIN = "run zeropods probe again"
-ALIKE = ("cpu", "cores", "gpus")
+ALIKE = ("cpu", "instructions", "cores", "gpus")
 """What must be equal for two machines to be of one kind."""
 
 
@@ -102,11 +102,7 @@ class MachineProbe:
 
     def is_of(self, machine: Mapping[str, object]) -> bool:
         """Whether a machine is of this kind."""
-        both = {self.hardware.get("instructions"), machine.get("instructions")}
-        # What is older does not say its instructions.
-        return (None in both or len(both) == 1) and all(
-            (self.hardware.get(key) or None) == (machine.get(key) or None) for key in ALIKE
-        )
+        return all((self.hardware.get(key) or None) == (machine.get(key) or None) for key in ALIKE)
 
     @property
     def name(self) -> str:
@@ -118,10 +114,6 @@ class MachineProbe:
         """Names of its GPUs."""
         found = self.hardware.get("gpus")
         return found if isinstance(found, list) else []
-
-    def write(self, path: Path) -> None:
-        """Keep it; the file appears whole."""
-        files.write_json(path, asdict(self))
 
 
 def read_probe(path: Path) -> MachineProbe:
@@ -193,10 +185,6 @@ class Span(NamedTuple):
     most: float
     """`FITTING` of the runs of the kind do not exceed it."""
 
-    def of(self, planned: float, beside: float = 0.0) -> Span:
-        """The amounts for what is planned, and something beside it that is known."""
-        return Span(*(beside + part * planned for part in self))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
@@ -231,33 +219,15 @@ class Calibration:
                 return Span(inner[0], inner[-1], quantiles(known, n=round(1 / (1 - FITTING)))[-1])
         return None
 
-    def over(self, other: Calibration) -> Calibration:
-        """This one, and of devices that it does not know the other one."""
-        rest = [each for each in other.residuals if each.device not in self.factors]
-        return replace(self, factors={**other.factors, **self.factors}, residuals=[*self.residuals, *rest])
-
-    def errors(self) -> dict[str, float]:
-        """Median of how far off a plan was, by quantity, as a share of it."""
-        known = {each: [getattr(one, each) for one in self.residuals] for each in QUANTITIES}
-        offs = {each: [abs(value - 1) for value in values if value is not None] for each, values in known.items()}
-        return {each: median(values) for each, values in offs.items() if values}
-
-    def write(self, path: Path) -> None:
-        """Keep it; the file appears whole."""
-        files.write_json(path, asdict(self))
-
 
 def read_calibration(path: Path) -> Calibration:
     """That of a file; `UserError` says what is wrong with it."""
     found = files.validated(Calibration, path, path.read_bytes(), FIT_AGAIN)
-    if path != SHIPPED and _sizes(found) != (_sizes(found) | _sizes(read_calibration(SHIPPED))):
-        raise UserError(f"{path}: was fitted by another version of zeropods; {FIT_AGAIN}")
+    if path != SHIPPED:
+        shipped, own = (each.factors.get(CPU, {}) for each in (read_calibration(SHIPPED), found))
+        if any(len(own.get(quantity, ())) != len(shipped[quantity]) for quantity in QUANTITIES):
+            raise UserError(f"{path}: was fitted by another version of zeropods; {FIT_AGAIN}")
     return found
-
-
-def _sizes(calibration: Calibration) -> dict[tuple[str, str], int]:
-    """How many parts a plan has, by device and quantity."""
-    return {(device, each): len(of[each]) for device, of in calibration.factors.items() for each in of}
 
 
 def kept_calibration(folder: Path) -> Calibration:
@@ -271,8 +241,8 @@ def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Cal
     Raises:
         UserError: of no device are there runs enough.
     """
-    devices = sorted({sample.device for sample in samples})
     whole = [sample for sample in samples if all(sample.measured.values())]
+    devices = sorted({sample.device for sample in whole})
     groups = {device: [sample for sample in whole if sample.device == device] for device in devices}
     enough = {device: group for device, group in groups.items() if len(group) >= FEWEST}
     if not enough:
@@ -280,7 +250,14 @@ def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Cal
             f"{source}: too few runs to fit; expected at least {FEWEST} of one device whose memory was sampled"
         )
     factors = {device: {each: _factors(group, each) for each in QUANTITIES} for device, group in enough.items()}
-    residuals = [_residual(group, left_out) for group in enough.values() for left_out in range(len(group))]
+    residuals = []
+    for group in enough.values():
+        for left_out, one in enumerate(group):
+            others, found = [*group[:left_out], *group[left_out + 1 :]], dict[str, float | None]()
+            for each in QUANTITIES:
+                planned = math.fsum(a * b for a, b in zip(_factors(others, each), one.parts[each], strict=True))
+                found[each] = (one.measured[each] or 0.0) / planned if planned else None
+            residuals.append(Residual(technique=one.technique, device=one.device, family=one.family, **found))
     return Calibration(source=source, factors=factors, residuals=residuals, machine=machine)
 
 
@@ -294,15 +271,6 @@ def _factors(samples: Sequence[Sample], quantity: str) -> list[float]:
     pull = sqrt(PULL) * eye(relative.shape[1])
     wanted = concatenate([ones(len(known)), pull.sum(axis=1)])
     return [float(factor) for factor in nnls(concatenate([relative, pull]), wanted)[0]]
-
-
-def _residual(samples: Sequence[Sample], left_out: int) -> Residual:
-    one, others = samples[left_out], [*samples[:left_out], *samples[left_out + 1 :]]
-    found: dict[str, float | None] = {}
-    for quantity in QUANTITIES:
-        planned = math.fsum(a * b for a, b in zip(_factors(others, quantity), one.parts[quantity], strict=True))
-        found[quantity] = (one.measured[quantity] or 0.0) / planned if planned else None
-    return Residual(technique=one.technique, device=one.device, family=one.family, **found)
 
 
 # A recorded run: what is planned of it, and what it measured.
@@ -327,8 +295,7 @@ def recorded_work(record: Record) -> Workload | None:
     measured a batch.
     """
     measured = [(rank, rank.largest_batch) for rank in record.ranks if rank.shape and rank.largest_batch]
-    # Older records give NVMe offload and ZeRO++ the name of the technique that they come from.
-    if not measured or keys_beyond(record.deepspeed or {}):
+    if not measured:
         return None
     rank, batch = max(measured, key=lambda each: each[1].rows * (each[1].source_tokens + each[1].target_tokens))
     shape = shape_recorded(json.dumps(rank.shape))
@@ -368,28 +335,35 @@ def recorded_work(record: Record) -> Workload | None:
 def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
     """A finished run, to be fitted or judged; None for one that cannot be planned.
 
+    Where no peak of its GPU is known nothing is planned of its time, and none measured.
+
     Args:
         probe: that of its machine, for a run without a GPU.
     """
     largest = recorded_work(record)
     if largest is None or record.status != "ok":
         return None
-    gpu, mean = record.ranks[0].gpu, mean_workload(record, largest)
+    gpu, mean = record.ranks[0].gpu, largest
+    # The time is of the run's mean batch, by its tokens with padding.
+    batches = sum(rank.steps for rank in record.ranks) * record.gradient_accumulation_steps
+    if padded := sum(rank.padded_tokens for rank in record.ranks) / max(1, batches * largest.rows):
+        whole = largest.tokens + (largest.labels if not largest.shape.joint else 0)
+        tokens, labels = (max(1, round(padded / whole * each)) for each in (largest.tokens, largest.labels))
+        mean = replace(largest, tokens=tokens, labels=labels)
     if gpu is None:
         hosts = len({rank.machine for rank in record.ranks})
         machines = Machines(pods=record.world_size, hosts=hosts, threads=record.identity.get("threads") or None)
-        memory = tuple(map(total, resident_parts(largest)))
-        time = step_parts(mean, machines, probe)
+        memory, time = tuple(map(total, resident_parts(largest))), step_parts(mean, machines, probe)
     else:
         machines = Machines(pods=record.pods, slots=record.slots, gpu=gpu)
-        memory = (plan_memory(largest).device_bytes,)
-        time = (step_time(mean, machines).seconds,)
+        memory, is_known = (plan_memory(largest).device_bytes,), published_flops(gpu, mean.precision) is not None
+        time = (step_time(mean, machines).seconds,) if is_known else ()
     return Sample(
         technique=largest.technique.name,
         device=gpu or CPU,
         family=largest.shape.family,
         parts={"memory": memory, "time": time},
-        measured={"memory": measured_memory(record), "time": measured_step(record)},
+        measured={"memory": measured_memory(record), "time": measured_step(record) if time else None},
     )
 
 
@@ -407,15 +381,6 @@ def measured_step(record: Record) -> float | None:
     """Median seconds of a step after warm-up, of the slowest rank."""
     medians = [rank.step_seconds.median for rank in record.ranks if rank.step_seconds and rank.step_seconds.median]
     return max(medians) if medians and len(medians) == len(record.ranks) else None
-
-
-def mean_workload(record: Record, largest: Workload) -> Workload:
-    """The mean batch of a run, by its tokens with padding."""
-    batches = sum(rank.steps for rank in record.ranks) * record.gradient_accumulation_steps
-    padded = sum(rank.padded_tokens for rank in record.ranks) / max(1, batches * largest.rows)
-    whole = largest.tokens + (largest.labels if not largest.shape.joint else 0)
-    tokens, labels = (max(1, round(padded / whole * each)) for each in (largest.tokens, largest.labels))
-    return replace(largest, tokens=tokens, labels=labels) if padded else largest
 
 
 # The plan of a finished run beside what it measured: peak memory and the time of a step.
@@ -443,10 +408,9 @@ def plan_figures(record: Record) -> dict[str, float | None]:
     sample = sample_of(record, probe_for(record, probe or calibration.machine))
     found: dict[str, float | None] = dict.fromkeys(PLAN_KEYS)
     for quantity, (name, unit) in KEYS.items():
-        measured = None if sample is None else sample.measured[quantity]
-        if sample is not None and measured is not None:
+        if sample is not None and (measured := sample.measured[quantity]) is not None:
             one = judge(sample, quantity, measured, calibration)
-            found |= {f"{name}_{what}_{unit}": value for what, value in zip(WHAT, one, strict=True)}
+            found |= {f"{name}_{what}_{unit}": value for what, value in one._asdict().items()}
     return found
 
 
@@ -465,23 +429,24 @@ def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
     if probe.is_of(record.hardware) or first is None or first.matmul_flops_per_second is None:
         return probe
     rate, precision = first.matmul_flops_per_second, record.precision
-    # A record of before does not tell what one core does.
-    is_known = precision in probe.matmul_flops_per_second
-    alone = probe.flops(precision, 1) / probe.flops(precision) if is_known else 1.0
     return replace(
         probe,
         hardware=record.hardware,
         matmul_flops_per_second={precision: {"run": rate}},
-        one_core_flops_per_second={precision: first.one_core_flops_per_second or alone * rate},
+        one_core_flops_per_second={precision: first.one_core_flops_per_second or rate},
         python_seconds=first.python_seconds or probe.python_seconds,
     )
 
 
-def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) -> Calibration:
-    """Fit to the finished runs among these run folders.
+def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) -> dict[str, object]:
+    """Fit to the finished runs among these run folders, and keep that, beside what is shipped of other devices.
 
     Args:
         machine: that of the runs without a GPU; the kept one if not given.
+
+    Returns:
+        What it was fitted to, how many runs, the file, and by quantity the median of how far off a plan was, as a share
+        of it.
 
     Raises:
         UserError: too few runs of which a plan can be made.
@@ -490,7 +455,15 @@ def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) 
     calibration, kept_here = kept(files.home())
     probe = machine or kept_here or calibration.machine
     samples = [sample for record in records if (sample := sample_of(record, probe_for(record, probe)))]
-    return fitted(samples, f"{len(samples)} runs of {named}", probe)
+    found, shipped = fitted(samples, f"{len(samples)} runs of {named}", probe), read_calibration(SHIPPED)
+    rest = [each for each in shipped.residuals if each.device not in found.factors]
+    path, factors = files.home() / CALIBRATION, {**shipped.factors, **found.factors}
+    files.write_json(path, asdict(replace(found, factors=factors, residuals=[*found.residuals, *rest])))
+    error = {}
+    for quantity in QUANTITIES:
+        known = (getattr(each, quantity) for each in found.residuals)
+        error[quantity] = median(abs(value - 1) for value in known if value is not None)
+    return {"fitted_to": found.source, "runs": len(found.residuals), "error": error, "file": str(path)}
 
 
 def kept(folder: Path) -> tuple[Calibration, MachineProbe | None]:

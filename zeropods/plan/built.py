@@ -10,9 +10,8 @@ import contextlib
 import json
 import math
 import re
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -42,8 +41,6 @@ NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
 """What configurations call the experts of a token, and the longest row."""
-MOST_SECONDS = 30.0
-"""Of one forward pass on the meta device."""
 SMALLEST = 16
 """Tokens; a smaller prime is a factor of many a size."""
 MOST_PADDED = 0.02
@@ -55,27 +52,6 @@ HALF_BY_AUTOCAST = {"linear", "matmul", "__matmul__", "addmm", "bmm", "baddbmm",
                     "scaled_dot_product_attention"}  # fmt: skip
 FLOAT_BY_AUTOCAST = {"pow", "__pow__", "rsqrt", "exp", "softmax", "log_softmax", "layer_norm", "norm", "cumsum", "sum"}
 """Operations that autocast runs in FP16, and in FP32, of those that models use (PyTorch 2.13, `autocast_mode.h`)."""
-
-
-def facts(config: str, folder: str | None) -> dict[str, Any]:
-    """The facts of a `Shape`, and what a pass of its default way saves.
-
-    Args:
-        config: text of a `config.json`.
-        folder: folder or hub id with code of its own, if that was asked for.
-
-    Raises:
-        UserError: it makes no model that can be trained, or traced.
-    """
-    with _loading("the model cannot be traced"):
-        return _facts(_built(config, folder))
-
-
-def saved(config: str, folder: str | None, way: str) -> dict[str, Any]:
-    """The fields of `Saved` of a way, as `Workload.saved` names it."""
-    model = _built(config, folder)
-    with _loading(f"{model.config.model_type}: what it saves cannot be traced"):
-        return _Pass(model, _window(model)[0], way).run()
 
 
 # The model without weights.
@@ -147,7 +123,18 @@ def _window(model: PreTrainedModel) -> tuple[int | None, int]:
     return (window, layers) if window and layers and not model.config.is_encoder_decoder else (None, 0)
 
 
-def _facts(model: PreTrainedModel) -> dict[str, Any]:
+@_loading("the model cannot be traced")
+def facts(config: str, folder: str | None) -> dict[str, Any]:
+    """The facts of a `Shape`, and what a pass of its default way saves.
+
+    Args:
+        config: text of a `config.json`.
+        folder: folder or hub id with code of its own, if that was asked for.
+
+    Raises:
+        UserError: it makes no model that can be trained, or traced.
+    """
+    model = _built(config, folder)
     settings = model.config.get_text_config(decoder=True)
     joint, stacks = not model.config.is_encoder_decoder, _stacks(model)
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
@@ -173,6 +160,15 @@ def _facts(model: PreTrainedModel) -> dict[str, Any]:
     way = f"fp32 {kernel}{' dropout' * drops}"
     traced = _Pass(model, window, way, 1.0 if active is None or expert is None else active / expert.shape[0])
     found = traced.run()
+    weights = list[list[int | str]]()
+    for name, weight in model.named_parameters():
+        if weight is table or (head is not None and weight is head.weight):
+            kind = "embedding"
+        elif "bias" in name:
+            kind = "bias"
+        else:
+            kind = "norm" if weight.dim() < 2 or NOT_DECAYED.search(name.lower()) else "matrix"
+        weights.append([weight.numel(), kind])
     return {
         "facts": {
             "family": model.config.model_type,
@@ -191,26 +187,23 @@ def _facts(model: PreTrainedModel) -> dict[str, Any]:
             "attentions": [name for name in ATTENTIONS if runs[name]],
             "tied": head is not None and head.weight is table,
             "experts": None if expert is None else f"{active} of {expert.shape[0]}",
-            "weights": [
-                [p.numel(), _kind(name, p, (table, head and head.weight))] for name, p in model.named_parameters()
-            ],
+            "weights": weights,
             "products": dict(traced.products),
         },
         "saved": {way: found},
     }
 
 
+def saved(config: str, folder: str | None, way: str) -> dict[str, Any]:
+    """The fields of `Saved` of a way, as `Workload.saved` names it; the arguments are those of `facts`."""
+    model = _built(config, folder)
+    with _loading(f"{model.config.model_type}: what it saves cannot be traced"):
+        return _Pass(model, _window(model)[0], way).run()
+
+
 def _is_of_experts(parameter: Tensor) -> bool:
     """Whether matrices of all experts are in it; a convolution has a dimension of one."""
     return parameter.dim() == 3 and min(parameter.shape) > 1
-
-
-def _kind(name: str, parameter: Tensor, tables: tuple[Tensor, Tensor | None]) -> str:
-    if any(parameter is table for table in tables):
-        return "embedding"
-    if "bias" in name:
-        return "bias"
-    return "norm" if parameter.dim() < 2 or NOT_DECAYED.search(name.lower()) else "matrix"
 
 
 # One forward pass on the meta device.
@@ -225,18 +218,15 @@ class _Pass:
     """
 
     def __init__(self, model: PreTrainedModel, window: int | None, way: str, active: float = 1.0) -> None:
-        precision, self.kernel, *dropout = way.split()
+        self.precision, self.kernel, *dropout = way.split()
         model.set_attn_implementation("eager" if self.kernel == EAGER else "sdpa")
-        model.to(torch.bfloat16 if precision == "bf16" else torch.float32).train(bool(dropout))
+        model.to(torch.bfloat16 if self.precision == "bf16" else torch.float32).train(bool(dropout))
         self.model, self.active, self.joint = model, active, not model.config.is_encoder_decoder
-        self.autocast = precision == "autocast"
         self.lists = _stacks(model)
         self.primes = _primes(model, window, masked=self.kernel == MASKED)
         self.stacks: list[Counter[str]] = [Counter() for _ in self.lists]
         self.inputs: list[dict[str, int]] = [{} for _ in self.lists]
-        self.held: Counter[str] = Counter()
-        self.ends: Counter[str] = Counter()
-        self.products: Counter[str] = Counter()
+        self.held, self.ends, self.products = Counter[str](), Counter[str](), Counter[str]()
         self.inner = self.scores = 0
         self._into = [self.ends]
         own = {each.untyped_storage()._cdata: each for each in (*model.parameters(), *model.buffers())}
@@ -245,21 +235,19 @@ class _Pass:
     def run(self) -> dict[str, Any]:
         """The fields of `Saved`."""
         rows, tokens, labels = self.primes
-        batch = {"input_ids": torch.ones(rows, tokens, dtype=torch.long, device="meta")}
-        if not self.joint:
-            batch |= {
-                "decoder_input_ids": torch.ones(rows, labels, dtype=torch.long, device="meta"),
-                # Made for attention already: the meta device cannot look whether a mask hides anything.
-                "attention_mask": torch.ones(rows, 1, 1, tokens, dtype=torch.bool, device="meta"),
-            }
         with contextlib.ExitStack() as during:
             for handle in self._hooks():
                 during.callback(handle.remove)
-            during.enter_context(_on_a_gpu(self.kernel == PLAIN))
+            for context in _on_a_gpu(self.kernel == PLAIN):
+                during.enter_context(context)
             during.enter_context(torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor))
-            if self.autocast:
+            if self.precision == "autocast":
                 during.enter_context(_Autocast())
-            self._until = time.monotonic() + MOST_SECONDS
+            batch = {"input_ids": torch.ones(rows, tokens, dtype=torch.long)}
+            if not self.joint:
+                batch["decoder_input_ids"] = torch.ones(rows, labels, dtype=torch.long)
+                # Made for attention already: the meta device cannot look whether a mask hides anything.
+                batch["attention_mask"] = torch.ones(rows, 1, 1, tokens, dtype=torch.bool)
             self.model(**batch, use_cache=False)
         kept = self.ends + sum(self.stacks, Counter())
         padded = value({power: kept[power] for power in kept if power[0] != "0" and power[1:] == "00"}, *self.primes)
@@ -281,7 +269,11 @@ class _Pass:
             for module in layers.modules():
                 if isinstance(module, nn.Linear | Conv1D):
                     yield module.register_forward_pre_hook(self._multiply)
-                self._count_experts(module)
+                # Matrices of all experts are in one tensor; each token meets some of them.
+                own = module.parameters(recurse=False)
+                if met := [round(self.active * each.numel()) for each in own if _is_of_experts(each)]:
+                    self.products["110"] += sum(met)
+                    self.inner = max(self.inner, min(met) // int(self.model.get_input_embeddings().weight.shape[1]))
         head = self.model.get_output_embeddings()
         if head is not None and self.joint:
             rows, _, labels = self.primes
@@ -289,8 +281,6 @@ class _Pass:
             yield head.register_forward_pre_hook(lambda _, given: given[0].flatten(0, 1).index_select(0, some)[None])
 
     def _keep(self, tensor: Tensor) -> Tensor:
-        if time.monotonic() > self._until:
-            raise TimeoutError(f"more than {MOST_SECONDS:g} s: its layers go through a row token by token")
         self._count(tensor, self._seen, self._into[-1])
         return tensor
 
@@ -320,13 +310,6 @@ class _Pass:
         power, factor = _power(given[0].numel() // inputs, self.primes)
         self.products[power] += factor * weight.numel()
 
-    def _count_experts(self, module: nn.Module) -> None:
-        """Matrices of all experts are in one tensor; each token meets some of them."""
-        met = [round(self.active * each.numel()) for each in module.parameters(recurse=False) if _is_of_experts(each)]
-        if met:
-            self.products["110"] += sum(met)
-            self.inner = max(self.inner, min(met) // int(self.model.get_input_embeddings().weight.shape[1]))
-
 
 class _Autocast(TorchFunctionMode):
     """FP16 autocast, which the meta device has not: casts of what goes into an operation, of a parameter once."""
@@ -338,35 +321,16 @@ class _Autocast(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__
         kind = torch.half if name in HALF_BY_AUTOCAST else torch.float32 if name in FLOAT_BY_AUTOCAST else None
-        if kind is not None:
-            args, kwargs = tree_map(partial(self._cast, kind), (args, kwargs))
-        return func(*args, **(kwargs or {}))
 
-    def _cast(self, kind: torch.dtype, given: Any) -> Any:
-        if not isinstance(given, Tensor) or not given.is_floating_point() or given.dtype == kind:
-            return given
-        if not isinstance(given, nn.Parameter):
-            return given.to(kind)
-        return self._copies.setdefault(id(given), given.to(kind))
+        def cast(given: Any) -> Any:
+            if not isinstance(given, Tensor) or not given.is_floating_point() or given.dtype == kind:
+                return given
+            if not isinstance(given, nn.Parameter):
+                return given.to(kind)
+            return self._copies.setdefault(id(given), given.to(kind))
 
-
-@contextlib.contextmanager
-def _on_a_gpu(plain: bool) -> Iterator[None]:
-    """What a GPU takes in place of what the meta device would take, or could not."""
-    with (
-        torch.device("meta"),
-        patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None),
-        patch.object(masking_utils, "fast_all", lambda _: True),
-        patch.object(moe, "_can_use_grouped_mm", lambda *_: False),
-        patch.object(nn.functional, "dropout", _dropout),
-        patch.object(nn.functional, "scaled_dot_product_attention", _attention(plain)),
-    ):
-        yield
-
-
-def _dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Dropout as a GPU has it: it saves a mask of one byte an element."""
-    return torch.native_dropout(values, p, True)[0] if training and p else values
+        args, kwargs = (args, kwargs or {}) if kind is None else tree_map(cast, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class _Fused(torch.autograd.Function):
@@ -382,8 +346,16 @@ class _Fused(torch.autograd.Function):
         return output
 
 
-def _attention(plain: bool) -> Callable[..., Tensor]:
-    """SDPA as a GPU runs it: by a kernel, or where heads share keys by the plain formula if asked."""
+def _on_a_gpu(plain: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """What a GPU takes in place of what the meta device would take, or could not.
+
+    Args:
+        plain: whether attention whose heads share keys runs by the plain formula, and not by a kernel.
+    """
+
+    def dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        # A mask of one byte an element is saved.
+        return torch.native_dropout(values, p, True)[0] if training and p else values
 
     def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                   is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
@@ -393,7 +365,10 @@ def _attention(plain: bool) -> Callable[..., Tensor]:
             return math_kernel(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
         return _Fused.apply(query, key, value, None if attn_mask is None else attn_mask.to(query.dtype))
 
-    return attention
+    yield torch.device("meta")
+    yield patch.multiple(masking_utils, find_packed_sequence_indices=lambda _: None, fast_all=lambda _: True)
+    yield patch.object(moe, "_can_use_grouped_mm", lambda *_: False)
+    yield patch.multiple(nn.functional, dropout=dropout, scaled_dot_product_attention=attention)
 
 
 def _power(number: int, primes: tuple[int, int, int]) -> tuple[str, int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zeropods.measure.calibration import Calibration, MachineProbe, Span
 
 BOTH, ALL = "both", "all"
-MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour", "trust_remote_code")
+KINDS = {False: "an encoder-decoder", True: "a causal model"}
 DEFAULTS: dict[bool, dict[str, int | None]] = {
     False: {"batch_size": 32, "source_length": 96, "target_length": 96},
     True: {"batch_size": 4, "seq_length": 512, "label_length": None, "attention": None, "dropout": None},
@@ -76,8 +76,26 @@ class Request:
     """Causal: whether there is dropout; as the family was published if not given: GPT-2 has it."""
 
     def __post_init__(self) -> None:
-        fault = next(self._faults(), None)
-        if fault is not None:
+        shape, precisions = self.shape, self.shape.precisions
+        if self.precision not in precisions:
+            raise UserError(f"--precision {self.precision}; expected {' or '.join(precisions)}")
+        if self.samples is None and self.epochs != 1:
+            raise UserError(f"--epochs {self.epochs:g} without --samples; give both, or --steps")
+        if self.steps is not None and self.samples is not None:
+            raise UserError(f"--steps {self.steps} and --samples {self.samples}; give one of them")
+        if self.gradient_checkpointing not in (True, False, BOTH):
+            raise UserError(f"--gradient-checkpointing {self.gradient_checkpointing}; expected True, False or {BOTH}")
+        if self.gradient_checkpointing == BOTH and not shape.joint:
+            raise UserError(f"--gradient-checkpointing both: {self.model} is {KINDS[False]}; give True or False")
+        tokens, labels = self.lengths
+        if shape.joint and labels > tokens:
+            raise UserError(f"--label-length {labels}; expected at most --seq-length {tokens}")
+        if shape.family == "gpt2" and shape.positions and tokens > shape.positions:
+            raise UserError(f"--seq-length {tokens}; {self.model} has {shape.positions} positions")
+        if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
+            other = "fp16" if shape.joint else "fp32"
+            raise UserError(f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision {other}")
+        if fault := next(filter(None, map(self._attention_fault, self.attentions)), None):
             raise UserError(fault)
 
     @property
@@ -106,34 +124,6 @@ class Request:
         some = f"each token meets {shape.experts} experts: memory is planned with all, time with those"
         return some if shape.experts else None
 
-    def to_json(self) -> dict[str, object]:
-        """Plain values, without the fields of other models."""
-        return {name: value for name, value in asdict(self).items() if name not in _foreign(self.shape)}
-
-    def variants(self) -> list[Workload]:
-        """What to plan: each attention with each checkpointing, under each technique in their own order."""
-        tokens, labels = self.lengths
-        work = Workload(
-            shape=self.shape,
-            rows=self.batch_size,
-            tokens=tokens,
-            labels=labels,
-            precision=self.precision,
-            zero=self.zero,
-            passes=self.gradient_accumulation,
-            before_ampere=is_before_ampere(self.machines.gpu),
-            dropout=self.dropout,
-        )
-        again = (False, True) if self.gradient_checkpointing == BOTH else (self.gradient_checkpointing is True,)
-        asked = {technique_named(name).name for name in self.techniques}
-        return [
-            replace(work, attention=attention, checkpointing=each, technique=technique)
-            for attention in self.attentions
-            for each in again
-            for technique in TECHNIQUES
-            if not asked or technique.name in asked
-        ]
-
     @property
     def attentions(self) -> list[str]:
         """The ways of attention to compare."""
@@ -156,36 +146,6 @@ class Request:
             return "--attention flash_attention_2: it needs an Ampere GPU or a later one; give --attention sdpa"
         return None
 
-    def _faults(self) -> Iterator[str]:
-        shape, precisions = self.shape, self.shape.precisions
-        if self.precision not in precisions:
-            yield f"--precision {self.precision}; expected {' or '.join(precisions)}"
-        numbers = {name: value for each in (self, self.machines) for name, value in vars(each).items()}
-        for name, value in numbers.items():
-            if isinstance(value, (int, float)) and value <= 0 and name not in MAY_BE_ZERO:
-                yield f"{name} {value:g}; expected more than 0"
-        if self.samples is None and self.epochs != 1:
-            yield f"--epochs {self.epochs:g} without --samples; give both, or --steps"
-        if self.steps is not None and self.samples is not None:
-            yield f"--steps {self.steps} and --samples {self.samples}; give one of them"
-        if self.gradient_checkpointing not in (True, False, BOTH):
-            yield f"--gradient-checkpointing {self.gradient_checkpointing}; expected True, False or {BOTH}"
-        yield from self._faults_of(shape)
-
-    def _faults_of(self, shape: Shape) -> Iterator[str]:
-        """What this model cannot be asked."""
-        if self.gradient_checkpointing == BOTH and not shape.joint:
-            yield f"--gradient-checkpointing both: {self.model} is {shape.kind}; give True or False"
-        tokens, labels = self.lengths
-        if shape.joint and labels > tokens:
-            yield f"--label-length {labels}; expected at most --seq-length {tokens}"
-        if shape.family == "gpt2" and shape.positions and tokens > shape.positions:
-            yield f"--seq-length {tokens}; {self.model} has {shape.positions} positions"
-        if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
-            other = "fp16" if shape.joint else "fp32"
-            yield f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision {other}"
-        yield from filter(None, map(self._attention_fault, self.attentions))
-
 
 def request_for(model: str, **asked: Any) -> Request:
     """The request with these fields and the defaults of its model.
@@ -194,23 +154,21 @@ def request_for(model: str, **asked: Any) -> Request:
         UserError: an unknown model, a field that is wrong, or one that is of the other kind of model.
     """
     shape = shape_for(model, asked.get("trust_remote_code", False))
-    own, foreign = DEFAULTS[shape.joint], _foreign(shape)
-    known = {field.name for field in fields(Request)} - foreign
-    wrong = next((name for name in asked if name not in known), None)
-    if wrong is None:
-        gpu = asked.get("machines", Machines()).gpu
-        memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
-        if memory is None:
-            raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops, or one of {known_gpus()}")
-        return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
-    lengths = " and ".join(f"--{name.replace('_', '-')}" for name in own if name.endswith("_length"))
-    remedy = f"give {lengths}" if wrong in foreign and wrong.endswith("_length") else "leave it out"
-    raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {shape.kind}; {remedy}")
+    own = DEFAULTS[shape.joint]
+    if (wrong := next((name for name in asked if name in _foreign(shape)), None)) is not None:
+        lengths = " and ".join(f"--{each.replace('_', '-')}" for each in own if each.endswith("_length"))
+        remedy = f"give {lengths}" if wrong.endswith("_length") else "leave it out"
+        raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {KINDS[shape.joint]}; {remedy}")
+    gpu = asked.get("machines", Machines()).gpu
+    memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
+    if memory is None:
+        raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops, or one of {known_gpus()}")
+    return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
 
 
 def _foreign(shape: Shape) -> set[str]:
     """Fields that a model of this kind does not have."""
-    return {name for defaults in DEFAULTS.values() for name in defaults} - DEFAULTS[shape.joint].keys()
+    return DEFAULTS[not shape.joint].keys() - DEFAULTS[shape.joint].keys()
 
 
 # The plan of a request.
@@ -291,9 +249,10 @@ class Plan:
         return max(fitting, key=lambda estimate: float(f"{estimate.samples_per_second:.9g}"), default=None)
 
     def to_json(self) -> dict[str, object]:
-        """Plain values."""
+        """Plain values; of the request without the fields of other models."""
+        foreign = _foreign(self.request.shape)
         return {
-            "request": self.request.to_json(),
+            "request": {name: value for name, value in asdict(self.request).items() if name not in foreign},
             "techniques": [estimate.to_json() for estimate in self.estimates],
             "best": self.best.technique.name if self.best else None,
             "best_labels": self.best.labels if self.best else {},
@@ -302,36 +261,57 @@ class Plan:
 
 
 def plan(request: Request, by: Calibrated | None = None) -> Plan:
-    """Estimate every technique of a request, in each of its ways of training; by arithmetic, or what runs have shown.
+    """Estimate each attention with each checkpointing, under each technique; by arithmetic, or what runs have shown.
 
     Raises:
         UserError: unknown technique or GPU; a way of training that the model does not have.
     """
-    return Plan(request, tuple(_estimate(request, work, by) for work in request.variants()))
+    tokens, labels = request.lengths
+    work = Workload(
+        shape=request.shape,
+        rows=request.batch_size,
+        tokens=tokens,
+        labels=labels,
+        precision=request.precision,
+        zero=request.zero,
+        passes=request.gradient_accumulation,
+        before_ampere=is_before_ampere(request.machines.gpu),
+        dropout=request.dropout,
+    )
+    again = (False, True) if request.gradient_checkpointing == BOTH else (request.gradient_checkpointing is True,)
+    asked = {technique_named(name) for name in request.techniques} or set(TECHNIQUES)
+    estimates = (
+        _estimate(request, replace(work, attention=attention, checkpointing=each, technique=technique), by)
+        for attention in request.attentions
+        for each in again
+        for technique in TECHNIQUES
+        if technique in asked
+    )
+    return Plan(request, tuple(estimates))
 
 
 def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estimate:
-    memory_of: Callable[[Workload], PlannedMemory] = plan_memory if by is None else by.memory
-    machines = request.machines
+    machines, host = request.machines, request.host_memory_bytes
     pods, slots = (1, 1) if work.technique.is_alone else (machines.pods, machines.slots)
     work = replace(work, ranks=pods * slots)
     room = request.gpu_memory_bytes
     if machines.machine_bytes is not None:
         room = machines.machine_bytes // -(-work.ranks // machines.hosts)
 
-    def span(of: Workload, quantity: str, planned: float) -> Span | None:
-        return None if by is None else by.interval(of, quantity, planned)
-
-    def needed(of: Workload, memory: PlannedMemory) -> float:
-        known = span(of, "memory", memory.device_bytes)
-        return known.most if known else memory.device_bytes
+    def of_rows(rows: int) -> tuple[PlannedMemory, Span | None, float]:
+        """Memory, its span, and what there has to be room for."""
+        fewer = replace(work, rows=rows)
+        memory = plan_memory(fewer) if by is None else by.memory(fewer)
+        span = None if by is None else by.interval(fewer, "memory", memory.device_bytes)
+        return memory, span, span.most if span else memory.device_bytes
 
     def fits(rows: int) -> bool:
-        fewer, host = replace(work, rows=rows), request.host_memory_bytes
-        memory = memory_of(fewer)
-        return needed(fewer, memory) <= room and (host is None or slots * memory.host_bytes <= host)
+        memory, _, needed = of_rows(rows)
+        return needed <= room and (host is None or slots * memory.host_bytes <= host)
 
-    memory, time = memory_of(work), step_time(work, machines) if by is None else by.time(work, machines)
+    memory, span, needed = of_rows(work.rows)
+    time = step_time(work, machines) if by is None else by.time(work, machines)
+    of_time = None if by is None else by.interval(work, "time", time.seconds)
     a_step = work.passes * work.rows * work.ranks
     samples = request.samples
     if request.steps is not None:
@@ -352,12 +332,8 @@ def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estima
         cost=None if hourly is None or seconds is None else hourly * seconds,
         cost_per_million_samples=None if hourly is None else hourly * 1_000_000 / rate,
         tokens_per_second=rate * request.tokens,
-        needed_bytes=round(needed(work, memory)),
-        intervals={
-            name: known and known[:2]
-            for name, planned in (("memory", memory.device_bytes), ("time", time.seconds))
-            for known in (span(work, name, planned),)
-        },
+        needed_bytes=round(needed),
+        intervals={"memory": span and span[:2], "time": of_time and of_time[:2]},
     )
 
 
@@ -420,28 +396,4 @@ class Calibrated:
         span = self.calibration.interval(self.device, work.technique.name, work.shape.family, quantity)
         bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
         above = planned - bare if self.device == CPU else self.calibration.planned(self.device, quantity, [planned])
-        return span and span.of(above, bare)
-
-
-# How often to save a checkpoint on machines that fail now and then.
-
-
-def saving_plan(mtbf_seconds: float, save_seconds: float) -> tuple[float, float]:
-    """The time between two checkpoints that leaves most of the wall time for steps that count.
-
-    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are
-    M seconds apart in the mean; M itself where S is at least 2M.
-
-    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's, doi:10.1145/361147.361115. Each
-    interval loses its save, each failure half an interval; the time of a restart is not counted.
-
-    Returns:
-        Seconds of training between the end of one save and the begin of the next; and the goodput, the share of the
-        wall time that is left: without saves, and without what is lost to failures and done again.
-    """
-    part = save_seconds / (2 * mtbf_seconds)
-    interval = mtbf_seconds
-    if part < 1:
-        interval = math.sqrt(2 * save_seconds * mtbf_seconds) * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
-    whole = interval + save_seconds
-    return interval, max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds))
+        return span and type(span)(*(bare + part * above for part in span))

@@ -9,11 +9,10 @@ import os
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import is_path, write_json
-from zeropods.plan.models import known_config, known_models, known_name
+from zeropods.plan.models import known_models, known_name
 from zeropods.plan.workload import Saved, Shape, Weight
 
 SCHEMA = 3
@@ -21,26 +20,12 @@ SCHEMA = 3
 CONFIG = "config.json"
 FACTS = Path(__file__).with_name("facts.json")
 """What `plan.built` found of the known names; it is shipped."""
-EARLIER = {
-    "family": "model_type", "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads", "head_size": "head_dim", "ffn": "intermediate_size", "vocabulary": "vocab_size",
-    "positions": "max_position_embeddings", "tied": "tie_word_embeddings",
-}  # fmt: skip
-"""What records of before call what transformers calls otherwise."""
-
-
-# Known names.
 
 
 def shape_named(model: str) -> Shape:
     """The shape of a known name; `UserError` where none is known."""
-    return _known_shape(known_name(model))
-
-
-@cache
-def _known_shape(name: str) -> Shape:
-    shipped = json.loads(FACTS.read_text(encoding="utf-8"))
-    return _found_shape(json.dumps(known_models()[name]), None, shipped[name])
+    name = known_name(model)
+    return _shape(json.dumps(known_models()[name]), None, name)
 
 
 # Other models: by their configuration.
@@ -65,18 +50,17 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
     try:
         text = file.read_text(encoding="utf-8")
         given = json.loads(text)
+        if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
+            raise ValueError("no model_type")
     except (OSError, ValueError) as error:
         raise UserError(f"--model {model}: {file}: {error}; expected a {CONFIG} as transformers writes it") from None
-    kind = given.get("model_type") if isinstance(given, dict) else None
-    if not isinstance(kind, str):
-        raise UserError(f"--model {model}: {file}: no model_type; expected a {CONFIG} as transformers writes it")
     if given.get("quantization_config"):
         raise UserError(f"--model {model}: its weights are quantised and cannot be trained; name the original model")
     has_code = "AutoConfig" in (given.get("auto_map") or ())
     if has_code and not trust_remote_code:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-        if kind not in CONFIG_MAPPING_NAMES:
+        if (kind := given["model_type"]) not in CONFIG_MAPPING_NAMES:
             raise UserError(
                 f"--model {model}: {kind} is code of its own, which is not run unasked; give --trust-remote-code if "
                 "you have read it"
@@ -91,14 +75,13 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
 def shape_recorded(config: str) -> Shape | None:
     """The shape of a recorded model, whose configuration is given as JSON; None where it cannot be had here."""
     given = json.loads(config)
-    if "model_type" not in given:
-        given = _of_earlier(given)
     for name, known in known_models().items():
         # Rates and scales change no tensor.
         if all(given.get(key) == size for key, size in known.items() if not isinstance(size, float | dict)):
-            return _known_shape(name)
+            return shape_named(name)
     with contextlib.suppress(UserError, ImportError):
-        return _shape(json.dumps(given), None)
+        # Records of before have names of their own for the sizes of a model, and no type of it.
+        return _shape(config, None) if "model_type" in given else None
     return None
 
 
@@ -110,17 +93,12 @@ def _from_hub(model: str) -> Path:
             f"--model {model}: expected a hub id as organisation/name, a folder with a {CONFIG}, such a file, or one "
             f"of {known}"
         )
-    from huggingface_hub import constants
-
-    cached = Path(constants.HF_HUB_CACHE, f"models--{model.replace('/', '--')}")
-    with contextlib.suppress(OSError):
-        file = cached / "snapshots" / (cached / "refs" / "main").read_text().strip() / CONFIG
-        if file.is_file():
-            return file
     from httpx2 import TransportError
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
+        if isinstance(cached := try_to_load_from_cache(model, CONFIG), str):
+            return Path(cached)
         # The hub is asked first: a file is asked for five times, with growing pauses, before it is given up.
         HfApi().model_info(model, timeout=10.0)
         return Path(HfApi().hf_hub_download(model, CONFIG))
@@ -132,52 +110,44 @@ def _from_hub(model: str) -> Path:
         ) from None
 
 
-# What is found of a model: kept in the user's cache by configuration and versions.
-
-
-def _of_earlier(sizes: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a model in a record of before; a T5 named no family, and had two sides alike."""
-    renamed = {EARLIER.get(name, name): size for name, size in sizes.items()}
-    if "model_type" in renamed:
-        return renamed
-    layers, heads = renamed.pop("num_hidden_layers", None), renamed.pop("num_attention_heads", None)
-    own = {"num_layers": layers, "num_decoder_layers": layers, "num_heads": heads}
-    return {**known_config("t5-small"), **renamed, **own}
+# What is found of a model: shipped, or kept in the user's cache by configuration and versions.
 
 
 @cache
-def _shape(config: str, folder: str | None) -> Shape:
-    with contextlib.suppress(OSError, ValueError):
-        return _found_shape(config, folder, json.loads(_cache_file(config, folder).read_text(encoding="utf-8")))
-    from zeropods.plan import built
+def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
+    """The shape of a configuration; a pass in a way that is not there yet is traced when it is asked for.
 
-    found = built.facts(config, folder)
-    _keep(config, folder, found)
-    return _found_shape(config, folder, found)
+    Args:
+        folder: folder or hub id with code of its own, if that was asked for.
+        known: its name, if what is found of it is shipped.
+    """
 
+    def cached() -> Path:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        key = json.dumps((config, folder, SCHEMA, version("torch"), version("transformers")))
+        return root / "zeropods" / "plan" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
-def _found_shape(config: str, folder: str | None, found: dict[str, Any]) -> Shape:
-    """The shape of what was found of a model; a pass in a way that is not there yet is traced when it is asked for."""
+    def keep() -> None:
+        # Where no cache can be written it is traced each time.
+        with contextlib.suppress(OSError):
+            write_json(cached(), found)
 
     def saved(way: str) -> Saved:
         if way not in found["saved"]:
             from zeropods.plan import built
 
             found["saved"][way] = built.saved(config, folder, way)
-            _keep(config, folder, found)
+            keep()
         return Saved(**found["saved"][way])
 
+    try:
+        kept = FACTS if known else cached()
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        found = found[known] if known else found
+    except (OSError, ValueError):
+        from zeropods.plan import built
+
+        found = built.facts(config, folder)
+        keep()
     weights = [Weight(size, kind) for size, kind in found["facts"]["weights"]]
     return Shape(**{**found["facts"], "weights": weights}, trace=saved)
-
-
-def _cache_file(config: str, folder: str | None) -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    key = json.dumps((config, folder, SCHEMA, version("torch"), version("transformers")))
-    return root / "zeropods" / "plan" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-
-def _keep(config: str, folder: str | None, found: dict[str, Any]) -> None:
-    """Write it down; where no cache can be written it is traced each time."""
-    with contextlib.suppress(OSError):
-        write_json(_cache_file(config, folder), found)

@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.plan.workload import MASTER, Workload, share
@@ -22,30 +21,24 @@ OTHER = frozenset({"mig", "laptop", "d", "ti", "super", "fhhl"})
 """Words in a name that mark another card, or less than a whole one: a MIG slice, a mobile or a cut-down variant."""
 
 
-class Peak(NamedTuple):
-    """One GPU, as published."""
-
-    words: str
-    """Words that its name holds; the first entry all of whose words are there counts."""
-    gib: float
-    """Memory of the usual card, as nvidia-smi shows it; a name may say another size."""
-    tera: dict[str, float]
-    """Dense TFLOP/s by precision, of those that it has. FP32 outside the tensor cores: what PyTorch does by default,
-    without TF32; FP16 and BF16 in tensor cores with FP32 accumulation."""
-
-
 @cache
-def peaks() -> tuple[Peak, ...]:
-    """GPUs, by NVIDIA's data sheets and architecture papers (A10G: AWS's); figures "with sparsity" are halved."""
+def peaks() -> dict[str, dict[str, float]]:
+    """GPUs, by NVIDIA's data sheets and architecture papers (A10G: AWS's); figures "with sparsity" are halved.
+
+    Returns:
+        By the words that a name holds, of which the first entry counts all of whose words are there: `gib`, memory of
+        the usual card as nvidia-smi shows it (a name may say another size); and by precision, of those that it has,
+        dense TFLOP/s. FP32 is outside the tensor cores: what PyTorch does by default, without TF32; FP16 and BF16 in
+        tensor cores with FP32 accumulation.
+    """
     with FILE.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
-    tera = [{each: float(line[each]) for each in ("fp32", "fp16", "bf16") if line[each]} for line in lines]
-    return tuple(Peak(line["words"], float(line["gib"]), of) for line, of in zip(lines, tera, strict=True))
+        lines = csv.DictReader(file)
+        return {line.pop("words"): {name: float(text) for name, text in line.items() if text} for line in lines}
 
 
 def known_gpus(precision: str = "fp32") -> str:
     """Names of those that have a precision, for people."""
-    return ", ".join(peak.words.upper() for peak in peaks() if precision in peak.tera)
+    return ", ".join(words.upper() for words, peak in peaks().items() if precision in peak)
 
 
 def published_flops(gpu: str, precision: str) -> float | None:
@@ -55,21 +48,20 @@ def published_flops(gpu: str, precision: str) -> float | None:
         gpu: its name as torch and NVML give it, `NVIDIA A100-SXM4-40GB`, or short, `A100-40GB`.
         precision: `fp32` (what a run uses: without TF32), `bf16` or `fp16`.
     """
-    peak = _peak(gpu)
-    return None if peak is None or precision not in peak.tera else TERA * peak.tera[precision]
+    tera = _peak(gpu).get(precision)
+    return None if tera is None else TERA * tera
 
 
 def memory_bytes(gpu: str) -> int | None:
     """Memory of a GPU: what its name says, as `A100-80GB` does, else that of the usual card; None if unknown."""
-    said, peak = re.search(r"(\d+) ?GB", gpu, re.IGNORECASE), _peak(gpu)
-    size = float(said[1]) if said else None if peak is None else peak.gib
+    said = re.search(r"(\d+) ?GB", gpu, re.IGNORECASE)
+    size = float(said[1]) if said else _peak(gpu).get("gib")
     return None if size is None else round(GIB * size)
 
 
 def is_before_ampere(gpu: str) -> bool:
     """Whether a GPU is known to be older than Ampere: it has no BF16 arithmetic and no FlashAttention."""
-    peak = _peak(gpu)
-    return peak is not None and "bf16" not in peak.tera
+    return bool(_peak(gpu)) and "bf16" not in _peak(gpu)
 
 
 def words(gpu: str) -> frozenset[str]:
@@ -77,11 +69,10 @@ def words(gpu: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
 
 
-@cache
-def _peak(gpu: str) -> Peak | None:
+def _peak(gpu: str) -> dict[str, float]:
     said = words(gpu)
-    peak = next((peak for peak in peaks() if said.issuperset(peak.words.split())), None)
-    return None if said & OTHER else peak
+    known = (peak for named, peak in peaks().items() if said.issuperset(named.split()) and not said & OTHER)
+    return next(known, {})
 
 
 # The machines that a plan is for: pods, GPUs, links.
@@ -126,27 +117,6 @@ class Machines:
     """Between the GPUs of a pod, each way, as collectives reach it (NVLink); that of PCIe if not given."""
     host_bandwidth: float = 50 * GIGA
     """Bytes per second between a pod's processor and its memory: a few channels of DDR4."""
-
-    @property
-    def link(self) -> float:
-        """Bytes per second through the slowest link of a ring over all processes."""
-        if self.pods > 1:
-            return self.bandwidth
-        return self.pcie_bandwidth if self.peer_bandwidth is None else self.peer_bandwidth
-
-    @property
-    def ring_latency(self) -> float:
-        """Seconds of a message once round a ring: hops between neighbours within the pods, and from pod to pod."""
-        return self.pods * (self.slots - 1) * self._hop_within + (self.pods - 1) * self.latency_seconds
-
-    @property
-    def tree_latency(self) -> float:
-        """Seconds of a message through each pod and up a tree of pods, or down again."""
-        return (self.slots - 1) * self._hop_within + int(math.log2(self.pods)) * self.latency_seconds
-
-    @property
-    def _hop_within(self) -> float:
-        return PCIE_LATENCY if self.peer_bandwidth is None else NVLINK_LATENCY
 
     def achieved_flops(self, precision: str) -> float:
         """FLOP/s of one process.
@@ -243,15 +213,20 @@ def traffic(work: Workload, machines: Machines) -> tuple[float, float, float]:
     ranks, parameters, zero = work.ranks, work.shape.parameters, work.zero
     if ranks == 1:
         return 0.0, 0.0, 0.0
-    size = work.element_bytes * parameters
+    size, pods, latency = work.element_bytes * parameters, machines.pods, machines.latency_seconds
+    # The slowest link of a ring over all processes.
+    link = machines.bandwidth if pods > 1 else machines.peer_bandwidth or machines.pcie_bandwidth
+    hops, hop = machines.slots - 1, PCIE_LATENCY if machines.peer_bandwidth is None else NVLINK_LATENCY
+    # Of a message between neighbours within the pods and from pod to pod; and up a tree of pods, or down again.
+    ring, tree = pods * hops * hop + (pods - 1) * latency, hops * hop + int(math.log2(pods)) * latency
 
     def around(messages: int) -> float:
         """Seconds for all parameters to pass round the ring once, cut into so many messages."""
-        return (ranks - 1) / ranks * size / machines.link + messages * machines.ring_latency
+        return (ranks - 1) / ranks * size / link + messages * ring
 
     def reduced_everywhere(messages: int) -> float:
         """Seconds for all gradients to be summed on every process."""
-        return min(2 * around(messages), 2 * (size / machines.link / TREE_SHARE + messages * machines.tree_latency))
+        return min(2 * around(messages), 2 * (size / link / TREE_SHARE + messages * tree))
 
     if work.technique.stage == 0:
         return 0.0, reduced_everywhere(math.ceil(size / DDP_BUCKET_BYTES)), 0.0
@@ -259,7 +234,7 @@ def traffic(work: Workload, machines: Machines) -> tuple[float, float, float]:
     if work.technique.stage in (1, 2):
         reduce = reduced_everywhere if zero.multi_rank_all_reduce else around
         return 0.0, reduce(buckets), around(1)
-    gather = around(work.shape.matrices)
+    gather = around(sum(weight.is_matrix for weight in work.shape.weights))
     # What the forward pass has left gathered need not be fetched again.
     again = max(0.0, 1 - zero.live_elements / parameters)
     return gather, again * gather + around(buckets), 0.0

@@ -13,8 +13,6 @@ from zeropods.tables import GIB
 
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
 """What the memory of a GPU is divided into."""
-FLOAT = 4
-"""Bytes of an FP32 element."""
 GRADIENTS = {True: 3, False: 2}
 """Gradients of the feed-forward's width at one time in the backward pass of a causal layer, and of another."""
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -66,174 +64,147 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
     Args:
         context_bytes: bytes of CUDA and its libraries; 0 without a GPU.
     """
-    process, saved = _Process(work), Activations(work).terms()
-    context = Term("CUDA and its libraries", context_bytes, f"{context_bytes / GIB:.2g} GiB, a constant", "context")
+    stage, activations, buffers = work.technique.stage, Activations(work), _buffers(work)
+    (held, lasting), saved = _states(work), activations.terms()
+    terms = [*held, *buffers]
+    # What the optimizer's step needs for a moment, as far as it exceeds the activations and buckets that are gone.
+    if work.technique.offloads or (stage == 0 and not work.is_half):
+        step = Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
+    elif stage == 0:
+        step = Term.of("gradients of the masters, FP32", MASTER, work.shape.parameters)
+    else:
+        each = MASTER + work.element_bytes * work.is_half
+        step = Term.of("gradients of the partition, flat", each, work.shape.parameters, work.ranks)
+    spare = total(saved) + sum(term.bytes for term in buffers if stage in (1, 2) and "bucket" in term.name)
+    if step.bytes > spare:
+        formula = f"{step.formula}, less freed activations and buckets"
+        terms.append(replace(step, bytes=step.bytes - spare, formula=formula))
+    terms += saved
+    if context_bytes:
+        formula = f"{context_bytes / GIB:.2g} GiB, a constant"
+        terms.append(Term("CUDA and its libraries", context_bytes, formula, "context"))
+    # Tensors at the worst moment, on the worst-off rank: in the loss, the backward pass or the step.
+    gradients = total(held, "gradients")
+    # Buckets of stages 1 and 2 are made when the first gradient is there, and given back before the step.
+    early = 0 if stage in (1, 2) else total(buffers)
+    before = gradients if work.passes > 1 or stage == 3 else 0
+    # Gradients are made as the backward pass comes to them; a partition is there from the first one on.
+    grows = _gradients_are_whole(work) and work.passes == 1
+    moments = [
+        early + before + activations.in_loss(),
+        early + gradients + step.bytes,
+        *(total(buffers) + kept + (made if grows else gradients) for kept, made in activations.backward()),
+    ]
     return PlannedMemory(
-        terms=(
-            *process.states()[0],
-            *process.buffers(),
-            *process.beyond(total(saved)),
-            *saved,
-            *((context,) if context_bytes else ()),
-        ),
-        host_terms=process.host_terms(),
-        state_bytes=sum(map(total, _Process(replace(work, passes=1)).states())),
-        peak_allocated_bytes=process.peak_allocated(),
+        terms=tuple(terms),
+        host_terms=_host_terms(work, lasting),
+        state_bytes=sum(map(total, _states(replace(work, passes=1)))),
+        peak_allocated_bytes=total(held) - gradients + max(moments),
     )
 
 
-class _Process:
-    """One of the processes of a workload, and what its memory follows from."""
+# Parameters, gradients and optimizer states, between a backward pass and the optimizer's step.
+#
+# Without DeepSpeed: PyTorch's AdamW over FP32 weights, or this project's over FP32 masters of BF16 weights
+# (`train.trainer`). With it, as DeepSpeed 0.19.8 does it: every stage keeps an FP32 master partition beside the
+# weights, also where these are FP32 themselves (stage_1_and_2.py, `single_partition_of_fp32_groups`; stage3.py,
+# `_create_fp32_partitions`, whose test for "the same device" compares a device with a string and so never holds).
 
-    def __init__(self, work: Workload) -> None:
-        self.work, self.technique, self.ranks, self.zero = work, work.technique, work.ranks, work.zero
 
-    # Parameters, gradients and optimizer states, between a backward pass and the optimizer's step.
-    #
-    # Without DeepSpeed: PyTorch's AdamW over FP32 weights, or this project's over FP32 masters of BF16 weights
-    # (`train.trainer`). With it, as DeepSpeed 0.19.8 does it: every stage keeps an FP32 master partition beside the
-    # weights, also where these are FP32 themselves (stage_1_and_2.py, `single_partition_of_fp32_groups`; stage3.py,
-    # `_create_fp32_partitions`, whose test for "the same device" compares a device with a string and so never holds).
+def _states(work: Workload) -> tuple[list[Term], list[Term]]:
+    """States in the memory of the GPU, and in that of the host."""
+    size, shape, stage, ranks = work.element_bytes, work.shape, work.technique.stage, work.ranks
+    weights = Term.of("weights", size, shape.parameters, ranks if stage == 3 else 1, "parameters")
+    whole, small = _gradients_are_whole(work), _kept_whole(work)
+    gathered = [Term.of("small weights, kept whole", size, small, part="parameters")] if small else []
+    gradients = Term.of("gradients", size, shape.parameters, 1 if whole else ranks, "gradients")
+    if not whole and stage != 3:
+        some = Term.of("gradients", size, touched(shape, work.own_rates, ranks), part="gradients")
+        gradients = replace(some, formula=f"{some.formula}: tensors that a share of 1 / {ranks} touches, whole")
+    held = ("master and Adam's moments", MASTER + MOMENTS) if stage or work.is_half else ("Adam's moments", MOMENTS)
+    optimizer = Term.of(f"{held[0]}, FP32", held[1], shape.parameters, ranks if stage else 1, "optimizer")
+    if not work.technique.offloads:
+        return [weights, *gathered, gradients, optimizer], []
+    master = Term.of("gradients of the master, FP32", MASTER, shape.parameters, ranks, "gradients")
+    if stage == 3:
+        return gathered, [weights, gradients, master, optimizer]
+    return [weights, gradients] if whole else [weights], [master, optimizer]
 
-    def states(self) -> tuple[list[Term], list[Term]]:
-        """States in the memory of the GPU, and in that of the host."""
-        work, size, stage = self.work, self.work.element_bytes, self.technique.stage
-        weights = Term.of("weights", size, work.shape.parameters, self.ranks if stage == 3 else 1, "parameters")
-        whole, small = self.gradients_are_whole(), self.kept_whole()
-        gathered = [Term.of("small weights, kept whole", size, small, part="parameters")] if small else []
-        gradients = Term.of("gradients", size, work.shape.parameters, 1 if whole else self.ranks, "gradients")
-        if not whole and stage != 3:
-            some = Term.of("gradients", size, touched(work.shape, work.own_rates, self.ranks), part="gradients")
-            formula = f"{some.formula}: tensors that a share of 1 / {self.ranks} touches, whole"
-            gradients = replace(some, formula=formula)
-        if stage or work.is_half:
-            optimizer = self._shared("master and Adam's moments, FP32", MASTER + MOMENTS, "optimizer")
-        else:
-            optimizer = self._shared("Adam's moments, FP32", MOMENTS, "optimizer")
-        if not self.technique.offloads:
-            return [weights, *gathered, gradients, optimizer], []
-        master = self._shared("gradients of the master, FP32", MASTER, "gradients")
-        if stage == 3:
-            return gathered, [weights, gradients, master, optimizer]
-        return [weights, gradients] if whole else [weights], [master, optimizer]
 
-    def gradients_are_whole(self) -> bool:
-        """Whether a process holds a gradient for every parameter at the end of its backward pass.
+def _gradients_are_whole(work: Workload) -> bool:
+    """Whether a process holds a gradient for every parameter at the end of its backward pass.
 
-        Stage 1 reduces each gradient as soon as it is there if communication overlaps, and keeps only its own
-        (`process_gradients`, `copy_grads_in_partition`); else, and while gradients add up, it keeps all.
-        """
-        stage = self.technique.stage
-        return stage == 0 or (stage == 1 and (self.work.passes > 1 or not self.zero.overlap))
+    Stage 1 reduces each gradient as soon as it is there if communication overlaps, and keeps only its own
+    (`process_gradients`, `copy_grads_in_partition`); else, and while gradients add up, it keeps all.
+    """
+    stage = work.technique.stage
+    return stage == 0 or (stage == 1 and (work.passes > 1 or not work.zero.overlap))
 
-    def kept_whole(self) -> int:
-        """Elements that stage 3 gathers after each step and keeps, beside each rank's share of them."""
-        is_shared = self.technique.stage == 3 and self.ranks > 1
-        return sum(size for size, _ in self.work.shape.weights if is_shared and size <= self.zero.persistent_elements)
 
-    def _shared(self, name: str, size: int, part: str = "buffers") -> Term:
-        """Something of each parameter, which the ranks of a ZeRO stage share."""
-        return Term.of(name, size, self.work.shape.parameters, self.ranks if self.technique.stage else 1, part)
+def _kept_whole(work: Workload) -> int:
+    """Elements that stage 3 gathers after each step and keeps, beside each rank's share of them."""
+    is_shared = work.technique.stage == 3 and work.ranks > 1
+    return sum(size for size, _ in work.shape.weights if is_shared and size <= work.zero.persistent_elements)
 
-    # Memory of a GPU beside the states: buckets of communication, gathered parameters, temporaries of the step.
-    #
-    # Source: DeepSpeed 0.19.8, stage_1_and_2.py (`setup_buckets`, `average_tensor`, `step`), stage3.py (`ipg_buckets`,
-    # `_prepare_fp32_grad_for_sub_group`), partitioned_param_coordinator.py; PyTorch's DistributedDataParallel with
-    # `gradient_as_bucket_view=False`, its default.
 
-    def buffers(self) -> tuple[Term, ...]:
-        """What is there during the backward pass."""
-        size, shape, zero, technique = self.work.element_bytes, self.work.shape, self.zero, self.technique
-        if technique.is_alone:
-            return ()
-        if technique.stage == 0:
-            return (Term.of("DistributedDataParallel's buckets: all gradients once more", size, shape.parameters),)
-        if technique.stage == 3:
-            return (*self._buckets(2 if self.ranks > 1 else 1), *self._gathered())
-        if not (zero.contiguous or technique.offloads):
-            # `buffered_reduce_fallback`
-            number = min(shape.parameters, max(zero.reduce_elements, shape.largest_tensor))
-            return (Term.of("reduce bucket, copied together", size, number),)
-        name = "copy of one gradient on its way to the host"
-        copy = (Term.of(name, size, shape.largest_tensor),) if technique.offloads else ()
-        return (*self._buckets(2 if zero.overlap else 1), *copy)
+# Memory of a GPU beside the states: buckets of communication, gathered parameters, temporaries of the step.
+#
+# Source: DeepSpeed 0.19.8, stage_1_and_2.py (`setup_buckets`, `average_tensor`, `step`), stage3.py (`ipg_buckets`,
+# `_prepare_fp32_grad_for_sub_group`), partitioned_param_coordinator.py; PyTorch's DistributedDataParallel with
+# `gradient_as_bucket_view=False`, its default.
 
-    def _buckets(self, copies: int) -> tuple[Term, ...]:
-        size, most, largest = self.work.element_bytes, self.zero.reduce_elements, self.work.shape.largest_tensor
-        bucket = Term.of("reduce bucket", size, most)
-        if copies > 1:
-            bucket = Term("reduce buckets", copies * bucket.bytes, f"{copies} x {bucket.formula}")
-        alone = Term.of("gradient that is larger than a bucket", size, largest)
-        return (bucket,) if largest <= most else (bucket, alone)
 
-    def _gathered(self) -> tuple[Term, ...]:
-        """Whole parameters that stage 3 holds; one process alone has them whole, unless they lie on the host."""
-        if self.ranks == 1 and not self.technique.offloads:
-            return ()
-        shape, size = self.work.shape, self.work.element_bytes
-        others = shape.parameters - self.kept_whole()
-        live = min(others, max(self.zero.live_elements, shape.largest_tensor))
-        return (
-            Term.of("parameters gathered for use", size, live),
-            Term.of("parameters fetched ahead", size, min(self.zero.prefetch_elements, others - live)),
-        )
+def _buffers(work: Workload) -> list[Term]:
+    """What is there during the backward pass."""
+    size, shape, zero, technique = work.element_bytes, work.shape, work.zero, work.technique
+    stage, most, largest = technique.stage, zero.reduce_elements, shape.largest_tensor
+    if technique.is_alone:
+        return []
+    if stage == 0:
+        return [Term.of("DistributedDataParallel's buckets: all gradients once more", size, shape.parameters)]
+    if stage != 3 and not (zero.contiguous or technique.offloads):
+        # `buffered_reduce_fallback`
+        return [Term.of("reduce bucket, copied together", size, min(shape.parameters, max(most, largest)))]
+    bucket = Term.of("reduce bucket", size, most)
+    if zero.overlap if stage != 3 else work.ranks > 1:
+        bucket = Term("reduce buckets", 2 * bucket.bytes, f"2 x {bucket.formula}")
+    terms = [bucket]
+    if largest > most:
+        terms.append(Term.of("gradient that is larger than a bucket", size, largest))
+    if stage != 3 and technique.offloads:
+        terms.append(Term.of("copy of one gradient on its way to the host", size, largest))
+    # One process alone has stage 3's parameters whole, unless they lie on the host.
+    if stage == 3 and (work.ranks > 1 or technique.offloads):
+        others = shape.parameters - _kept_whole(work)
+        live = min(others, max(zero.live_elements, largest))
+        ahead = min(zero.prefetch_elements, others - live)
+        terms.append(Term.of("parameters gathered for use", size, live))
+        terms.append(Term.of("parameters fetched ahead", size, ahead))
+    return terms
 
-    def step_temporaries(self) -> Term:
-        """What the optimizer's step needs for a moment, when activations are gone."""
-        stage, is_half = self.technique.stage, self.work.is_half
-        if self.technique.offloads or (stage == 0 and not is_half):
-            return Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
-        if stage == 0:
-            return self._shared("gradients of the masters, FP32", MASTER)
-        return self._shared("gradients of the partition, flat", MASTER + (self.work.element_bytes if is_half else 0))
 
-    def beyond(self, saved: int) -> tuple[Term, ...]:
-        """The step's temporaries as far as they exceed the activations and buckets that are gone by then."""
-        step, is_released = self.step_temporaries(), self.technique.stage in (1, 2)
-        spare = saved + sum(term.bytes for term in self.buffers() if is_released and "bucket" in term.name)
-        if step.bytes <= spare:
-            return ()
-        return (Term(step.name, step.bytes - spare, f"{step.formula}, less freed activations and buckets"),)
+# Memory of the host: what is offloaded, how pinning rounds it up, and the model while it is loaded.
+#
+# Source: DeepSpeed 0.19.8, stage_1_and_2.py (`param_buffer_of_bit16_for_cpu_offload_groups`,
+# `temp_grad_buffer_for_cpu_offload`); PyTorch's CachingHostAllocator, which rounds pinned memory up to a power of two.
 
-    def peak_allocated(self) -> int:
-        """Bytes of tensors at the worst moment, on the worst-off rank: in the loss, the backward pass or the step."""
-        held, buffers = self.states()[0], total(self.buffers())
-        gradients = total(held, "gradients")
-        stage, accumulates = self.technique.stage, self.work.passes > 1
-        # Buckets of stages 1 and 2 are made when the first gradient is there, and given back before the step.
-        early = 0 if stage in (1, 2) else buffers
-        before = gradients if accumulates or stage == 3 else 0
-        # Gradients are made as the backward pass comes to them; a partition is there from the first one on.
-        grows = self.gradients_are_whole() and not accumulates
-        pass_ = Activations(self.work)
-        backward = [buffers + saved + (made if grows else gradients) for saved, made in pass_.backward()]
-        step = early + gradients + self.step_temporaries().bytes
-        return total(held) - gradients + max(early + before + pass_.in_loss(), step, *backward)
 
-    # Memory of the host: what is offloaded, how pinning rounds it up, and the model while it is loaded.
-    #
-    # Source: DeepSpeed 0.19.8, stage_1_and_2.py (`param_buffer_of_bit16_for_cpu_offload_groups`,
-    # `temp_grad_buffer_for_cpu_offload`); PyTorch's CachingHostAllocator, which rounds pinned memory up to a power of
-    # two.
-
-    def host_terms(self) -> tuple[Term, ...]:
-        """All of the host's memory, the states that lie there included."""
-        process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
-        shape, size, technique = self.work.shape, self.work.element_bytes, self.technique
-        lasting = self.states()[1]
-        if technique.offloads and technique.stage != 3:
-            gradient = Term.of("gradient on its way", size, shape.largest_tensor)
-            lasting += [self._shared("weights on their way to the GPU", size), gradient]
-        # Adam's moments are not pinned: PyTorch makes them like its parameters, but not where these lie.
-        pinned = [term for term in lasting if self.zero.pins and term.part != "optimizer"]
-        rounded = sum((1 << max(0, term.bytes - 1).bit_length()) - term.bytes for term in pinned)
-        if rounded:
-            names = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
-            lasting.append(Term("rounding of pinned memory", rounded, names))
-        loaded = Term.of(LOADING, MASTER, shape.parameters, part="parameters")
-        missing = max(0, loaded.bytes - total(lasting))
-        loading = replace(loaded, bytes=missing, formula=f"{loaded.formula}, less what comes after it")
-        return (*lasting, loading, process) if missing else (*lasting, process)
+def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
+    """All of the host's memory, the states that lie there included."""
+    shape, size, lasting = work.shape, work.element_bytes, [*states]
+    if work.technique.offloads and work.technique.stage != 3:
+        lasting.append(Term.of("weights on their way to the GPU", size, shape.parameters, work.ranks))
+        lasting.append(Term.of("gradient on its way", size, shape.largest_tensor))
+    # Adam's moments are not pinned: PyTorch makes them like its parameters, but not where these lie.
+    pinned = [term for term in lasting if work.zero.pins and term.part != "optimizer"]
+    rounded = sum((1 << max(0, term.bytes - 1).bit_length()) - term.bytes for term in pinned)
+    if rounded:
+        names = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
+        lasting.append(Term("rounding of pinned memory", rounded, names))
+    loaded = Term.of(LOADING, MASTER, shape.parameters, part="parameters")
+    if (missing := loaded.bytes - total(lasting)) > 0:
+        lasting.append(replace(loaded, bytes=missing, formula=f"{loaded.formula}, less what comes after it"))
+    return (*lasting, Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context"))
 
 
 @cache
@@ -243,8 +214,11 @@ def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
     Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's share touches, in each
     parameter group of the optimizer; `copy_grads_in_partition` makes a buffer of the sum of their sizes.
     """
-    changes: Counter[int] = Counter()
-    for sizes in shape.groups(own_rates):
+    changes, groups = Counter[int](), dict[str | bool, list[int]]()
+    for weight in shape.weights:
+        # `train.trainer` has embedding, matrices, position biases and norms apart; Trainer what decays, and the rest.
+        groups.setdefault(weight.kind if own_rates else weight.is_matrix, []).append(weight.size)
+    for sizes in groups.values():
         # A parameter group is cut into equal shares wherever a tensor ends.
         part, begin = share(sum(sizes), ranks), 0
         for size in sizes:
@@ -289,7 +263,7 @@ def short(number: float) -> str:
 # What a forward pass keeps for its backward pass, counted tensor by tensor, as transformers 5.23 runs it on a GPU.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Stack:
     """Layers of one kind: the encoder's, the decoder's, or all of a causal model. Bytes of one pass."""
 
@@ -316,7 +290,7 @@ class Activations:
     def __init__(self, work: Workload) -> None:
         self.work, shape, size = work, work.shape, ELEMENT_BYTES[work.precision]
         saved, sizes = work.saved(), (work.rows, work.tokens, work.labels)
-        self.head = FLOAT * work.rows * work.labels * shape.vocabulary
+        self.head = ELEMENT_BYTES["fp32"] * work.rows * work.labels * shape.vocabulary
         """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
         self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
         """Of a tied embedding, as the head and as the table: both are there while they are added."""
@@ -334,16 +308,8 @@ class Activations:
             layer = round(value(saved.layers[side], *sizes) / shape.layers[side])
             gradients = max(GRADIENTS[shape.joint] * size * work.rows * tokens * shape.inner, scores * tokens**2)
             kept, again = (round(value(saved.inputs[side], *sizes)), layer) if work.checkpointing else (layer, 0)
-            self.stacks.append(
-                Stack(
-                    prefix=prefix,
-                    tokens=tokens,
-                    layers=shape.layers[side],
-                    parameters=shape.layer_parameters[side],
-                    kept=kept,
-                    working=gradients + again,
-                )
-            )
+            layers, parameters = shape.layers[side], shape.layer_parameters[side]
+            self.stacks.append(Stack(prefix, tokens, layers, parameters, kept, gradients + again))
 
     def in_loss(self) -> int:
         """Bytes when the loss is computed, its own gradients included; there is no gradient of a parameter yet."""
@@ -374,38 +340,34 @@ class Activations:
             made += size * stack.parameters
         return [*found, (self.tied_gradients, made)]
 
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> list[Term]:
         """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
+        work, terms = self.work, list[Term]()
+
+        def add(name: str, size: int, formula: str) -> None:
+            terms.append(Term(name, size, formula, "activations"))
+
+        for stack in self.stacks:
+            name = f"inputs of {stack.prefix}layers" if work.checkpointing else f"{stack.prefix}layers"
+            each = stack.kept / (work.rows * stack.tokens) / 1e3
+            by = "" if work.checkpointing else f", {work.kernel} attention"
+            formula = f"{stack.layers} layers x {work.rows} rows x {stack.tokens} tokens x {each:.4g} kB{by}"
+            add(name, stack.layers * stack.kept, formula)
         beside = (self.ends, self.copies)
-        ends = _term(
-            "ends, masks, weights in FP16", sum(beside), " + ".join(f"{short(each)}B" for each in beside if each)
-        )
-        terms = (*map(self._kept_term, self.stacks), ends, self._most_term())
-        beyond = self.tied_gradients - total(terms)
-        if beyond <= 0:
-            return terms
-        name = "gradients of the embedding, as head and as table, where activations were"
-        return *terms, _term(name, beyond, f"{short(self.tied_gradients)}B, less those")
-
-    def _kept_term(self, stack: Stack) -> Term:
-        name = f"inputs of {stack.prefix}layers" if self.work.checkpointing else f"{stack.prefix}layers"
-        each = stack.kept / (self.work.rows * stack.tokens) / 1e3
-        by = "" if self.work.checkpointing else f", {self.work.kernel} attention"
-        formula = f"{stack.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB{by}"
-        return _term(name, stack.layers * stack.kept, formula)
-
-    def _most_term(self) -> Term:
-        """What the loss takes, or, where that is more, one layer that is computed again, or its gradients."""
-        work, most = self.work, max(stack.working for stack in self.stacks)
+        add("ends, masks, weights in FP16", sum(beside), " + ".join(f"{short(each)}B" for each in beside if each))
+        # What the loss takes, or, where that is more, one layer that is computed again, or its gradients.
+        most, is_joint = max(stack.working for stack in self.stacks), len(self.stacks) == 1
         if work.checkpointing and 3 * self.head < most:
-            by = f"{work.kernel} attention" if len(self.stacks) == 1 else "the larger of both kinds"
-            return _term("one layer, computed again", most, f"{short(most)}B, {by}")
-        if not work.checkpointing and len(self.stacks) == 1 and 2 * self.head < most:
+            by = f"{work.kernel} attention" if is_joint else "the larger of both kinds"
+            add("one layer, computed again", most, f"{short(most)}B, {by}")
+        elif not work.checkpointing and is_joint and 2 * self.head < most:
             formula = f"{short(self.head)}B + {short(most)}B"
-            return _term("log-softmax, and gradients within a layer", self.head + most, formula)
-        formula = f"3 x 4 B x {work.rows} rows x {work.labels} labels x {work.shape.vocabulary} words"
-        return _term("log-softmax over the vocabulary, with its gradients", 3 * self.head, formula)
-
-
-def _term(name: str, size: int, formula: str) -> Term:
-    return Term(name, size, formula, "activations")
+            add("log-softmax, and gradients within a layer", self.head + most, formula)
+        else:
+            formula = f"3 x 4 B x {work.rows} rows x {work.labels} labels x {work.shape.vocabulary} words"
+            add("log-softmax over the vocabulary, with its gradients", 3 * self.head, formula)
+        beyond = self.tied_gradients - total(terms)
+        if beyond > 0:
+            name = "gradients of the embedding, as head and as table, where activations were"
+            add(name, beyond, f"{short(self.tied_gradients)}B, less those")
+        return terms

@@ -26,8 +26,7 @@ CAUSAL_TINY = ("gpt-tiny", "bloom-tiny", "llama-tiny", "qwen3-tiny")
 @cache
 def known_models() -> dict[str, dict[str, Any]]:
     """The configurations of the known names, as their `config.json` has them."""
-    found: dict[str, dict[str, Any]] = json.loads(MODELS.read_text(encoding="utf-8"))
-    return found
+    return json.loads(MODELS.read_text(encoding="utf-8"))
 
 
 def known_names(kind: str | None = None) -> list[str]:

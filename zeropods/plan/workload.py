@@ -100,11 +100,6 @@ class Shape:
     """What a pass saves in a way of training: precision (`fp32`, `bf16`, `autocast`), kernel, and ` dropout`."""
 
     @property
-    def kind(self) -> str:
-        """What it is, in words."""
-        return "a causal model" if self.joint else "an encoder-decoder"
-
-    @property
     def precisions(self) -> tuple[str, ...]:
         """In which it can be trained."""
         return ("fp32", "bf16", "fp16") if self.joint else ("fp32", "bf16")
@@ -123,23 +118,6 @@ class Shape:
     def largest_tensor(self) -> int:
         """Elements of the largest single parameter."""
         return max(weight.size for weight in self.weights)
-
-    @cached_property
-    def matrices(self) -> int:
-        """How many matrices a forward pass meets."""
-        return sum(weight.is_matrix for weight in self.weights)
-
-    def groups(self, own_rates: bool = False) -> list[list[int]]:
-        """Elements of each tensor by parameter group of the optimizer, in the model's order.
-
-        Args:
-            own_rates: parameter groups as `train.trainer` makes them for a T5: embedding, matrices, position biases,
-                norms. Else as Trainer makes them: what is decayed, and what is not.
-        """
-        found: dict[str | bool, list[int]] = {}
-        for weight in self.weights:
-            found.setdefault(weight.kind if own_rates else weight.is_matrix, []).append(weight.size)
-        return list(found.values())
 
     def layer_products(self, tokens: float, labels: float, *, whole: bool = False) -> float:
         """Multiply-adds of all layers in a forward pass over one row: matrices by token, and attention's products.
@@ -208,29 +186,25 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
     """
     zero = block(config, "zero_optimization")
     overlap, optimizer = zero.get("overlap_comm"), block(zero, "offload_optimizer")
-    live = (_of_stage3(zero, name, 1e9) for name in ("max_live_parameters", "max_reuse_distance"))
+
+    def elements(name: str, default: float) -> int:
+        # A key of stage 3 may be written with `stage3_` before it, and without.
+        name = f"stage3_{name}" if f"stage3_{name}" in zero else name
+        size = zero.get(name, default)
+        if type(size) not in (int, float) or not 0 <= size < math.inf:
+            raise UserError(f"zero_optimization.{name} {size!r:.60}; expected a number of elements")
+        return int(size)
+
     return ZeroSettings(
-        reduce_elements=_elements(zero, "reduce_bucket_size", 5e8),
+        reduce_elements=elements("reduce_bucket_size", 5e8),
         overlap=zero.get("stage") == 3 if overlap is None else bool(overlap),
         contiguous=bool(zero.get("contiguous_gradients", True)) or bool(optimizer),
         multi_rank_all_reduce=zero.get("use_multi_rank_bucket_allreduce", True),
-        prefetch_elements=_of_stage3(zero, "prefetch_bucket_size", 5e7),
-        live_elements=min(live),
-        persistent_elements=_of_stage3(zero, "param_persistence_threshold", 1e5),
+        prefetch_elements=elements("prefetch_bucket_size", 5e7),
+        live_elements=min(elements("max_live_parameters", 1e9), elements("max_reuse_distance", 1e9)),
+        persistent_elements=elements("param_persistence_threshold", 1e5),
         pins=bool(optimizer.get("pin_memory", False)),
     )
-
-
-def _of_stage3(zero: Mapping[str, Any], name: str, default: float) -> int:
-    """Such a key may be written with `stage3_` before it, and without."""
-    return _elements(zero, f"stage3_{name}" if f"stage3_{name}" in zero else name, default)
-
-
-def _elements(zero: Mapping[str, Any], name: str, default: float) -> int:
-    value = zero.get(name, default)
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise UserError(f"zero_optimization.{name} {value!r:.60}; expected a number of elements")
-    return int(value)
 
 
 # What one process trains on, whatever the model.

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.plan.cpu import STATES
+from zeropods.plan.cpu import CPU, STATES
 from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA, Machines
 from zeropods.plan.memory import PARTS
@@ -35,6 +35,8 @@ CPU_LEGEND = (
 )
 FAR = 5
 """Times the longest bar."""
+LIMIT: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
+"""Line of the memory that there is."""
 LEGEND = "Memory is of one GPU: context is what CUDA itself takes; host is main memory of a pod, for all its processes."
 
 
@@ -48,13 +50,15 @@ class PlanReport:
 
     @cached_property
     def published(self) -> list[Published]:
-        """Published runs that the plan is of too."""
-        return [] if self.on_cpu else beside(self.plan)
+        """Published runs of its model, technique and pods; none for a model that none was published of."""
+        model = self.plan.request.model.rsplit("/", 1)[-1]
+        keys = {(model, each.technique.name, each.pods) for each in self.plan.estimates if not self.on_cpu}
+        return [row for row in published() if (row.model, row.technique, row.pods) in keys]
 
     @property
     def on_cpu(self) -> bool:
         """Whether no GPU trains."""
-        return self.plan.request.machines.device == "cpu"
+        return self.plan.request.machines.device == CPU
 
     def to_json(self) -> dict[str, Any]:
         """What `zeropods plan --json` prints."""
@@ -62,29 +66,49 @@ class PlanReport:
 
     def to_text(self, formulas: bool) -> str:
         """One table, what to choose, and the published runs beside it; every term if asked."""
-        remark = self.plan.request.remark
-        equal = (
-            "Each technique trains on as many samples, in steps of its own size. " if self.plan.request.steps else ""
-        )
-        legend = f"{equal}{CPU_LEGEND if self.on_cpu else LEGEND} {self.source}".strip()
+        remark, legend = self.plan.request.remark, f"{CPU_LEGEND if self.on_cpu else LEGEND} {self.source}".strip()
+        if self.plan.request.steps:
+            legend = f"Each technique trains on as many samples, in steps of its own size. {legend}"
         parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n", f"Note: {remark}.\n" if remark else ""]
-        notes = (
-            f"Memory of {row.technique} on {counted(row.pods, 'pod')}: {row.to_json()['remark']}."
-            for row in self.published
-        )
-        parts += [str(self.reference), "".join(f"{wrapped(note)}\n" for note in notes)] if self.published else []
-        parts += [str(self.formulas())] if formulas else []
+        if self.published:
+            notes = (
+                f"Memory of {row.technique} on {counted(row.pods, 'pod')}: {row.to_json()['remark']}."
+                for row in self.published
+            )
+            parts += [str(self.reference), "".join(f"{wrapped(note)}\n" for note in notes)]
+        if formulas:
+            parts.append(str(self.formulas()))
         return "\n".join(filter(None, parts)).rstrip()
 
     def table(self) -> Table:
         """A line for each technique: memory of a GPU in GiB, of a pod's host, largest batch, time."""
-        request = self.plan.request
+        request, lines = self.plan.request, list[dict[str, object]]()
+        for each in self.plan.estimates:
+            labels, parts, seconds = each.labels, each.memory.parts(), each.total_seconds
+            line: dict[str, object] = {
+                "technique": each.technique.name,
+                "attention": labels.get("attention"),
+                "checkpointing": labels and ("yes" if labels["gradient_checkpointing"] else "no"),
+                "fits": "yes" if each.fits else "no",
+                "total (GiB)": _with_interval(parts["total"], each.intervals["memory"], gib),
+                "host (GiB)": each.memory.host_terms and gib(each.host_bytes),
+                "largest batch (rows)": f"{each.largest_batch_size:,}" if each.largest_batch_size else "none",
+                "step (s)": _with_interval(each.time.seconds, each.intervals["time"], digits),
+                "samples/s": digits(each.samples_per_second),
+                "tokens/s": labels and digits(each.tokens_per_second),
+                "training (h)": None if seconds is None else digits(seconds / 3600),
+            }
+            for heading, cost in (("cost of 1 M samples", each.cost_per_million_samples), ("cost", each.cost)):
+                line[heading] = None if cost is None else f"{cost:.2f}"
+            # Last, where a narrow terminal breaks: what the total is made of.
+            line |= {f"{part} (GiB)": gib(parts[part]) for part in PARTS}
+            lines.append({heading: text for heading, text in line.items() if text})
         tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
         title = (
             f"{request.model}: {counted(request.batch_size, 'row')} of {tokens} tokens per process, "
             f"{request.precision}, {'with' if self.on_cpu else 'on GPUs of'} {gib(request.gpu_memory_bytes)} GiB"
         )
-        return Table.of(map(_line, self.plan.estimates), title)
+        return Table.of(lines, title)
 
     def choice(self) -> str:
         """What to choose, in a line or two."""
@@ -104,28 +128,26 @@ class PlanReport:
     @property
     def reference(self) -> Table:
         """Published runs of this model beside the plan."""
-        title = "Published on A100-40GB pods, and planned with the settings published"
-        return Table.of(map(_published, self.published), title)
+        lines = []
+        for row in self.published:
+            (size, seconds), step = row.planned(), row.step_seconds
+            low, high = (f"{GIGA * each / GIB:.1f}" for each in (row.gigabytes_a_pod_low, row.gigabytes_a_pod_high))
+            line = {"technique": row.technique, "pods": row.pods}
+            line |= {"published (GiB)": low if low == high else f"{low}-{high}", "planned (GiB)": f"{size / GIB:.1f}"}
+            line |= {"published step (s)": "" if step is None else digits(step), "planned step (s)": digits(seconds)}
+            lines.append(line)
+        return Table.of(lines, "Published on A100-40GB pods, and planned with the settings published")
 
     def formulas(self, technique: str | None = None) -> Table:
         """Every term with its formula, of all techniques or of one; of one process."""
-        lines = [
-            {
-                "technique": name(each),
-                "where": where,
-                "part": term.part,
-                "what": term.name,
-                "GiB": gib(term.bytes),
-                "formula": term.formula,
-            }
-            for each in self.plan.estimates
-            if technique in (None, each.technique.name)
-            for where, terms in (
-                ("process" if self.on_cpu else "GPU", each.memory.terms),
-                ("host", each.memory.host_terms),
-            )
-            for term in terms
-        ]
+        lines = []
+        for each in self.plan.estimates:
+            if technique not in (None, each.technique.name):
+                continue
+            places = {"process" if self.on_cpu else "GPU": each.memory.terms, "host": each.memory.host_terms}
+            for where, term in ((where, term) for where, terms in places.items() for term in terms):
+                line = {"technique": name(each), "where": where, "part": term.part, "what": term.name}
+                lines.append(line | {"GiB": gib(term.bytes), "formula": term.formula})
         return Table.of(lines, "Every term, of one process")
 
     @property
@@ -137,13 +159,12 @@ class PlanReport:
         unit = f"GiB of one GPU, which has {size:g}"
         plot, axes = self._bars(values, "memory", unit, "planned memory of one GPU")
         longest = axes.get_xlim()[1]
-        if size > FAR * longest:
-            # With the line in it the bars could not be told apart.
-            return plot
-        axes.set_xlim(right=max(longest, 1.05 * size))
-        axes.axvline(size, color="black", linestyle="--", linewidth=1)
-        axes.annotate(f"the GPU: {size:g} GiB", (size, 1.0), (-4, 2), ha="right", xycoords=("data", "axes fraction"),
-                      textcoords="offset points", fontsize="small")  # fmt: skip
+        # With a line that is far away the bars could not be told apart.
+        if size <= FAR * longest:
+            axes.set_xlim(right=max(longest, 1.05 * size))
+            axes.axvline(size, **LIMIT)
+            axes.annotate(f"the GPU: {size:g} GiB", (size, 1.0), (-4, 2), ha="right",
+                          xycoords=("data", "axes fraction"), textcoords="offset points", fontsize="small")  # fmt: skip
         return plot
 
     @property
@@ -175,42 +196,8 @@ def plan_report(model: str, **asked: Any) -> PlanReport:
     return PlanReport(plan(request_for(model, **asked)))
 
 
-def _line(estimate: Estimate) -> dict[str, str]:
-    labels, parts = estimate.labels, estimate.memory.parts()
-    line = {"technique": estimate.technique.name}
-    if labels:
-        checkpointing = "yes" if labels["gradient_checkpointing"] else "no"
-        line |= {"attention": labels["attention"], "checkpointing": checkpointing}
-    line["fits"] = "yes" if estimate.fits else "no"
-    line |= {"total (GiB)": _with_interval(parts["total"], estimate.intervals.get("memory"), gib)}
-    line |= {"host (GiB)": gib(estimate.host_bytes)} if estimate.memory.host_terms else {}
-    line |= {
-        "largest batch (rows)": f"{estimate.largest_batch_size:,}" if estimate.largest_batch_size else "none",
-        "step (s)": _with_interval(estimate.time.seconds, estimate.intervals.get("time"), digits),
-        "samples/s": digits(estimate.samples_per_second),
-    }
-    line |= {"tokens/s": digits(estimate.tokens_per_second)} if labels else {}
-    line |= {} if estimate.total_seconds is None else {"training (h)": digits(estimate.total_seconds / 3600)}
-    for heading, value in (("cost of 1 M samples", estimate.cost_per_million_samples), ("cost", estimate.cost)):
-        line |= {} if value is None else {heading: f"{value:.2f}"}
-    # Last, where a narrow terminal breaks: what the total is made of.
-    return line | {f"{part} (GiB)": gib(parts[part]) for part in PARTS}
-
-
 def _with_interval(value: float, interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
     return form(value) + (f" [{form(interval[0])}, {form(interval[1])}]" if interval else "")
-
-
-def _published(row: Published) -> dict[str, str]:
-    low, high = (f"{GIGA * size / GIB:.1f}" for size in (row.gigabytes_a_pod_low, row.gigabytes_a_pod_high))
-    return {
-        "technique": row.technique,
-        "pods": str(row.pods),
-        "published (GiB)": low if low == high else f"{low}-{high}",
-        "planned (GiB)": f"{row.planned()[0] / GIB:.1f}",
-        "published step (s)": "" if row.step_seconds is None else digits(row.step_seconds),
-        "planned step (s)": digits(row.planned()[1]),
-    }
 
 
 def name(estimate: Estimate) -> str:
@@ -240,10 +227,16 @@ class LengthPlans:
     @property
     def table(self) -> Table:
         """A line for each technique, way of training and length."""
-        request = self.request
+        request, lines = self.request, []
+        for way in zip(*self.estimates.values(), strict=True):
+            for length, each in zip(self.estimates, way, strict=True):
+                parts = {part: gib(size) for part, size in each.memory.parts().items()}
+                states = gib(sum(each.memory.parts()[part] for part in STATES))
+                line = {"way": name(each), "tokens": f"{length:,}", "states (GiB)": states}
+                line |= {f"{part} (GiB)": parts[part] for part in ("buffers", "activations", "total")}
+                lines.append(line | {"fits": "yes" if each.fits else "no", "tokens/s": digits(each.tokens_per_second)})
         title = f"{request.model}: {counted(request.batch_size, 'row')} per process, {request.precision}"
-        ways = zip(*self.estimates.values(), strict=True)
-        return Table.of([_at_length(*each) for way in ways for each in zip(self.estimates, way, strict=True)], title)
+        return Table.of(lines, title)
 
     @property
     def plot(self) -> Plot:
@@ -251,18 +244,15 @@ class LengthPlans:
         from zeropods.report.plots import WIDE, new_axes
 
         _, (axes,) = new_axes(WIDE, 5.0)
-        lengths = list(self.estimates)
-        curves: dict[tuple[float, ...], list[str]] = {}
+        lengths, curves = list(self.estimates), dict[tuple[float, ...], list[str]]()
         for way in zip(*self.estimates.values(), strict=True):
-            sizes = tuple(each.memory.device_bytes / GIB for each in way)
-            curves.setdefault(sizes, []).append(name(way[0]))
+            curves.setdefault(tuple(each.memory.device_bytes / GIB for each in way), []).append(name(way[0]))
         for sizes, names in curves.items():
             axes.plot(lengths, sizes, marker="o", label="\nor ".join(names))
         size = self.request.gpu_memory_bytes / GIB
-        axes.axhline(size, color="black", linestyle="--", linewidth=1)
-        axes.annotate(
-            f"the GPU: {size:g} GiB", (lengths[0], size), (0, 3), textcoords="offset points", fontsize="small"
-        )
+        axes.axhline(size, **LIMIT)
+        said, place = f"the GPU: {size:g} GiB", (lengths[0], size)
+        axes.annotate(said, place, (0, 3), textcoords="offset points", fontsize="small")
         axes.set(xlabel="tokens per row", ylabel="GiB of one GPU", yscale="log", xticks=lengths)
         axes.xaxis.set_major_formatter("{x:,g}")
         axes.yaxis.set_major_formatter("{x:,g}")
@@ -285,20 +275,6 @@ def length_plans(model: str, lengths: Sequence[int], **asked: Any) -> LengthPlan
     request = request_for(model, seq_length=lengths[0], **asked)
     plans = {length: plan(replace(request, seq_length=length)).estimates for length in lengths}
     return LengthPlans(request, plans)
-
-
-def _at_length(length: int, estimate: Estimate) -> dict[str, Any]:
-    parts = estimate.memory.parts()
-    return {
-        "way": name(estimate),
-        "tokens": f"{length:,}",
-        "states (GiB)": gib(sum(parts[part] for part in STATES)),
-        "buffers (GiB)": gib(parts["buffers"]),
-        "activations (GiB)": gib(parts["activations"]),
-        "total (GiB)": gib(parts["total"]),
-        "fits": "yes" if estimate.fits else "no",
-        "tokens/s": digits(estimate.tokens_per_second),
-    }
 
 
 def _finished(axes: Axes, title: str, text: str) -> Plot:
@@ -363,22 +339,20 @@ class Published:
 
     def to_json(self) -> dict[str, object]:
         """The row, what is planned, and how the memory differs, and why."""
-        device_bytes, seconds = self.planned()
+        size, seconds = self.planned()
+        low, high = GIGA * self.gigabytes_a_pod_low, GIGA * self.gigabytes_a_pod_high
+        remark = f"within {TOLERANCE:.0%}"
+        if size < (1 - TOLERANCE) * low:
+            more = f"{(low - size) / GIB:.1f} GiB more were published"
+            remark = f"{more}: the allocator's cache, which nvidia-smi counts as used"
+        elif size > (1 + TOLERANCE) * high:
+            remark = f"{(size - high) / GIB:.1f} GiB fewer were published: this plan is too high there"
         return asdict(self) | {
-            "planned_gigabytes": device_bytes / GIGA,
+            "planned_gigabytes": size / GIGA,
             "published_step_seconds": self.step_seconds,
             "planned_step_seconds": seconds,
-            "remark": self._remark(device_bytes / GIGA),
+            "remark": remark,
         }
-
-    def _remark(self, planned: float) -> str:
-        low, high = self.gigabytes_a_pod_low, self.gigabytes_a_pod_high
-        if planned < (1 - TOLERANCE) * low:
-            more = f"{GIGA * (low - planned) / GIB:.1f} GiB more were published"
-            return f"{more}: the allocator's cache, which nvidia-smi counts as used"
-        if planned > (1 + TOLERANCE) * high:
-            return f"{GIGA * (planned - high) / GIB:.1f} GiB fewer were published: this plan is too high there"
-        return f"within {TOLERANCE:.0%}"
 
 
 def published() -> list[Published]:
@@ -388,10 +362,3 @@ def published() -> list[Published]:
     with PUBLISHED.open(encoding="utf-8", newline="") as file:
         values = [{name: text or None for name, text in line.items()} for line in csv.DictReader(file)]
     return TypeAdapter(list[Published]).validate_python(values)
-
-
-def beside(made: Plan) -> list[Published]:
-    """Published runs of the model, technique and pods of a plan; none for a model that none was published of."""
-    model = made.request.model.rsplit("/", 1)[-1]
-    keys = {(model, estimate.technique.name, estimate.pods) for estimate in made.estimates}
-    return [row for row in published() if (row.model, row.technique, row.pods) in keys]

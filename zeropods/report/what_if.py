@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from zeropods.plan.cpu import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
 from zeropods.plan.machines import GIGA, TERA, Machines, memory_bytes, peaks
 from zeropods.plan.memory import LOADING, PARTS, Term, total
-from zeropods.plan.workload import MASTER, MOMENTS, Workload
+from zeropods.plan.workload import MASTER, MOMENTS
 from zeropods.report.plan import TIMES, gib
 from zeropods.tables import GIB, Table, counted, digits
 from zeropods.techniques import TECHNIQUES
@@ -86,24 +86,22 @@ def command_of(request: Request) -> str:
         machines = replace(request.machines, pods=1, slots=1)
         steps = request.steps and request.steps * request.machines.pods * request.machines.slots
         request = replace(request, machines=machines, steps=steps)
-    gpu = request.machines.gpu
-    trusted, memory = request.trust_remote_code, memory_bytes(gpu) or GIB
+    gpu, trusted, left_out = request.machines.gpu, request.trust_remote_code, {"dropout"}
+    memory = memory_bytes(gpu) or GIB
     usual = request_for(request.model, machines=Machines(gpu=gpu), gpu_memory_bytes=memory, trust_remote_code=trusted)
     if gpu != Machines().gpu:
         argv += ["--gpu", gpu]
     if request.machines.device == CPU:
-        shared = request.machines.machine_bytes
-        machines = replace(usual.machines, machine_bytes=shared)
-        usual = replace(usual, gpu_memory_bytes=request.gpu_memory_bytes, machines=machines)
-        if shared is None:
+        left_out |= {"gpu_memory_bytes", "machine_bytes"}
+        if request.machines.machine_bytes is None:
             argv += ["--host-memory", f"{request.machines.slots * request.gpu_memory_bytes / GIB:.12g}"]
     for asked, other in ((request.machines, usual.machines), (request, usual)):
-        for each in fields(asked):
-            value = getattr(asked, each.name)
-            if value != getattr(other, each.name) and isinstance(value, (str, int, float)) and each.name != "dropout":
-                flag = each.name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
-                shown = str(value) if isinstance(value, (str, bool)) else f"{value / UNITS.get(each.name, 1):.12g}"
-                argv += [f"--{flag}", shown]
+        for name, value in vars(asked).items():
+            if value == getattr(other, name) or not isinstance(value, str | int | float) or name in left_out:
+                continue
+            flag = name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
+            shown = str(value) if isinstance(value, str | bool) else f"{value / UNITS.get(name, 1):.12g}"
+            argv += [f"--{flag}", shown]
     argv += ["--trust-remote-code"] * trusted
     if request.zero.reduce_elements != usual.zero.reduce_elements:
         argv += ["--bucket-size", str(request.zero.reduce_elements)]
@@ -155,17 +153,23 @@ class _Questions:
 
     def answered(self) -> Iterator[WhatIf]:
         """Each question with its answer."""
-        yield self.largest_batch()
+        one, own, rows = self.one, self.base.technique, self.base.largest_batch_size
+        if rows is None:
+            yield self.nothing("largest batch", "not even 1 row fits")
+        else:
+            said = f"{counted(rows, 'row')} per process; "
+            yield self.compared("largest batch", lambda: replace(one, batch_size=rows), said, fullest)
         yield self.longest_row()
-        yield self.fewest_pods()
-        one, own = self.one, self.base.technique
+        if self.fitting(lambda: self.on(pods=MOST_PODS)) is None:
+            yield self.nothing("fewest pods", "no number of pods is enough")
+        else:
+            pods = 1 + (largest(lambda number: self.fitting(lambda: self.on(pods=number)) is None) or 0)
+            yield self.compared("fewest pods", lambda: self.on(pods=pods), f"{counted(pods, 'pod')}; ", fullest)
         other = next(e for e in TECHNIQUES if (e.stage, e.offloads) == (own.stage or 2, not own.offloads))
         yield self.compared(f"{other.name}, not {own.name}", lambda: replace(one, techniques=(other.name,)))
-        again = not one.gradient_checkpointing
-        yield self.compared(
-            f"checkpointing {'on' if again else 'off'}", lambda: replace(one, gradient_checkpointing=again)
-        )
-        precision = "bf16" if one.precision == "fp32" else "fp32"
+        again, precision = not one.gradient_checkpointing, "bf16" if one.precision == "fp32" else "fp32"
+        question = f"checkpointing {'on' if again else 'off'}"
+        yield self.compared(question, lambda: replace(one, gradient_checkpointing=again))
         question = f"{precision.upper()}, not {one.precision.upper()}"
         yield self.compared(question, lambda: replace(one, precision=precision))
         yield self.compared("one more pod", lambda: self.on(pods=one.machines.pods + 1))
@@ -204,13 +208,6 @@ class _Questions:
         """The answer where nothing fits: the plan itself."""
         return WhatIf(question, answer, fullest(self.base), command_of(self.one), self.base)
 
-    def largest_batch(self) -> WhatIf:
-        rows = self.base.largest_batch_size
-        if rows is None:
-            return self.nothing("largest batch", "not even 1 row fits")
-        said = f"{counted(rows, 'row')} per process; "
-        return self.compared("largest batch", lambda: replace(self.one, batch_size=rows), said, fullest)
-
     def longest_row(self) -> WhatIf:
         one, least = self.one, self.one.label_length or 1
 
@@ -228,12 +225,6 @@ class _Questions:
             return replace(found, binds=str(error))
         return found
 
-    def fewest_pods(self) -> WhatIf:
-        if self.fitting(lambda: self.on(pods=MOST_PODS)) is None:
-            return self.nothing("fewest pods", "no number of pods is enough")
-        pods = 1 + (largest(lambda number: self.fitting(lambda: self.on(pods=number)) is None) or 0)
-        return self.compared("fewest pods", lambda: self.on(pods=pods), f"{counted(pods, 'pod')}; ", fullest)
-
     def cheaper_gpu(self) -> WhatIf:
         """The smallest known GPU that is slower, and that it still fits on."""
         question, precision = "a cheaper GPU", self.every.precision
@@ -242,8 +233,7 @@ class _Questions:
         def of(gpu: str) -> Request:
             return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory_bytes(gpu) or 0)
 
-        for peak in sorted(peaks(), key=lambda peak: (peak.gib, peak.tera["fp16"])):
-            gpu = peak.words.upper()
+        for gpu in map(str.upper, sorted(peaks(), key=lambda words: (peaks()[words]["gib"], peaks()[words]["fp16"]))):
             new = self.fitting(partial(of, gpu))
             if new is not None and of(gpu).machines.achieved_flops(precision) < now:
                 part = new.samples_per_second / new.pods / (self.base.samples_per_second / self.base.pods)
@@ -261,7 +251,7 @@ EVALUATED = 0.1
 """Rows of an evaluation, as part of the training set: an allowance. One, and a checkpoint, follow each epoch."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LifePhase:
     """A phase of a run."""
 
@@ -270,7 +260,7 @@ class LifePhase:
     """Main memory of the fullest pod."""
     seconds: float | None
     """None where the plan was not told how many steps or samples there are."""
-    disk_bytes: int = 0
+    disk_bytes: int
     """What it leaves on the disk."""
     formula: str
 
@@ -282,67 +272,46 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
         save_seconds: of one checkpoint, where it is known.
     """
     found, request = recommended(made), made.request
-    weights = Term.of("weights, FP32", MASTER, found.work.shape.parameters)
+    work, slots, time, times = found.work, found.slots, found.time, math.ceil(request.epochs)
+    parameters, stage = work.shape.parameters, work.technique.stage
+    weights = Term.of("weights, FP32", MASTER, parameters)
     # Without a GPU all of a process is in the host's memory.
     terms = found.memory.terms if request.machines.device == CPU else found.memory.host_terms
     kept = [term for term in terms if term.name != LOADING]
-    bare = total(kept, "context")
-    host, times, saved = found.slots * total(kept), math.ceil(request.epochs), checkpoint(found.work)
-    saving = total(saved) / DISK if save_seconds is None else save_seconds
-    epoch = None if found.total_seconds is None else found.total_seconds / request.epochs
-    evaluation = None if epoch is None else times * EVALUATED * epoch * _forward_share(found)
+    bare, host = total(kept, "context"), slots * total(kept)
+    start = f"{slots} x ({weights.formula} + {gib(bare)} GiB); {START_SECONDS:g} s, {DISK / GIGA:g} GB/s"
+    steps = f"{slots} x ({' + '.join(f'{term.name} ({gib(term.bytes)} GiB)' for term in kept)})"
+    evaluation = None
+    if found.total_seconds is not None:
+        # A forward pass alone; stage 3 waits in it for parameters.
+        both, again = work.flops()
+        waits = time.exposed_communication_seconds if stage == 3 else 0.0
+        forward = both / 3 / (both + again) * (time.compute_seconds + waits) / time.seconds
+        evaluation = times * EVALUATED * (found.total_seconds / request.epochs) * forward
+    # One checkpoint, of all ranks together.
+    optimizer = MOMENTS + MASTER * (stage > 0 or work.is_half)
+    saved = [Term.of("model", MASTER, parameters), Term.of("optimizer", optimizer, parameters)]
+    if stage in (1, 2):
+        saved.append(Term.of("weights of ZeRO", work.element_bytes, parameters))
+    saving = times * (total(saved) / DISK if save_seconds is None else save_seconds) + weights.bytes / DISK
     parts = " + ".join(f"{term.name} {term.formula}" for term in saved)
+    saves = f"on rank 0's pod + {weights.formula} gathered; {times} x ({parts}) + the model"
+    rows = f"{times} x {EVALUATED:.0%} of the rows of an epoch, forward only"
     phases = [
-        LifePhase(
-            phase="start",
-            host_bytes=found.slots * (bare + weights.bytes),
-            seconds=START_SECONDS + weights.bytes / DISK,
-            formula=f"{found.slots} x ({weights.formula} + {gib(bare)} GiB); {START_SECONDS:g} s, {DISK / GIGA:g} GB/s",
-        ),
-        LifePhase(
-            phase="steps, from the first on",
-            host_bytes=host,
-            seconds=found.total_seconds,
-            formula=f"{found.slots} x ({' + '.join(f'{term.name} ({gib(term.bytes)} GiB)' for term in kept)})",
-        ),
-        LifePhase(
-            phase="evaluation",
-            host_bytes=host,
-            seconds=evaluation,
-            formula=f"{times} x {EVALUATED:.0%} of the rows of an epoch, forward only",
-        ),
-        LifePhase(
-            phase="saving",
-            host_bytes=host + weights.bytes,
-            seconds=times * saving + weights.bytes / DISK,
-            disk_bytes=times * total(saved) + weights.bytes,
-            formula=f"on rank 0's pod + {weights.formula} gathered; {times} x ({parts}) + the model",
-        ),
+        LifePhase("start", slots * (bare + weights.bytes), START_SECONDS + weights.bytes / DISK, 0, start),
+        LifePhase("steps, from the first on", host, found.total_seconds, 0, steps),
+        LifePhase("evaluation", host, evaluation, 0, rows),
+        LifePhase("saving", host + weights.bytes, saving, times * total(saved) + weights.bytes, saves),
     ]
     seconds = [each.seconds for each in phases if each.seconds is not None]
     whole = LifePhase(
-        phase="whole run",
-        host_bytes=max(each.host_bytes for each in phases),
-        seconds=sum(seconds) if len(seconds) == len(phases) else None,
-        disk_bytes=sum(each.disk_bytes for each in phases),
-        formula="all phases" if epoch is not None else "its time: give --steps or --samples",
+        "whole run",
+        max(each.host_bytes for each in phases),
+        sum(seconds) if len(seconds) == len(phases) else None,
+        sum(each.disk_bytes for each in phases),
+        "its time: give --steps or --samples" if evaluation is None else "all phases",
     )
     return (*phases, whole)
-
-
-def _forward_share(found: Estimate) -> float:
-    """Part of a step that a forward pass alone takes; stage 3 waits in it for parameters."""
-    both, again = found.work.flops()
-    waits = found.time.exposed_communication_seconds if found.technique.stage == 3 else 0.0
-    return both / 3 / (both + again) * (found.time.compute_seconds + waits) / found.time.seconds
-
-
-def checkpoint(work: Workload) -> tuple[Term, ...]:
-    """What one checkpoint holds, of all ranks together."""
-    parameters, stage = work.shape.parameters, work.technique.stage
-    copies = (Term.of("weights of ZeRO", work.element_bytes, parameters),) if stage in (1, 2) else ()
-    optimizer = Term.of("optimizer", MOMENTS + MASTER * (stage > 0 or work.is_half), parameters)
-    return (Term.of("model", MASTER, parameters), optimizer, *copies)
 
 
 def life_table(phases: tuple[LifePhase, ...]) -> Table:
@@ -358,3 +327,47 @@ def life_table(phases: tuple[LifePhase, ...]) -> Table:
         for each in phases
     )
     return Table.of(lines, "The whole life of the run")
+
+
+# How often to save a checkpoint on machines that fail now and then.
+
+
+def saving(mtbf_seconds: float, save_seconds: float, best: Estimate | None) -> tuple[dict[str, object], str]:
+    """The time between two checkpoints that leaves most of the wall time for steps that count.
+
+    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are
+    M seconds apart in the mean; M itself where S is at least 2M.
+
+    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's, doi:10.1145/361147.361115. Each
+    interval loses its save, each failure half an interval; the time of a restart is not counted.
+
+    Args:
+        best: what the plan recommends, by whose steps the interval is counted too.
+
+    Returns:
+        Plain values: seconds of training between the end of one save and the begin of the next; and the goodput, the
+        share of the wall time that is left: without saves, and without what is lost to failures and done again. And
+        the same in a sentence.
+    """
+    part = save_seconds / (2 * mtbf_seconds)
+    interval = mtbf_seconds
+    if part < 1:
+        interval = math.sqrt(2 * save_seconds * mtbf_seconds) * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
+    whole = interval + save_seconds
+    goodput = max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds))
+    values: dict[str, object] = {
+        "mtbf_seconds": mtbf_seconds,
+        "save_seconds": save_seconds,
+        "interval_seconds": interval,
+        "goodput": goodput,
+        "technique": None,
+        "steps": None,
+    }
+    counted_in = ""
+    if best is not None:
+        values |= {"technique": best.technique.name, "steps": max(1, round(interval / best.time.seconds))}
+        counted_in = f", {values['steps']:,} steps of {best.technique.name}"
+    return values, (
+        f"Save every {interval:,.0f} s{counted_in}: {goodput:.1%} of the time is left for steps that count, with a "
+        f"failure every {mtbf_seconds / 3600:,.4g} h (Young 1974, Daly 2006)."
+    )
