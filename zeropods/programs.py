@@ -117,28 +117,6 @@ def wait_passively() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-# The C library's heap
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""From glibc's malloc.h."""
-LOADING_BLOCK, TRAINING_BLOCK = 1 << 20, 32 << 20
-"""Smallest block that is a mapping of its own while a model is loaded, and while it trains: the largest value to which
-glibc raises it by itself (2.36, `DEFAULT_MMAP_THRESHOLD_MAX`)."""
-
-
-def map_blocks(smallest: int) -> None:
-    """Let blocks of at least so many bytes be mappings of their own, which go back to the system when they are freed.
-
-    What a load frees would leave holes in the heap otherwise, and by chance a run's gradients fit into them or not: one
-    and the same run (t5-small, ZeRO-1 in one process) took 1,685 to 1,873 MB, and 1,744 to 1,750 MB with a load in
-    mappings. Another C library than glibc is left as it is.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, smallest)
-        mallopt(M_TRIM_THRESHOLD, 2 * smallest)
-
-
 # Ports
 
 

@@ -24,7 +24,6 @@ from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
 from zeropods.measure.memory import PEAKS, Counters, Cpu, Phases, Sampler
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
-from zeropods.programs import TRAINING_BLOCK, map_blocks
 from zeropods.train.device import CudaCounters, gpu_by_nvml, gpu_name, held_bytes, synchronize
 
 if TYPE_CHECKING:
@@ -111,7 +110,6 @@ class Meter(TrainerCallback):
         self.measured.first_step = self.measured.step = state.global_step
         self.heartbeat.mark(state.global_step)
         self.heartbeat.training = True
-        map_blocks(TRAINING_BLOCK)
         self.phases.enter("first_step")
         self.measured.start_seconds = self.phases.measured()[0]["load"].seconds
         self.clock.restart()

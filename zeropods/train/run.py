@@ -20,7 +20,7 @@ from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.record import RankMeasurement, closing_line, compose_record, write_record
 from zeropods.measure.run_folder import Opening, locked
-from zeropods.programs import LOADING_BLOCK, map_blocks, variable_set
+from zeropods.programs import variable_set
 from zeropods.tables import GIB
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
@@ -42,7 +42,6 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
         age_seconds: how long ago the run's own process began; 0 where it is one among others of a process.
     """
     began, arguments = time.monotonic() - age_seconds, task.arguments
-    map_blocks(LOADING_BLOCK)
     save_signal = SaveOnSignal()
     with contextlib.ExitStack() as around:
         around.enter_context(save_signal.listening())
