@@ -72,14 +72,6 @@ class Plot:
     """What it shows, for those who cannot see it."""
 
     @cached_property
-    def png(self) -> bytes:
-        """The image for a notebook."""
-        buffer = io.BytesIO()
-        quick = {"compress_level": COMPRESSION}
-        self.figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None}, pil_kwargs=quick)
-        return buffer.getvalue()
-
-    @cached_property
     def svg(self) -> str:
         """The image for a page, of any width; its words are text. Equal figures give equal texts."""
         from matplotlib import rc_context
@@ -94,7 +86,10 @@ class Plot:
         return f'<svg role="img" aria-label="{escape(self.text)}" {titled}'
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
-        image = base64.b64encode(self.png).decode()
+        buffer = io.BytesIO()
+        quick = {"compress_level": COMPRESSION}
+        self.figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None}, pil_kwargs=quick)
+        image = base64.b64encode(buffer.getvalue()).decode()
         return {"image/png": image, "text/plain": self.text}, {"image/png": {"width": SHOWN_WIDTH}}
 
 
