@@ -159,11 +159,6 @@ class RunArguments:
         return f"--{self.called['model_id']}"
 
     @property
-    def run_folder(self) -> Path:
-        """`--outputdir` as a path."""
-        return Path(self.outputdir)
-
-    @property
     def wants_best_model(self) -> bool:
         """Whether the run ends with its best checkpoint, not its last weights."""
         return self.load_best_model or self.early_stopping_patience > 0
@@ -344,7 +339,7 @@ class CausalArguments(RunArguments):
                 for name in ("dataset_config", "text_field"):
                     if getattr(self, name) is not None:
                         raise UserError(f"--{name} {getattr(self, name)}: is for --task lm; leave it out")
-                if not given.is_dir() and not (self.run_folder / OWN / FILE).is_file():
+                if not given.is_dir() and not (Path(self.outputdir) / OWN / FILE).is_file():
                     made = f"zeropods data get squad --out {shlex.quote(self.data)}"
                     raise UserError(f"{place}: no such folder; give a prepared set, or fetch raw data: {made}")
             return None

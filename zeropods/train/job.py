@@ -73,7 +73,7 @@ class Task(ABC):
 
     def __init__(self, arguments: Any) -> None:
         self.arguments = arguments
-        self.folder = self.arguments.run_folder
+        self.folder = Path(self.arguments.outputdir)
         """The run folder."""
 
     def check(self) -> None:
