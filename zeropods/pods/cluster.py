@@ -271,14 +271,13 @@ def write_files(cluster: Cluster, users: Mapping[str, str]) -> None:
         users: the account at an address, where it is not this user's.
     """
     folder = cluster.folder
-    config = "".join(
-        ssh_config_text(
-            [pod.address], pod.ssh_port, folder / KEY, folder / KNOWN_HOSTS, users.get(pod.address) or account()
-        )
-        for pod in cluster.pods
-    )
-    files.write_text(folder / KNOWN_HOSTS, known_hosts_text((p.address, p.ssh_port, p.host_key) for p in cluster.pods))
-    files.write_text(folder / SSH_CONFIG, config)
+    key, known_hosts = folder / KEY, folder / KNOWN_HOSTS
+    config = []
+    for pod in cluster.pods:
+        user = users.get(pod.address) or account()
+        config.append(ssh_config_text([pod.address], pod.ssh_port, key, known_hosts, user))
+    files.write_text(known_hosts, known_hosts_text((p.address, p.ssh_port, p.host_key) for p in cluster.pods))
+    files.write_text(folder / SSH_CONFIG, "".join(config))
     write_hostfile(folder / HOSTFILE, cluster.hosts)
 
 

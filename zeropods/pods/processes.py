@@ -39,7 +39,6 @@ PLACE = ("ZEROPODS_GAP", "0" * 16)
 PAUSE_SECONDS = 0.05
 KILL_SECONDS = 20.0
 """SIGKILL is repeated so long; what is left then hangs in the kernel."""
-EMPTY_READINGS = 2
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"})
 DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
 
@@ -135,7 +134,7 @@ def end(find: Callable[[], Iterable[Process]], seconds: float, asked: set[Proces
         there = [process for process in find() if is_alive(process)]
         empty = 0 if there else empty + 1
         overdue = time.monotonic() - kill_at
-        if empty == EMPTY_READINGS or overdue > KILL_SECONDS:
+        if empty == 2 or overdue > KILL_SECONDS:
             return len(there)
         for process in there:
             if overdue >= 0:

@@ -188,7 +188,6 @@ def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, sec
 
     `UserError` names a worker that has ended, or those that are missing after so many seconds.
     """
-
     deadline, count = time.monotonic() + seconds, cluster.settings.count
     with progress("pods", "pods", count) as bar:
         while (pods := rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))) is None:
