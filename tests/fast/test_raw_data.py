@@ -15,7 +15,7 @@ from pyarrow import parquet
 from zeropods.data.download import DATASETS, RECORD
 from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadExample, answer_in, read_squad, squad_prompt, squad_splits
-from zeropods.data.text import articles, folder_corpus, join, open_corpus, overlap, pack, split_by_hash
+from zeropods.data.text import articles, cut, folder_corpus, join, open_corpus, split_by_hash
 from zeropods.data.wikisql import read_split, read_tables
 from zeropods.errors import UserError
 
@@ -291,10 +291,10 @@ def flat(blocks: list[np.ndarray]) -> list[int]:
 def test_documents_are_joined_by_the_end_token_and_cut_without_a_loss(documents: list[np.ndarray], length: int) -> None:
     ids = join(documents, END)
     assert ids.tolist() == [token for document in documents for token in [END, *document.tolist()]][1:]
-    blocks, leftover = pack(ids, length)
+    blocks, leftover = cut(ids, length, whole=True)
     assert leftover < length and all(len(block) == length for block in blocks)
     assert flat(blocks) == ids[: len(ids) - leftover].tolist()
     # Of an evaluation every token but the first is predicted once.
-    blocks = overlap(ids, length)
+    blocks, _ = cut(ids, length, whole=False)
     assert flat([block[1:] for block in blocks]) == ids[1:].tolist()
     assert all(len(block) == length for block in blocks[:-1]) and all(2 <= len(block) <= length for block in blocks)

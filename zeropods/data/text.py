@@ -66,11 +66,7 @@ class TextData:
         return itertools.islice(self._corpus.documents("train"), self._wanted.limit)
 
     def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
-        """The blocks of a split; nothing predicts the first token of a block.
-
-        Blocks of train have exactly that many tokens; what is left of the last is counted. Those of
-        dev and test overlap by a token and the last may be short, so that every token is predicted but the first.
-        """
+        """The blocks of a split, whole ones of train; the first label of each block is -100."""
         encode, first = tokenizer.backend_tokenizer.encode_batch_fast, first_tokens(tokenizer)
         length = self._wanted.max_seq_length
         documents: list[Ids] = []
@@ -90,7 +86,7 @@ class TextData:
                 f"{self._wanted.data}, {split}: {len(tokens)} tokens, fewer than one block of {least}; "
                 "give more text or a smaller --max-seq-length"
             )
-        blocks, leftover = pack(tokens, length) if split == "train" else (overlap(tokens, length), 0)
+        blocks, leftover = cut(tokens, length, whole=split == "train")
         labels = [block.copy() for block in blocks]
         for row in labels:
             row[0] = NO_LOSS
@@ -117,18 +113,14 @@ def join(documents: Sequence[Ids], end: int) -> Ids:
     return np.concatenate(parts[:-1]) if parts else np.empty(0, np.int32)
 
 
-def pack(tokens: Ids, length: int) -> tuple[list[Ids], int]:
-    """Blocks of exactly `length` tokens in their order, and how many tokens are left over: fewer than `length`."""
-    starts = range(0, len(tokens) - length + 1, length)
-    return [tokens[start : start + length] for start in starts], len(tokens) % length
+def cut(tokens: Ids, length: int, *, whole: bool) -> tuple[list[Ids], int]:
+    """Blocks of tokens in their order, and how many tokens are left over.
 
-
-def overlap(tokens: Ids, length: int) -> list[Ids]:
-    """Blocks for evaluation, of 2 to `length` tokens: each starts with the last token of the one before.
-
-    Since nothing predicts the first token of a block, every token but the very first is predicted once.
+    Whole blocks have exactly `length` tokens. Others have 2 to `length`, and each starts with the last token of the
+    one before: since nothing predicts the first token of a block, every token but the very first is predicted once.
     """
-    return [tokens[start : start + length] for start in range(0, len(tokens) - 1, length - 1)]
+    starts = range(0, len(tokens) - length + 1, length) if whole else range(0, len(tokens) - 1, length - 1)
+    return [tokens[start : start + length] for start in starts], len(tokens) % length if whole else 0
 
 
 # Documents by split.
