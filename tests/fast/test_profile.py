@@ -283,7 +283,7 @@ def test_the_record_beside_a_report_is_found_and_an_old_one_does_no_harm(
 
 def test_plots_say_in_words_what_they_show() -> None:
     tree, alone, pair = real(ZERO3).icicle(), real(ZERO1).shares(), real(ZERO1).against(real(ZERO3)).plot()
-    assert all(plot.png.startswith(b"\x89PNG") for plot in (tree, alone, pair))
+    assert all(plot._repr_mimebundle_()[0]["image/png"] for plot in (tree, alone, pair))
     assert "MACs: encoder 58 %, decoder 35 %, lm_head 7 %; latency: encoder 46 %" in tree.text
     assert "forward 364.2 ms" in pair.text and pair.text.startswith("profile-zero1.txt: ")
     without_tree = re.sub(r"^-+ Detailed Profile(?s:.*)^\)$", "", made(), flags=re.MULTILINE)

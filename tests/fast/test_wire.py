@@ -165,6 +165,20 @@ def test_who_is_silent_or_slow_is_dropped_in_time(opening: bytes, monkeypatch: p
     asyncio.run(main())
 
 
+def test_a_flood_of_silent_connections_keeps_no_honest_peer_out() -> None:
+    async def main() -> None:
+        async with listening() as port:
+            flood = [await asyncio.open_connection(HERE, port) for _ in range(200)]
+            assert await asked(port, {"a": 1}) == {"a": 1}
+            # All but the youngest have been dropped, long before their time is up.
+            ends = [asyncio.wait_for(reader.read(), 3) for reader, _ in flood[:130]]
+            assert all(end.startswith(b"zeropods") or not end for end in await asyncio.gather(*ends))
+        for _, writer in flood:
+            writer.close()
+
+    asyncio.run(main())
+
+
 def test_nobody_there_and_nobody_who_speaks_are_told_apart() -> None:
     with socket.socket() as free:
         free.bind((HERE, 0))

@@ -40,6 +40,9 @@ QUEUE = 4_096
 One more gets no answer, and is tried again a second, three and seven seconds later: too late for a pod among a crowd.
 """
 AT_ONCE = 16
+UNPROVEN = 64
+"""Connections that may be unproven at a time. One more costs the oldest its place: an honest peer needs it for
+milliseconds, so that those who sit there silently keep nobody out."""
 """Connections that are accepted before those that came earlier have their turn to prove themselves."""
 
 Message = dict[str, Any]
@@ -113,6 +116,8 @@ class Server:
     def __init__(self, secret: bytes, purpose: str, answer: Callable[[Message, str], Awaitable[Message]]) -> None:
         self._secret, self._purpose, self._answer = secret, purpose, answer
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unproven: list[asyncio.Task[None]] = []
+        """Oldest first."""
         self._server: asyncio.Server | None = None
 
     async def open(self, sock: socket.socket) -> None:
@@ -138,14 +143,18 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        while len(self._unproven) >= UNPROVEN:
+            self._unproven.pop(0).cancel()
+        self._unproven.append(task)
         name = writer.get_extra_info("peername")
         connection = _Connection(str(name[0]) if name else "a lost connection", reader, writer)
         try:
-            # Cancelled by `close`: asyncio would log it with a traceback (Python 3.11).
+            # Cancelled by `close`, or by one connection too many: asyncio would log it with a traceback (Python 3.11).
             with suppress(WireError, asyncio.CancelledError):
                 async with _bounded(connection.peer, PROOF_SECONDS):
                     await connection.agree(self._secret, self._purpose, listens=True)
                     request = await connection.receive()
+                self._unproven.remove(task)
                 answer = await self._answer(request, connection.peer)
                 async with _bounded(connection.peer, SEND_SECONDS):
                     connection.send(answer)
@@ -153,6 +162,8 @@ class Server:
                     await writer.wait_closed()
         finally:
             self._tasks.discard(task)
+            if task in self._unproven:
+                self._unproven.remove(task)
             writer.transport.abort()
 
 
