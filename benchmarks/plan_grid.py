@@ -3,6 +3,7 @@
 make bench-plan                               # goes on where it was interrupted
 python -m benchmarks.plan_grid --cells 20     # a trial of the first cells
 python -m benchmarks.plan_grid --fold         # ship the fit, once all cells have run
+python -m benchmarks.plan_grid --beside FILE  # fitted and judged together with what another machine measured
 python -m benchmarks.plan_grid --further 24   # that fit against cells which nobody had seen when it was made
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import random
 import sys
@@ -213,11 +215,22 @@ def measured(cell: GridCell, half: str, work: Path, machine: MachineProbe, repea
     )
 
 
-def judged(runs: Sequence[GridRun], machine: MachineProbe) -> tuple[list[Figure], Calibration]:
-    """The figures of the half that judges, and the fit to the other one."""
-    fit = [each.sample for each in runs if each.sample and each.half == "fit"]
+def judged(
+    runs: Sequence[GridRun], machine: MachineProbe, others: Sequence[GridRun] = ()
+) -> tuple[list[Figure], Calibration]:
+    """The figures of the half that judges, and the fit to the other one.
+
+    Args:
+        others: runs of another machine, half of which are fitted too; the figures are of this machine alone.
+    """
+    fit = [each.sample for each in (*runs, *others) if each.sample and each.half == "fit"]
     calibration = fitted(fit, f"{len(fit)} runs of the shipped grid", machine)
     return errors([each for each in runs if each.half == "judge"], calibration), calibration
+
+
+def read_runs(path: Path) -> list[GridRun]:
+    """The runs of a file that this program has written."""
+    return [files.validated(GridRun, path, json.dumps(each).encode()) for each in json.loads(path.read_bytes())["runs"]]
 
 
 def errors(runs: Sequence[GridRun], calibration: Calibration) -> list[Figure]:
@@ -286,7 +299,9 @@ def main() -> None:
     parser.add_argument(
         "--further", type=int, default=0, metavar="N", help="N cells that nobody has seen, by the shipped fit"
     )
+    parser.add_argument("--beside", type=Path, metavar="FILE", help="results of another machine, fitted with these")
     arguments = parser.parse_args()
+    others = read_runs(arguments.beside) if arguments.beside else []
     wait_passively()
     further = arguments.further
     out = arguments.out or Path("results") / ("plan_further.json" if further else "plan_grid.json")
@@ -307,10 +322,13 @@ def main() -> None:
         print(f"{number + 1}/{len(cells)} {half} {cell.name}: {runs[-1].status}", flush=True)
         files.write_json(out, {"machine": asdict(machine), "runs": [asdict(each) for each in runs]})
     shipped = read_calibration(SHIPPED)
-    figures, calibration = (errors(runs, shipped), shipped) if further else judged(runs, machine)
+    figures, calibration = (errors(runs, shipped), shipped) if further else judged(runs, machine, others)
     for figure in figures:
         print(figure.line())
     document = {"figures": [asdict(figure) for figure in figures], "machine": asdict(machine)}
+    for figure in (found := errors([each for each in others if each.half == "judge"], calibration) if others else []):
+        print(f"{arguments.beside}: {figure.line()}")
+    document |= {"beside": [asdict(figure) for figure in found]} if found else {}
     files.write_json(out, {**document, "runs": [asdict(each) for each in runs]})
     if arguments.fold and (len(cells) < CELLS or any(each.status != "ok" for each in runs)):
         raise UserError(f"--fold: not all of the {CELLS} cells have run; see {out}")
