@@ -127,10 +127,10 @@ technique or the number of pods changes by itself, and what lies in the run fold
 
 
 def deepspeed_settings(config: Mapping[str, Any]) -> Settings:
-    """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`."""
+    """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`; off is as good as absent."""
     found = {"optimizer.type": FROM_FLAGS, "scheduler.type": FROM_FLAGS, **dict(_flat(config, ""))}
     compared = (key for key in sorted(found) if key not in LEFT_OUT and not key.startswith("flops_profiler."))
-    return {f"{PREFIX}{key}": found[key] for key in compared if found[key] != "auto"}
+    return {f"{PREFIX}{key}": found[key] for key in compared if found[key] and found[key] != "auto"}
 
 
 def _flat(block: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
