@@ -208,8 +208,12 @@ def not_negative(text: str) -> float:
 # One progress bar, on a terminal and in a notebook; nothing elsewhere.
 
 
-def progress(what: str, unit: str, total: int | None = None) -> tqdm:
-    """A bar for a `with` block; its `update` takes how many were done since the last call."""
+def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = True) -> tqdm:
+    """A bar for a `with` block; its `update` takes how many were done since the last call.
+
+    Args:
+        at_once: False shows nothing where there is nothing to do.
+    """
     from tqdm import tqdm
 
     in_notebook = in_kernel()
@@ -217,8 +221,7 @@ def progress(what: str, unit: str, total: int | None = None) -> tqdm:
         desc=what,
         unit=f" {unit}",
         total=total,
-        # Nothing is shown where there is nothing to do.
-        delay=1e-6 if total == 0 else 0,
+        delay=0 if at_once and total != 0 else 1e-6,
         mininterval=0.5,
         # A terminal has its own width.
         ncols=100 if in_notebook else None,

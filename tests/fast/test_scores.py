@@ -1,4 +1,4 @@
-"""Prediction files, ours and the official form; score files read back, perplexity, intervals and custom metrics."""
+"""Prediction files; score files read back, perplexity, intervals and custom metrics."""
 
 import json
 import math

@@ -135,7 +135,7 @@ def test_of_a_long_file_peaks_and_means_are_kept(tmp_path: Path) -> None:
     [
         ("", "damaged: No columns"),
         ("unix_seconds,bytes\n1,2\n", "no column allocated_bytes"),
-        (HEADER + "???\n", "'???'"),
+        (HEADER + "???\n", "1 line without a sample left out"),
         ("\udcff\udcfe", "damaged"),
     ],
 )

@@ -186,6 +186,8 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     model = read_model(name, DTYPES[precision], causal=causal, **options)
     with loading(name):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{source}: its tokenizer has no end token; expected one that says where an answer ends")
     # Padding is masked, so the end token will do.
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")

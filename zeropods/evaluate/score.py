@@ -307,5 +307,5 @@ def read_predictions(path: Path) -> list[Prediction]:
     for place, line in validated_lines(kind, path, "predict again"):
         if line.index in predictions:
             raise UserError(f"{place}: index {line.index} occurs twice; keep one of them")
-        predictions[line.index] = Prediction(**vars(line))
+        predictions[line.index] = Prediction(**{**vars(line), "id": line.id if kind is _AnswerLine else None})
     return list(predictions.values())

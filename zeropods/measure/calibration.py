@@ -429,11 +429,14 @@ def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
     if probe.is_of(record.hardware) or first is None or first.matmul_flops_per_second is None:
         return probe
     rate, precision = first.matmul_flops_per_second, record.precision
+    # A record of before does not tell what one core does.
+    is_known = precision in probe.matmul_flops_per_second
+    alone = probe.flops(precision, 1) / probe.flops(precision) if is_known else 1.0
     return replace(
         probe,
         hardware=record.hardware,
         matmul_flops_per_second={precision: {"run": rate}},
-        one_core_flops_per_second={precision: first.one_core_flops_per_second or rate},
+        one_core_flops_per_second={precision: first.one_core_flops_per_second or alone * rate},
         python_seconds=first.python_seconds or probe.python_seconds,
     )
 

@@ -407,7 +407,7 @@ def compose_record(
         if first is not None:
             place = f"rank {first.rank} on {first.host}: " if config.world_size > 1 else ""
             status, reason = first.status, f"{place}{first.reason}"
-        elif absent:
+        elif absent > 0:
             status, reason = "failed", f"{absent} of {config.world_size} ranks left no measurement"
         else:
             status, reason = "ok", None

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,6 +19,7 @@ from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, Score, score_of
 from zeropods.measure.record import CONFIG, LAUNCH_LOCK, LOCK, RECORD, Record, RunConfig, read_config, read_record
 from zeropods.programs import is_held
 from zeropods.report.formulas import Values
+from zeropods.tables import counted
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -149,7 +150,10 @@ def read_timeline(entry: Entry, label: str) -> Timeline:
         except (ValueError, OSError) as error:
             faults.append(one_line(f"{path}: damaged: {error}; run it again", entry.folder))
             continue
-        last = samples[samples["unix_seconds"] >= began.get(number, 0.0) - SLACK_SECONDS]
+        whole = samples.dropna(subset=["unix_seconds", "phase"])
+        if lost := len(samples) - len(whole):
+            faults.append(one_line(f"{path}: {counted(lost, 'line')} without a sample left out", entry.folder))
+        last = whole[whole["unix_seconds"] >= began.get(number, 0.0) - SLACK_SECONDS]
         if len(last) > DRAWN:
             # One sample for each stretch of them: the highest of memory, and of its use the mean.
             first = dict.fromkeys(("unix_seconds", "phase"), "first")
@@ -169,11 +173,12 @@ def _read_samples(path: Path) -> DataFrame:
     lines = io.BytesIO(content[: content.rfind(b"\n") + 1])
     needed = {"unix_seconds", "phase", *MEMORY_COLUMNS}
     # An attempt of a later version may have written more columns: those that the header names are taken.
-    used, types = {*needed, *USE_COLUMNS}.__contains__, defaultdict(lambda: "float64", phase="str")
-    samples = pd.read_csv(lines, usecols=used, dtype=types, index_col=False, quoting=csv.QUOTE_NONE)
+    used = {*needed, *USE_COLUMNS}.__contains__
+    samples = pd.read_csv(lines, usecols=used, dtype="str", index_col=False, quoting=csv.QUOTE_NONE)
     if not needed <= {*samples}:
         raise ValueError(f"no column {min(needed - {*samples})}")
-    return samples
+    # A full disk or a loss of power may have spoilt a line: what is no number is missing.
+    return samples.drop(columns="phase").apply(pd.to_numeric, errors="coerce").assign(phase=samples["phase"])
 
 
 def one_line(what: object, folder: Path) -> str:

@@ -23,6 +23,8 @@ ACCURACY_TOLERANCE = 0.05
 """Share of the old accuracy that may be lost where it has no interval."""
 SHARES = ("execution_accuracy", "f1")
 HIGH_IS_GOOD = ("samples_per_second", *SHARES)
+NEEDED = {"name", "status", "settings", "arrangement", "memory_kind", "samples_per_second_interval"}
+"""What every row of a summary has."""
 JUDGED = ("samples_per_second", "peak_memory_bytes", "execution_accuracy", "eval_loss", "f1", "perplexity")
 
 
@@ -61,9 +63,10 @@ class GateVerdict:
 def read_rows(path: Path) -> list[Values]:
     """The rows of a `summary.json`; `UserError` where it is none, or of another version."""
     document = read_object(path, "expected a summary.json that `zeropods summary` wrote")
-    if document.get("schema_version") != SCHEMA_VERSION or not document.get("groups"):
+    rows: list[Values] = document.get("groups") or []
+    whole = all(isinstance(row, dict) and row.keys() >= NEEDED for row in rows)
+    if document.get("schema_version") != SCHEMA_VERSION or not rows or not whole:
         raise UserError(f"{path}: is no summary.json of version {SCHEMA_VERSION}; summarize the old runs again")
-    rows: list[Values] = document["groups"]
     return rows
 
 

@@ -111,6 +111,8 @@ PREFIX = "deepspeed "
 FROM_FLAGS = "from the flags"
 """An optimizer or a schedule that the configuration leaves to the flags, which are compared by themselves."""
 ZERO = "zero_optimization"
+ON_BY_DEFAULT = tuple(f"{ZERO}.{name}" for name in ("overlap_comm", "contiguous_gradients", "reduce_scatter"))
+"""Keys of which off says something; of others it is as good as absent, unless only some techniques have them."""
 ONLY_WITH = tuple(f"{PREFIX}{ZERO}.{name}" for name in ("stage3_", "sub_group_size", "offload_"))
 """Beginnings of keys that only some techniques have: they are compared where both runs have them."""
 LEFT_OUT = (
@@ -127,10 +129,12 @@ technique or the number of pods changes by itself, and what lies in the run fold
 
 
 def deepspeed_settings(config: Mapping[str, Any]) -> Settings:
-    """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`; off is as good as absent."""
+    """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`."""
     found = {"optimizer.type": FROM_FLAGS, "scheduler.type": FROM_FLAGS, **dict(_flat(config, ""))}
     compared = (key for key in sorted(found) if key not in LEFT_OUT and not key.startswith("flops_profiler."))
-    return {f"{PREFIX}{key}": found[key] for key in compared if found[key] and found[key] != "auto"}
+    said = {f"{PREFIX}{key}": found[key] for key in compared if found[key] != "auto"}
+    off_counts = (*ONLY_WITH, *(f"{PREFIX}{key}" for key in ON_BY_DEFAULT))
+    return {key: value for key, value in said.items() if value or key.startswith(off_counts)}
 
 
 def _flat(block: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:

@@ -229,6 +229,10 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
         most = f"{arguments.model_id} has {positions} positions; give at most {positions}"
         raise UserError(f"--max_seq_length {length}: {most}")
     attention = arguments.attn_implementation
+    if attention == "flash_attention_2" and not model_class._supports_flash_attn:
+        raise UserError(
+            f"--attn_implementation {attention}: {config.model_type} has none; use --attn_implementation sdpa"
+        )
     soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
     if attention == "sdpa" and (soft_capped or not model_class._supports_sdpa):
         log.warning("%s: no SDPA for this family; its attention runs as --attn_implementation eager", config.model_type)
