@@ -225,10 +225,11 @@ def check_weights(folder: Path) -> None:
     for path in [*sorted(folder.glob("*.index.json")), folder / "config.json"]:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            named = [*found.get("weight_map", {}).values(), found.get("transformers_weights")]
-        except (OSError, ValueError, RecursionError, AttributeError):
+        except (OSError, ValueError, RecursionError):
             continue  # What cannot be read is refused by whoever loads it.
-        for name in named:
+        found = found if isinstance(found, dict) else {}
+        weights = found.get("weight_map")
+        for name in [*(weights.values() if isinstance(weights, dict) else ()), found.get("transformers_weights")]:
             if name is not None and not str(name).endswith(SUFFIX):
                 raise UserError(f"{path}: names {name!r} as weights; expected *{SUFFIX}: convert the model first")
 

@@ -171,8 +171,11 @@ def parsed(sql: str) -> tuple[exp.Select, str]:
         statements = [each for each in sqlglot.parse(sql, read="sqlite") if each is not None]
     except (sqlglot.errors.SqlglotError, RecursionError) as error:
         found = error.errors[0] if isinstance(error, sqlglot.errors.ParseError) and error.errors else {}
-        near = shown(found.get("highlight", sql))
-        raise ValueError(f"no SQL near {near!r}; {QUOTES}") from None
+        near, decimal = found.get("highlight", sql), re.search(r"[\d.]+,$", found.get("start_context", ""))
+        if decimal and near.isdigit():
+            number = f"{decimal[0]}{near}"
+            raise ValueError(f"no SQL near {number!r}; write {_with_point(number)}") from None
+        raise ValueError(f"no SQL near {shown(near)!r}; {QUOTES}") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Select):
         raise ValueError(f"no single SELECT; {REACH}")
     parts = {name.rstrip("_"): part for name, part in statements[0].args.items() if part}

@@ -213,7 +213,7 @@ class Site:
         except UserError as error:
             return html("message", str(error))
         answers: dict[str, ModelAnswer | str] = {}
-        for each in filter(None, (label, other)):
+        for each in dict.fromkeys(filter(None, (label, other))):
             try:
                 answers[each] = ask(self.model(each), table, line, example)
             except UserError as error:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import hashlib
 import json
@@ -322,6 +321,8 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     for name in names:
         if name not in os.environ:
             raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
+        if not name.isidentifier():
+            raise UserError(f"--export {name}: expected letters, digits and _")
     variables = {**{name: os.environ[name] for name in (*FORWARDED, *names) if name in os.environ}, **fixed}
     for name, value in variables.items():
         if SECRET.search(name):
@@ -377,9 +378,11 @@ def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, objec
         return asdict(parse_flags(kind, arguments))
     typed: dict[str, object] = {**flag_values(arguments)}
     for name, text in flag_values(arguments).items():
-        with suppress(ValueError, SyntaxError):
-            value = ast.literal_eval(text)
-            typed[name] = value if isinstance(value, int | float) else text
+        for read in (float, int):
+            with suppress(ValueError):
+                typed[name] = read(text)
+        if text in ("True", "False"):
+            typed[name] = text == "True"
     return typed
 
 

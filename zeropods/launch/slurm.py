@@ -164,7 +164,9 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
         else:
             # NUMBER, or NUMBER;CLUSTER.
             said = _ask(submission.argv, submission.environment(child_environment()))
-            number = int(said.partition(";")[0])
+            if not (head := said.partition(";")[0].strip()).isdigit():
+                raise SlurmError(f"sbatch: {said!r:.100}; expected the number of a job")
+            number = int(head)
             command.remember(launch)
             files.write_json(path, {"job": number, "config_before": ranks.before})
             supervision.show(f"job {number}: submitted; its log: {log.path}")
@@ -222,7 +224,7 @@ def _followed(
             if state == "PENDING":
                 # The next attempt may be on other nodes.
                 log.names.clear()
-                if reason in HOPELESS and cancelled is None:
+                if reason in HOPELESS and cancelled is None and verdict is None:
                     verdict = Ending("failed", f"job {number} cannot start as it was asked for: {reason}")
             elif nodes and not log.names:
                 # In the order of the job's tasks.
@@ -281,6 +283,8 @@ def look(number: int) -> dict[str, str]:
         found = [("JobId", str(number)), ("JobState", FORGOTTEN)]
     # The first of several fields of one name counts.
     given = {name: "" if value in NOTHING else value for name, value in reversed(found)}
+    if "JobState" not in given:
+        raise SlurmError(f"scontrol show job {number}: no job in what it says")
     return {**dict.fromkeys(("Reason", "ExitCode", "Restarts", "NodeList", "TimeLimit"), ""), **given}
 
 

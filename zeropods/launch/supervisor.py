@@ -120,6 +120,8 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
 def _first_attempt(planned: Launch, cluster: Cluster, min_pods: int | None) -> tuple[Launch, Cluster]:
     """With what a run begins: as planned where all of its pods answer, else on those that do, if that was allowed."""
     statuses = cluster.statuses(OPEN_SECONDS)
+    if busy := [pod.pod for pod in statuses[: len(planned.hosts)] if pod.runs]:
+        print(f"{', '.join(busy)}: at work for another run already; both take longer", file=sys.stderr, flush=True)
     dead = "; ".join(f"{pod.pod}: {pod.status}" for pod in statuses[: len(planned.hosts)] if not pod.is_ready)
     if not dead:
         return planned, cluster

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache, partial
@@ -41,6 +42,8 @@ NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
 """What configurations call the experts of a token, and the longest row."""
+MOST_SECONDS = 30.0
+"""Of one forward pass on the meta device."""
 SMALLEST = 16
 """Tokens; a smaller prime is a factor of many a size."""
 MOST_PADDED = 0.02
@@ -248,6 +251,7 @@ class _Pass:
                 batch["decoder_input_ids"] = torch.ones(rows, labels, dtype=torch.long)
                 # Made for attention already: the meta device cannot look whether a mask hides anything.
                 batch["attention_mask"] = torch.ones(rows, 1, 1, tokens, dtype=torch.bool)
+            self._until = time.monotonic() + MOST_SECONDS
             self.model(**batch, use_cache=False)
         kept = self.ends + sum(self.stacks, Counter())
         padded = value({power: kept[power] for power in kept if power[0] != "0" and power[1:] == "00"}, *self.primes)
@@ -281,6 +285,8 @@ class _Pass:
             yield head.register_forward_pre_hook(lambda _, given: given[0].flatten(0, 1).index_select(0, some)[None])
 
     def _keep(self, tensor: Tensor) -> Tensor:
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"more than {MOST_SECONDS:g} s: its layers go through a row token by token")
         self._count(tensor, self._seen, self._into[-1])
         return tensor
 

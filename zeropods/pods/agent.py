@@ -183,9 +183,9 @@ class _Agent:
                     with suppress(OSError):
                         place.unlink(missing_ok=True)
                         self._fork_server = processes.start_bound(argv, **how)
-                answer = self._leases.renew_run(run, request["seconds"])
+                answer = self._leases.renew_run(run, request.get("seconds", 0.0))
             case {"do": "end", "run": run}:
-                answer = await self._leases.end_run(run, request["grace_seconds"])
+                answer = await self._leases.end_run(run, request.get("grace_seconds", 0.0))
             case {"do": "stacks", "run": run}:
                 self._leases.ask_for_stacks(run)
                 answer = {}
@@ -249,7 +249,8 @@ def _guard(agent: int, pod: str, folder: Path) -> int:
     if status is None or status < 0:
         how = f"did not end in {AGENT_SECONDS:.0f} s" if status is None else f"was killed by signal {-status}"
         print(f"{pod}: the agent {how}; everything under it was killed", file=sys.stderr, flush=True)
-    # Processes that hang in the kernel did not end on SIGKILL.
+    if not is_clean:
+        print(f"{pod}: processes hang in the kernel and did not end on SIGKILL", file=sys.stderr, flush=True)
     return status if status in (0, 1) and is_clean else 1
 
 

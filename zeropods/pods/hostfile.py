@@ -134,6 +134,9 @@ def own_gpus() -> int:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return 0
-    count = int(pynvml.nvmlDeviceGetCount())
-    pynvml.nvmlShutdown()
-    return count
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError as error:
+        raise UserError(f"counting GPUs failed: {error}; say how many there are with --slots") from None
+    finally:
+        pynvml.nvmlShutdown()

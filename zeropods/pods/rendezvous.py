@@ -90,10 +90,10 @@ class Rendezvous:
         self._failure = Future[str]()
         """Why the cluster does not come up, or nothing where all pods are there."""
         self._left = threading.Event()
-        self._server = Server(secret, PURPOSE, self._attend)
+        self._server = Server(secret, PURPOSE, self._attend, crowd=2 * count)
 
     def __enter__(self) -> Rendezvous:
-        allow_open_files(2 * self._count + OTHER_FILES)
+        allow_open_files(4 * self._count + OTHER_FILES)
         sock = listening_socket(*self._place)
         self.port: int = sock.getsockname()[1]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(sock)), daemon=True)

@@ -40,10 +40,10 @@ QUEUE = 4_096
 One more gets no answer, and is tried again a second, three and seven seconds later: too late for a pod among a crowd.
 """
 AT_ONCE = 16
+"""Connections that are accepted before those that came earlier have their turn to prove themselves."""
 UNPROVEN = 64
 """Connections that may be unproven at a time. One more costs the oldest its place: an honest peer needs it for
 milliseconds, so that those who sit there silently keep nobody out."""
-"""Connections that are accepted before those that came earlier have their turn to prove themselves."""
 
 Message = dict[str, Any]
 """A JSON object."""
@@ -111,10 +111,13 @@ class Server:
 
     Args:
         answer: takes a request and the peer's address; what it returns is sent.
+        crowd: peers that may come at the same time; each may be unproven beside `UNPROVEN` others.
     """
 
-    def __init__(self, secret: bytes, purpose: str, answer: Callable[[Message, str], Awaitable[Message]]) -> None:
-        self._secret, self._purpose, self._answer = secret, purpose, answer
+    def __init__(
+        self, secret: bytes, purpose: str, answer: Callable[[Message, str], Awaitable[Message]], crowd: int = 0
+    ) -> None:
+        self._secret, self._purpose, self._answer, self._limit = secret, purpose, answer, UNPROVEN + crowd
         self._tasks: set[asyncio.Task[None]] = set()
         self._unproven: list[asyncio.Task[None]] = []
         """Oldest first."""
@@ -132,6 +135,8 @@ class Server:
             return
         self._server.close()
         self._server = None
+        for task in self._unproven:
+            task.cancel()
         if self._tasks and seconds:
             await asyncio.wait(self._tasks, timeout=seconds)
         for task in self._tasks:
@@ -143,7 +148,7 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        while len(self._unproven) >= UNPROVEN:
+        while len(self._unproven) >= self._limit:
             self._unproven.pop(0).cancel()
         self._unproven.append(task)
         name = writer.get_extra_info("peername")

@@ -75,7 +75,9 @@ def _flags(value: object) -> dict[str, object]:
 Text = Annotated[StrictStr, Field(pattern=r"\S")]
 Count = Annotated[StrictInt, Field(ge=1)]
 # One value alone needs no list; one text stands for every model or prompt.
-Axis = Annotated[tuple[Value, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v])]
+Axis = Annotated[
+    tuple[Value, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v]), Field(min_length=1)
+]
 Flags = Annotated[Mapping[str, Any], BeforeValidator(_flags)]
 Texts = Annotated[Mapping[Text, Text], BeforeValidator(lambda v: {EACH: v} if isinstance(v, str) else v)]
 

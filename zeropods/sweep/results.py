@@ -13,7 +13,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from textwrap import shorten
 
 from zeropods import files
 from zeropods.data.manifest import read_manifest
@@ -140,7 +139,8 @@ class Sweep:
 def _result(row: Trial) -> str:
     if row.status is None:
         return "not run yet"
-    reason = shorten((row.reason or "").split("\n")[0], LONGEST_REASON, placeholder="…")
+    reason = (row.reason or "").split("\n")[0]
+    reason = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
     return f"{row.status}: {reason}" if reason else row.status
 
 

@@ -71,8 +71,8 @@ def run_sweep(
         provide_datasets(matrix, out)
         check_trials(planned, are_prepared=True)
         refuse_other_runs(planned)
-        kept = files.read_object(out / FILE, "move the file away")["cells"] if (out / FILE).is_file() else []
-        seconds = {row["folder"]: row["seconds"] for row in kept}
+        kept = files.read_object(out / FILE, "move the file away").get("cells", []) if (out / FILE).is_file() else []
+        seconds = {row.get("folder"): row.get("seconds") for row in kept}
         write_matrix(matrix, out / MATRIX)
         for trial in planned:
             take_up(trial, seconds.get(trial.name), again=again)

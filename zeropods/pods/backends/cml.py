@@ -25,6 +25,8 @@ from zeropods.pods.hostfile import own_address
 MODULES = ("cml.workers_v1", "cdsw")
 """The newer and the older name of the same functions."""
 SESSION_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_PROJECT")
+REASONS = ("reason", "status_reason", "status_message", "message")
+"""Under these names CML may say why a worker waits."""
 ENDED = frozenset(
     {"succeeded", "success", "failed", "failure", "error", "stopped", "killed", "timedout", "terminated", "exited"}
 )
@@ -86,7 +88,8 @@ def described(listed: Mapping[str, Any], asked: Settings) -> Worker:
         state = f"ended with status {status}" if code is None else f"ended with exit code {code}"
     elif status != "running":
         size = f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
-        says = f"it waits for {size}; quota or a free machine is missing"
+        why = next((str(listed[key]) for key in REASONS if listed.get(key)), "")
+        says = why or f"it waits for {size}; quota or a free machine is missing"
     return Worker(str(listed["id"]), has_ended, f"worker {listed['id']} {state}; {says}")
 
 
