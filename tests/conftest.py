@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 wait_passively()
 prepare_compiling()
+# A machine that is shared is slow now and then.
+settings.register_profile(
+    "shared", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("shared")
 ROOT = Path(__file__).resolve().parents[1]
 
 
