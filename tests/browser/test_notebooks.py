@@ -154,7 +154,7 @@ def train_states(folder: Path) -> None:
     # As a sweep that was killed leaves it.
     (workshop.states_folder / LOCK).touch()
     for trial in trials(workshop.states_matrix, workshop.states_folder):
-        train_ranks(trial.arguments, trial.cell.pods, folder / f".{trial.cell.name}")
+        train_ranks(trial.launch.arguments, trial.cell.pods, folder / f".{trial.cell.name}")
 
 
 @pytest.fixture(scope="module")

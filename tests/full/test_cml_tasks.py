@@ -179,7 +179,8 @@ def test_an_application_is_served_until_its_kernel_is_interrupted(project: Path)
         running = thread.submit(executed, project, "cml/start_tensorboard.py", CDSW_APP_PORT=port)
         until(lambda: fetched(port) or running.done(), SECONDS)
         assert fetched(port)
-        (kernel,) = [child for child in psutil.Process().children() if "ipykernel_launcher" in child.cmdline()]
+        alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        (kernel,) = [child for child in alive if "ipykernel_launcher" in child.cmdline()]
         kernel.send_signal(signal.SIGINT)
         _, error = running.result(SECONDS)
     assert error.startswith("KeyboardInterrupt") and not fetched(port)

@@ -326,12 +326,15 @@ def serve(
         if data:
             tables_in(data)
         # The best model in memory and its tables read, so that the first answer comes at once.
-        for model in list(site.models().values()):
+        models = list(site.models().values())
+        for model in models:
             try:
                 site.tables(model.label)
                 loaded(model)
                 break
             except UserError as error:
+                if model is models[-1]:
+                    raise
                 site.passed_over.add(model.folder)
                 announce(f"{error}; passed over")
         count = len(site.models())
