@@ -22,9 +22,12 @@ CPU = "cpu"
 STATES = ("parameters", "gradients", "optimizer")
 UNIT = 100 * MIB
 """Of parts that are constant."""
-STEPPED = 5
+STEPPED = 6
 """Place of the optimizer's part of a step; before it are those of arithmetic and Python, after it memory's and the
 network's."""
+TOUCHED = 40
+"""How often a step reads or writes a byte that its layers keep: in operations that multiply no matrices, forward and
+backward. Two processors of which one multiplies twice as fast as the other took equally long for it."""
 TENSOR_OPERATIONS, HOOKS = 50, 3
 """Small operations that are one unit of what a tensor costs in a step; how many units ZeRO-3's hooks take, and its
 gathering as many more: one process alone gathers nothing (DeepSpeed 0.19.8, partition_parameters.py,
@@ -72,8 +75,8 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
     """Seconds at the machine's own rates, of processes that share its cores.
 
     Returns:
-        Arithmetic of a T5; of a causal model; Python for each tensor; what DDP or ZeRO adds to it; what ZeRO-3 adds;
-        the optimizer; new memory; the collectives' volume; their messages.
+        Arithmetic of a T5; of a causal model; activations that are read and written; Python for each tensor; what DDP
+        or ZeRO adds to it; what ZeRO-3 adds; the optimizer; new memory; the collectives' volume; their messages.
     """
     ranks, cores, passes, technique = work.ranks, probe.cores, work.passes, work.technique
     sharing = math.ceil(ranks / machines.hosts)
@@ -87,10 +90,13 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
     network = [traffic(work, replace(one_each, latency_seconds=each)) for each in latencies]
     reducing = passes if technique.stage in (2, 3) else 1
     volume, both = (passes * forward + reducing * backward + after for forward, backward, after in network)
-    has_encoder = not work.shape.joint
+    has_encoder, saved = not work.shape.joint, Activations(replace(work, checkpointing=False))
+    # Checkpointing makes the forward pass again, a third of all.
+    layers = (1 + work.checkpointing / 3) * sum(stack.layers * stack.kept for stack in saved.stacks)
     return (
         arithmetic * has_encoder,
         arithmetic * (not has_encoder),
+        TOUCHED * passes * (layers + saved.ends) * sharing / probe.bandwidth_of(busy),
         tensors,
         once * (technique.stage > 0 or ranks > 1),
         HOOKS * (1 + (ranks > 1)) * tensors * (technique.stage == 3),
