@@ -25,9 +25,10 @@ UNIT = 100 * MIB
 STEPPED = 6
 """Place of the optimizer's part of a step; before it are those of arithmetic and Python, after it memory's and the
 network's."""
-TOUCHED = 40
+TOUCHED = 15
 """How often a step reads or writes a byte that its layers keep: in operations that multiply no matrices, forward and
-backward. Two processors of which one multiplies twice as fast as the other took equally long for it."""
+backward. Two processors of which one multiplies twice as fast as the other took equally long for it. More would fit
+the grid's small batches better, and those of 16 and 48 rows worse, whose tensors stay in caches."""
 TENSOR_OPERATIONS, HOOKS = 50, 3
 """Small operations that are one unit of what a tensor costs in a step; how many units ZeRO-3's hooks take, and its
 gathering as many more: one process alone gathers nothing (DeepSpeed 0.19.8, partition_parameters.py,
