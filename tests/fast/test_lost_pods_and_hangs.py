@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.full.launches import RANK, left
+from tests.full.launches import RANK, left, until
 from tests.made import a_pod, a_rank
 from tests.small_memory import small_memory, within
 from zeropods.launch.logs import RunLog
@@ -31,7 +32,7 @@ from zeropods.launch.lost_pods_and_hangs import (
     judge,
 )
 from zeropods.launch.outcome import Ranks, UnopenedError, verdict_of_ranks
-from zeropods.measure.heartbeat import Beat, beat_file, write_beat
+from zeropods.measure.heartbeat import Beat, HeartbeatWriter, beat_file, read_beats, write_beat
 from zeropods.measure.memory import HEADER
 from zeropods.pods.processes import oom_kills
 
@@ -223,6 +224,27 @@ def test_heartbeats_of_an_earlier_attempt_tell_nothing(tmp_path: Path) -> None:
     write_beat(tmp_path, beat())
     earlier = HangDetector(tmp_path, 10.0, lambda: False)
     assert earlier.look(0.0) is None and earlier.look(99.0) is None and not earlier.ranks
+
+
+def test_a_heartbeat_keeps_nothing_alive_of_what_a_rank_works_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The next heartbeat would free what this one kept.
+    monkeypatch.setattr("zeropods.measure.heartbeat.PAUSE_SECONDS", 60.0)
+
+    class Gradients:
+        pass
+
+    def step(writer: HeartbeatWriter) -> "weakref.ref[Gradients]":
+        gradients = Gradients()
+        writer.__enter__()
+        until(lambda: any(" step" in place for beat in read_beats(tmp_path).values() for place in beat.stack))
+        return weakref.ref(gradients)
+
+    writer = HeartbeatWriter(tmp_path, 0, lambda: "steady")
+    kept = step(writer)
+    until(lambda: kept() is None, seconds=20)
+    writer.__exit__(None, None, None)
 
 
 def test_without_a_time_out_given_it_follows_the_longest_pause_and_one_of_zero_ends_nothing(tmp_path: Path) -> None:

@@ -128,28 +128,33 @@ class HeartbeatWriter:
 
     def _run(self) -> None:
         while True:
-            self._alive += 1
-            phase, main = self._phase(), sys._current_frames().get(self._main)
-            frames = [frame for frame, _ in traceback.walk_stack(main)] if main else []
-            beat = Beat(
-                rank=self._rank,
-                pid=os.getpid(),
-                began_unix_seconds=self._began,
-                alive=self._alive,
-                marks=self._marks,
-                step=self.step,
-                phase=phase,
-                patient=not (phase == "evaluate" or (phase == "steady" and self.training)),
-                stack=tuple(map(_described, frames)),
-                called_from=next((_described(frame) for frame in frames if _is_own(frame)), None),
-            )
-            try:
-                write_beat(self._folder, beat)
-            except OSError:
-                # An old heartbeat would look like a stopped rank; none looks like a rank that does not tell.
-                self._remove()
+            # Another function's frames end with it. Kept while this thread waits, those of the main thread would keep
+            # alive what they worked on: all gradients, where they are those of an optimizer's step.
+            self._beat()
             if self._ending.wait(PAUSE_SECONDS):
                 return
+
+    def _beat(self) -> None:
+        self._alive += 1
+        phase, main = self._phase(), sys._current_frames().get(self._main)
+        frames = [frame for frame, _ in traceback.walk_stack(main)] if main else []
+        beat = Beat(
+            rank=self._rank,
+            pid=os.getpid(),
+            began_unix_seconds=self._began,
+            alive=self._alive,
+            marks=self._marks,
+            step=self.step,
+            phase=phase,
+            patient=not (phase == "evaluate" or (phase == "steady" and self.training)),
+            stack=tuple(map(_described, frames)),
+            called_from=next((_described(frame) for frame in frames if _is_own(frame)), None),
+        )
+        try:
+            write_beat(self._folder, beat)
+        except OSError:
+            # An old heartbeat would look like a stopped rank; none looks like a rank that does not tell.
+            self._remove()
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
