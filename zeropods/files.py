@@ -312,8 +312,9 @@ def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        cause = (error.strerror if isinstance(error, OSError) else "") or first_line(error)
-        if isinstance(error, RuntimeError) and not any(word in cause for word in TORCH_WRITER):
+        cause = error.strerror if isinstance(error, OSError) else first_line(error)
+        # What is not of the system, such as a damaged archive, is no matter of the disk.
+        if cause is None or (isinstance(error, RuntimeError) and not any(word in cause for word in TORCH_WRITER)):
             raise
         if not isinstance(error, OSError):
             # These libraries keep the system's reason to themselves, or say it in Rust: it is asked again.

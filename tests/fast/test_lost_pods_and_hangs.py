@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -130,6 +131,17 @@ def test_lines_carry_the_pods_names_and_failed_sessions_are_known(tmp_path: Path
     assert shown == ["pod2: hello", *failed.splitlines(), "last without end"]
     assert log.tail("pod2") == ["pod2: hello"] and log.tail("pod9") == shown
     assert list(log.failed) == ["pod2", "pod3"]
+
+
+def test_a_reader_that_takes_nothing_keeps_no_supervisor_waiting(tmp_path: Path) -> None:
+    taken = threading.Event()
+    log = RunLog(tmp_path, lambda line: taken.wait())
+    log.path.write_text("pod1: a line\n" * 1_000)
+    reader = threading.Thread(target=log.read, daemon=True)
+    reader.start()
+    reader.join(30)
+    assert not reader.is_alive() and len(log.tail()) == 8
+    taken.set()
 
 
 def test_why_a_run_never_began_is_said_in_one_line_whatever_pdsh_says_after_it() -> None:

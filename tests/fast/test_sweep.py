@@ -21,7 +21,7 @@ from zeropods.launch.outcome import UnopenedError
 from zeropods.report.plan import published
 from zeropods.sweep.matrix import ROWS, Matrix, at_tiny_scale, matrix_of, read_matrix, write_matrix
 from zeropods.sweep.results import Sweep, Trial
-from zeropods.sweep.run import LOCK, order_of, refuse_other_runs, run_sweep, take_up, trials
+from zeropods.sweep.run import LOCK, order_of, refuse_other_runs, run_sweep, sweep_pods, take_up, trials
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "matrices" / "published.yaml"
@@ -274,6 +274,13 @@ def test_runs_of_another_matrix_are_refused_with_what_differs(trial: Trial, tmp_
     with pytest.raises(UserError, match=r"pod-schema/1: was run with other .*\(--learning_rate 0.1 -> 0.5\)"):
         run_sweep(a_matrix(flags={"effective_batch_size": 48, "learning_rate": 0.5}), tmp_path)
     assert not (tmp_path / "matrix.yaml").exists()
+
+
+def test_hosts_of_a_hostfile_have_the_slots_of_the_matrix(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("first slots=2\nsecond slots=1\n")
+    with pytest.raises(UserError, match="first has slots=2, the matrix slots: 1"), sweep_pods(read(), None, hostfile):
+        pass
 
 
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:

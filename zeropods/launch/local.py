@@ -15,11 +15,11 @@ from typing import IO
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
-from zeropods.launch.logs import RunLog, following
+from zeropods.launch.logs import LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, check_timeouts, judge
-from zeropods.launch.outcome import Ranks, failure, record_run
+from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
 from zeropods.launch.restart import calls_for_another
-from zeropods.measure.record import LAUNCH_LOCK, RECORD, Record, read_config, read_record
+from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_config, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.processes import ask_for_stacks, descendants, end, oom_kills, start_bound
 from zeropods.programs import child_environment
@@ -50,12 +50,27 @@ def run_here(
     """
     for number in range(restarts + 1):
         with locked(folder, LAUNCH_LOCK):
-            record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
+            was_there = (folder / LOG).exists()
+            try:
+                record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
+            except (UnopenedError, KeyboardInterrupt, SystemExit):
+                if not was_there:
+                    _remove_told(folder)
+                raise
         if number == restarts or not calls_for_another(record):
             break
         print(f"{folder}: {record.reason}; restart {number + 1} of {restarts}", file=sys.stderr)
     if record.status != "ok":
         raise UserError(failure(folder, record))
+
+
+def _remove_told(folder: Path) -> None:
+    """Remove the log where no run began and nothing was said, or a script of ours said why, which has been told."""
+    with suppress(FileNotFoundError):
+        text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.splitlines() if not OF_LAUNCHER.match(line)]
+        if not (folder / CONFIG).exists() and (not lines or OF_SCRIPT.match(lines[-1])):
+            (folder / LOG).unlink()
 
 
 def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import queue
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +18,8 @@ from zeropods.tables import progress
 LOG = "launch.log"
 """In the run folder: what the ranks wrote on stdout and stderr, attempt after attempt."""
 LAST_LINES, KEPT_LINES = 8, 200
+MOST_WAITING, SHOW_SECONDS = 100_000, 5.0
+"""Lines that wait for a reader to take them, further ones are not shown; at the end so long is waited for it."""
 OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[(?:launch|runner)\.py:")
 """In a line that DeepSpeed's launcher has logged: what the script said last stands between two of them."""
 OF_SCRIPT = re.compile(r"(?:\S+: )?zeropods: (.+)")
@@ -94,7 +98,10 @@ class RunLog(GrowingFile):
         self.failed: dict[str, float] = {}
         """When pdsh said that a pod's session has failed, by the pod's name and the monotonic clock."""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
-        self._show = show
+        self._shown: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
+        # A reader that takes nothing (a full pipe) keeps nobody from watching the run; one that is gone ends none.
+        self._shower = threading.Thread(target=self._show, args=(show,), daemon=True)
+        self._shower.start()
 
     def read(self, *, ended: bool = False) -> None:
         """Take up the lines that are new, as `GrowingFile.lines` has them."""
@@ -104,9 +111,17 @@ class RunLog(GrowingFile):
             place, _, text = line.lstrip(" ").partition(": ")
             named = f"{self.names[place]}: {text}" if place in self.names else line
             self._last.append(named)
-            # A terminal that is gone ends no run.
+            with suppress(queue.Full):
+                self._shown.put_nowait(named)
+        if ended:
+            with suppress(queue.Full):
+                self._shown.put_nowait(None)
+            self._shower.join(SHOW_SECONDS)
+
+    def _show(self, show: Callable[[str], object]) -> None:
+        while (line := self._shown.get()) is not None:
             with suppress(OSError):
-                self._show(named)
+                show(line)
 
     def tail(self, pod: str | None = None) -> list[str]:
         """The last lines of a pod; of all where it wrote none, or none is named."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.files import write_text
 from zeropods.measure.heartbeat import Beat, read_beats
 from zeropods.pods.leases import HAS_ENDED
 from zeropods.pods.rendezvous import Pod
@@ -224,7 +223,9 @@ class HangDetector:
                     who = f"rank {rank}, process {watched.beat.pid}: {how}"
                     first = f"{who}; its main thread when it last gave a sign, innermost first:"
                     file.parent.mkdir(exist_ok=True)
-                    write_text(file, "\n".join([first, *(f"  {place}" for place in watched.beat.stack)]) + "\n")
+                    # Appended: the rank has the file open, and what it writes late, or over a network, has to stay.
+                    with open(file, "a", encoding="utf-8") as text:
+                        text.write("\n".join([first, *(f"  {place}" for place in watched.beat.stack)]) + "\n")
 
     def _note(self, now: float, away: float) -> None:
         """Take up the heartbeats; `away`: seconds in which nobody looked, which do not count."""

@@ -216,7 +216,7 @@ def _followed(
         try:
             job = look(number)
         except SlurmError as error:
-            if now - heard > PATIENCE_SECONDS:
+            if verdict is None and now - heard > PATIENCE_SECONDS:
                 remedy = f"the job may still run: squeue --jobs {number}; the same launch follows it again"
                 raise UserError(f"SLURM has not answered for {now - heard:.0f} s ({error}); {remedy}") from None
         else:

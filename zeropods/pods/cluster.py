@@ -320,10 +320,12 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
     _held[cluster.name] = released
 
     def renew() -> None:
-        while not released.wait(min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)):
+        # At once: who asks for a standing cluster again and again must not keep it waiting for its next renewal.
+        while not released.is_set():
             # Who uses a pod that is lost finds that out; this only has to go on asking, also when the main thread has
             # ended and no other thread can be begun.
             asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
+            released.wait(min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE))
 
     def down_at_exit() -> None:
         # A forked child does not own it.

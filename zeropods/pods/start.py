@@ -107,6 +107,8 @@ def up(
         cml_module()
     elif nvidia_gpu:
         raise UserError(f"--nvidia-gpu {nvidia_gpu}: is for CML workers; leave it out")
+    if lease not in LEASES:
+        raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
     settings = Settings(
         count=len(hosts) or count or 0,
         slots=slots,

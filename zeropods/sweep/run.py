@@ -26,7 +26,7 @@ from zeropods.measure.record import LAUNCH_LOCK, RECORD, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.plan.models import CAUSAL_TINY
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.hostfile import Host
+from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
 from zeropods.sweep.results import FILE, RESULTS, Sweep, Trial, answer_runs
@@ -244,14 +244,14 @@ def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> 
         hostfile: of hosts on which the sweep's own pods are started; this machine if not given.
     """
     count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
-    hosts = given.hosts[:count] if given else ()
+    hosts = (given.hosts if given else read_hostfile(hostfile) if hostfile else ())[:count]
     if given is not None and len(hosts) < count:
         raise UserError(f"cluster {given.name}: {len(hosts)} pods, the matrix needs {count}")
     for host in hosts:
         if host.slots != matrix.slots:
             raise UserError(
                 f"{host.address} has slots={host.slots}, the matrix slots: {matrix.slots}; "
-                f"write slots: {host.slots} into the matrix, or bring up pods with --slots {matrix.slots}"
+                f"write slots: {host.slots} into the matrix, or give pods with as many"
             )
     own: Cluster | None = None
 
@@ -263,7 +263,7 @@ def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> 
             if own is not None:
                 own.down()
             name = f"sweep-{os.getpid()}"
-            own = pods.up(count, slots=matrix.slots, name=name, hostfile=hostfile, lease="kernel")
+            own = pods.up(count, slots=None if hostfile else matrix.slots, name=name, hostfile=hostfile, lease="kernel")
         return own
 
     try:
