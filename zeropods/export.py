@@ -97,6 +97,8 @@ def export(
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and bool((tensor.to(kind).isinf() & tensor.isfinite()).any()):
             raise UserError(f"--dtype {dtype}: {name} holds larger numbers; take bfloat16")
+    # The last one, often the largest, would be kept in FP32 to the end.
+    del name, tensor
     model.to(kind)
     progress(1)
     with outputs.new_folder(out) as built:

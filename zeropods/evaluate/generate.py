@@ -453,19 +453,30 @@ def text_perplexity(
         blocks = list(zip(rows.input_ids, rows.labels, strict=True))
     nats, tokens = [0.0] * len(blocks), 0
     for places in _batches([ids for ids, _ in blocks], batch_size):
-        inputs, labels = (
-            pad_sequence([torch.tensor(blocks[i][side]).long() for i in places], batch_first=True, padding_value=filler)
-            for side, filler in enumerate((0, -100))
-        )
-        with torch.inference_mode():
-            # Padding is on the right, where a causal model sees it after all that is predicted.
-            logits = saved.model(input_ids=inputs.to(saved.model.device), use_cache=False).logits
-            # Row by row: in FP32 the logits of a batch would be there a second time.
-            for i, row, right in zip(places, logits[:, :-1], labels[:, 1:], strict=True):
-                nats[i] = float(cross_entropy(row.float(), right.to(row.device), reduction="sum"))
-                tokens += int((right >= 0).sum())
+        for i, (of_block, predicted) in zip(places, _nats(saved, [blocks[i] for i in places]), strict=True):
+            nats[i] = of_block
+            tokens += predicted
         progress(len(places))
     return text_score(sum(nats), tokens)
+
+
+def _nats(saved: SavedModel, blocks: Sequence[Sequence[Sequence[int]]]) -> list[tuple[float, int]]:
+    """Nats and predicted tokens of each block, a pair of token ids and labels.
+
+    A function of its own: its logits are gone before those of the next batch are made.
+    """
+    inputs, labels = (
+        pad_sequence([torch.tensor(block[side]).long() for block in blocks], batch_first=True, padding_value=filler)
+        for side, filler in enumerate((0, -100))
+    )
+    with torch.inference_mode():
+        # Padding is on the right, where a causal model sees it after all that is predicted.
+        logits = saved.model(input_ids=inputs.to(saved.model.device), use_cache=False).logits
+        # Row by row: in FP32 the logits of a batch would be there a second time.
+        return [
+            (float(cross_entropy(row.float(), right.to(row.device), reduction="sum")), int((right >= 0).sum()))
+            for row, right in zip(logits[:, :-1], labels[:, 1:], strict=True)
+        ]
 
 
 def _check_blocks(saved: SavedModel, data: str | Path, length: int, split: str, splits: list[str]) -> None:

@@ -128,17 +128,22 @@ class HeartbeatWriter:
 
     def _run(self) -> None:
         while True:
-            # Another function's frames end with it. Kept while this thread waits, those of the main thread would keep
-            # alive what they worked on: all gradients, where they are those of an optimizer's step.
-            self._beat()
+            # A function of its own looks at the main thread's frames. Kept while this thread writes or waits, they
+            # would keep alive what they worked on: all gradients, where they are those of an optimizer's step.
+            beat = self._beat()
+            try:
+                write_beat(self._folder, beat)
+            except OSError:
+                # An old heartbeat would look like a stopped rank; none looks like a rank that does not tell.
+                self._remove()
             if self._ending.wait(PAUSE_SECONDS):
                 return
 
-    def _beat(self) -> None:
+    def _beat(self) -> Beat:
         self._alive += 1
         phase, main = self._phase(), sys._current_frames().get(self._main)
         frames = [frame for frame, _ in traceback.walk_stack(main)] if main else []
-        beat = Beat(
+        return Beat(
             rank=self._rank,
             pid=os.getpid(),
             began_unix_seconds=self._began,
@@ -150,11 +155,6 @@ class HeartbeatWriter:
             stack=tuple(map(_described, frames)),
             called_from=next((_described(frame) for frame in frames if _is_own(frame)), None),
         )
-        try:
-            write_beat(self._folder, beat)
-        except OSError:
-            # An old heartbeat would look like a stopped rank; none looks like a rank that does not tell.
-            self._remove()
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):

@@ -62,13 +62,21 @@ def resident_parts(work: Workload) -> list[list[Term]]:
     large = Term("the loss, or gradients of the embedding", most, "the larger of both", "activations")
     group = Term("process group", UNIT // 2, "a constant")
     # Each rank draws or loads the whole model first; what is large of it is given back.
-    loaded = Term.of("what a load leaves, FP32", MASTER, shape.parameters - shape.embedding)
+    small, holes = shape.parameters - shape.embedding, list[Term]()
+    if stage == 3:
+        holes.append(Term.of("what a load leaves, FP32", MASTER, small))
+    # glibc 2.36 asks for more than a block's own size: a new gradient does not fit where one of its size was.
+    if work.technique.is_alone and shape.joint:
+        holes.append(Term.of("holes between gradients", work.element_bytes, small))
+    # Of each use of the table, as encoder, as decoder and as head; seen of every T5, and of no causal model.
+    if stage == 3 and not (together or shape.joint or work.technique.offloads):
+        holes.append(Term.of("gradients of the embedding, once more", 3 * work.element_bytes, shape.embedding))
     return [
         [*kept, layers, *buffers, large],
         [Term("libraries that work has touched", UNIT, "a constant")],
         [group] if together else [],
         [replace(group, name="further groups of DeepSpeed")] if together and stage else [],
-        [loaded] if stage == 3 else [],
+        holes,
     ]
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zeropods.measure.calibration import Calibration, MachineProbe, Span
 
 BOTH, ALL = "both", "all"
+MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour", "trust_remote_code")
 KINDS = {False: "an encoder-decoder", True: "a causal model"}
 DEFAULTS: dict[bool, dict[str, int | None]] = {
     False: {"batch_size": 32, "source_length": 96, "target_length": 96},
@@ -79,6 +80,9 @@ class Request:
         shape, precisions = self.shape, self.shape.precisions
         if self.precision not in precisions:
             raise UserError(f"--precision {self.precision}; expected {' or '.join(precisions)}")
+        for name, number in {**vars(self), **vars(self.machines)}.items():
+            if isinstance(number, int | float) and number <= 0 and name not in MAY_BE_ZERO:
+                raise UserError(f"{name} {number:g}; expected more than 0")
         if self.samples is None and self.epochs != 1:
             raise UserError(f"--epochs {self.epochs:g} without --samples; give both, or --steps")
         if self.steps is not None and self.samples is not None:

@@ -111,8 +111,14 @@ PREFIX = "deepspeed "
 FROM_FLAGS = "from the flags"
 """An optimizer or a schedule that the configuration leaves to the flags, which are compared by themselves."""
 ZERO = "zero_optimization"
-ON_BY_DEFAULT = tuple(f"{ZERO}.{name}" for name in ("overlap_comm", "contiguous_gradients", "reduce_scatter"))
-"""Keys of which off says something; of others it is as good as absent, unless only some techniques have them."""
+ON_BY_DEFAULT = (
+    *(f"{ZERO}.{name}" for name in ("overlap_comm", "contiguous_gradients", "reduce_scatter", "allgather_partitions")),
+    *(f"{ZERO}.{name}" for name in ("use_multi_rank_bucket_allreduce", "compute_grad_norm", "load_from_fp32_weights")),
+    *(f"{ZERO}.{name}" for name in ("ignore_unused_parameters", "memory_efficient_linear", "override_module_apply")),
+    *("zero_force_ds_cpu_optimizer", "bf16.check_grad_overflow"),
+)
+"""Keys of which off says something; of others it is as good as absent, unless only some techniques have them. DeepSpeed
+0.19.8, runtime/zero/config.py, runtime/constants.py, runtime/precision_config.py."""
 ONLY_WITH = tuple(f"{PREFIX}{ZERO}.{name}" for name in ("stage3_", "sub_group_size", "offload_"))
 """Beginnings of keys that only some techniques have: they are compared where both runs have them."""
 LEFT_OUT = (

@@ -164,6 +164,8 @@ class _Dropout(torch.autograd.Function):
         kept = torch.ge(bits, dropped - LEVELS // 2, out=torch.empty_like(bits)).neg_().view(values.shape)
         ctx.scale = LEVELS / (LEVELS - dropped)
         ctx.save_for_backward(kept)
+        # Not there any more while the result is made.
+        del words, bits
         return _masked(values, kept, ctx.scale)
 
     @staticmethod
