@@ -460,7 +460,7 @@ def text_perplexity(
     return text_score(sum(nats), tokens)
 
 
-def _nats(saved: SavedModel, blocks: Sequence[Sequence[Sequence[int]]]) -> list[tuple[float, int]]:
+def _nats(saved: SavedModel, blocks: Sequence[Any]) -> list[tuple[float, int]]:
     """Nats and predicted tokens of each block, a pair of token ids and labels.
 
     A function of its own: its logits are gone before those of the next batch are made.
