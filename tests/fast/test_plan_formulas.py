@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.made import a_rank, a_record, as_record
+from zeropods.errors import UserError
 from zeropods.measure.calibration import planned
 from zeropods.plan.facts import shape_named, shape_recorded
 from zeropods.plan.machines import GIGA, Machines, published_flops, step_time, traffic
@@ -195,6 +196,12 @@ def test_tensors_alone_never_exceed_what_must_fit_and_parts_are_its_sum(model: s
     for made in (each.memory for each in plan_report(model, **asked).plan.estimates):
         parts = made.parts()
         assert made.peak_allocated_bytes <= made.device_bytes == parts.pop("total") == sum(parts.values())
+
+
+@pytest.mark.parametrize("asked", [{"batch_size": -4}, {"gradient_accumulation": 0}, {"machines": Machines(pods=0)}])
+def test_a_plan_of_nothing_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="expected more than 0"):
+        plan_report("t5-small", **asked)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "dsconfig").glob("zero*.json")), ids=lambda path: path.stem)

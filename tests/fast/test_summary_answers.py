@@ -156,6 +156,7 @@ def config(name: str, zero: dict[str, Any] | None = None, **changes: Any) -> dic
 
 
 ADAMW = ["optimizer.type: from the flags (A); AdamW (B)", "scheduler.type: from the flags (A); WarmupDecayLR (B)"]
+ONE_PASS = "use_multi_rank_bucket_allreduce"
 QUANTIZED, LIVE, ELSEWHERE = "zero_quantized_weights", "stage3_max_live_parameters", {"output_path": "/elsewhere"}
 
 
@@ -167,6 +168,7 @@ QUANTIZED, LIVE, ELSEWHERE = "zero_quantized_weights", "stage3_max_live_paramete
         ("zero3", config("zero3", {LIVE: 5}), [f"zero_optimization.{LIVE}: 100000000 (A); 5 (B)"]),
         ("zero3", config("zero3", wall_clock_breakdown=True), ["wall_clock_breakdown: by default (A); true (B)"]),
         ("zero2", config("zero2", {"overlap_comm": False}), ["zero_optimization.overlap_comm: true (A); false (B)"]),
+        ("zero2", config("zero2", {ONE_PASS: False}), [f"zero_optimization.{ONE_PASS}: by default (A); false (B)"]),
         # What technique, pods and folder change is no difference, nor what is said to be off.
         ("zero2", config("zero2", {QUANTIZED: False}), []),
         (None, config("zero3_offload"), []),
