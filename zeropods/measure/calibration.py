@@ -144,9 +144,9 @@ FIT_AGAIN = "run zeropods plan --fit again"
 QUANTITIES = ("memory", "time")
 HELD, FITTING = 0.8, 0.95
 """Share of runs that an interval is to hold, and of those that are to fit into what there has to be room for."""
-FEWEST = 9
-"""Residuals of which an interval is made, the fewest whose ends can hold `HELD`; fewer of a kind are joined by those of
-wider kinds. So many runs of a device a fit needs."""
+FEWEST, FEWEST_OF_KIND = 9, 19
+"""Runs of a device that a fit needs, the fewest whose ends can hold `HELD`. Residuals of a technique, or of a family in
+it, of which an interval is made, the fewest whose end can hold `FITTING`; where there are fewer, all of the device."""
 PULL = 0.01
 """Weight of a factor's distance from 1, squared, beside the relative errors of the runs."""
 
@@ -214,7 +214,7 @@ class Calibration:
         same = [each for each in of_device if each.technique == technique]
         for group in ([each for each in same if each.family == family], same, of_device):
             known = [value for each in group if (value := getattr(each, quantity)) is not None]
-            if len(known) >= FEWEST:
+            if len(known) >= (FEWEST if group is of_device else FEWEST_OF_KIND):
                 inner = quantiles(known, n=round(2 / (1 - HELD)))
                 return Span(inner[0], inner[-1], quantiles(known, n=round(1 / (1 - FITTING)))[-1])
         return None
@@ -236,7 +236,7 @@ def kept_calibration(folder: Path) -> Calibration:
 
 
 def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Calibration:
-    """Factors, none below 0, that make the squares of relative errors least; residuals by leaving out a run at a time.
+    """Factors, none below 0, that make the squares of relative errors least; residuals by leaving out a plan at a time.
 
     Raises:
         UserError: of no device are there runs enough.
@@ -252,10 +252,13 @@ def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Cal
     factors = {device: {each: _factors(group, each) for each in QUANTITIES} for device, group in enough.items()}
     residuals = []
     for group in enough.values():
-        for left_out, one in enumerate(group):
-            others, found = [*group[:left_out], *group[left_out + 1 :]], dict[str, float | None]()
+        for one in group:
+            # Runs of one plan, made again or on another machine, do not vouch for each other.
+            others = [each for each in group if each.parts["memory"] != one.parts["memory"]]
+            found = dict[str, float | None]()
             for each in QUANTITIES:
-                planned = math.fsum(a * b for a, b in zip(_factors(others, each), one.parts[each], strict=True))
+                left = _factors(others or group, each)
+                planned = math.fsum(a * b for a, b in zip(left, one.parts[each], strict=True))
                 found[each] = (one.measured[each] or 0.0) / planned if planned else None
             residuals.append(Residual(technique=one.technique, device=one.device, family=one.family, **found))
     return Calibration(source=source, factors=factors, residuals=residuals, machine=machine)
