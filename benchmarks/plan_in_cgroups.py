@@ -156,7 +156,9 @@ def status(cell: Cell, rows: int, limit: int, work: Path) -> str:
     cluster = pods.up(cell.pods, name="fits", backend="local")
     with limited(cluster, limit), suppress(UserError):
         launch(cluster, "textsql_train.py" if is_t5 else "causal_train.py", pods=cell.pods, **flags)
-    return read_record(folder).status
+    if (found := read_record(folder)).status == "interrupted":
+        raise UserError(f"{folder}: interrupted: {found.reason}")
+    return found.status
 
 
 def main() -> None:
