@@ -90,19 +90,20 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
     return [int(pid) for pid in pids if int(pid) in left]
 
 
-def test_why_a_run_was_refused_is_said_in_the_words_of_its_script(
+def test_why_a_run_was_refused_is_said_in_the_words_of_its_script_and_no_folder_is_left(
     script: Callable[[str], Path], prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError, match=r"^no such data$"):
         run(script("sys.exit('zeropods: no such data')"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="its last message: why"):
         run(script("sys.exit('why')"), tmp_path / "run")
-    assert (tmp_path / "run" / "launch.log").read_text() == "zeropods: no such data\nwhy\n"
+    assert (tmp_path / "run" / "launch.log").read_text() == "why\n"
     broken = Path(shutil.copytree(prepared, tmp_path / "broken"))
     os.truncate(next((broken / "train").glob("*.arrow")), 100)
     words = [*TINY, "--dataset_path", broken, "--outputdir", tmp_path / "both", "--max_steps", 1]
     assert main(["launch", "--launcher", "none", "--slots", "2", "--", "textsql_train.py", *map(str, words)]) == 1
-    assert "interrupted" not in capsys.readouterr().err
+    assert "interrupted" not in capsys.readouterr().err and not (tmp_path / "both").exists()
 
 
 def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:
