@@ -201,7 +201,9 @@ def _followed(
     while job["JobState"] not in ENDED:
         tick()
         time.sleep(POLL_SECONDS)
-        log.read()
+        # Until its nodes are known, the lines of a job wait: each gets the name of its node.
+        if log.names:
+            log.read()
         now, verdict = time.monotonic(), None
         if cancelled is None:
             verdict = judge(
