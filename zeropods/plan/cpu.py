@@ -38,8 +38,8 @@ CLIPPING_BYTES = 12
 KEPT_BLOCK = 32 << 20
 """Larger blocks are new memory each time (glibc 2.36, `DEFAULT_MMAP_THRESHOLD_MAX`)."""
 HEAP = 1.25
-"""What the heap takes for a byte that layers keep. Batches of 24 rows tell, whose layers take up to a third of all. With
-1.1 for a T5 t5-tiny's 48 rows are planned within 5 %, not 9 %, but t5-small's 24 rows end for want of memory."""
+"""What the heap takes for a byte that layers keep. Batches of 24 rows tell, whose layers take up to a third of all.
+With 1.1 for a T5 t5-tiny's 48 rows are planned within 5 %, not 9 %, but t5-small's 24 rows end for want of memory."""
 NEW_COPIES = 3
 """Copies of all gradients that ZeRO makes in new memory, FP32: in buckets, for a rank's share, as one flat tensor.
 By page faults (`ru_minflt` of ranks from step to step) it is 2.5 to 4.2 in most of 14 runs, 1.7 at least."""
