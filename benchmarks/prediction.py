@@ -14,7 +14,7 @@ from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16
 from zeropods.data.wikisql import Example, read_split, source_of
 from zeropods.evaluate.generate import Generation, QueryAnswerer
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.train.device import multiplies_bf16
 from zeropods.train.text2sql import random_t5
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.figure import Figure, called, median
 from tests.made import a_rank, a_record, write_run
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.tables import MIB
 
 RUNS, REPEATS, RANKS, STEPS, SAMPLES, ROUNDS = 1_000, 5, 3, 40, 30, 5

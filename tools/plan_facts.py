@@ -9,9 +9,9 @@ import json
 from itertools import product
 from typing import Any
 
-from zeropods.plan.built import facts, saved
 from zeropods.plan.facts import FACTS
-from zeropods.plan.models import known_models
+from zeropods.plan.known_models import known_models
+from zeropods.plan.meta_model import facts, saved
 from zeropods.plan.workload import EAGER, FUSED, MASKED, PLAIN
 
 

@@ -23,7 +23,7 @@ from zeropods.data.sample import write_sample
 from zeropods.errors import UserError
 from zeropods.files import has_weights
 from zeropods.outputs import new_folder
-from zeropods.plan.models import T5_TINY
+from zeropods.plan.known_models import T5_TINY
 from zeropods.pods.hostfile import own_slots
 from zeropods.programs import in_kernel, wait_passively
 from zeropods.sweep.matrix import Matrix, matrix_of

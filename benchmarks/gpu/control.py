@@ -27,7 +27,7 @@ from benchmarks.training import padded_to_96, trainer_arguments
 from zeropods import files
 from zeropods.errors import guarded
 from zeropods.measure import environment
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.train.device import gpu_name, synchronize
 from zeropods.train.meter import StepClock, Tokens
 from zeropods.train.sampler import Prepared, TokenizedSplit

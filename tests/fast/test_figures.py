@@ -8,7 +8,7 @@ import pytest
 from tests import made
 from tests.made import a_failed_record, a_rank, as_record
 from zeropods.measure.record import PHASES, Record
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.report.formulas import RULES, figures
 from zeropods.tables import GIB
 

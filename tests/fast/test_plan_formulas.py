@@ -11,9 +11,9 @@ from tests.made import a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.measure.calibration import planned
 from zeropods.plan.facts import shape_named, shape_recorded
+from zeropods.plan.known_models import known_config
 from zeropods.plan.machines import GIGA, Machines, published_flops, step_time, traffic
 from zeropods.plan.memory import PlannedMemory, plan_memory
-from zeropods.plan.models import known_config
 from zeropods.plan.workload import Saved, Shape, Weight, Workload, ZeroSettings, read_zero_settings
 from zeropods.report.plan import Published, plan_report, published
 from zeropods.techniques import technique_named

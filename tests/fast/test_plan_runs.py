@@ -9,7 +9,7 @@ import pytest
 from tests.made import a_rank, a_record, as_record, write_run
 from zeropods.cli import main
 from zeropods.measure.calibration import MachineProbe, plan_figures, probe_for
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.tables import GIB
 
 BARE = 300_000_000

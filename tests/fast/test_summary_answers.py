@@ -10,7 +10,7 @@ import pytest
 from tests.made import a_failed_record, a_rank, a_record, a_run, a_score, write_run
 from zeropods.cli import main
 from zeropods.measure.intervals import ratio_interval
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.report.summary import Summary, read_runs
 from zeropods.techniques import DSCONFIG
 

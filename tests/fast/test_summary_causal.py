@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.made import MIB, a_failed_record, a_rank, a_run, a_score, write_run
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.report.run import Run, memory_table, training_table
 from zeropods.report.summary import Summary, read_runs
 

@@ -55,7 +55,7 @@ def untrained_runs(folder: Path, data: Path) -> Path:
 
 def save_model(folder: Path, seed: int, examples: list[Example]) -> None:
     from zeropods.data.encoding import train_tokenizer
-    from zeropods.plan.models import known_config
+    from zeropods.plan.known_models import known_config
     from zeropods.train.text2sql import random_t5
 
     texts = [text for example in examples for text in (source_of(example, "schema"), target_of(example))]

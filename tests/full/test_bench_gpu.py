@@ -139,7 +139,7 @@ def tiny_batch() -> list:
 
 
 def random_t5_tiny() -> Any:
-    from zeropods.plan.models import known_config
+    from zeropods.plan.known_models import known_config
 
     return random_t5(known_config("t5-tiny"), seed=0, dropout=0.0)
 

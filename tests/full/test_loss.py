@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel, T5ForConditionalGeneration
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tests.full.test_plan_built import MODELS, SHARED, SIZES
+from tests.full.test_plan_meta_model import MODELS, SHARED, SIZES
 from zeropods.train import device
 from zeropods.train.causal import causal_config, collate_causal, random_causal, with_causal_loss
 from zeropods.train.device import BitDropout

@@ -18,7 +18,7 @@ from zeropods.errors import UserError
 from zeropods.evaluate.generate import Generation, QueryAnswerer, sample_text, text_perplexity
 from zeropods.evaluate.models import SavedModel, task_of
 from zeropods.evaluate.score import read_predictions
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.sql.grammar import QueryAutomaton
 from zeropods.sql.query import format_query, parse_query
 from zeropods.train.device import PackedLinear

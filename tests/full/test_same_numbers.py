@@ -24,7 +24,7 @@ from zeropods.launch.supervisor import run_launch
 from zeropods.measure.calibration import planned
 from zeropods.measure.profile_checks import check
 from zeropods.measure.record import read_record
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.pods.cluster import Cluster
 from zeropods.train.checkpoints import Origin, complete, hashed, read_manifest
 from zeropods.train.resume import Checkpoints

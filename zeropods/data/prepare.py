@@ -36,7 +36,7 @@ from zeropods.data.wikisql import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS,
 from zeropods.errors import UserError, told_differences
 from zeropods.files import sha256, write_json
 from zeropods.outputs import new_folder
-from zeropods.plan.models import T5_TINY
+from zeropods.plan.known_models import T5_TINY
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.files import is_path, write_json
-from zeropods.plan.models import known_models, known_name
+from zeropods.plan.known_models import known_models, known_name
 from zeropods.plan.workload import Saved, Shape, Weight
 
 SCHEMA = 3
 """Of what is kept in the cache."""
 CONFIG = "config.json"
 FACTS = Path(__file__).with_name("facts.json")
-"""What `plan.built` found of the known names; it is shipped."""
+"""What `plan.meta_model` found of the known names; it is shipped."""
 
 
 def shape_named(model: str) -> Shape:
@@ -134,9 +134,9 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
 
     def saved(way: str) -> Saved:
         if way not in found["saved"]:
-            from zeropods.plan import built
+            from zeropods.plan import meta_model
 
-            found["saved"][way] = built.saved(config, folder, way)
+            found["saved"][way] = meta_model.saved(config, folder, way)
             keep()
         return Saved(**found["saved"][way])
 
@@ -145,9 +145,9 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
         found = json.loads(kept.read_text(encoding="utf-8"))
         found = found[known] if known else found
     except (OSError, ValueError):
-        from zeropods.plan import built
+        from zeropods.plan import meta_model
 
-        found = built.facts(config, folder)
+        found = meta_model.facts(config, folder)
         keep()
     weights = [Weight(size, kind) for size, kind in found["facts"]["weights"]]
     return Shape(**{**found["facts"], "weights": weights}, trace=saved)

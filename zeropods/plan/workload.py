@@ -61,7 +61,7 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shape:
-    """A model, as a pass on the meta device has shown it (`plan.built`)."""
+    """A model, as a pass on the meta device has shown it (`plan.meta_model`)."""
 
     family: str
     """As configurations call it: `t5`, `llama`."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from html import escape
 
 from zeropods.measure.intervals import ratio_interval
+from zeropods.report.columns import inference_text
 from zeropods.report.formulas import DEVICE_USED, Values, is_done
 from zeropods.report.groups import base_order
-from zeropods.report.rows import inference_text
 from zeropods.tables import GIB, MIB, counted, digits, markdown_text
 
 QUESTIONS = ("Does it fit?", "Which technique?", "How long, and at what cost?", "Is the model still good?")

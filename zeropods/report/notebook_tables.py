@@ -23,11 +23,11 @@ from zeropods.evaluate.score_json import UNSEEN_SPLITS, Score, TextScore, read_s
 from zeropods.measure.intervals import score_interval
 from zeropods.measure.record import read_record
 from zeropods.plan.facts import shape_named
-from zeropods.plan.models import known_names
+from zeropods.plan.known_models import known_names
 from zeropods.plan.workload import ELEMENT_BYTES
+from zeropods.report.columns import accuracy_columns, table
 from zeropods.report.entry import score_lines
 from zeropods.report.plots import WIDE, Plot, new_axes
-from zeropods.report.rows import accuracy_columns, table
 from zeropods.report.run import Run
 from zeropods.sql.query import Execution, Query, cells_text, execute
 from zeropods.tables import GIB, Table, progress

@@ -14,11 +14,11 @@ from zeropods.errors import UserError
 from zeropods.measure.calibration import planned
 from zeropods.measure.record import Record, read_json, read_record
 from zeropods.plan.cpu import STATES
+from zeropods.report.columns import COUNT, FOUR, ONE, TWO, mib, run_table, shown
 from zeropods.report.entry import read_entry
 from zeropods.report.formulas import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
 from zeropods.report.plots import WIDE, Plot, legend_below, loss_plot, new_axes, stacked_bars
 from zeropods.report.profile import ProfileReport
-from zeropods.report.rows import COUNT, FOUR, ONE, TWO, mib, run_table, shown
 from zeropods.tables import MIB, Table
 
 TIMES, SIX = "{:.2f} x".format, "{:.6f}".format

@@ -18,6 +18,7 @@ from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import writing
 from zeropods.plan.machines import GIGA
 from zeropods.report.answers import Answers, answers
+from zeropods.report.columns import SETTINGS_TITLE, hardware_text, row_lines, tables
 from zeropods.report.entry import Timeline, find_runs, read_entry, read_timeline
 from zeropods.report.formulas import is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
@@ -32,7 +33,6 @@ from zeropods.report.plots import (
     speed_memory_plot,
     throughput_plot,
 )
-from zeropods.report.rows import SETTINGS_TITLE, hardware_text, row_lines, tables
 from zeropods.tables import GIB, Table, markdown_text
 
 PAGE = Path(__file__).with_name("page.html")

@@ -24,7 +24,7 @@ from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import LAUNCH_LOCK, RECORD, read_record
 from zeropods.measure.run_folder import locked
-from zeropods.plan.models import CAUSAL_TINY
+from zeropods.plan.known_models import CAUSAL_TINY
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.processes import ending_in_order

@@ -22,7 +22,7 @@ from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
 from zeropods.files import TOKENIZER, check_digests, check_utf8, check_weights, has_weights, read_object
 from zeropods.measure.record import read_config
-from zeropods.plan.models import CAUSAL_TINY, T5_TINY, known_config
+from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import Preparation, key_of_preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer
 from zeropods.errors import UserError
-from zeropods.plan.models import CAUSAL_TINY, known_config
+from zeropods.plan.known_models import CAUSAL_TINY, known_config
 from zeropods.tables import progress
 from zeropods.train import processes
 from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments
@@ -287,7 +287,7 @@ def causal_config(sizes: Mapping[str, Any]) -> PreTrainedConfig:
     """transformers' configuration of a model that is made here, without tokens that begin or end a text.
 
     Args:
-        sizes: its `config.json`, as `plan.models.known_config` gives it.
+        sizes: its `config.json`, as `plan.known_models.known_config` gives it.
     """
     return CONFIG_MAPPING[sizes["model_type"]](**{"bos_token_id": None, "eos_token_id": None, **sizes})
 

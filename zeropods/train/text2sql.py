@@ -14,7 +14,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.errors import UserError
-from zeropods.plan.models import known_config
+from zeropods.plan.known_models import known_config
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import check_compiled, is_ampere
 from zeropods.train.job import Task
@@ -149,7 +149,7 @@ def random_t5(sizes: Mapping[str, Any], seed: int, dropout: float = 0.1) -> T5Fo
     """A model of these sizes with T5's own initialisation; the same seed gives the same weights.
 
     Args:
-        sizes: fields of `T5Config`, as `plan.models.known_config` gives them.
+        sizes: fields of `T5Config`, as `plan.known_models.known_config` gives them.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

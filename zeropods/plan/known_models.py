@@ -1,0 +1,64 @@
+"""The models that are known by name: their configurations, and the tiny ones that stand for them in trials."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from zeropods.errors import UserError
+
+MODELS = Path(__file__).with_name("models.json")
+"""Configurations of the known names.
+
+The `-tiny` ones are ours, for tests, the embedded job and trials of what is run with larger models. Those without are
+the published ones: T5 v1.0 (Raffel et al. 2020, arXiv:1910.10683; `t5-efficient-mini` Tay et al. 2021,
+arXiv:2109.10686), distilgpt2, bigscience/bloom-560m, Qwen/Qwen3-0.6B, mistralai/Mistral-7B-v0.1 and
+meta-llama/Meta-Llama-3-8B."""
+PUBLISHED_AS = {"mistral-7b-v0.1": "mistral-7b", "meta-llama-3-8b": "llama-8b"}
+"""Names on the hub that are not our own."""
+T5_TINY = ("t5-tiny", "t5-large-tiny", "t5-3b-tiny")
+CAUSAL_TINY = ("gpt-tiny", "bloom-tiny", "llama-tiny", "qwen3-tiny")
+"""Ours: they have no pretrained weights, and a tokenizer that is trained on the data."""
+
+
+@cache
+def known_models() -> dict[str, dict[str, Any]]:
+    """The configurations of the known names, as their `config.json` has them."""
+    return json.loads(MODELS.read_text(encoding="utf-8"))
+
+
+def known_names(kind: str | None = None) -> list[str]:
+    """All known names, or those of a kind: `t5` or `causal`."""
+    every = known_models().items()
+    return [name for name, config in every if kind is None or (config["model_type"] == "t5") == (kind == "t5")]
+
+
+def known_name(model: str, kind: str | None = None) -> str:
+    """The known name of a model, with or without an organisation before it: `google-t5/t5-small`.
+
+    Args:
+        kind: `t5` or `causal`, where only such models are meant.
+
+    Raises:
+        UserError: none is known.
+    """
+    last = model.rsplit("/", 1)[-1].lower()
+    names = known_names(kind)
+    if (found := PUBLISHED_AS.get(last, last)) not in names:
+        raise UserError(f"model {model!r} has no shape known here; expected one of {', '.join(names)}")
+    return found
+
+
+def known_config(model: str, kind: str | None = None) -> dict[str, Any]:
+    """The configuration of a known name; `UserError` where none is known."""
+    return known_models()[known_name(model, kind)]
+
+
+def tiny_name(model: str) -> str:
+    """The tiny model of ours that stands for a known one in a trial; `UserError` where none is known."""
+    name = known_name(model)
+    if (family := known_models()[name]["model_type"]) != "t5":
+        return {"gpt2": "gpt-tiny", "mistral": "llama-tiny"}.get(family, f"{family}-tiny")
+    return next((tiny for tiny in (name, f"{name}-tiny") if tiny in T5_TINY), "t5-tiny")
