@@ -182,6 +182,7 @@ def test_what_is_wrong_is_said_with_its_key_and_its_value(changes: dict[str, Any
     [
         (b"model: [t5-tiny\ntechnique: zero1\n", "m.yaml: line 2: "),
         (b"model: !!python/object:os.system x\n", "m.yaml: line 1: "),
+        (b"model: t5-tiny\nflags: {seed: 1}\nflags: {}\n", "m.yaml: line 3: flags occurs twice; correct the YAML"),
         (b"model: m\ntechnique: none\npods: 1\nflags: &x {a: *x}\n", "a: expected text, a number"),
         (b"model: \xff", "can't decode byte 0xff"),
         (None, r"m.yaml: no such file; expected a matrix like matrices/demo.yaml"),

@@ -234,11 +234,16 @@ def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token_and_needs_that(
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "said"), [({"a": 0}, "no vocabulary of GPT-2's kind"), ("{", "vocab.json: broken JSON")]
+    ("vocabulary", "merges", "said"),
+    [
+        ({"a": 0}, "", "no vocabulary of GPT-2's kind"),
+        ("{", "", "vocab.json: broken JSON"),
+        ({"<|endoftext|>": 0, "a": 1}, "#version: 0.2\na b\n", "merges.txt:2: 'a b' merges no two tokens"),
+    ],
 )
-def test_a_bare_tokenizer_that_is_none_is_named(tmp_path: Path, vocabulary: object, said: str) -> None:
+def test_a_bare_tokenizer_that_is_none_is_named(tmp_path: Path, vocabulary: object, merges: str, said: str) -> None:
     (tmp_path / "vocab.json").write_text(vocabulary if isinstance(vocabulary, str) else json.dumps(vocabulary))
-    (tmp_path / "merges.txt").touch()
+    (tmp_path / "merges.txt").write_text(merges)
     with pytest.raises(UserError, match=said):
         load_causal_tokenizer(str(tmp_path))
 

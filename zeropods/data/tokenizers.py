@@ -148,9 +148,17 @@ def load_causal_tokenizer(source: str) -> PreTrainedTokenizerBase:
     if folder.is_file():
         raise UserError(f"{source}: a file; name the folder with tokenizer.json, or with {' and '.join(BARE)}")
     if all((folder / name).is_file() for name in BARE) and not any((folder / name).is_file() for name in DESCRIBED):
-        if END not in read_object(folder / BARE[0], "fetch it again"):
+        vocabulary = read_object(folder / BARE[0], "fetch it again")
+        if END not in vocabulary:
             said = f"no vocabulary of GPT-2's kind, with {END}; name a folder with tokenizer.json"
             raise UserError(f"{folder / BARE[0]}: {said}")
+        merges = (folder / BARE[1]).read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, line in enumerate(merges, 1):
+            pair = line.split(" ")
+            is_merge = len(pair) == 2 and {*pair, "".join(pair)} <= vocabulary.keys()
+            if line and not line.startswith("#version") and not is_merge:
+                said = f"{line!r:.60} merges no two tokens of {BARE[0]}; fetch both again"
+                raise UserError(f"{folder / BARE[1]}:{number}: {said}")
         return with_ends(source, GPT2TokenizerFast.from_pretrained(folder))
     return with_ends(source, load_tokenizer(source, complete=False, instead=GPT_TINY))
 

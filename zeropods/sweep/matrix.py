@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 from zeropods import files, techniques
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import LM
-from zeropods.plan.models import tiny_name
+from zeropods.plan.known_models import tiny_name
 from zeropods.train.arguments import SCRIPTS, TextToSQLArguments, arguments_of, batch_on
 
 AXES = ("model", "technique", "pods", "prompt")
@@ -200,10 +200,21 @@ class Matrix(Axes):
 # Reading and writing.
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that occurs twice, of which YAML's own takes the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} occurs twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_matrix(path: Path) -> Matrix:
     """The matrix of a YAML file; `UserError` names the file, the key and the value, or the line."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a matrix like matrices/demo.yaml") from None
     except yaml.MarkedYAMLError as error:
