@@ -1,10 +1,10 @@
-"""Fine-tune T5 on text-to-SQL: one process, several, or the deepspeed launcher's.
+"""Fine-tune T5 on text-to-SQL: in one process, in several, or under the deepspeed launcher.
 
     python textsql_train.py --model_id t5-tiny --init random --dataset_path DIR --outputdir runs/tiny
     python textsql_train.py --model_id google-t5/t5-small --dataset_path DIR --outputdir runs/small
     deepspeed textsql_train.py --deepspeed dsconfig/zero1.json ...
 
-The run folder (`--outputdir`) holds everything of the run; `record.json` is written last.
+The run folder (`--outputdir`) holds all files of the run; `record.json` is written last.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A worker pod: reports to its master, starts its own sshd, and sleeps.
+"""A worker pod: it reports to its master, starts its own sshd, and sleeps.
 
-`zeropods pods up` starts it on every pod and tells it by the variable ZEROPODS_ORDERS what it needs.
+`zeropods pods up` starts it on every pod and passes it what it needs in the variable ZEROPODS_ORDERS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zeropods.errors import guarded
 
 
 def main() -> int:
-    """Be a pod until it ends."""
+    """Run as a pod until it ends."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("stdin", nargs="?", choices=["stdin"], help="its variables come as the first line on stdin")
     parser.parse_args()

@@ -1,7 +1,7 @@
-"""A script as CML runs it: statement by statement in a kernel. What it does is therefore a process of its own.
+"""Scripts as CML runs them: statement by statement in a kernel. A script's work therefore runs in its own process.
 
 In the kernel `sys.argv` is the kernel's, the arguments of a job are in JOB_ARGUMENTS, `__file__` may be missing, an
-event loop runs already, and any SystemExit fails the job, even one of status 0. The folder is the project's.
+event loop runs already, and any SystemExit fails the job, even one of status 0. The working directory is the project's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zeropods.programs import in_kernel
 
 ARGUMENTS = "JOB_ARGUMENTS"
 GRACE_SECONDS = 30.0
-"""Time from SIGINT to SIGKILL."""
+"""Seconds from SIGINT to SIGKILL."""
 
 
 class TaskError(UserError):
@@ -31,7 +31,7 @@ class TaskError(UserError):
 
 
 def task_arguments() -> list[str]:
-    """The words after the script's name, wherever it runs."""
+    """The script's arguments, in a kernel or elsewhere."""
     return shlex.split(os.environ.get(ARGUMENTS, "")) if in_kernel() else sys.argv[1:]
 
 
@@ -44,11 +44,11 @@ def project() -> Path:
 
 
 def run_task(*words: str) -> None:
-    """Run Python with `words` as a process and pass on what it says; `TaskError` where it fails.
+    """Run Python with the arguments `words` in a process and pass on its output; `TaskError` where it fails.
 
-    Ctrl-C, or a kernel that is interrupted, interrupts it too.
+    Ctrl-C, or an interrupt of the kernel, interrupts that process too.
     """
-    # The project first: jobs need no installation of it.
+    # The project comes first on the path, so jobs need no installation of it.
     path = os.pathsep.join(filter(None, [str(project()), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
@@ -78,7 +78,7 @@ def run_task(*words: str) -> None:
 
 
 def conclude(command: Callable[[], int | None]) -> None:
-    """The last line of a script: in a kernel an exception fails the job, elsewhere the exit status says it."""
+    """Run a script's command as its last line: an exception fails the job in a kernel, the exit status elsewhere."""
     if in_kernel():
         command()
     else:

@@ -1,4 +1,4 @@
-"""Errors that a user can mend, and how a command ends on them."""
+"""Errors that a user can fix, and how a command ends when they occur."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from signal import SIGHUP, SIGTERM, Signals
 
 INTERRUPTED = 130
-"""As a shell has it of a command that Ctrl-C has ended."""
+"""Exit status of a command that Ctrl-C ended, as shells have it."""
 
 
 class UserError(Exception):
-    """One line that says the place, the value and the remedy."""
+    """An error whose message, one line, gives the place, the value and the remedy."""
 
     exit_status = 1
-    """Exit status of a command that ends with it."""
+    """Exit status of a command that ends with this error."""
 
 
 def told_differences(old: Mapping[str, object], new: Mapping[str, object], keys: Sequence[str]) -> str:
@@ -33,10 +33,10 @@ def guarded(command: Callable[[], int | None]) -> int:
     """Run a command and return its exit status.
 
     A `UserError` or an error of the operating system becomes one line on stderr and status 1, or the error's own;
-    Ctrl-C becomes status 130; SIGTERM and SIGHUP, where they end a command in order, keep their status. Anything else
-    is a defect of ours and keeps its traceback.
+    Ctrl-C becomes status 130; a command that SIGTERM or SIGHUP ends in an orderly way keeps its status. Anything
+    else is a bug of ours and keeps its traceback.
     """
-    # A path that a terminal of another encoding cannot show is no reason to fail once the work is done.
+    # A path that the terminal's encoding cannot show is no reason to fail once the work is done.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "backslashreplace":
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -47,7 +47,7 @@ def guarded(command: Callable[[], int | None]) -> int:
         sys.stderr.close()
         return 1
     except OSError as error:
-        # A file appears whole: until then it has a hidden name beside its own (`files.write_text`, `new_folder`).
+        # A file appears whole: until then it has a hidden name beside its final one (`files.write_text`, `new_folder`).
         place = re.sub(r"(^|/)\.([^/]+)\.\w{8}(/new)?(?=/|$)", r"\1\2", str(error.filename or ""))
         return _fail(f"{place}{place and ': '}{error.strerror or error}")
     except KeyboardInterrupt:

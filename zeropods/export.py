@@ -1,6 +1,6 @@
-"""A run's weights as a model folder that anyone can load.
+"""Export a run's weights as a model folder that anyone can load.
 
-Each checkpoint holds the weights whole and in FP32, also where ZeRO divides them: the ranks put them together as they
+Each checkpoint holds the weights whole and in FP32, even where ZeRO divides them: the ranks gather them when they
 save (`train.trainer.whole_weights`).
 """
 
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""What exported numbers may be; those of a checkpoint are FP32."""
+"""Types that exported numbers may have; those of a checkpoint are FP32."""
 FILE_SIZE = "4GB"
-"""The most of a file of weights, as far as single tensors allow."""
+"""Largest size of a weight file, unless a single tensor is larger."""
 TEXT = (".json", ".jinja", ".model", ".txt")
-"""Endings of what a tokenizer is made of."""
+"""Suffixes of a tokenizer's files."""
 NO_TEXT = (checkpoints.MANIFEST, checkpoints.STATE, f"model{SUFFIX}.index.json")
-"""Files with such an ending that are none of a tokenizer's."""
+"""Files with such a suffix that do not belong to a tokenizer."""
 REMEDY = "free or repair the disk, then export again"
 PARTS = 4
-"""How often `export` tells its progress."""
+"""Number of times that `export` reports progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was exported."""
+    """Facts about what was exported."""
 
     out: str
     source: str
     """The folder that the weights were taken from."""
     checkpoint: int
-    """Its step."""
+    """Step of the weights."""
     consolidated: bool
-    """Whether ZeRO had divided them among ranks, which put them together as they saved."""
+    """Whether the source also holds ZeRO's shards, from which the ranks gathered the weights when they saved."""
     parameters: int
     """Number of parameters, tied ones once."""
     bytes: int
-    """Size of the weight files."""
+    """Size of the weight files in bytes."""
     dtype: str
     equals_model: bool | None
-    """Whether they are those of the finished run's `model/`, whose digests were checked; None for a checkpoint's."""
+    """True for weights of the finished run's `model/`, whose digests were checked; None for those of a checkpoint."""
 
 
 def export(
@@ -67,17 +67,17 @@ def export(
 ) -> Exported:
     """Make a model folder of a run's weights: safetensors, configuration, tokenizer, generation settings.
 
-    It appears whole, after it was read back and loaded.
+    The folder appears whole, after it has been read back and loaded.
 
     Args:
         run: a run folder.
         out: the folder to make; it may exist if it is empty.
-        checkpoint: the step to take; the finished run's own, or the newest one, if not given.
+        checkpoint: step of the checkpoint to take; if not given, the finished run's model, or the newest checkpoint.
         dtype: the type of the exported floating-point numbers.
-        progress: is told of each part that is done: reading, converting, writing, reading back.
+        progress: called with 1 after each part: reading, converting, writing, reading back.
 
     Raises:
-        UserError: nothing to export, `out` holds something, or the weights are not what they should be.
+        UserError: there is nothing to export, `out` holds something, or the weights are not what they should be.
     """
     import torch
 
@@ -89,7 +89,7 @@ def export(
     source, step, is_divided = find_source(run, checkpoint)
 
     def read(folder: Path, kind: str) -> PreTrainedModel:
-        """The model in a folder, every weight of it from the folder's safetensors files."""
+        """The model in a folder, with every weight from the folder's safetensors files."""
         return read_model(str(folder), kind, causal=not is_t5(folder), **source_options(str(folder)))
 
     model, kind = read(source, "float32"), getattr(torch, dtype)
@@ -97,13 +97,13 @@ def export(
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and bool((tensor.to(kind).isinf() & tensor.isfinite()).any()):
             raise UserError(f"--dtype {dtype}: {name} holds larger numbers; take bfloat16")
-    # The last one, often the largest, would be kept in FP32 to the end.
+    # Otherwise the last tensor, often the largest, would be kept in FP32 to the end.
     del name, tensor
     model.to(kind)
     progress(1)
     with outputs.new_folder(out) as built:
         with files.said_in_one_line(out.parent, out.name, REMEDY):
-            # transformers looks for DeepSpeed as it saves, and that logs its start on stdout.
+            # transformers looks for DeepSpeed when it saves, and DeepSpeed logs its start on stdout.
             with contextlib.redirect_stdout(sys.stderr):
                 model.save_pretrained(built, max_shard_size=FILE_SIZE)
             files.open_to_readers(built)
@@ -135,15 +135,15 @@ def export(
 def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
     """Folder and step of a run's weights: those that it ended with, else the newest checkpoint that counts.
 
-    The last is whether that folder also holds what ZeRO had divided; those files are pickles, and are never opened.
+    The third value is whether that folder also holds ZeRO's shards; those files are pickles, and are never opened.
 
     Args:
         asked: the step of the checkpoint to take instead.
 
     Raises:
-        UserError: no run folder, nothing to export, or the checkpoint asked for does not verify.
+        UserError: there is no run folder or nothing to export, or the checkpoint asked for does not verify.
     """
-    # A model's own configuration has the same name.
+    # A model's own configuration file has the same name.
     if not (run / CONFIG).is_file() or "run_id" not in read_json(run / CONFIG):
         raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")
     run_id, saved = read_config(run).run_id, run / "checkpoints"

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole, are held by one process, and hold nothing that runs when it is read."""
+"""Files and folders that appear whole, are locked by one process, and hold nothing that runs when it is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one beside it, so that a reader sees the old or the new content."""
+    """Write a file through a temporary one beside it, so that a reader sees either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -54,7 +54,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Give an `OSError` without a name, as of a full disk, the name of the file that was being written."""
+    """Add to an `OSError` without a file name, such as that of a full disk, the name of the file being written."""
     try:
         yield
     except OSError as error:
@@ -76,7 +76,7 @@ def given_path(text: str) -> Path:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is none that a hub may have, such as `gpt2` or `organisation/name`, whatever folders there are."""
+    """Whether a name cannot be one of a hub, such as `gpt2` or `organisation/name`, whatever folders exist."""
     return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is None
 
 
@@ -88,7 +88,7 @@ def check_utf8(text: str, flag: str) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, as whoever writes in it does; `BlockingIOError` where another process holds it."""
+    """Lock a folder, as every process that writes in it does; `BlockingIOError` where another process has locked it."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +97,7 @@ def held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-# JSON: a file of one object, and one object per line; what is wrong with a line is said with its number.
+# JSON: files of one object, and files of one object per line, whose errors are reported with the line's number.
 
 
 def sha256(path: Path) -> str:
@@ -107,7 +107,7 @@ def sha256(path: Path) -> str:
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file; `UserError` where there is none, its line ends with the remedy."""
+    """The JSON object in a file; `UserError`, which ends with the remedy, where there is none."""
     try:
         return validated(dict[str, Any], path, path.read_bytes(), remedy)
     except OSError as error:
@@ -118,7 +118,7 @@ MEND = "correct it, or fetch the file again"
 
 
 def validated_lines(kind: type[T], path: Path, remedy: str = MEND) -> Iterator[tuple[str, T]]:
-    """Place and value of every line, each `validated`; the last may be blank. An empty file raises `UserError` too."""
+    """Yield place and value of every line, each `validated`; blank lines may follow. `UserError` for an empty file."""
     is_empty, blank = True, 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -134,14 +134,14 @@ def validated_lines(kind: type[T], path: Path, remedy: str = MEND) -> Iterator[t
 
 
 def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = MEND) -> T:
-    """A dataclass or an object of the JSON in a text in UTF-8, with a byte order mark or without, by pydantic.
+    """Read JSON in UTF-8, with or without a byte order mark, into a dataclass or an object, by means of pydantic.
 
-    `UserError` says the first fault: place, key, value, remedy.
+    `UserError` reports the first fault: place, key, value, remedy.
     """
-    from pydantic import ValidationError  # A pod's agent reads this module, and may have no such package.
+    from pydantic import ValidationError  # A pod's agent imports this module, and may have no such package.
 
     try:
-        # JSON, since a strict dataclass takes no dictionary from Python.
+        # As JSON, since a strict dataclass accepts no Python dictionary.
         found: T = _adapter(kind).validate_json(content.removeprefix(codecs.BOM_UTF8))  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -165,15 +165,15 @@ def _adapter(kind: type[object]) -> TypeAdapter[Any]:
 
 @contextmanager
 def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, flag: str) -> Iterator[None]:
-    """Hold a lock of a folder, which is made where it is missing; a second writer is refused with the holder's name.
+    """Hold a lock of a folder, which is created if it is missing; a second writer is refused with the holder's name.
 
-    A folder that was made here is removed if nothing but locks came to be in it; of one that was empty, the lock.
+    A folder created here is removed if it holds only locks at the end; from one that was empty, the lock is removed.
 
     Args:
-        lock: name of the lock's file in it.
-        signs: names of which one tells that a folder with something in it is of this kind.
-        kind: what it is, for messages: `run`.
-        flag: by which the user named it, for the remedy.
+        lock: name of the lock file in the folder.
+        signs: file names, any of which shows that a folder that is not empty is of this kind.
+        kind: what the folder is, for messages, such as `run`.
+        flag: the flag by which the user named it, for the remedy.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; choose another {flag}")
@@ -205,7 +205,7 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
 
 SUFFIX = ".safetensors"
 SUMS = "SHA256SUMS"
-"""In a model folder: what `sha256sum` says of its weights and its tokenizer, and `sha256sum -c` compares."""
+"""File in a model folder: what `sha256sum` prints for its weights and its tokenizer, and `sha256sum -c` checks."""
 TOKENIZER = "tokenizer.json"
 
 
@@ -217,7 +217,7 @@ def has_weights(folder: Path) -> bool:
 def check_weights(folder: Path) -> None:
     """Refuse a model folder without weights, or whose index or configuration names weights of another format.
 
-    transformers takes such a file even where it was asked for safetensors. What is no folder is not looked at.
+    transformers loads such a file even where it was asked for safetensors. A name that is no folder is not checked.
     """
     if folder.is_dir() and not has_weights(folder):
         remedy = "a model folder has them beside config.json"
@@ -226,7 +226,7 @@ def check_weights(folder: Path) -> None:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
-            continue  # What cannot be read is refused by whoever loads it.
+            continue  # A file that cannot be read is refused when it is loaded.
         found = found if isinstance(found, dict) else {}
         weights = found.get("weight_map")
         for name in [*(weights.values() if isinstance(weights, dict) else ()), found.get("transformers_weights")]:
@@ -235,21 +235,21 @@ def check_weights(folder: Path) -> None:
 
 
 def seal_model(folder: Path) -> None:
-    """Keep the digests of a model's weights and tokenizer beside them: from then on `check_digests` knows them."""
+    """Write the digests of a model's weights and tokenizer beside them: from then on `check_digests` compares them."""
     found = sorted(folder.glob(f"*{SUFFIX}")) + [path for path in [folder / TOKENIZER] if path.is_file()]
     write_text(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in found))
 
 
 def check_digests(folder: Path, *, weights: bool = True) -> None:
-    """Refuse a model whose files are not those that were saved; one that came without digests is taken as it is.
+    """Refuse a model whose files have changed since they were saved; one without digests is accepted as it is.
 
     Args:
-        weights: False for the tokenizer alone; weights may take minutes.
+        weights: False to check the tokenizer alone; weights may take minutes.
     """
     if not (folder / SUMS).is_file():
         return
     sums = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split()
-    # Models that were saved before have no digest of their tokenizer.
+    # Models saved by earlier versions have no digest of their tokenizer.
     tokenizer = [folder / name for name in {TOKENIZER} & set(sums)]
     for path in [*tokenizer, *(folder.glob(f"*{SUFFIX}") if weights else ())]:
         if not path.is_file() or sha256(path) not in sums:
@@ -259,23 +259,23 @@ def check_digests(folder: Path, *, weights: bool = True) -> None:
 
 
 def open_to_readers(folder: Path) -> None:
-    """Let everybody read a model's weights who may read its folder: their library makes them private."""
+    """Let everyone who may read a model's folder read its weights: the library that saves them makes them private."""
     for path in folder.glob(f"*{SUFFIX}"):
         path.chmod(folder.stat().st_mode & 0o666)
 
 
-# Files of torch's that hold tensors and plain values, and nothing that runs when it is loaded.
+# Files of torch that hold tensors and plain values, and nothing that runs when it is loaded.
 
 
 @contextmanager
 def plain_values_only() -> Iterator[None]:
-    """Every `torch.load` in this block, DeepSpeed's too, makes tensors and plain values and nothing else."""
+    """Let every `torch.load` in this block, including DeepSpeed's, create tensors and plain values and nothing else."""
     import torch
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    # Python 3.11.2 (Debian 12's) pickles a stage as `getattr` of its class; no other attribute is given.
+    # Python 3.11.2 (Debian 12's) pickles a stage as `getattr` of its class; this stand-in returns only stages.
     stage = (lambda _, name: ZeroStageEnum[name], "builtins.getattr")
     allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, stage]
     with variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"), torch.serialization.safe_globals(allowed):
@@ -283,20 +283,20 @@ def plain_values_only() -> Iterator[None]:
 
 
 def foreign_object(error: pickle.UnpicklingError) -> str:
-    """What a file holds that was refused: the name of its class, else what torch says first."""
+    """What a refused file holds: the name of the object's class, else the first line of torch's message."""
     named = re.search(r"GLOBAL (\S+)", str(error))
     return named[1] if named else first_line(error)
 
 
 def first_line(error: Exception) -> str:
-    """What an error of torch's or DeepSpeed's says first."""
+    """First line of the message of an error from torch or DeepSpeed, at most 200 characters."""
     return str(error).strip().split("\n")[0][:200]
 
 
-# A disk that is full or may not be written, in one line, from whichever library met it.
+# A disk that is full or not writable, reported in one line whichever library ran into it.
 
 TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "Parent directory")
-"""In what torch's writer of files says; it has no exception of its own."""
+"""Words in error messages of torch's file writer, which has no exception class of its own."""
 
 
 @contextmanager
@@ -304,20 +304,20 @@ def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
     """Turn an error of writing into a `UserError` that names the folder.
 
     Args:
-        what: is written.
-        remedy: what to do about it.
+        what: what is being written.
+        remedy: what to do about the error.
     """
-    from safetensors import SafetensorError  # A pod's agent reads this module, and has no such package.
+    from safetensors import SafetensorError  # A pod's agent imports this module, and has no such package.
 
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         cause = error.strerror if isinstance(error, OSError) else first_line(error)
-        # What is not of the system, such as a damaged archive, is no matter of the disk.
+        # An error that is not the system's, such as a damaged archive, has nothing to do with the disk.
         if cause is None or (isinstance(error, RuntimeError) and not any(word in cause for word in TORCH_WRITER)):
             raise
         if not isinstance(error, OSError):
-            # These libraries keep the system's reason to themselves, or say it in Rust: it is asked again.
+            # These libraries hide the system's reason, or word it as Rust does: a test write asks the system again.
             try:
                 with tempfile.TemporaryFile(dir=folder) as file:
                     os.posix_fallocate(file.fileno(), 0, 2**20)
@@ -326,18 +326,18 @@ def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
         raise UserError(f"{folder}: {what} cannot be written ({cause}); {remedy}") from error
 
 
-# The folder of what outlives a command: clusters, what was learned of machines and of runs.
+# The folder of data that outlive a command: clusters, and what was learned about machines and runs.
 
 HOME = "ZEROPODS_HOME"
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
-"""Paths that every program below takes as they are."""
+"""Paths that all programs started here, such as pdsh, take as they are."""
 
 
 def home() -> Path:
-    """That folder: `$ZEROPODS_HOME`, else `.zeropods` in the project.
+    """The folder of data that outlive a command: `$ZEROPODS_HOME`, else `.zeropods` in the project.
 
-    Where pdsh cannot be told the project's path, it is one elsewhere that this user alone can read.
+    Where pdsh cannot be told the project's path, it is a folder in `/tmp` that this user alone can read.
     """
     usual = Path(os.environ.get(HOME) or ROOT / ".zeropods").absolute()
     if os.environ.get(HOME) or PLAIN.fullmatch(str(usual)):

@@ -1,4 +1,4 @@
-"""What a command makes, named by `--out`: its place is looked at before the work begins, and it appears whole."""
+"""The output of a command, named by `--out`: its place is checked before the work begins, and it appears whole."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from zeropods.files import check_utf8, held, writing
 
 
 def out_folder(text: str) -> Path:
-    """The folder that `--out` names, in which something can be written; nothing is left there by trying."""
+    """The folder that `--out` names, after a check that it can be written to; the check leaves nothing behind."""
     return _place(text, Path(text))
 
 
 def out_file(text: str) -> Path:
-    """As `out_folder`, for a file."""
+    """The file that `--out` names, with the same check as in `out_folder`."""
     path = Path(text).absolute()
-    # A link such as /dev/stdout may lead to a file: what replaces the link would be one for everybody.
+    # A link such as /dev/stdout may lead to a file: replacing the link would change it for every process.
     of_system = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")
     if text and path.exists() and (of_system or not path.is_file()):
         kind = "a folder" if path.is_dir() else "no file that can be replaced"
@@ -45,15 +45,15 @@ def _place(text: str, folder: Path) -> Path:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `out`, and put it in the place of `out` when the block ends well.
+    """Yield an empty folder beside `out`, and move it to `out` if the block ends without an error.
 
-    If the block raises, `out` stays as it was. The caller has made sure that an `out` that is there
-    already may be replaced. What killed writers have left is removed.
+    If the block raises, `out` stays as it was. The caller has made sure that an existing `out` may be
+    replaced. Folders that killed writers left behind are removed.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
         with contextlib.suppress(OSError), held(left):
-            # One that was killed between its two renames holds the only copy of what was there.
+            # The folder of a writer killed between its two renames holds the only copy of the old output.
             if any(left.iterdir()) and (out.exists() or not (left / "old").exists()):
                 shutil.rmtree(left, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))

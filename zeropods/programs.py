@@ -1,7 +1,7 @@
 """What this environment offers to a process: its programs, threads, ports, and DeepSpeed's compiled operations.
 
-`python -m zeropods.programs PARENT SIGNAL PROGRAM ARGUMENT ...` runs a program that gets the signal when its parent is
-gone, however that went (Linux).
+`python -m zeropods.programs PARENT SIGNAL PROGRAM ARGUMENT ...` runs a program that gets the signal when its parent has
+ended, in whatever way (Linux).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pathlib import Path
 from zeropods.errors import UserError
 
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
-"""Where daemons such as sshd are, and where an ordinary user's PATH often does not look."""
+"""Folders of daemons such as sshd, which an ordinary user's PATH often lacks."""
 PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client", "pdsh": "pdsh"}
-"""The programs that a cluster cannot do without, and Debian's and Ubuntu's packages that bring them."""
+"""The programs that a cluster needs, each with the Debian and Ubuntu package that provides it."""
 LISTENED = range(20_000, 32_000)
-"""Ports to listen on: below those that a kernel gives to connections, and to whoever asks for any (Linux: 32,768 and
-up). One of those may be another's by the time at which a rank that has imported torch listens on it."""
+"""Ports to listen on: below those that a kernel gives to connections, and to processes that ask for any (Linux: 32,768
+and up). One of those may be taken by the time a rank has imported torch and listens on it."""
 EXTENSIONS = "TORCH_EXTENSIONS_DIR"
-"""The variable that says where torch keeps the extensions that it compiles."""
+"""The environment variable that says where torch keeps the extensions that it compiles."""
 LOCK = "turn"
-"""The file that is locked while an extension is compiled or loaded. It stays: what counts is the kernel's lock."""
+"""The file that is locked while an extension is compiled or loaded. It stays: only the kernel's lock counts."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""From linux/prctl.h. The first survives `execve`, not `fork`; by the second a process becomes the parent of what is
-orphaned below it (Linux 3.4)."""
+"""Options of prctl(2), from linux/prctl.h. The first survives `execve`, not `fork`; the second makes a process the
+parent of its orphaned descendants (Linux 3.4)."""
 
 
 # Programs and threads
@@ -44,8 +44,8 @@ orphaned below it (Linux 3.4)."""
 def own_programs_first() -> str:
     """This process's PATH with its interpreter's folder in front.
 
-    DeepSpeed calls `ninja`, and compiles its operations anew (half a minute and more) whenever it meets another
-    version than the one before.
+    DeepSpeed calls `ninja`, and compiles its operations anew (half a minute and more) whenever it finds another
+    version of it than before.
     """
     folders = [str(Path(sys.executable).parent), *(os.environ.get("PATH") or os.defpath).split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(filter(None, folders)))
@@ -57,12 +57,12 @@ def child_environment() -> dict[str, str]:
 
 
 def bound_argv(argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM) -> list[str]:
-    """The command that runs `argv` bound to this process: it gets `at_end` when this process is gone."""
+    """The command that runs `argv` bound to this process: it gets `at_end` when this process has ended."""
     return [sys.executable, "-m", "zeropods.programs", str(os.getpid()), str(int(at_end)), *argv]
 
 
 def end_with_parent(parent: int, signum: int) -> None:
-    """Get `signum` when the parent ends, at once if it has ended already; survives `execve`, not `fork`."""
+    """Let this process get `signum` when its parent ends, at once if it has ended; survives `execve`, not `fork`."""
     prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
@@ -70,7 +70,7 @@ def end_with_parent(parent: int, signum: int) -> None:
 
 @contextmanager
 def variable_set(name: str, value: str) -> Iterator[None]:
-    """An environment variable that has this value inside, and after that the one that it had before, or none."""
+    """Give an environment variable this value in the block, and afterwards the value that it had before, or none."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -88,12 +88,12 @@ def prctl(option: int, value: int) -> None:
 
 
 def find_program(name: str) -> str | None:
-    """The path of a program on PATH, or among the daemons; None where there is none."""
+    """The path of a program on PATH, or in `SYSTEM_FOLDERS`; None where there is none."""
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(SYSTEM_FOLDERS))
 
 
 def required_programs(*names: str) -> list[str]:
-    """Paths of programs; `UserError` names all that are missing, and the packages that bring them."""
+    """Paths of programs; `UserError` names all that are missing, and the packages that provide them."""
     found = [find_program(name) for name in names]
     if missing := [name for name, path in zip(names, found, strict=True) if path is None]:
         packages = " ".join(sorted({PROGRAMS[name] for name in missing}))
@@ -102,7 +102,7 @@ def required_programs(*names: str) -> list[str]:
 
 
 def in_kernel() -> bool:
-    """Whether this process is a Jupyter kernel. That `ipykernel` has been imported does not say so: others load it."""
+    """Whether this process is a Jupyter kernel. An imported `ipykernel` does not prove it: others load it too."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
@@ -122,12 +122,12 @@ def wait_passively() -> None:
 
 def free_port(address: str = "") -> int:
     """A port of LISTENED on which nothing listens, at an address of this machine or at any of them."""
-    # Not the module's own generator: a seeded run would take the ports of another one with that seed.
+    # Not the module's own generator: a seeded run would pick the same ports as another with that seed.
     return next(port for port in random.SystemRandom().sample(LISTENED, len(LISTENED)) if is_free(address, port))
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether a server could listen there now; on every address of this machine where it is empty."""
+    """Whether a server could listen on the port now; an empty `address` means all addresses of this machine."""
     try:
         socket.create_server((address, port)).close()
     except OSError:
@@ -141,14 +141,14 @@ def is_free(address: str, port: int) -> bool:
 def prepare_compiling() -> None:
     """Let torch compile with this environment's programs, into `extension_cache` unless the user has said where.
 
-    Its usual cache is the user's: two environments that share it compile everything anew whenever they take turns.
+    torch's usual cache is the user's: two environments that share it recompile everything whenever they alternate.
     """
     os.environ["PATH"] = own_programs_first()
     os.environ.setdefault(EXTENSIONS, str(extension_cache()))
 
 
 def extension_cache() -> Path:
-    """The folder of compiled extensions: as chosen, else in the virtual environment, else in the user's cache."""
+    """The folder of compiled extensions: the chosen one, else in the virtual environment, else in the user's cache."""
     is_own = sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeropods"
     own = Path(sys.prefix) if is_own else cache / f"py{sys.version_info.major}{sys.version_info.minor}"
@@ -158,8 +158,8 @@ def extension_cache() -> Path:
 def compile_in_turns() -> None:
     """Let processes that compile or load the same extension take turns by a lock that ends with its holder.
 
-    torch (2.13, utils/file_baton.py) takes turns by a file that exists: where its holder is killed, by a supervisor
-    or for want of memory, everyone after it waits for ever.
+    torch (2.13, utils/file_baton.py) takes turns by the existence of a file: where its holder is killed, by a
+    supervisor or for lack of memory, every process after it waits forever.
     """
     from torch.utils import file_baton
 
@@ -169,21 +169,21 @@ def compile_in_turns() -> None:
 
         if not cpp_extension.TORCH_LIB_PATH.startswith("'"):
             cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
-    # Its user is not imported for this: that takes a third of a second, and most runs compile nothing.
+    # `cpp_extension` is not imported just for this: that takes a third of a second, and most runs compile nothing.
     for module in (file_baton, sys.modules.get("torch.utils.cpp_extension")):
         if module is not None:
             setattr(module, "FileBaton", Turn)  # noqa: B010 (a type that mypy does not let us replace)
 
 
 class Turn:
-    """Takes the place of torch's `FileBaton`, with its methods."""
+    """A replacement for torch's `FileBaton`, with the same methods."""
 
     def __init__(self, lock_file_path: str, **_: object) -> None:
         self._path = Path(lock_file_path).with_name(LOCK)
         self._descriptor = -1
 
     def try_acquire(self) -> bool:
-        """Wait for the turn. What another process has compiled is found up to date, what it has begun is ended."""
+        """Wait for the turn: any compilation by another process has then ended, and its result is found up to date."""
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         if not (folder := self._path.parent).joinpath(f"{folder.name}.so").exists():
@@ -191,7 +191,7 @@ class Turn:
         return True
 
     def wait(self) -> None:
-        """Do nothing: whoever asked has had its turn."""
+        """Do nothing: `try_acquire` has waited already."""
 
     def release(self) -> None:
         """Give the turn to the next process."""
@@ -199,7 +199,7 @@ class Turn:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether somebody holds a lock at this moment."""
+    """Whether a process holds a lock at this moment."""
     with suppress(FileNotFoundError), open(lock, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 LEAST, MOST = 1e-15, 1e15
-"""What a flag may say; products and quotients of such numbers are still finite."""
+"""Bounds of the numbers that flags take; products and quotients of such numbers are still finite."""
 GIB, MIB = 2**30, 2**20
 """Bytes of the units in which people read memory; records hold bytes."""
 
 
 def counted(number: int, word: str) -> str:
-    """So many of something: `1 row`, `32 rows`, `2 processes`."""
+    """A number with its noun: `1 row`, `32 rows`, `2 processes`."""
     several = "es" if word.endswith("s") else "s"
     return f"{number:,} {word}{'' if number == 1 else several}"
 
 
 def digits(value: float) -> str:
-    """A number of at least 0 in the digits that count, three below 1 and four above, without an exponent."""
+    """A number of at least 0 with its significant digits, three below 1 and four above, without an exponent."""
     if value < 0.0005:
         return "0.000" if value else "0"
     return f"{value:,.0f}" if value >= 1_000 else f"{value:#.{3 if value < 1 else 4}g}".rstrip(".")
@@ -39,16 +39,16 @@ def digits(value: float) -> str:
 # A table that people read: in a notebook, on a page, in Markdown.
 
 CELL_STYLE = "text-align: left; white-space: pre-line"
-"""JupyterLab would set text to the right."""
+"""CSS of a cell; without it JupyterLab would align text to the right."""
 
 INTERVAL = re.compile(r"\[[\d., ]+\]")
-"""Such as `[0.78, 1.02]`: no line ends within it."""
+"""An interval such as `[0.78, 1.02]`, within which no line is broken."""
 GLUE = "\N{BRAILLE PATTERN BLANK}"
-"""A blank at which no line of a terminal is wrapped."""
+"""A blank at which a terminal's lines are not wrapped."""
 READABLE = 20
-"""Characters of a terminal's line that a wide column has at least."""
+"""Smallest width of a wide column in a terminal, in characters."""
 KEYS = 3
-"""The most columns by which the rows of a wide table are told apart."""
+"""Largest number of columns that serve to tell the rows of a wide table apart."""
 WHOLE = r"<span style='white-space: nowrap'>\g<0></span>"
 
 
@@ -62,18 +62,18 @@ class Table:
 
     @classmethod
     def of(cls, lines: Iterable[Mapping[str, object]], title: str = "") -> Table:
-        """A table from rows by heading; the first row gives the header."""
+        """A table from rows that map headings to values; the first row gives the header."""
         found = list(lines)
         header = tuple(found[0]) if found else ()
         return cls(header, tuple(tuple(str(line[name]) for name in header) for line in found), title)
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, object]) -> Table:
-        """A line for each fact: its name and its value."""
+        """A table with a line for each fact: its name and its value."""
         return cls(("", "value"), tuple((name, str(value)) for name, value in facts.items()))
 
     def to_html(self) -> str:
-        """The table; its cells know their heading, so that a narrow page can show a row as a card."""
+        """The table as HTML; each cell carries its heading, so that a narrow page can show a row as a card."""
         title = f"<h2>{html.escape(self.title)}</h2>" if self.title else ""
         heads = [html.escape(heading) for heading in self.header]
         head = "".join(f"<th scope='col' style='{CELL_STYLE}'>{each}</th>" for each in heads)
@@ -86,7 +86,7 @@ class Table:
         return f"{title}<div class='table' style='overflow-x: auto'>{table}</div>"
 
     def to_markdown(self) -> str:
-        """The table with its columns aligned, for those who read the text itself."""
+        """The table as Markdown, with aligned columns for people who read the text itself."""
         lines = [[markdown_text(text) for text in row] for row in (self.header, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
@@ -95,7 +95,7 @@ class Table:
         return title + "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
     def to_text(self, width: int) -> str:
-        """The table in lines of at most so many characters: cells wrap between words.
+        """The table in lines of at most `width` characters: cells wrap between words.
 
         Columns for which there is no room follow below, each time beside those that tell the rows apart.
         """
@@ -111,7 +111,7 @@ class Table:
         keys = next((n for n in range(1, KEYS + 1) if len({row[:n] for row in self.rows}) == len(self.rows)), 1)
         parts: list[list[int]] = [[]]
         for place in places:
-            # Blanks and a line at both sides.
+            # Each column has two blanks and a line besides its text.
             if sum(least[n] + 3 for n in (*parts[-1], place)) >= width and place > keys:
                 parts.append(list(range(keys)))
             parts[-1].append(place)
@@ -135,16 +135,16 @@ class Table:
         return self.to_html()
 
     def __repr__(self) -> str:
-        """In a terminal no wider than that is; elsewhere Markdown."""
+        """In a terminal, text no wider than the terminal; elsewhere Markdown."""
         return self.to_text(shutil.get_terminal_size().columns) if sys.stdout.isatty() else self.to_markdown()
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Paragraphs, a line each, in lines of a terminal, cut between words; elsewhere as they are.
+    """Wrap paragraphs, one per line, between words at the terminal's width; elsewhere return them unchanged.
 
     Args:
-        text: rows of tables in it, which have the terminal's width, stay as they are.
-        indent: of what follows a paragraph's first line.
+        text: the paragraphs; rows of tables among them, which fit the terminal already, stay as they are.
+        indent: what is put before each line of a paragraph but its first.
     """
     if not sys.stdout.isatty():
         return text
@@ -153,7 +153,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text that stays on its line and in its cell, and is no markup."""
+    """Text made to stay on one line and in its cell, with its markup escaped."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", r"\|")
 
 
@@ -161,27 +161,27 @@ def markdown_text(text: str) -> str:
 
 
 class Help(argparse.HelpFormatter):
-    """A line for most flags, each with its default; the usage names only what has to be given."""
+    """Help with a line for most flags, each with its default; the usage names only what has to be given."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36)
 
     def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        """The flags are listed below, and need not be twice there."""
+        """Show the optional flags as `FLAG` only: they are listed below, and need not be listed twice."""
         needed = [each for each in actions if each.required or not each.option_strings]
         flags = argparse.Action([], "flags", nargs="*", metavar="FLAG")
         super().add_usage(usage, [*needed, flags] if len(needed) < len(actions) else needed, [], prefix)
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text, default = action.help or "", action.default
-        # A switch that takes no value has no default to be told.
+        # A switch that takes no value has no default to show.
         is_plain = isinstance(default, str | int | float) and action.nargs != 0
         says_it = default == argparse.SUPPRESS or "(default: " in text
         return f"{text} (default: %(default)s)" if is_plain and not says_it else text
 
 
 def number(text: str, least: float = LEAST) -> float:
-    """A number, `5e8` as well, of a size that arithmetic can hold."""
+    """A number, also in the form `5e8`, of at least `least` and at most `MOST`."""
     try:
         value = float(text)
     except ValueError:
@@ -201,7 +201,7 @@ def whole(text: str) -> int:
 
 
 def not_negative(text: str) -> float:
-    """A number that may be 0."""
+    """A number of at least 0."""
     return number(text, least=0)
 
 
@@ -212,7 +212,7 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
     """A bar for a `with` block; its `update` takes how many were done since the last call.
 
     Args:
-        at_once: False shows nothing where there is nothing to do.
+        at_once: False to show nothing where there is nothing to do.
     """
     from tqdm import tqdm
 
@@ -223,17 +223,17 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
         total=total,
         delay=0 if at_once and total != 0 else 1e-6,
         mininterval=0.5,
-        # A terminal has its own width.
+        # A terminal's own width is used there.
         ncols=100 if in_notebook else None,
         file=sys.stderr,
-        # A notebook knows no line above the last: a bar within another takes its place.
+        # A notebook cannot write above its last line: a bar within another takes the other's place.
         position=0 if in_notebook else None,
         disable=not (in_notebook or sys.stderr.isatty()),
     )
 
 
 def said_above(line: str) -> None:
-    """A line above the progress bar, on stderr: stdout is the result's."""
+    """Print a line above the progress bar, on stderr: stdout is for the result."""
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)

@@ -1,8 +1,8 @@
 """The techniques that are compared, each one value here, and the keys of a DeepSpeed configuration behind them.
 
-A new technique is a value of `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/` where they are new. One
-that has keys of its own, as ZeRO++ has, gets a field of `Technique` for them: `is_of` asks for it, and `PLAIN` lets
-them go.
+A new technique needs a value in `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/` where they are new. One
+with keys of its own, such as ZeRO++, gets a field of `Technique` for them; `is_of` checks that field, and the keys are
+taken out of `PLAIN`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zeropods.errors import UserError
 
 DSCONFIG = Path(__file__).resolve().parents[1] / "dsconfig"
 CUSTOM = "custom"
-"""Name of a configuration that is none of the techniques."""
+"""Name for a configuration that is none of the techniques."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,15 @@ class Technique:
 
     name: str
     stage: int = 0
-    """ZeRO's: 1 shares optimizer states, 2 gradients too, 3 parameters too; 0 is no DeepSpeed at all."""
+    """ZeRO stage: 1 divides optimizer states, 2 gradients too, 3 parameters too; 0 is training without DeepSpeed."""
     offloads: bool = False
-    """Optimizer states, and with stage 3 the parameters too, lie in host memory; the processor steps."""
+    """Whether optimizer states, and in stage 3 the parameters too, lie in host memory; the processor then runs Adam."""
     profiled: str | None = None
-    """The file in `dsconfig/` that is the same with DeepSpeed's flops profiler switched on."""
+    """Name of the file in `dsconfig/` that is the same with DeepSpeed's flops profiler switched on."""
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is one process, however many pods there are."""
+        """Whether it runs as one process, however many pods there are."""
         return self.name == "none"
 
     @property
@@ -43,7 +43,7 @@ class Technique:
         return DSCONFIG / f"{self.name}.json" if self.stage else None
 
     def is_of(self, config: Mapping[str, Any]) -> bool:
-        """Whether a DeepSpeed configuration is of this technique, and has nothing beyond it."""
+        """Whether a DeepSpeed configuration is of this technique and has nothing beyond it."""
         stage = block(config, "zero_optimization").get("stage", 0)
         offloaded = _is_offloaded(config, "offload_optimizer"), _is_offloaded(config, "offload_param")
         expected = self.offloads, self.offloads and self.stage == 3
@@ -72,7 +72,7 @@ def technique_named(name: str) -> Technique:
 
 
 def technique_of(config: Mapping[str, Any] | None, world_size: int) -> str:
-    """Name of the technique of a run with this effective DeepSpeed configuration, or none; else `custom`."""
+    """Name of the technique of a run by its effective DeepSpeed configuration (None: no DeepSpeed); else `custom`."""
     if config is None:
         return "none" if world_size == 1 else "ddp"
     return next((technique.name for technique in TECHNIQUES if technique.is_of(config)), CUSTOM)
@@ -91,8 +91,8 @@ PLAIN: dict[str, tuple[object, ...]] = {
     "zero_optimization.offload_param.device": ("none", "cpu"),
     "tensor_parallel.autotp_size": (0, 1),
 }
-"""Keys by which DeepSpeed divides or sends states in another way than the techniques do, and the values with which it
-does not, beside None: ZeRO++, MiCS, ZenFlow, NVMe, partial offload, tensor parallelism (zero/config.py of 0.19.8)."""
+"""Keys by which DeepSpeed divides or sends states differently from the techniques, and the values, besides None, with
+which it does not: ZeRO++, MiCS, ZenFlow, NVMe, partial offload, tensor parallelism (zero/config.py of 0.19.8)."""
 
 
 def keys_beyond(config: Mapping[str, Any]) -> dict[str, object]:
@@ -110,7 +110,7 @@ def lookup(config: Mapping[str, Any], dotted: str) -> Any:
 
 
 def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
-    """A technique for people; of a custom one with the keys that make it so, `custom (offload_param.device nvme)`."""
+    """A technique as text; a custom one with the keys that make it so, `custom (offload_param.device nvme)`."""
     if name != CUSTOM or config is None:
         return name
     keys = {path.removeprefix("zero_optimization."): value for path, value in keys_beyond(config).items()}
@@ -119,7 +119,7 @@ def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
 
 
 def offloads_optimizer(config: Mapping[str, Any]) -> bool:
-    """Whether the processor steps, of whatever technique the configuration is."""
+    """Whether the processor runs the optimizer's step, whichever technique the configuration is."""
     return _is_offloaded(config, "offload_optimizer")
 
 
@@ -128,7 +128,7 @@ def _is_offloaded(config: Mapping[str, Any], key: str) -> bool:
 
 
 def block(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A block of a DeepSpeed configuration, empty where it is absent; `UserError` where it is no object."""
+    """A block of a DeepSpeed configuration, empty where it is absent; `UserError` where it is not an object."""
     value = config.get(name) or {}
     if not isinstance(value, Mapping):
         raise UserError(f"{name} {value!r:.60}; expected an object")

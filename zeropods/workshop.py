@@ -1,4 +1,4 @@
-"""What the notebooks share: which data and model, where everything lies, how large a job it is.
+"""What the notebooks share: which data and model they use, where everything lies, and how large a job is.
 
 `Workshop` is for text-to-SQL (00 to 07), `CausalWorkshop` for causal models (11 to 14). A setting can be given in a
 notebook's parameters cell, `model = "t5-small"`, which papermill sets too, or for all notebooks in the environment,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ROOT = PROJECT
 Flags = dict[str, Any]
-"""Flags of a training script, or what `train` and `launch` are given for a run."""
+"""Flags of a training script, or the arguments of `train` and `launch` for a run."""
 SAMPLE = "sample"
 RUNS = Path("runs/notebooks")
 FETCHED = {"wikisql": "text2sql", "squad": "squad", "wikitext-2": "lm"}
@@ -46,7 +46,7 @@ FETCHED = {"wikisql": "text2sql", "squad": "squad", "wikitext-2": "lm"}
 
 
 def setting(*names: str, default: Any = None, read: Callable[[str], Any] = str) -> Any:
-    """A field whose default is the first value that the environment has as ZEROPODS_NAME, as `read` reads it."""
+    """A field whose default is the first ZEROPODS_NAME of `names` that the environment sets, converted by `read`."""
 
     def value() -> Any:
         for variable in (f"ZEROPODS_{name.upper()}" for name in names):
@@ -61,7 +61,7 @@ def setting(*names: str, default: Any = None, read: Callable[[str], Any] = str) 
 
 
 class WorkshopSettings:
-    """The base of a notebook's settings, which are a dataclass: a table of them, and their folders."""
+    """Base class of a notebook's settings, which are a dataclass: it shows them as a table and knows their folders."""
 
     runs: Path
     """Where data and runs lie, relative to the project's root."""
@@ -72,7 +72,7 @@ class WorkshopSettings:
     """The raw data set: a folder, or its id at the hub."""
 
     def __post_init__(self) -> None:
-        # Threads sleep while they wait, and other libraries' progress bars stay out of a notebook: ours is enough.
+        # Let threads sleep while they wait, and keep other libraries' progress bars out of a notebook: ours is enough.
         wait_passively()
         if in_kernel():
             for library in ("HF_HUB", "HF_DATASETS"):
@@ -83,7 +83,7 @@ class WorkshopSettings:
     def of(cls, variables: Mapping[str, object], **given: Any) -> Self:
         """The settings among a notebook's variables, which its parameters cell or papermill has set.
 
-        A variable that is None, or that is no setting's value any more, leaves the setting to the environment.
+        A variable that is None, or that no longer holds a setting's value, leaves the setting to the environment.
         """
         names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
         set_by = {n: v for n in names if isinstance(v := variables.get(n), str | int | float | Path)}
@@ -94,16 +94,16 @@ class WorkshopSettings:
         return Table.of_facts(shown).to_html()
 
     def _default(self, name: str) -> Any:
-        """What is shown of a setting that was not given."""
+        """The text that is shown for a setting that was not given."""
         return "default"
 
     @property
     def area(self) -> Path:
-        """The folder of all that the notebooks make."""
+        """The folder of everything that the notebooks make."""
         return ROOT / self.runs
 
     def get_data(self) -> Any:
-        """Generate or fetch the raw data set where it is not there yet; returns its folder, or its id at the hub."""
+        """Generate or fetch the raw data set if it does not exist yet, and return its folder, or its id at the hub."""
         name, folder = self.dataset or self.basis.dataset, self.data
         if isinstance(folder, str):
             return folder
@@ -120,7 +120,7 @@ class WorkshopSettings:
 
 
 def path_or_id(name: str) -> str:
-    """The whole path of a file or folder of the project; other names, such as a hub id, stay."""
+    """The full path of a file or folder of the project; other names, such as a hub id, stay as they are."""
     return str(ROOT / name) if (ROOT / name).exists() else name
 
 
@@ -142,9 +142,9 @@ EMBEDDED: Flags = {
     "dropout": 0.0,
     "eval_steps": 500,
 }
-"""Flags for the model that is trained from nothing; the clock ends it where the epochs do not."""
+"""Flags for the model that is trained from random weights; the time limit ends training if the epochs do not."""
 PUBLISHED: Flags = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
-"""Flags for the models that are fine-tuned: the original's three epochs, evaluated after each."""
+"""Flags for the models that are fine-tuned: the three epochs of the original, with an evaluation after each."""
 SHORT: Flags = {
     "max_train_seconds": None,
     "eval_steps": 0,
@@ -152,13 +152,13 @@ SHORT: Flags = {
     "learning_rate": 1e-4,
     "warmup_steps": 0,
 }
-"""Flags of a run that goes on with a trained model for a few steps; clocks of several pods differ."""
+"""Flags of a run of a few steps from a trained model; it has no time limit, since the clocks of pods differ."""
 TINY_STEPS, SHORT_STEPS = 10, 200
-"""Steps of such a run: long enough for a rate."""
+"""Number of steps of such a run, for tiny models and for others: enough to measure a rate."""
 PODS_OF_A_BATCH = 3
 MATRIX_SECONDS = 1_800
 STATES_ROWS, STATES_STEPS, STATES_EXAMPLES = 1, 2, 6
-"""Of the runs that show what ZeRO does to memory: rows per pod, optimizer steps, examples of each split."""
+"""Rows per process, optimizer steps and examples per split of the runs that show what ZeRO does to memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ class Workshop(WorkshopSettings):
     model: str = setting("model")
     """`t5-tiny`, `t5-small`, `t5-large`, another hub id, or a model folder; the first of `models` if not given."""
     models: str | tuple[str, ...] | None = setting("models")
-    """Models to be seen side by side, in one text with commas between them; a notebook runs with one at a time."""
+    """Models to compare side by side, in one text with commas between them; a notebook runs with one at a time."""
     init: str | None = setting("init")
     """`pretrained` or `random`; `t5-tiny` has no pretrained weights."""
     prompt: str = setting("prompt", default="schema")
@@ -179,7 +179,7 @@ class Workshop(WorkshopSettings):
     tokenizer: str | None = setting("tokenizer")
     """A hub id, a folder or a spiece.model; the model's own if not given."""
     limit: int | None = setting("limit", read=int)
-    """Only the first N examples of each split."""
+    """Number of examples to take from the start of each split; all if not given."""
     steps: int | None = setting("steps", read=int)
     """Number of optimizer steps; the model's own epochs or seconds if not given."""
     batch_size: int | None = setting("batch_size", read=int)
@@ -187,7 +187,7 @@ class Workshop(WorkshopSettings):
     pods: int = setting("pods", default=3, read=int)
     """Number of pods that 03 starts."""
     repeats: int = setting("repeats", default=3, read=int)
-    """How often the matrix of 03 runs each of its cells."""
+    """Number of times that the matrix of 03 runs each of its cells."""
     states_model: str = setting("states_model", default="t5-efficient-mini")
     """Shape of the model, with random weights, whose memory 03 shows under each stage of ZeRO."""
     questions: int = setting("questions", default=400, read=int)
@@ -203,7 +203,7 @@ class Workshop(WorkshopSettings):
 
     @property
     def each(self) -> tuple[Workshop, ...]:
-        """These settings for each of `models`, or as they are: the runs of all have one area and one summary."""
+        """These settings for each of `models`, or for `model` alone: all their runs share one area and one summary."""
         return tuple(replace(self, model=name) for name in self.models or (self.model,))
 
     @property
@@ -214,28 +214,28 @@ class Workshop(WorkshopSettings):
 
     @property
     def prepared(self) -> Path:
-        """The tokenized data set."""
+        """The folder of the tokenized data set."""
         limit = f"-{self.limit}" if self.limit else ""
         return self.area / "prepared" / f"{self.data.name}-{Path(self.model).name}-{self.prompt}{limit}"
 
     @property
     def run_folder(self) -> Path:
-        """The run of 02."""
+        """The folder of the run of notebook 02."""
         return self._folder("one-pod")
 
     @property
     def summary_folder(self) -> Path:
-        """The report of 06."""
+        """The folder of the report of notebook 06."""
         return self.area / "summary"
 
     @property
     def sweep_folder(self) -> Path:
-        """The runs of the matrix in 03."""
+        """The folder of the runs of the matrix in notebook 03."""
         return self._folder("sweep")
 
     @property
     def compared(self) -> list[Path]:
-        """The first run of each cell of the matrix in 03, as far as they have answered questions."""
+        """The folders of the first run of each cell of the matrix in 03, where that run has answered questions."""
         folders = (self.sweep_folder / cell.name / "1" for cell in self.matrix.cells)
         return [folder for folder in folders if (folder / f"predictions.{self.split}.jsonl").is_file()]
 
@@ -246,7 +246,7 @@ class Workshop(WorkshopSettings):
 
     @property
     def preparation(self) -> Preparation:
-        """What 01 asks of `prepare`."""
+        """The preparation that notebook 01 asks `prepare` for."""
         tokenizer = path_or_id(self.tokenizer or self.model)
         return Preparation(data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit)
 
@@ -270,7 +270,7 @@ class Workshop(WorkshopSettings):
         return self.training | SHORT | {"init": self.run_folder, "max_steps": steps}
 
     def on_pods(self, technique: str) -> Flags:
-        """What `launch` is given for a profiled run on all pods.
+        """The arguments of `launch` for a profiled run on all pods.
 
         The effective batch is that of three pods of `per_device_train_batch_size` rows, on any number of pods.
         """
@@ -291,9 +291,9 @@ class Workshop(WorkshopSettings):
 
     @property
     def matrix(self) -> Matrix:
-        """One process, and on all pods DDP, ZeRO-1 and ZeRO-3 with offload, and ZeRO-1 on one pod less.
+        """The matrix of 03: one process; DDP, ZeRO-1 and ZeRO-3 with offload on all pods; ZeRO-1 on one pod fewer.
 
-        Each `repeats` times, with the batch of `on_pods`, and scored.
+        Each cell runs `repeats` times with the effective batch of `on_pods`, and each run is scored.
         """
         flags = self.going_on
         effective = PODS_OF_A_BATCH * flags.pop("per_device_train_batch_size")
@@ -312,12 +312,12 @@ class Workshop(WorkshopSettings):
 
     @property
     def states_folder(self) -> Path:
-        """The runs of `states_matrix`, which like profiled ones lie beside the area: 06 sums up all that is in it."""
+        """Folder of the `states_matrix` runs, beside the area like profiled ones: 06 sums up all runs in the area."""
         return Path(f"{self.area}-states", f"{self._few.prepared.name}-{Path(self.states_model).name}")
 
     @property
     def states_matrix(self) -> Matrix:
-        """One process beside ZeRO-1, 2 and 3 on all pods: a few steps of a model that is large enough to be seen."""
+        """One process beside ZeRO-1, 2 and 3 on all pods: a few steps of a model with states large enough to see."""
         processes = self.pods * own_slots()
         flags = {"init": "random", "precision": "fp32", "max_steps": STATES_STEPS, "eval_steps": 0, "save_steps": 0}
         return self._matrix_of(
@@ -330,13 +330,13 @@ class Workshop(WorkshopSettings):
         )
 
     def _matrix_of(self, document: Flags, techniques: list[str], *cells: Flags) -> Matrix:
-        """One process beside techniques on all pods, and further cells."""
+        """A matrix of one process beside techniques on all pods, and further cells."""
         common = {"prompt": self.prompt, "slots": own_slots(), "timeout_seconds": MATRIX_SECONDS}
         compared = [{"technique": "none", "pods": 1}, {"technique": techniques, "pods": self.pods}, *cells]
         return matrix_of({**common, "cells": compared, **document}, "workshop.matrix")
 
     def measure_states(self, cluster: Cluster) -> Sweep:
-        """Run `states_matrix`, on a few examples that are prepared first."""
+        """Run `states_matrix` on a few examples, which are prepared first."""
         from zeropods.sweep.run import run_sweep
 
         prepare(self._few.preparation, self._few.prepared)
@@ -344,7 +344,7 @@ class Workshop(WorkshopSettings):
 
     @property
     def _few(self) -> Workshop:
-        """The same for every model, whose own tokenizer random weights do not need."""
+        """Settings of a small data set for every model: with random weights, none needs its own tokenizer."""
         return replace(self, model=TINY, tokenizer=None, limit=min(self.limit or STATES_EXAMPLES, STATES_EXAMPLES))
 
     def _folder(self, what: str) -> Path:
@@ -369,7 +369,7 @@ TECHNIQUES = tuple(name for name in NAMES if name != "ddp")
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecipe:
-    """A job of `recipes.yaml`: a model, a data set, and how the one is trained on the other."""
+    """A job of `recipes.yaml`: a model, a data set, and how the model is trained on it."""
 
     model: str
     dataset: str
@@ -378,7 +378,7 @@ class JobRecipe:
     flags: Flags
     technique: str = "none"
     tokenizer: str | None = None
-    """The model's own if not given."""
+    """Name of the tokenizer; the model's own if not given."""
     dataset_config: str | None = None
     subset: int | None = None
 
@@ -393,7 +393,7 @@ def read_recipes() -> dict[str, dict[str, JobRecipe]]:
 class CausalWorkshop(WorkshopSettings):
     """The settings of notebooks 11 to 14; in the environment they are ZEROPODS_CAUSAL_RECIPE and so on.
 
-    What nobody says is the recipe's.
+    A setting that is not given is taken from the recipe.
     """
 
     recipe: str = setting("causal_recipe", default=SAMPLE)
@@ -409,28 +409,28 @@ class CausalWorkshop(WorkshopSettings):
     dataset: str | None = setting("causal_dataset")
     """`sample`, which is generated; `squad` or `wikitext-2`, which are fetched; a folder; or for text a hub id."""
     subset: int | None = setting("causal_subset", read=int)
-    """Only the first N questions or documents of each split."""
+    """Number of questions or documents to take from the start of each split; the recipe's if not given."""
     steps: int | None = setting("causal_steps", read=int)
-    """Number of optimizer steps, in the place of epochs."""
+    """Number of optimizer steps, in place of epochs."""
     batch_size: int | None = setting("causal_batch_size", read=int)
     """Number of training rows per process and forward pass."""
     accumulation: int | None = setting("causal_accumulation", read=int)
     """Number of forward passes per optimizer step of one process."""
     epochs: float | None = setting("causal_epochs", read=float)
     max_seq_length: int | None = setting("causal_max_seq_length", read=int)
-    """squad: the most tokens of a row. lm: the tokens of a block."""
+    """squad: maximum number of tokens of a row. lm: number of tokens of a block."""
     loss_on: str | None = setting("causal_loss_on")
     """squad: `answer`, or `all` as in the published workshop."""
     precision: str | None = setting("causal_precision")
     """`fp32`, `bf16`, `fp16`, or `auto`."""
     slots: int = setting("causal_slots", default=2, read=int)
-    """Number of processes that 13 starts on this machine: its GPUs, or less."""
+    """Number of processes that 13 starts on this machine: as many as it has GPUs, or fewer."""
     pods: int = setting("causal_pods", default=2, read=int)
     """Number of pods that 13 starts."""
     questions: int = setting("causal_questions", default=100, read=int)
     """Number of questions that the trained model answers."""
     runs: Path = setting("causal_runs", "runs", default=RUNS, read=Path)  # noqa: RUF009
-    """Where data and runs lie; that of the other notebooks if not given. Paths are relative to the project's root."""
+    """Where data and runs lie; as for the other notebooks if not given. Paths are relative to the project's root."""
 
     split = "dev"
     """The split whose questions are answered."""
@@ -440,13 +440,13 @@ class CausalWorkshop(WorkshopSettings):
         _ = self.basis
 
     def _default(self, name: str) -> Any:
-        """The recipe's value; the script's own where the recipe has none."""
+        """The recipe's value, or `default` where the recipe has none and the script's own default holds."""
         value = self.basis.flags.get(FLAGS.get(name, name), getattr(self.basis, name, None))
         return "default" if value is None else value
 
     @cached_property
     def basis(self) -> JobRecipe:
-        """The recipe's job of this task."""
+        """The recipe's job for this task."""
         recipes = read_recipes()
         if self.recipe not in recipes:
             raise UserError(f"recipe {self.recipe!r}; expected {', '.join(recipes)}")
@@ -465,7 +465,7 @@ class CausalWorkshop(WorkshopSettings):
 
     @property
     def prepared(self) -> Path:
-        """The tokenized data set."""
+        """The folder of the tokenized data set."""
         wanted = self.preparation
         subset = f"-{wanted.limit}" if wanted.limit else ""
         named = f"{Path(self.data).name}-{Path(self.model_id).name}-{wanted.max_seq_length}-{wanted.loss}{subset}"
@@ -473,12 +473,12 @@ class CausalWorkshop(WorkshopSettings):
 
     @property
     def model_id(self) -> str:
-        """The model."""
+        """The model that was given, or that of the recipe."""
         return self.model or self.basis.model
 
     @property
     def preparation(self) -> Preparation:
-        """What is asked of `prepare`."""
+        """The preparation that `prepare` is asked for."""
         name = self.tokenizer or (self.basis.tokenizer if self.model is None else None) or self.model_id
         return Preparation(
             task=self.task,
@@ -497,24 +497,24 @@ class CausalWorkshop(WorkshopSettings):
         return {**self.basis.flags, **given, "model_name_or_path": path_or_id(self.model_id), "data": self.prepared}
 
     def on(self, technique: str, slots: int = 1) -> Flags:
-        """A run on this machine, as `train_series` takes it."""
+        """Flags of a run on this machine, as `train_series` takes them."""
         return {**self._divided(technique, slots, "" if slots == 1 else f"-{slots}-slots"), "slots": slots}
 
     def on_pods(self, technique: str) -> Flags:
-        """A run on all pods with all their slots, as `launch` takes it."""
+        """Flags of a run on all pods with all their slots, as `launch` takes them."""
         return {**self._divided(technique, self.pods * own_slots(), f"-{self.pods}-pods"), "pods": self.pods}
 
     def prepare(self) -> Manifest:
-        """Get and tokenize the data where that is not done yet."""
+        """Get and tokenize the data if that has not been done yet."""
         self.get_data()
         with progress("prepare", "rows") as bar:
             manifest, _ = prepare(self.preparation, self.prepared, bar.update)
         return manifest
 
     def untrained(self) -> str | Path:
-        """Where the model is read from before its first step: its own place; with random weights, a folder.
+        """The place to read the untrained model from: its own id or folder; for random weights, a folder made here.
 
-        The folder is made with the weights with which a run begins: the same shape and seed.
+        That folder gets the weights with which a run begins: the same shape and seed.
         """
         if self.training.get("init", "pretrained") == "pretrained":
             return str(self.training["model_name_or_path"])
@@ -534,7 +534,7 @@ class CausalWorkshop(WorkshopSettings):
         return folder
 
     def _divided(self, technique: str, processes: int, where: str) -> Flags:
-        """Flags of a run on some processes: the effective batch stays what it is on one."""
+        """Flags of a run on this many processes; the effective batch size stays that of one process."""
         flags, steps = self.training, f"-{self.steps}-steps" if self.steps else ""
         rows = flags.get(ROWS, 4)
         effective = rows * flags.get(PASSES, 4)

@@ -16,7 +16,7 @@ from zeropods.programs import wait_passively
 from zeropods.tables import Help
 
 WORDS = {"int": "a whole number", "Path": "a path"}
-"""What argparse calls by the name of a function."""
+"""Words for the values that argparse calls by the name of the function that reads them."""
 
 Result = dict[str, Any]
 """What a verb returns: printed as JSON with `--json`, else line by line."""
@@ -50,23 +50,23 @@ def parser() -> argparse.ArgumentParser:
 
 
 class VerbParser(argparse.ArgumentParser):
-    """No abbreviated flags, in verbs either; what is wrong with one is said in a line, as all else is."""
+    """A parser without abbreviated flags, for verbs too; a wrong flag is reported in one line, as all errors are."""
 
     hint = ""
-    """What an unknown flag may come from."""
+    """Addition to the error about an unknown flag: what may have caused it."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"formatter_class": Help, **kwargs, "allow_abbrev": False})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        """As argparse has it, but what a verb does not know is said by that verb, which has its help."""
+        """Parse as argparse does, but let a verb itself report unknown flags, since the error refers to its help."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self.hint}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2."""
+        """Print the error in one line and exit with status 2."""
         message = re.sub(
             r"invalid (\w+) value: (.*)", lambda m: f"{m[2]}; expected {WORDS.get(m[1], 'a number')}", message
         )
@@ -85,7 +85,7 @@ def _readable(result: Result) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value for people; of values by name a list, of no value a dash."""
+    """A value as text for people: values by name become a list, and no value a dash."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(each)}" for name, each in value.items()) or "-"
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""`zeropods data` and `zeropods prepare`: raw data sets, and what training reads."""
+"""`zeropods data` and `zeropods prepare`: raw data sets, and the tokenized sets that training reads."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FLAG_TASKS = {
     "dataset_config": ("lm",),
     "text_field": ("lm",),
 }
-"""Flags of `prepare` that not every task has, and which have them."""
+"""Flags of `prepare` that not every task has, and the tasks that have them."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
+    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one verb."""
     kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
     what = "fetch a data set from its publisher, verify and unpack it"
     flag = add(kinds, "get", what, lambda given: get(given.name, given.out)).add_argument
@@ -59,7 +59,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--tokenizer", required=True, metavar="NAME", help="hub id, folder, spiece.model, t5-tiny, gpt-tiny")
     flag("--limit", type=int, metavar="N", help="only the first N rows of each split (default: all)")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the set to make")
-    # Flags of some tasks only: not given, they are None.
+    # Flags of some tasks only: they are None if not given.
     flag("--prompt", choices=["question", "schema"], help="text2sql: what is read (default: schema)")
     flag("--max-source-tokens", type=int, metavar="N", help="text2sql: cut there (default: by prompt)")
     flag("--plain-vocabulary", action="store_true", default=None, help="text2sql: T5's characters alone")
@@ -85,7 +85,7 @@ def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
 
 
 def made_text(result: Result) -> str:
-    """The folder that was made, how much there is of what, and how many questions were left out or remarked."""
+    """The folder that was made, the counts of what it holds, and how many questions were left out or remarked on."""
     is_new = result.get("written", True) and not result.get("already_there")
     said = [f"{result.get('out') or result['folder']}: {'written' if is_new else 'was there already'}"]
     for name, counts in ((name, each) for name, each in result.items() if isinstance(each, dict)):
@@ -113,7 +113,7 @@ def _run_prepare(arguments: argparse.Namespace) -> Result:
 
 
 def readable_prepare(result: Result) -> str:
-    """What was made, a line for each split, and what was cut or cannot be read."""
+    """What was made, then a line for each split with its sizes and with what was cut or cannot be read."""
     done = "prepared" if result["made"] else "was prepared before, with the same data and settings; nothing was done"
     prompt = "" if result["prompt"] == result["task"] else f", prompt {result['prompt']}"
     lines = [

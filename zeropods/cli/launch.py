@@ -26,11 +26,11 @@ OF_SLURM = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_optio
 OF_CLUSTER = ("hostfile", "ssh_config", "name")
 MAIN_FIGURES = {"technique": "technique", "pods": "pods", "world_size": "processes", "train_seconds": "training (s)"}
 MEASURES = {"f1": "F1", "execution_accuracy": "execution", "logical_form_accuracy": "logical form"}
-"""The one that is said of a score, the first that it has."""
+"""Measures of a score with their names; the first one that a score has is shown."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """The verb and its flags; `add(verbs, name, help, run)` makes it."""
+    """Add the verb and its flags; `add(verbs, name, help, run)` makes the verb."""
     verb = add(verbs, "launch", "run a training script on pods, supervised and recorded", run)
     flag = verb.add_argument
     flag("--num-pods", type=whole, metavar="N", help="use the first N pods (default: all of them)")
@@ -74,11 +74,11 @@ def run(arguments: argparse.Namespace) -> Result:
         min_pods=arguments.min_pods,
     )
     if arguments.hostfile is not None:
-        read_hostfile(arguments.hostfile)  # What is wrong with it is said before what the run would lack.
+        read_hostfile(arguments.hostfile)  # A fault in it is reported before anything that the run would lack.
     check_inputs(arguments.command[0], arguments.command[1:])
     result = (_as_job if arguments.launcher == "slurm" else _launched)(arguments, supervision)
     if arguments.questions and result.get("status") == "ok":
-        # Another process loads the model, as this one never loads torch.
+        # Another process loads the model, since this one never loads torch.
         predict = ["predict", "--model", result["folder"], "--limit", str(arguments.questions), "--score", "--json"]
         argv = [sys.executable, "-m", "zeropods", *predict]
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> Result:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse flags that have no meaning, or none together."""
+    """Refuse flags that have no meaning, alone or together."""
     from zeropods.train.arguments import arguments_of
 
     launcher, pods, restarts, least = arguments.launcher, arguments.num_pods, arguments.restarts, arguments.min_pods
@@ -125,7 +125,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def readable(result: Result) -> str:
-    """The record's main figures; of a dry run all of it."""
+    """The record's main figures; for a dry run, the exported variables and the command line."""
     if "exported" in result:
         from zeropods.launch.command import shell_line
 
@@ -148,7 +148,7 @@ def readable(result: Result) -> str:
 
 
 def exit_status(result: Result) -> int:
-    """0 where the run ended well; else why not, in a line on stderr, and 1."""
+    """0 if the run ended well; otherwise 1, or `INTERRUPTED` for an interrupted run, with the reason on stderr."""
     if result.get("status", "ok") == "ok":
         return 0
     place = f"{result['pod']}: " if result.get("pod") else ""
@@ -157,7 +157,7 @@ def exit_status(result: Result) -> int:
 
 
 def _launched(arguments: argparse.Namespace, supervision: Supervision) -> Result:
-    """Run over pods, or on this machine with a process for each of its slots."""
+    """Run on pods, or on this machine with a process for each of its slots."""
     from zeropods.launch import command
     from zeropods.launch.local import run_here
     from zeropods.launch.restart import check_restarts
@@ -171,7 +171,7 @@ def _launched(arguments: argparse.Namespace, supervision: Supervision) -> Result
             check_restarts(planned, supervision.restarts, supervision.min_pods)
             variables = command.launcher_variables(planned)
         else:
-            command.exported_variables(arguments.export, {})  # The ranks have them anyway, where they are set.
+            command.exported_variables(arguments.export, {})  # Only a check: the ranks inherit them anyway.
             planned, variables = command.plan_alone(script, flags, arguments.slots), {}
             if supervision.restarts and command.flag_values(flags).get("resume") == "never":
                 raise UserError("--resume never: would start over after each of --restarts; leave one of them out")
@@ -209,7 +209,7 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
 
 @contextmanager
 def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
-    """The cluster that was named; pods on hosts of the user's own live for this launch only, if none are there."""
+    """The cluster that was named; on a user's own hosts without pods, some are started for this launch only."""
     from zeropods import pods
 
     hostfile, ssh_config = arguments.hostfile, arguments.ssh_config

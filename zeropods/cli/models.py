@@ -1,7 +1,7 @@
 """The verbs of trained models: `zeropods predict`, `score`, `perplexity`, `export` and `demo`.
 
-A score is of a prediction file and loads no model; perplexity has no predictions to keep, it needs the model itself,
-its precision and a batch size. So it is a verb of its own.
+`score` reads a prediction file and loads no model; perplexity has no predictions to keep and needs the model itself,
+its precision and a batch size, so it is a verb of its own.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from zeropods.cli import Result
 
 MEASURES = ("execution_accuracy", "logical_form_accuracy", "exact_match", "f1", "perplexity", "loss")
-"""Measures of scores in the order in which they are said."""
+"""Measures of scores, in the order in which they are shown."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
+    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one verb."""
     verb = add(verbs, "predict", "let a trained model answer a split", _predict)
     verb.set_defaults(readable=predict_text)
     flag = verb.add_argument
@@ -82,14 +82,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) -> None:
-    """The flags of every verb that reads a split."""
+    """Add the flags of every verb that reads a split."""
     flag("--data", required=required, metavar="DIR", help=data)
     of_split = "such as test" if required else "of the data (default: test, else dev)"
     flag("--split", required=required, choices=SPLITS, help=of_split)
 
 
 def _model_flags(flag: Callable[..., Any], batch: str, unit: str, precision: str) -> None:
-    """The flags of every verb that asks a model about a split."""
+    """Add the flags of every verb that runs a model on a split."""
     flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens (default: as trained)")
     flag("--batch-size", type=whole, metavar="N", help=f"at once: {batch}")
     known = ["auto", "fp32", "bf16", "fp16"]
@@ -123,7 +123,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The values of flags that were given, or have a default."""
+    """The values of those flags that were given or have a default."""
     return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
@@ -148,7 +148,7 @@ def predict_text(result: Result) -> str:
 
 
 def score_text(score: Result) -> str:
-    """A score in a sentence, and a table of each group of tables and kind of query."""
+    """A score in a sentence, and a table with a line for each group of tables and each kind of query."""
     whole_score = _measured(score)
     number = f"{score['tokens']:,} tokens" if "tokens" in score else counted(score["examples"], "answer")
     sentence = f"{number}: {', '.join(f'{name} {text}' for name, text in whole_score.items())}"

@@ -1,4 +1,4 @@
-"""`zeropods plan`, memory and time of each technique before running; `probe` and `profile`, what was measured."""
+"""`zeropods plan`: memory and time of each technique before running; `probe` and `profile`: what was measured."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 SECONDS_PER_HOUR = 3_600
 OF_GPUS = ("gpu", "gpu_memory", "flops", "bandwidth", "latency", "pcie_bandwidth", "peer_bandwidth")
-"""What a plan without a GPU takes from a probe."""
+"""Flags that are refused for a plan without a GPU, which takes such figures from a probe."""
 OF_CPUS = ("hosts", "threads")
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """The verbs and their flags; `add(verbs, name, help, run)` makes one. What is not given is left to the plan."""
+    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one. Flags not given are left to the plan."""
     verb = add(verbs, "plan", "memory and time of each technique, before running", run_plan)
     for flag, read, metavar, text in FLAGS:
         verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS)
@@ -89,7 +89,7 @@ def run_plan(arguments: argparse.Namespace) -> Result:
 
 
 def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe | None, str]:
-    """Runs that the plan's errors are known by, the machine's rates, and in words where both are from."""
+    """The calibration for the plan's errors, the probe for the machine's rates, and in words where both are from."""
     from zeropods.measure.calibration import CALIBRATION, kept_calibration, kept_probe, read_probe
     from zeropods.plan.cpu import CPU
     from zeropods.plan.estimate import Calibrated
@@ -111,7 +111,7 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
     probe = probe if probe and probe.gpus and "gpu" not in arguments else None
     gpu = probe.name if probe else getattr(arguments, "gpu", Machines().gpu)
     rates = f"from the probe of {gpu}" if probe else f"a part of the published peak of {gpu}"
-    # What is shipped knows of no GPU, and reading it takes a quarter of the time of a plan.
+    # The shipped calibration covers no GPU, and reading it takes a quarter of the time of a plan.
     own = kept_calibration(folder) if (folder / CALIBRATION).is_file() else None
     known = next((name for name in own.factors if words(gpu) <= words(name)), None) if own else None
     if own is None or known is None:
@@ -121,7 +121,7 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
 
 
 def run_probe(arguments: argparse.Namespace) -> Result:
-    """Probe, and keep what was found."""
+    """Probe a cluster or this machine, and keep what was found."""
     from zeropods.measure.calibration import MACHINE
     from zeropods.pods.cluster import find, names
     from zeropods.train.probe import probe
@@ -135,7 +135,7 @@ def run_probe(arguments: argparse.Namespace) -> Result:
 
 
 def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Request:
-    """What was asked, checked; what a probe says in place of the machines' published or usual figures."""
+    """The checked request for a plan, in which a probe's figures replace the machines' published or usual ones."""
     if "model" not in arguments:
         raise UserError("--model is missing; give a name such as t5-large, or --fit RUNS")
     from zeropods.plan.estimate import Request, request_for
@@ -152,7 +152,7 @@ def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Req
     names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
     given = {names.get(name, name): value for name, value in vars(arguments).items()}
     if probe and arguments.device == "cpu":
-        # Without a GPU the fields of one hold the memory of a process.
+        # Without a GPU, the field for a GPU's memory holds the memory of a process.
         memory = given.pop("host_memory_bytes", None)
         if memory is None:
             given["machine_bytes"] = probe.memory_bytes
@@ -188,7 +188,7 @@ def _truth(text: str) -> bool | str:
 
 
 def run_profile(arguments: argparse.Namespace) -> Result:
-    """Read and check the report, and the second one."""
+    """Read and check the report, and the second one if it was given."""
     from zeropods.report.profile import ProfileReport
 
     for name, least in (("depth", 0), ("top", 1)):
@@ -232,4 +232,4 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--samples", whole, "N", "of the training set, in place of --steps"),
     ("--epochs", number, "N", "over --samples (default: 1)"),
 )
-"""Flag, how it is read, its unit, what it says; names in Python are those of the requests and of `Machines`."""
+"""Flag, function that reads it, unit, help; `request_of` maps them to the fields of `Request` and `Machines`."""

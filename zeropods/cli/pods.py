@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 UP = ("count", "hostfile", "ssh_config", "slots", "backend", "name", "port", "seconds", "cpu", "memory", "nvidia_gpu")
-"""Flags of `pods up` that are arguments of `pods.up`."""
+"""Flags of `pods up` that are passed on as arguments of `pods.up`."""
 HOSTFILE_HELP = "hosts of your own, as your ssh reaches them"
 SSH_CONFIG_HELP = "ssh configuration for hosts of your own (default: your usual one)"
 NAME_HELP = "the cluster (default: pods, or the only one)"
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
+    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one verb."""
     kinds = verbs.add_parser("pods", help="worker pods").add_subparsers(required=True, metavar="WHAT")
     up = add(kinds, "up", "start pods and wait until all of them are ready", run_up)
     up.add_argument("--count", type=int, metavar="N", help="how many (default: all hosts of the hostfile)")
@@ -72,20 +72,20 @@ def run_up(arguments: argparse.Namespace) -> Result:
 
 
 def readable_up(result: Result) -> str:
-    """The hostfile, and DeepSpeed's own command with what it needs, to be pasted."""
+    """The hostfile, and DeepSpeed's own command with the variables that it needs, ready to be pasted."""
     hosts = [f"{pod['address']} slots={pod['slots']}" for pod in result["pods"]]
     exports = [f"export {name}={shlex.quote(value)}" for name, value in result["export"].items()]
     name = result["name"]
     ends = "zeropods pods down" + ("" if name == "pods" else f" --name {name}")
     own = ["# train with 'zeropods launch'"]
-    if not any(map(str.isspace, str(Path.cwd()))):  # DeepSpeed's command would be cut there.
+    if not any(map(str.isspace, str(Path.cwd()))):  # DeepSpeed's command would be split at spaces.
         line = f"{shlex.join(result['command'])} textsql_train.py ..."
         own = [f"{own[0]}, or with DeepSpeed's own command:", *exports, line]
     return "\n".join([f"# {result['hostfile']}", *hosts, "", f"# cluster {name} is up; end it with: {ends}", *own])
 
 
 def run_check(arguments: argparse.Namespace) -> Result:
-    """Check the pods of a cluster, hosts of the user's own, or this machine."""
+    """Check the pods of a cluster, the user's own hosts, or this machine."""
     from zeropods.pods.cluster import expected_here, find
     from zeropods.pods.hostfile import read_hostfile
     from zeropods.pods.preflight import preflight, preflight_self
@@ -104,7 +104,7 @@ def run_check(arguments: argparse.Namespace) -> Result:
 
 
 def run_list(arguments: argparse.Namespace) -> Result:
-    """Every cluster with what its pods answer."""
+    """Every cluster, with the state that each of its pods reports."""
     from zeropods.pods.cluster import clusters
 
     return {"clusters": [{**_described(each), "pods": [asdict(pod) for pod in each.statuses()]} for each in clusters()]}
@@ -125,7 +125,7 @@ def readable_list(result: Result) -> str:
 
 
 def run_down(arguments: argparse.Namespace) -> Result:
-    """End one cluster or all; none is no error: nothing tells one that has ended before from a wrong name."""
+    """End one cluster or all; ending none is no error, since a wrong name looks like a cluster that has ended."""
     from zeropods.pods.cluster import chosen_name, names, take_down
 
     chosen = names() if arguments.all else [chosen_name() if arguments.name is None else arguments.name]
@@ -140,7 +140,7 @@ def _described(cluster: Cluster) -> Result:
         "name": cluster.name,
         "backend": cluster.backend,
         "network": "loopback" if cluster.backend == "local" else cluster.backend,
-        "ssh_port": cluster.pods[0].ssh_port,  # Where others have another one, `ssh_config` says so.
+        "ssh_port": cluster.pods[0].ssh_port,  # If other pods have another one, `ssh_config` says so.
         "hostfile": str(cluster.hostfile),
         "ssh_config": str(cluster.ssh_config),
     }

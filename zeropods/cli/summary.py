@@ -1,4 +1,4 @@
-"""`zeropods summary`: runs side by side, and a gate that says what became worse."""
+"""`zeropods summary`: runs side by side, and a gate that says what got worse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """The verb and its flags; `add(verbs, name, help, run)` makes it."""
+    """Add the verb and its flags; `add(verbs, name, help, run)` makes the verb."""
     verb = add(verbs, "summary", "runs side by side: tables, plots, HTML", run)
     flag = verb.add_argument
     flag("runs", type=given_path, nargs="*", metavar="RUN", help="run folders (default: all below runs/)")
@@ -34,7 +34,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Write the report; return what `summary.json` holds, and what the gate has found."""
+    """Write the report; return what `summary.json` holds, and what the gate found."""
     from zeropods.report.gate import compare, read_rows
     from zeropods.report.summary import read_runs
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> Result:
     atexit.register(gc.freeze)
     if any((arguments.out / name).exists() for name in (RECORD, LOCK)):
         raise UserError(f"--out {arguments.out}: is a run; choose another folder")
-    # Before anything is written: it may lie where the new one goes.
+    # Read this before anything is written: it may lie where the new summary goes.
     old = None if arguments.against is None else read_rows(arguments.against)
     price, allow = arguments.price_per_hour, arguments.allow_differences
     summary = read_runs(arguments.runs or [Path("runs")], price_per_hour=price, allow_differences=allow)
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> Result:
     verdict = None if old is None else compare(old, document["groups"])
 
     def readable(result: Result) -> str:
-        """The tables, what the gate has found, where the page lies, and last what it all comes to."""
+        """The tables, what the gate found, where the page is, and last the conclusions."""
         gate = "" if verdict is None else f"\n{verdict}"
         page = arguments.out / "index.html"
         return f"{wrapped(summary.to_text(), '  ')}{gate}\nreport: {page}\n\n{wrapped(repr(summary.answers()))}"
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> Result:
 
 
 def exit_status(result: Result) -> int:
-    """1 where a row got worse, or where no run could be read, else 0."""
+    """1 if a row got worse or no run could be read, else 0."""
     is_worse = result["against"] is not None and result["against"]["worse"]
     is_broken = all(run["status"] == "broken" for run in result["runs"])
     if is_broken:

@@ -1,4 +1,4 @@
-"""`zeropods sweep`: every run of a matrix, with whatever came of it."""
+"""`zeropods sweep`: do every run of a matrix, and report the outcome of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """The verb and its flags; `add(verbs, name, help, run)` makes it."""
+    """Add the verb and its flags; `add(verbs, name, help, run)` makes the verb."""
     verb = add(verbs, "sweep", "run a matrix of models, techniques, pods and prompts, with repeats", run)
     flag = verb.add_argument
     flag("matrix", type=given_path, metavar="MATRIX.yaml", help="what to run, such as matrices/demo.yaml")
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> Result:
     if hostfile is not None and not hostfile.is_file():
         raise UserError(f"--hostfile {hostfile}: no such file; zeropods pods up writes one")
     if hostfile is not None or arguments.name is not None:
-        # Where no cluster is up on the hosts of a hostfile, the sweep starts pods of its own there.
+        # If no cluster is up on the hosts of a hostfile, the sweep starts pods of its own there.
         cluster = pods.find(arguments.name) if hostfile is None else pods.known_cluster(hostfile)
     sweep = run_sweep(matrix, out, cluster, hostfile=hostfile, again=arguments.again)
     arguments.readable = lambda result: f"{sweep.table()}\nsweep: {out / FILE}"
@@ -63,6 +63,6 @@ def run(arguments: argparse.Namespace) -> Result:
 
 
 def dry_run_text(result: Result) -> str:
-    """A line for each run that would be, and for each combination that cannot be."""
+    """A line for each run that would be started, and for each combination that is not possible."""
     left_out = [f"# left out: {left['cell']}: {left['reason']}" for left in result["left_out"]]
     return "\n".join([*(run["command"] for run in result["runs"]), *left_out])

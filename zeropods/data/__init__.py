@@ -1,1 +1,1 @@
-"""Raw data to examples to tokenized sets."""
+"""Raw data turned into examples, and examples into tokenized sets."""

@@ -1,16 +1,16 @@
-"""`zeropods data get`: a data set from its publisher, verified, unpacked, and moved into place whole.
+"""`zeropods data get`: fetch a data set from its publisher, verify and unpack it, and move it into place as a whole.
 
 Every file is pinned by a digest of its whole content, so it does not matter which server sent it:
 
 * WikiSQL: the git blob hash of `data.tar.bz2` in the publisher's repository. The release also carries a SQLite copy of
-  each split's tables; those are left out, since the tables are read from SPLIT.tables.jsonl.
-* SQuAD v1.1 (87,599 train and 10,570 dev questions): SHA-256 as ParlAI and others pin it. That of dev was also computed
-  from the file; that of train is taken from there.
-* WikiText-2, word level with `<unk>`: SHA-256 of `wikitext-2-v1.zip` as several public loaders pin it (not computed
-  from the archive itself). The bucket of its first publisher answers 403 since 2024; the address is the first author's.
+  each split's tables; these copies are left out, since the tables are read from SPLIT.tables.jsonl.
+* SQuAD v1.1 (87,599 train and 10,570 dev questions): SHA-256 as pinned by ParlAI and others. The digest of dev was also
+  computed from the file; that of train is taken from them.
+* WikiText-2, word level with `<unk>`: SHA-256 of `wikitext-2-v1.zip` as pinned by several public loaders (not computed
+  from the archive itself). The first publisher's bucket has answered 403 since 2024; the address is the first author's.
 
-The largest file has 35 MB: it is held in memory until its digest is known to be right. `OUT/source.json` says what the
-folder is.
+The largest file is 35 MB, so each file is held in memory until its digest has been verified. `OUT/source.json` records
+what the folder holds.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from zeropods.outputs import new_folder
 
 TIMEOUT_SECONDS = 30
 WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0)
-"""Pauses between attempts at one file."""
+"""Seconds to wait between attempts to fetch a file."""
 LIMIT_BYTES = 2**30
 CHUNK_BYTES = 2**16
 RECORD = "source.json"
 USER_AGENT = f"Mozilla/5.0 (compatible; zeropods/{__version__})"
-"""Some publishers answer 403 to urllib's own name."""
+"""User agent of the requests: some publishers answer 403 to urllib's own name."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class SourceFile:
     url: str
     algorithm: Literal["git-blob", "sha256"]
     digest: str
-    """Of the whole content, in lower-case hexadecimal."""
+    """Digest of the whole content, in lower-case hexadecimal."""
     members: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Path in the archive -> name in the folder; empty where the file is no archive and is kept as it is."""
+    """Path in the archive -> name in the folder; empty if the file is not an archive and is kept as it is."""
 
     @property
     def filename(self) -> str:
@@ -63,7 +63,7 @@ class SourceFile:
         return self.url.rpartition("/")[2]
 
     def digest_of(self, content: bytes | bytearray) -> str:
-        """A content's digest by this algorithm; git's is SHA-1 of `blob SIZE`, a zero byte, and the content."""
+        """Digest of a content by this algorithm; git's is the SHA-1 of `blob SIZE`, a zero byte, and the content."""
         if self.algorithm == "sha256":
             return hashlib.sha256(content).hexdigest()
         return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
@@ -103,14 +103,14 @@ DATASETS: dict[str, tuple[SourceFile, ...]] = {
 
 
 def get(name: str, out: Path | str) -> dict[str, Any]:
-    """Fetch `wikisql`, `squad` or `wikitext-2` into the folder `out`, which then is complete or untouched.
+    """Fetch `wikisql`, `squad` or `wikitext-2` into the folder `out`, which ends up either complete or untouched.
 
-    The environment's ZEROPODS_MIRROR is an address under which the files lie as NAME/FILENAME, for example
-    `wikisql/data.tar.bz2`; they are checked all the same. A folder that holds anything else is refused.
+    The environment variable ZEROPODS_MIRROR is an address under which the files are found as NAME/FILENAME, for example
+    `wikisql/data.tar.bz2`; they are verified all the same. A folder that holds anything else is refused.
 
     Returns:
-        What `zeropods data get --json` prints: `dataset`, `folder`, whether it was `already_there`, the size in bytes
-        by `files`, the `urls` that these came from, and the `seconds` that it took.
+        What `zeropods data get --json` prints: `dataset`, `folder`, whether it was `already_there`, the `files` with
+        their sizes in bytes, the `urls` that they came from, and the `seconds` that the call took.
     """
     if name not in DATASETS:
         raise UserError(f"data set {name!r}; expected {', '.join(DATASETS)}")
@@ -146,7 +146,7 @@ def get(name: str, out: Path | str) -> dict[str, Any]:
 
 
 def _verified(source: SourceFile, url: str) -> bytes:
-    """The content of a file, its digest right; one attempt more than there are waits, a refusal (HTTP 4xx) is final."""
+    """Fetch a file and verify its digest: one attempt more than there are waits; a refusal (HTTP 4xx) is final."""
     from tqdm import tqdm
 
     if not url.startswith(("http://", "https://")):
@@ -187,7 +187,7 @@ def _verified(source: SourceFile, url: str) -> bytes:
 
 
 def _unpacked(source: SourceFile, content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file that a source gives; names are ours, never a path of the archive's own."""
+    """Name and content of each file that a source contains; the names are ours, never paths from the archive."""
     if not source.members:
         yield source.filename, content
     elif source.filename.endswith(".zip"):

@@ -1,4 +1,4 @@
-"""Texts to rows of token ids, for a prepared set: tokenizers that are trained on its texts, and their encoding."""
+"""Texts encoded as rows of token ids for a prepared set, and tokenizers that are trained on its texts."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 TINY_VOCABULARY = 1_000
 TINY_ALPHABET = 300
-"""The commonest characters; others are unknown to a trained tokenizer."""
+"""Number of characters that a trained tokenizer knows, the most common ones; all others are unknown to it."""
 PARTS = r"▁?\p{L}+|▁?\p{N}|▁?[^\p{L}\p{N}▁]"
-"""What no piece of a trained tokenizer crosses: letters, single digits, single signs, each with its space."""
+"""Parts whose borders no piece of a trained tokenizer crosses: letters, single digits or signs, each with its space."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int = TINY_VOCABULARY) -> PreTrainedTokenizerBase:
     """Train a unigram tokenizer of T5's kind; the same texts give the same tokenizer.
 
-    The pieces are byte-pair merges, so that a frequent word is one piece; their scores are the logarithms
-    of their shares. SentencePiece's own unigram trainer takes its candidates from repeated parts of
-    *different* words: in texts as narrow as ours `SELECT` becomes five pieces.
+    The pieces are byte-pair merges, so a frequent word is one piece; their scores are the logarithms of
+    their shares. SentencePiece's own unigram trainer takes its candidates from repeated parts of
+    *different* words: in texts as narrow as ours, `SELECT` becomes five pieces.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import T5Tokenizer
@@ -60,14 +60,14 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = TINY_VOCABULARY) -> 
 # A byte-level BPE tokenizer of GPT-2's kind.
 
 VOCABULARY = 1_024
-"""With the 256 bytes and the two special tokens."""
+"""Vocabulary size of a trained tokenizer, including the 256 bytes and the two special tokens."""
 PAD = "<|pad|>"
 MOST_CHARACTERS = 10_000_000
-"""What is read to learn the merges: more text changes little in so small a vocabulary."""
+"""Number of characters read to learn the merges: more text would change little in such a small vocabulary."""
 
 
 def train_byte_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
-    """Train on the first ten million characters; the same texts give the same tokenizer.
+    """Train a tokenizer on the first ten million characters; the same texts give the same tokenizer.
 
     It has no unknown token, since every byte is a token, and decoding gives the text back exactly.
     """
@@ -97,26 +97,26 @@ def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
             return
 
 
-# What a tokenizer is and does.
+# Properties of a tokenizer.
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of what decides the ids: the backend's whole definition."""
+    """SHA-256 of all that determines the ids: the backend's definition without padding and truncation."""
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     document.update(padding=None, truncation=None)
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def first_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that this tokenizer puts before every text, as Llama's `<s>`; often none."""
+    """The ids that this tokenizer puts before every text, such as Llama's `<s>`; often none."""
     encoding = tokenizer.backend_tokenizer.encode("a")
     return encoding.ids[: encoding.special_tokens_mask.index(0)]
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of what the tokenizer cannot read; None where it reads everything, as GPT-2's does.
+    """The id of the unknown token; None if the tokenizer can read everything, as GPT-2's can.
 
-    GPT-2's names its end token as the unknown one.
+    GPT-2's tokenizer names its end token as its unknown token.
     """
     unknown = tokenizer.unk_token_id
     return None if unknown in (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) else unknown
@@ -126,7 +126,7 @@ def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 Ids = NDArray[np.int32]
 NO_LOSS = -100
-"""Stands in labels where there is no loss."""
+"""Label of a token that carries no loss."""
 
 
 @dataclass
@@ -135,27 +135,27 @@ class TokenRows:
 
     input_ids: list[Ids] = field(default_factory=list)
     labels: list[Ids] = field(default_factory=list)
-    """Of a causal model as long as `input_ids`."""
+    """Labels of each row; those for a causal model are as long as its `input_ids`."""
     inputs_cut: int = 0
-    """Number of rows that were cut at the limit; `labels_cut` likewise."""
+    """Number of rows whose inputs were cut at the limit; `labels_cut` is the same for the labels."""
     labels_cut: int = 0
     targets_lost: int | None = None
-    """Targets whose text does not come back when their tokens are decoded (NFKC, spaces folded)."""
+    """Number of targets whose text does not come back when their tokens are decoded (NFKC, spaces folded)."""
     documents: int | None = None
     leftover_tokens: int | None = None
-    """Tokens of an incomplete last block that is left out."""
+    """Number of tokens in an incomplete last block, which is left out."""
 
 
 def folded(text: str) -> str:
-    """The text with compatible characters and runs of spaces made one, as it is compared after decoding."""
+    """The text in NFKC and with single spaces, the form in which texts are compared after decoding."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
 class Encoder:
-    """Encodes texts as their tokenizer does, and each different word only once.
+    """Encodes texts as their tokenizer does, but encodes each distinct word only once.
 
-    A tokenizer of T5's kind cuts at spaces before its model looks, so a word has the same ids wherever it
-    stands. WikiSQL's 64,776 prompts with column names have 1.6 million words and 90,000 different ones.
+    A tokenizer of T5's kind splits at spaces before its model runs, so a word has the same ids wherever it
+    occurs. WikiSQL's 64,776 prompts with column names have 1.6 million words, of which 90,000 are distinct.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

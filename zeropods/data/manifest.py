@@ -1,4 +1,4 @@
-"""What a prepared data set says about itself."""
+"""The manifest, in which a prepared data set describes itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStatistics:
-    """Lengths of one side of a split, in tokens with the end token, after truncation."""
+    """Lengths of the rows of one side of a split, in tokens including the end token, after truncation."""
 
     total: int
     mean: float
@@ -24,7 +24,7 @@ class TokenStatistics:
     p99: int
     max: int
     truncated_rows: int
-    """Rows that were cut at the limit."""
+    """Number of rows that were cut at the limit."""
     unknown_tokens: int
     rows_with_unknown: int
 
@@ -33,7 +33,7 @@ class TokenStatistics:
 class SplitStatistics:
     """One split of a prepared set.
 
-    text2sql has a source and a target in a row. A row of a causal set is one text: `source` is all of
+    A row of text2sql has a source and a target. A row of a causal set is one text: `source` counts all of
     its tokens, `target` those of them that carry a loss.
     """
 
@@ -41,16 +41,16 @@ class SplitStatistics:
     source: TokenStatistics
     target: TokenStatistics
     targets_lost: int | None
-    """Targets whose text does not come back when their tokens are decoded (NFKC, spaces folded); None for `lm`."""
+    """Number of targets whose text is not restored by decoding their tokens (NFKC, spaces folded); None for `lm`."""
     documents: int | None = None
-    """`lm`: documents that were read, the empty ones not counted."""
+    """`lm`: number of documents that were read, not counting empty ones."""
     leftover_tokens: int | None = None
-    """`lm`: tokens of the incomplete last block, which train leaves out; 0 where the last block may be short."""
+    """`lm`: number of tokens in the incomplete last block, which train omits; 0 where the last block may be short."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The record beside a prepared set: everything else reads prompt and tokenizer from here."""
+    """The record beside a prepared set, from which everything else reads the prompt and the tokenizer."""
 
     schema_version: Literal[1]
     content_key: str
@@ -58,25 +58,25 @@ class Manifest:
     task: str
     """`text2sql`, `squad` or `lm`."""
     prompt: str
-    """`question` or `schema` for text2sql; else the task's own name."""
+    """`question` or `schema` for text2sql; otherwise the task's own name."""
     tokenizer: str
     tokenizer_fingerprint: str
     vocabulary_size: int
     max_source_tokens: int | None
-    """text2sql: the most tokens of a source; None for causal sets, as the next."""
+    """text2sql: the most tokens of a source; None for causal sets, as is the next field."""
     max_target_tokens: int | None
     limit: int | None
     source_sha256: dict[str, str]
     splits: dict[str, SplitStatistics]
     versions: dict[str, str]
     max_seq_length: int | None = None
-    """The most tokens of a causal row; exactly so many in a block of `lm`'s train split."""
+    """The most tokens of a causal row; a block of `lm`'s train split has exactly this number."""
     loss_on: str | None = None
     """Which tokens of a causal row carry a loss: `answer` or `all`."""
     pad_token: str | None = None
-    """What a causal batch is padded with: the end token where the tokenizer came without a pad token."""
+    """The token that pads a causal batch: the end token if the tokenizer came without a pad token."""
     data: str | None = None
-    """Where the raw data lay, a folder or an id at the hub; None in sets of older versions."""
+    """Location of the raw data, a folder or a hub id; None in sets made by older versions."""
 
 
 def read_manifest(folder: Path) -> Manifest:

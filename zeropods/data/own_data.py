@@ -1,4 +1,4 @@
-"""A user's own data: tables as CSV files, and questions with plain SQL, made into WikiSQL's layout."""
+"""A user's own data: tables as CSV files and questions with plain SQL, converted to WikiSQL's layout."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, Quer
 from zeropods.sql.query import number as number_in
 from zeropods.tables import counted
 
-# A CSV file, read as a table; what is wrong with one is said in a line.
+# Read a CSV file as a table; a fault in it is reported in one line.
 
 DELIMITERS = ";\t|,"
-"""Where two divide the lines equally well, the first: commas also stand in texts."""
+"""Delimiters to try; if two divide the lines equally well, the first one counts, since commas also occur in texts."""
 SEPARATOR = re.compile(r'\s*"?sep=([;\t|,])"?[ \t]*\r?(?=\n|$)', re.IGNORECASE)
-"""The line before the header in which spreadsheets name the delimiter."""
+"""A line before the header in which spreadsheets name the delimiter."""
 NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\d+)?([eE][-+]?[12]?\d{1,2})?")
-"""A leading zero, as in a postcode, makes a name of it."""
+"""A number; with a leading zero, as in a postcode, a cell is a name instead."""
 DECIMAL_COMMA = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(\.\d{3})+|[1-9]\d*)(,\d+)?([eE][-+]?[12]?\d{1,2})?")
 KINDS = (NUMBER, DECIMAL_COMMA)
 COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),(\d+)(?![.,]?\w)")
-"""In a question."""
+"""A number with a decimal comma in a question."""
 MOST_ODD = 0.1
-"""Share of the other cells of a column of numbers that may be none."""
+"""Largest share of non-numbers, one of them not counted, in a text column that is reported as meant for numbers."""
 
 
 @dataclass(frozen=True)
 class ReadTable(SQLTable):
-    """A table of a CSV file."""
+    """A table read from a CSV file."""
 
     has_commas: bool = False
     """Whether its numbers had decimal commas."""
     odd_cells: tuple[str, ...] = ()
-    """For each column that is text through few of its cells, what the first of them is and where."""
+    """A remark for each column that is text only because of a few cells: what the first of these is, and where."""
 
 
 def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
-    """The table in a CSV file: names in its first line, columns of numbers `real`, others `text`, empty cells None.
+    """The table of a CSV file: its first line has the names; columns of numbers are `real`, others `text`.
 
-    Numbers with decimal commas, which only a file with semicolons has, are kept with a point.
+    Empty cells are None. Numbers with decimal commas, which only a file with semicolons may have, get a point instead.
 
     Raises:
-        UserError: not text in UTF-8 (or UTF-16 with its mark), no header, a name that is empty or occurs twice, a
-            row of another length, no row.
+        UserError: the file is not text in UTF-8 (or UTF-16 with its byte order mark), has no header or no row, a name
+            that is empty or occurs twice, or a row whose length is not that of the header.
     """
     name = f"the file {shown(path.name)}"
     lines, delimiter = _lines(name, path.read_bytes())
     if len(lines) < 2:
         raise UserError(f"{name}: has no row; expected a line of column names, then rows")
     (_, header), *rows = lines
-    # To the model names are the same that differ in nothing but the form of their letters.
+    # To the model, names that differ only in the form of their letters are the same.
     forms = [folded(column).casefold() for column in header]
     for number, form in enumerate(forms):
         if not any(letter.isalnum() for letter in form):
@@ -102,7 +102,7 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """A text of others, fit for a message: one line, letters that can be seen, not too long."""
+    """A text from outside, made fit for a message: one line of printable characters, at most `most` of them."""
     line = "".join(letter if letter.isprintable() else " " for letter in text).strip()
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -110,7 +110,8 @@ def shown(text: str, most: int = 60) -> str:
 def _lines(name: str, content: bytes) -> tuple[list[tuple[int, list[str]]], str]:
     """Number and cells of each line of a CSV file that is not blank, and the delimiter.
 
-    That is the one that divides the file into columns, most of its lines as the header, and the header most often.
+    The delimiter is the best by three criteria, in this order: it divides the header; most lines have as many cells as
+    the header; it occurs most often in the header.
     """
     try:
         text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
@@ -138,10 +139,11 @@ def _lines(name: str, content: bytes) -> tuple[list[tuple[int, list[str]]], str]
 
 
 def decimal_points(text: str, values: Collection[str] | None = None) -> str:
-    """A text whose numbers with a decimal comma (`72,5`, `1.234,50`) are written with a point.
+    """The text, in which numbers with a decimal comma (`72,5`, `1.234,50`) are written with a point.
 
     Args:
-        values: which they are, with their points; else all but those with three digits behind a comma, as thousands.
+        values: the numbers to change, written with a point; by default all but those with three digits after a comma,
+            which may be thousands.
     """
 
     def point(found: re.Match[str]) -> str:
@@ -165,7 +167,7 @@ QUOTES = "put text in 'single quotes', a name with blanks in \"double quotes\" o
 
 
 def parsed(sql: str) -> tuple[exp.Select, str]:
-    """A statement as sqlglot reads it, and the table that it asks; `ValueError` where it is not of one table alone."""
+    """A statement as parsed by sqlglot, and its table's name; `ValueError` unless it is one SELECT from one table."""
     logging.getLogger("sqlglot").setLevel(logging.ERROR)
     try:
         statements = [each for each in sqlglot.parse(sql, read="sqlite") if each is not None]
@@ -187,7 +189,7 @@ def parsed(sql: str) -> tuple[exp.Select, str]:
 
 
 def query_of(statement: exp.Select, table: ReadTable) -> Query:
-    """The query that a statement is on its table; `ValueError` says what is out of reach."""
+    """The query that a statement stands for on its table; `ValueError` says what is out of reach."""
     if len(statement.expressions) != 1:
         raise ValueError(f"{len(statement.expressions)} columns are selected; {REACH}")
     selected = statement.expressions[0].unalias()
@@ -239,7 +241,7 @@ def _condition(node: exp.Expr, table: ReadTable) -> Condition:
 
 
 def _column(node: exp.Column, table: SQLTable) -> int:
-    """Number of a column, by its name without letter case."""
+    """Index of a column, by its name without regard to letter case."""
     names = [folded(name).casefold() for name in table.header]
     wanted = folded(node.name).casefold()
     if wanted not in names:
@@ -252,14 +254,14 @@ def _column(node: exp.Column, table: SQLTable) -> int:
 
 COLUMNS = ("question", "sql")
 FEWEST_TABLES = 3
-"""With fewer there is none to keep for dev and for test: questions are divided, not tables."""
+"""Least number of tables to divide: with fewer, none is left for dev or test, so questions are divided instead."""
 PART = 10
-"""One question in so many is for dev, and one for test."""
+"""One question in this many is for dev, and one for test."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question that was taken."""
+    """A question that was taken into the data set."""
 
     place: str
     question: str
@@ -271,15 +273,16 @@ def from_csv(tables: Path, questions: Path, out: Path) -> dict[str, Any]:
     """Write a data set in WikiSQL's layout.
 
     Args:
-        tables: a folder of CSV files, each named as its table.
+        tables: a folder of CSV files, each named after its table.
         questions: a CSV file of two columns, a question and its SQL statement.
 
     Returns:
-        What `zeropods data from-csv --json` prints: `out`, number of `questions` by split, and lines with a place:
-        `left_out` for each question that was not taken, with the reason, and `remarks`.
+        What `zeropods data from-csv --json` prints: `out`, the number of `questions` by split, and lines that each name
+        a place: `left_out` has one for each question that was not taken, with the reason; the others are `remarks`.
 
     Raises:
-        UserError: a place or a table asked for that cannot be read, or no question that can be taken.
+        UserError: `out` is not empty; `tables`, `questions` or a table asked about cannot be read; or no question can
+            be taken.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: already exists; remove it, or name a new folder")
@@ -311,7 +314,7 @@ def from_csv(tables: Path, questions: Path, out: Path) -> dict[str, Any]:
 
 
 def _remarks(asked: Asked, execution: Execution) -> Iterator[str]:
-    """What is odd about a question, a line each; `execution` is that of its table."""
+    """Yield a line for each oddity of a question; `execution` is that of its table."""
     table, agg = asked.table, AGGREGATES[asked.query.agg]
     if agg not in ("", "COUNT") and table.types[asked.query.sel] == "text":
         yield f"{agg} of {table.header[asked.query.sel]}, which is text: a cell is no number"
@@ -380,13 +383,13 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
 
 
 def _divided_by(taken: list[Asked], key: Callable[[Asked], str]) -> dict[str, list[Asked]]:
-    """The splits: those of one key stay together, dev and test have at least a tenth, the largest group is in train."""
+    """The splits: questions of one key stay together, dev and test get at least a tenth, train the largest group."""
     groups: dict[str, list[Asked]] = {}
     for asked in taken:
         groups.setdefault(key(asked), []).append(asked)
     largest = max(groups, key=lambda name: len(groups[name]))
     splits: dict[str, list[Asked]] = {"train": groups.pop(largest), "dev": [], "test": []}
-    # A group stays in its split when others come: the order goes by names alone.
+    # A group stays in its split when others are added, since the order depends on the names alone.
     for name in sorted(groups, key=lambda name: hashlib.sha256(name.encode()).digest()):
         split = next((each for each in ("test", "dev") if len(splits[each]) * PART < len(taken)), "train")
         splits[split] += groups[name]

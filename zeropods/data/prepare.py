@@ -1,6 +1,6 @@
-"""Raw data to a tokenized set with its tokenizer and manifest: `zeropods prepare`.
+"""`zeropods prepare`: turn raw data into a tokenized set with its tokenizer and manifest.
 
-A task's raw data are read and tokenized by `WikiSQLData`, `SquadData` or `TextData`; what is here holds for all three.
+A task's raw data are read and tokenized by `WikiSQLData`, `SquadData` or `TextData`; this module serves all three.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ if TYPE_CHECKING:
 
 LOSSES = ("answer", "all")
 FEWEST_TOKENS = 2
-"""A row of one token has nothing to predict, a source of one nothing to read beside its end token."""
+"""Lowest token limit: a row of one token has nothing to predict, a source of one nothing to read but its end token."""
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is asked of `prepare`; fields of other tasks are not looked at."""
+    """The request to `prepare`; fields that belong to other tasks have no effect."""
 
     task: str = "text2sql"
     """`text2sql`, `squad` or `lm`."""
     data: Path | str
-    """A folder; for `lm` also the id of a data set at the hub, which is streamed."""
+    """A folder; for `lm` also the id of a data set on the hub, which is streamed."""
     tokenizer: str
-    """A hub id, a folder, a spiece.model, or a tiny model of ours, `t5-tiny` or `gpt-tiny`: trained on the data."""
+    """A hub id, a folder, a spiece.model, or our tiny model `t5-tiny` or `gpt-tiny`, for one trained on the data."""
     limit: int | None = None
-    """Number of examples of each split, the first ones; None for all."""
+    """Number of examples to take from the start of each split; None for all."""
     prompt: str = "schema"
     complete_vocabulary: bool = True
     """text2sql: add the characters that T5's vocabulary lacks; False is the original recipe."""
     max_source_tokens: int | None = None
     max_seq_length: int = 512
-    """squad: the most tokens of a row. lm: the tokens of a block."""
+    """squad: the most tokens of a row. lm: the number of tokens in a block."""
     loss_on: str | None = None
-    """squad: `answer`, which is also meant by None, or `all`. lm: always `all`."""
+    """squad: `answer`, which is the same as None, or `all`. lm: always `all`."""
     dataset_config: str | None = None
-    """A configuration of a data set at the hub, as `en` of `allenai/c4`."""
+    """Configuration of a data set on the hub, such as `en` of `allenai/c4`."""
     text_field: str = "text"
-    """lm: the field of JSON lines, Parquet and data sets at the hub that holds the text."""
+    """lm: the field of JSON lines, Parquet and data sets on the hub that holds the text."""
 
     def __post_init__(self) -> None:
         if self.prompt not in PROMPTS:
@@ -86,7 +86,7 @@ class Preparation:
 
     @property
     def is_causal(self) -> bool:
-        """Whether rows are of one text, as causal models read it."""
+        """Whether each row is a single text, as causal models read it."""
         return self.task != "text2sql"
 
     @property
@@ -100,13 +100,13 @@ class Preparation:
         return self.loss_on or ("answer" if self.task == "squad" else "all")
 
     def open(self) -> WikiSQLData | SquadData | TextData:
-        """The raw data; `UserError` where they are not there."""
+        """Open the raw data; `UserError` if they do not exist."""
         kinds: dict[str, type[WikiSQLData | SquadData | TextData]]
         kinds = {"text2sql": WikiSQLData, "squad": SquadData, "lm": TextData}
         return kinds[self.task](self)
 
     def rows(self) -> int:
-        """text2sql: number of examples that are asked for, of all splits together."""
+        """text2sql: number of examples requested, in all splits together."""
         counts = []
         for split in wikisql_splits(Path(self.data)):
             with open(split_file(Path(self.data), split, "jsonl"), "rb") as lines:
@@ -123,11 +123,11 @@ def prepare(
 ) -> tuple[Manifest, bool]:
     """Make the tokenized set at `out`; returns its manifest, and False if it was there already.
 
-    Every split is a folder of the columns `input_ids` and `labels`: lists of int32, without padding.
+    Every split is a folder with the columns `input_ids` and `labels`: lists of int32, without padding.
 
     Args:
         progress: called with the number of rows, or of documents, done since the last call.
-        replaces: whether a set of other data, settings or versions may be replaced; else it raises `UserError`.
+        replaces: whether a set of other data, settings or versions may be replaced; if not, it raises `UserError`.
     """
     from datasets import DatasetDict
 
@@ -199,9 +199,9 @@ def prepare(
 
 
 def key_of_preparation(wanted: Preparation, made: Manifest) -> str:
-    """The content key of the set that `prepare` would make; `made` is one that it has made.
+    """The content key of the set that `prepare` would make now; `made` is the manifest of a set made earlier.
 
-    Raw data that are gone, or at a hub, which may not answer and whose revision moves on, count as they were then.
+    Raw data that are gone count as they were then; so do those on the hub, which may not answer and may have changed.
     """
     data = Path(wanted.data)
     gone = not data.exists() and (isinstance(wanted.data, Path) or data.is_absolute())
@@ -210,8 +210,8 @@ def key_of_preparation(wanted: Preparation, made: Manifest) -> str:
 
 
 def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
-    """SHA-256 over what decides the result: sources, settings, tokenizer, versions of what tokenizes."""
-    # What tells two tokenizers apart without loading them: their files' content, or a name.
+    """SHA-256 of all that determines the result: sources, settings, tokenizer, versions of packages that tokenize."""
+    # Two tokenizers are told apart without loading them: by the content of their files, or by name.
     source = Path(wanted.tokenizer)
     files = [source] if source.is_file() else sorted(f for f in source.glob("*") if f.name in TOKENIZER_FILES)
     names = ("task", "max_seq_length", "text_field") if wanted.is_causal else ("prompt", "complete_vocabulary")
@@ -229,12 +229,12 @@ def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what tokenizes and stores; our own is this code's, installed or not."""
+    """Versions of the packages that tokenize and store; our own is the version of this code, installed or not."""
     return {"zeropods": __version__, **{name: version(name) for name in ("tokenizers", "sentencepiece", "datasets")}}
 
 
 def _dataset(rows: TokenRows) -> Dataset:
-    """Two columns of lists of int32."""
+    """The rows as a data set of two columns, each of lists of int32."""
     import pyarrow
     from datasets import Dataset
 
@@ -246,7 +246,7 @@ def _dataset(rows: TokenRows) -> Dataset:
 
 
 def _statistics(column: list[Ids], unknown: int | None, cut: int) -> TokenStatistics:
-    """Of the tokens of `input_ids`, or of the labels that carry a loss: -100 is not counted."""
+    """Statistics of the tokens of `input_ids`, or of the labels that carry a loss: -100 is not counted."""
     tokens, starts = np.concatenate(column), np.cumsum([0, *map(len, column[:-1])])
     lengths = np.add.reduceat(tokens != NO_LOSS, starts, dtype=np.int64)
     unknowns = np.add.reduceat(tokens == unknown, starts, dtype=np.int64)
@@ -264,7 +264,7 @@ def _statistics(column: list[Ids], unknown: int | None, cut: int) -> TokenStatis
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No search for cycles, which takes a quarter of the time and finds none, and no bars but our own."""
+    """Disable the search for cycles, which takes a quarter of the time and finds none, and others' progress bars."""
     import datasets
 
     collecting, hidden = gc.isenabled(), datasets.are_progress_bars_disabled()

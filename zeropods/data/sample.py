@@ -1,7 +1,7 @@
-"""`zeropods data sample`: a small data set for each task, generated without any download from what `facts/` holds.
+"""`zeropods data sample`: a small data set for each task, generated from the files in `facts/` without any download.
 
-Text-to-SQL in WikiSQL's layout, people in SQuAD's and towns in WikiText's. The last two are made of `facts/words.json`,
-the first of the tables in `facts/*.csv`, separated by empty lines. A table is
+Text-to-SQL is in WikiSQL's layout, people in SQuAD's and towns in WikiText's. The last two are made from
+`facts/words.json`, the first from the tables in `facts/*.csv`, which are separated by empty lines. A table is
 
     id,singular,plural        planets,planet,planets
     column names              Planet,Type,Diameter (km)
@@ -43,12 +43,12 @@ from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 FACTS = Path(__file__).with_name("facts")
 QUESTIONS = {"train": 24_000, "dev": 600, "test": 600}
 HELD_OUT_TABLES = {"dev": 4, "test": 4}
-"""Number of tables that only this split has."""
+"""Number of tables that only the split itself has."""
 HELD_OUT_SHARE = 5
-"""One question in so many of dev and of test is about such a table."""
+"""One question in this many of dev and of test is about a table that only that split has."""
 
 KEY = 0
-"""The column that names what a row is about, and the kinds that it may have."""
+"""Index of the column that names what a row is about; `KEYS` are the kinds that it may have."""
 KEYS = ("name", "who")
 NUMBERS = ("amount", "level", "year", "count")
 SELECTABLE = {
@@ -59,22 +59,22 @@ SELECTABLE = {
     "SUM": ("amount", "count"),
     "AVG": ("amount", "level", "count"),
 }
-"""Kinds of columns that each aggregate may be asked of."""
+"""Kinds of columns that each aggregate may be applied to."""
 
 CONDITION_WEIGHTS = (1.3, 65, 24, 6, 4)
 AGGREGATE_WEIGHTS = (66, 12, 12, 7, 12, 7)
-"""Chosen so that what is left after senseless draws are dropped is about WikiSQL's mix."""
+"""Weights of the draws, chosen so that what is left after dropping senseless ones is about WikiSQL's mix."""
 OPERATOR_WEIGHTS = (55, 22, 22)
 STYLE_WEIGHTS = (70, 12, 18)
-"""Of a question as it is, without its mark, and in lower case besides."""
+"""Weights of a question as it is, without its final mark, and both without the mark and in lower case."""
 KEY_SHARE = 0.5
-"""Share of plain look-ups that go by the row's name."""
+"""Share of plain look-ups, with no aggregate and one condition, that find the row by its name."""
 SHARE_ASKED = 0.4
-"""Share of look-ups by name that use a question written for the column, where there is one."""
+"""Share of look-ups by name that use a question written for the column, if there is one."""
 PLURAL = {"is": "are", "was": "were", "has": "have"}
 COMPARED = (operator.eq, operator.gt, operator.lt)
 VALUE = "\0{}\0"
-"""Stands for the value of a condition, by its number, until the words around it are final."""
+"""Placeholder for the value of a condition, by its number, until the words around it are final."""
 
 Counts = dict[str, dict[str, int]]
 
@@ -85,11 +85,11 @@ class FactColumn:
 
     kind: str
     phrases: dict[str, list[str]]
-    """By mark: names for the column have none, `is wider than {} km` has `>`."""
+    """Phrases by their mark: names for the column have none, `is wider than {} km` has `>`."""
 
     @property
     def is_number(self) -> bool:
-        """Whether WikiSQL's files call it `real`, and not `text`."""
+        """Whether the column's type in WikiSQL's files is `real` rather than `text`."""
         return self.kind in NUMBERS
 
 
@@ -105,12 +105,12 @@ class FactTable(SQLTable):
 def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> dict[str, object]:
     """Write a generated data set for a task into the folder `out`; the same seed gives the same bytes.
 
-    For `text2sql` it is in WikiSQL's layout, for `squad` in SQuAD's, for `lm` in WikiText's. An `out` that holds
-    just this already is left as it is; one that holds anything else raises `UserError`.
+    For `text2sql` it is in WikiSQL's layout, for `squad` in SQuAD's, for `lm` in WikiText's. An `out` that already
+    holds these files is left as it is; one that holds anything else instead raises `UserError`.
 
     Returns:
-        What `zeropods data sample --json` prints: `folder`, whether it was `written` now, `seed`, and by split how
-        many of what there are, such as `questions`; for text also the `bytes` of each file.
+        What `zeropods data sample --json` prints: `folder`, whether it was `written` now, `seed`, and counts by split,
+        such as that of `questions`; for text also the `bytes` of each file.
     """
     files, counts = {"text2sql": _wikisql_files, "squad": _squad_files, "lm": _text_files}[task](Random(seed))
     is_new = not out.exists() or not any(out.iterdir())
@@ -125,10 +125,10 @@ def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> dict[str, 
 
 
 def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
-    """`SPLIT.jsonl` and `SPLIT.tables.jsonl` of train, dev and test, and what they hold.
+    """`SPLIT.jsonl` and `SPLIT.tables.jsonl` of train, dev and test, and the counts of what they hold.
 
-    Tables of dev and test are in part those of train; `held_out_questions` are about others. No two questions of all
-    splits have the same words.
+    Some tables of dev and test are also in train; `held_out_questions` are about the others. Across all splits, no two
+    questions have the same words.
     """
     tables = read_facts()
     by_id = {table.id: table for table in tables}
@@ -156,7 +156,7 @@ def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
 
 
 def read_facts() -> list[FactTable]:
-    """All tables, in the order of file names."""
+    """All tables of facts, in the order of the names of their files."""
     tables = []
     for block in (b for file in sorted(FACTS.glob("*.csv")) for b in file.read_text("utf-8").strip().split("\n\n")):
         (id_, singular, plural), names, kinds, phrases, *lines = csv.reader(block.strip().splitlines())
@@ -176,12 +176,12 @@ def read_facts() -> list[FactTable]:
 
 @cache
 def _words(file: str = "questions") -> dict[str, Any]:
-    """Templates and words by name, as a JSON file of `facts/` has them."""
+    """The templates and words in a JSON file of `facts/`, by name."""
     return json.loads((FACTS / f"{file}.json").read_text("utf-8"))
 
 
 def _new_question(table: FactTable, seen: set[str], rng: Random) -> dict[str, Any]:
-    """A question whose words are in no other; they are added to `seen`."""
+    """A question whose wording is not in `seen` yet; it is added there."""
     while True:
         drawn = draw(table, rng)
         if drawn is None:
@@ -193,11 +193,11 @@ def _new_question(table: FactTable, seen: set[str], rng: Random) -> dict[str, An
             return {"phase": 1, "table_id": table.id, "question": question, "sql": query.to_json()}
 
 
-# Random queries with a usable answer, in about WikiSQL's mix of aggregates, operators and conditions.
+# Random queries with a usable answer, in roughly WikiSQL's mix of aggregates, operators and conditions.
 
 
 def draw(table: FactTable, rng: Random) -> tuple[Query, int] | None:
-    """A query and the number of rows that it matches, or None where what the dice say makes no sense for the table."""
+    """A random query and the number of rows that it matches, or None if what was drawn makes no sense for the table."""
     agg = rng.choices(range(6), AGGREGATE_WEIGHTS)[0]
     number = rng.choices(range(5), CONDITION_WEIGHTS)[0]
     selectable = [i for i, column in enumerate(table.columns) if column.kind in SELECTABLE[AGGREGATES[agg]]]
@@ -224,7 +224,7 @@ def draw(table: FactTable, rng: Random) -> tuple[Query, int] | None:
 
 
 def _condition(table: FactTable, column: int, cell: Cell, rng: Random) -> Condition:
-    """A condition that a cell meets; comparisons part a column at its quartiles, so that limits recur."""
+    """A condition that a cell meets; comparisons split a column at its quartiles, so that the same limits recur."""
     compared = rng.choices(range(3), OPERATOR_WEIGHTS)[0] if table.columns[column].is_number else 0
     values = sorted({Decimal(str(r[column])) for r in table.rows}) if compared else []
     if len(values) < 2:
@@ -235,7 +235,7 @@ def _condition(table: FactTable, column: int, cell: Cell, rng: Random) -> Condit
     compared = compared if sides[compared] else 3 - compared
     cut = rng.choice(sides[compared])
     low, high, above = values[cut], values[cut + 1], OPERATORS[compared] == ">"
-    # The roundest number that parts the two: `> n` holds for `high` only, `< n` for `low` only.
+    # The roundest number that separates the two: `> n` holds for `high` only, `< n` for `low` only.
     for exponent in range(9, -5, -1):
         step = Decimal(1).scaleb(exponent)
         start, rounding = (low, ROUND_CEILING) if above else (high, ROUND_FLOOR)
@@ -251,7 +251,7 @@ def _condition(table: FactTable, column: int, cell: Cell, rng: Random) -> Condit
 def ask(table: FactTable, query: Query, matches: int, rng: Random) -> tuple[str, Query]:
     """A question, and the query with its conditions in the order in which the question names them.
 
-    Values enter the question as they stand in the query; the words around them may be lower-cased.
+    Values appear in the question exactly as in the query; the words around them may be lower-cased.
     """
     conds, several = list(query.conds), matches > 1
     rng.shuffle(conds)
@@ -313,7 +313,7 @@ def _templates(table: FactTable, query: Query, several: bool, rng: Random) -> li
 
 
 def _predicate(table: FactTable, condition: Condition, number: int, rng: Random) -> str:
-    """`is taller than 300 m`, `has a height above 300`."""
+    """A condition as a predicate: `is taller than 300 m`, `has a height above 300`."""
     column, compared, value = table.columns[condition.column], OPERATORS[condition.operator], VALUE.format(number)
     written = column.phrases[compared]
     if written and rng.random() < 0.6:
@@ -330,10 +330,10 @@ def _predicate(table: FactTable, condition: Condition, number: int, rng: Random)
 
 
 def _clause(table: FactTable, condition: Condition, number: int, rng: Random) -> str:
-    """`height is above 300`."""
+    """A condition as a clause: `height is above 300`."""
     column = table.columns[condition.column]
     above, below = ("after", "before") if column.kind == "year" else ("is_above", "is_below")
-    # Both are drawn, whichever is said: the numbers that follow are those of the committed sample.
+    # Both are drawn, whichever is used, so that the random numbers that follow are those of the committed sample.
     relations = ("", f"{rng.choice(_words()[above])} ", f"{rng.choice(_words()[below])} ")
     noun = rng.choice(column.phrases[""])
     counted = "number of " if column.kind == "count" else ""
@@ -341,7 +341,7 @@ def _clause(table: FactTable, condition: Condition, number: int, rng: Random) ->
 
 
 def _spoken(table: FactTable, predicates: list[list[str]], several: bool, rng: Random) -> dict[str, str]:
-    """The slots for predicates, each its verb and the rest: `is wide and has a height`, `in China with a height`."""
+    """The slots for predicates, each given as verb and rest: `is wide and has a height`, `in China with a height`."""
     singular = [f"{verb} {rest}" for verb, rest in predicates]
     plural = [f"{PLURAL.get(verb, verb)} {rest}" for verb, rest in predicates]
     fitting = _joined(plural if several else singular)
@@ -358,7 +358,7 @@ def _joined(parts: list[str]) -> str:
     return ", ".join(parts[:-1]) + f" and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
-# SQuAD's layout: what is said of three people, and questions about it.
+# SQuAD's layout: statements about three people, and questions about them.
 
 PARAGRAPHS = {"train": 200, "dev": 40}
 QUESTIONS_OF_PARAGRAPH = 4
@@ -396,7 +396,7 @@ def _squad_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
 
 
 def _facts(rng: Random) -> list[tuple[str, str, list[str]]]:
-    """Some of what is `said` about each of a few people: a sentence, the answer in it, and questions about it."""
+    """Some statements (`said`) about each of a few people: a sentence, the answer in it, and questions about it."""
     words, facts = _words("words"), []
     for name in rng.sample(words["people"], PEOPLE_OF_PARAGRAPH):
         slots = {"name": name, "city": rng.choice(words["cities"]), "job": rng.choice(words["jobs"])}
@@ -408,7 +408,7 @@ def _facts(rng: Random) -> list[tuple[str, str, list[str]]]:
     return facts
 
 
-# WikiText's layout: articles about invented towns, with an order to be learned.
+# WikiText's layout: articles about invented towns, with an order that a model can learn.
 
 ARTICLES = {"train": 210, "valid": 20, "test": 20}
 
@@ -424,7 +424,7 @@ def _text_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
 
 
 def _article(town: str, rng: Random) -> str:
-    """Title, opening and three sections: what the opening says of a town comes back further down."""
+    """An article: title, opening and three sections; what the opening says about a town comes back further down."""
     words = _words("words")
     slots = {"town": town, **{name: rng.choice(words[f"{name}s"]) for name in ("river", "land", "trade")}}
     year = slots["founded"] = rng.randint(1050, 1750)

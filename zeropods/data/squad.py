@@ -39,9 +39,9 @@ class SquadExample:
     question: str
     context: str
     answers: tuple[str, ...]
-    """At least one; train has one, dev three or more, often the same."""
+    """The marked answers, at least one; train has one, dev three or more, often the same."""
     starts: tuple[int, ...]
-    """Where in `context` each answer begins, in characters."""
+    """Offset in `context` at which each answer begins, in characters."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def read_squad(folder: Path, split: str) -> Iterator[SquadExample]:
 
 
 def squad_file(folder: Path, split: str) -> Path:
-    """The file of a split, which must be there: `SPLIT-v1.1.json`, or the only one named `SPLIT*.json`."""
+    """The file of a split, which must exist: `SPLIT-v1.1.json`, or the only one named `SPLIT*.json`."""
     official, found = Path(folder) / f"{split}-v1.1.json", _named(folder, split)
     if official in found or len(found) == 1:
         return official if official in found else found[0]
@@ -109,23 +109,23 @@ def squad_file(folder: Path, split: str) -> Path:
 
 
 def squad_splits(folder: Path) -> list[str]:
-    """The splits that a folder has; train must be there."""
+    """The splits that a folder has; train must be one of them."""
     squad_file(folder, "train")
     return [split for split in SPLITS if _named(folder, split)]
 
 
 def _named(folder: Path, split: str) -> list[Path]:
-    """Files that may hold a split; `dev.executable.json` is WikiSQL's."""
+    """The files that may hold a split; `dev.executable.json` is left out, since it belongs to WikiSQL."""
     return [path for path in sorted(Path(folder).glob(f"{split}*.json")) if not path.name.endswith(".executable.json")]
 
 
-# The prompt, and questions as tokens: too long a context is cut, question and answer stay.
+# The prompt, and questions as tokens: a context that is too long is cut, question and answer stay whole.
 
 
 def squad_prompt(question: str, context: str) -> str:
-    """The text that the model goes on from; an answer follows after a space.
+    """The text that the model continues; an answer follows after a space.
 
-    Line breaks inside a context stay: the first one that the model writes ends its answer.
+    Line breaks inside a context are kept; the first one that the model writes ends its answer.
     """
     return f"{QUESTION}{question.strip()}{CONTEXT}{context.strip()}{ANSWER}"
 
@@ -141,13 +141,13 @@ class SquadRow:
 
     ids: Ids
     answer: int
-    """How many tokens at the end of `ids` are the answer and the end token; 0 in a prompt."""
+    """Number of tokens at the end of `ids` that are the answer and the end token; 0 in a prompt."""
     cut: bool
     """Whether tokens of the context were left out."""
 
 
 class SquadEncoder:
-    """Rows and prompts of at most `limit` tokens, as one tokenizer makes them."""
+    """Makes rows and prompts of at most `limit` tokens with one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
         self._backend, self._end, self._limit = tokenizer.backend_tokenizer, tokenizer.eos_token_id, limit
@@ -156,12 +156,12 @@ class SquadEncoder:
     def rows(
         self, examples: Sequence[SquadExample], *, has_answer: bool = True, keep_answer: bool = False
     ) -> list[SquadRow]:
-        """The prompt of each example, and with it the first answer and the end token.
+        """The prompt of each example, followed by its first answer and the end token.
 
         Args:
             has_answer: False for prompts alone.
-            keep_answer: a context that is too long keeps the part around the answer; otherwise its beginning,
-                as it does for a prompt, whose answer is not known.
+            keep_answer: a context that is too long keeps the part around the answer; otherwise it keeps its
+                beginning, as it does in a prompt, whose answer is not known.
         """
         prompts = [squad_prompt(e.question, e.context) for e in examples]
         answers = [f" {e.answers[0].strip()}" if has_answer else "" for e in examples]
@@ -195,9 +195,9 @@ class SquadEncoder:
 
 
 def _tokens(encoding: Encoding, character: int, *, ended: bool = False) -> int:
-    """Tokens that begin before a character of the text, or have ended at or before it.
+    """Number of tokens that begin before a character of the text, or have `ended` at or before it.
 
-    Spans are looked up for the few tokens that are asked for: all of all rows take longer than the encoding.
+    Spans are looked up only for the few tokens that are needed: those of all rows take longer than the encoding.
     """
 
     def edge(token: int) -> int:
@@ -209,16 +209,16 @@ def _tokens(encoding: Encoding, character: int, *, ended: bool = False) -> int:
 
 
 class SquadData:
-    """The questions of a folder as rows; train must be there."""
+    """The questions of a folder as rows; it must have the split train."""
 
     def __init__(self, wanted: Preparation) -> None:
         self._wanted, self._folder = wanted, Path(wanted.data)
         self.splits = squad_splits(self._folder)
         self.hashes = {path.name: sha256(path) for path in (squad_file(self._folder, s) for s in self.splits)}
-        """SHA-256 by file."""
+        """SHA-256 of each file, by its name."""
 
     def texts(self) -> Iterator[str]:
-        """What a tokenizer learns from: the rows of train."""
+        """The texts that a tokenizer is trained on: the rows of train."""
         for example in self._examples("train"):
             yield f"{squad_prompt(example.question, example.context)} {example.answers[0]}"
 
@@ -226,7 +226,7 @@ class SquadData:
         """The rows of a split.
 
         A context of train that is too long keeps the part around its answer. One of dev or test keeps its
-        beginning, as it will when the question is asked: where the answer lies is not known then.
+        beginning, as it will when a model is asked, since the place of the answer is not known then.
         """
         encoder = SquadEncoder(tokenizer, self._wanted.max_seq_length)
         rows, examples, lost = TokenRows(), self._examples(split), 0
@@ -238,7 +238,7 @@ class SquadData:
             rows.inputs_cut += sum(row.cut for row in new)
             rows.input_ids += [row.ids for row in new]
             for row in new:
-                # -100 before what carries a loss; nothing predicts the first token.
+                # Labels are -100 before the part that carries a loss; nothing predicts the first token.
                 labels = row.ids.copy()
                 labels[: len(labels) - row.answer if self._wanted.loss == "answer" else 1] = NO_LOSS
                 rows.labels.append(labels)

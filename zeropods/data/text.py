@@ -1,7 +1,7 @@
-"""Plain text for the task `lm`: documents of a folder or of a data set at the hub, packed into rows without padding.
+"""Plain text for the task `lm`: documents of a folder or of a data set on the hub, packed into rows without padding.
 
-A document is an article of WikiText, a text file, a JSON line, or a row of Parquet. The split of a document is told by
-the name of its file; where no name tells one, by the hash of its text.
+A document is an article of WikiText, a text file, a JSON line, or a row of Parquet. The split of a document is given by
+the name of its file or, if no file name gives one, by the hash of its text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zeropods.data.prepare import Preparation
 
 DEV_SHARE = 20
-"""Where no name tells a split, one document in so many is dev."""
+"""If no file name gives a split, one document in this many is dev."""
 WORDS = {
     "train": "train",
     "training": "train",
@@ -41,20 +41,20 @@ WORDS = {
 }
 """Words for splits, as in `train.txt`, `wiki.valid.tokens`, `c4-train.00000-of-01024.jsonl` or `test/1.txt`."""
 TITLE = re.compile(r" = (?!= ).*(?<! =) = ?\n?")
-"""` = Title = `, and not ` = = Section = = `."""
+"""A line ` = Title = `, but not ` = = Section = = `."""
 WIKITEXT = re.compile(r"(wiki\.)?(train|valid|test)\.(txt|tokens|raw)")
 KINDS = (".txt", ".tokens", ".raw", ".jsonl", ".parquet")
-"""Endings of files of text; `.tokens` and `.raw` are that where WikiText's files are named so, and else anything."""
+"""Endings of text files; `.tokens` and `.raw` count only in the names of WikiText's files, others may hold anything."""
 BY_LINE = "wikitext"
-"""The data set at the hub whose rows are lines, blank ones without their ` \\n`, as in the published files."""
+"""The data set on the hub whose rows are the lines of the published files, blank ones without their ` \\n`."""
 MOST_TOKENS = 2**31 - 1
-"""TokenRows are found by 32-bit offsets."""
+"""Maximum number of tokens of a split, since its rows are found by 32-bit offsets."""
 CHUNK_DOCUMENTS, CHUNK_CHARACTERS = 1_024, 2_000_000
-"""What is encoded at once stays in memory."""
+"""Documents or characters after which a chunk is full; all texts of a chunk are encoded at once, in memory."""
 
 
 class TextData:
-    """The documents of a folder, or of a data set at the hub, as blocks of `max_seq_length` tokens."""
+    """The documents of a folder, or of a data set on the hub, as blocks of `max_seq_length` tokens."""
 
     def __init__(self, wanted: Preparation) -> None:
         self._wanted = wanted
@@ -62,11 +62,11 @@ class TextData:
         self.splits, self.hashes = self._corpus.splits, self._corpus.hashes
 
     def texts(self) -> Iterator[str]:
-        """What a tokenizer learns from: the documents of train."""
+        """The texts that a tokenizer is trained on: the documents of train."""
         return itertools.islice(self._corpus.documents("train"), self._wanted.limit)
 
     def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
-        """The blocks of a split, whole ones of train; the first label of each block is -100."""
+        """The blocks of a split, for train only whole ones; the first label of each block is -100."""
         encode, first = tokenizer.backend_tokenizer.encode_batch_fast, first_tokens(tokenizer)
         length = self._wanted.max_seq_length
         documents: list[Ids] = []
@@ -94,7 +94,7 @@ class TextData:
 
 
 def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of a thousand texts, or of fewer that are long."""
+    """Lists of `CHUNK_DOCUMENTS` texts, or of fewer if these are long."""
     chunk: list[str] = []
     characters = 0
     for text in texts:
@@ -108,16 +108,16 @@ def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def join(documents: Sequence[Ids], end: int) -> Ids:
-    """(tokens,) all documents in their order, the end token between two of them."""
+    """(tokens,) all documents in order, with the end token between every two."""
     parts = [part for document in documents for part in (document, np.array([end], np.int32))]
     return np.concatenate(parts[:-1]) if parts else np.empty(0, np.int32)
 
 
 def cut(tokens: Ids, length: int, *, whole: bool) -> tuple[list[Ids], int]:
-    """Blocks of tokens in their order, and how many tokens are left over.
+    """Blocks of tokens in order, and the number of tokens that are left over.
 
     Whole blocks have exactly `length` tokens. Others have 2 to `length`, and each starts with the last token of the
-    one before: since nothing predicts the first token of a block, every token but the very first is predicted once.
+    one before: since nothing predicts the first token of a block, every token except the very first is predicted once.
     """
     starts = range(0, len(tokens) - length + 1, length) if whole else range(0, len(tokens) - 1, length - 1)
     return [tokens[start : start + length] for start in starts], len(tokens) % length if whole else 0
@@ -131,30 +131,30 @@ class Corpus:
     """Text by split."""
 
     splits: list[str]
-    """`train`, and those of `dev` and `test` that there are."""
+    """`train`, and whichever of `dev` and `test` exist."""
     hashes: dict[str, str]
-    """What tells this text from any other: SHA-256 by file, or the revision of a data set at the hub."""
+    """What identifies this text: the SHA-256 of each file, or the revision of a data set on the hub."""
     read: Callable[[str], Iterator[str]]
     """The documents of a split; `UserError` at the first fault."""
     by_hash: bool
-    """Whether `train` is all that there is to read, and dev a part of that."""
+    """Whether only `train` can be read, and dev is a part of it that is chosen by hash."""
 
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split in their order; those without a word are left out."""
+        """The documents of a split in order; blank ones are left out."""
         texts = (text for text in self.read("train" if self.by_hash else split) if text.strip())
         return (text for text in texts if not self.by_hash or split == split_by_hash(text))
 
 
 def split_by_hash(text: str) -> str:
-    """`dev` for one document in twenty by the SHA-256 of its text, else `train`.
+    """`dev` for one document in twenty, chosen by the SHA-256 of its text, otherwise `train`.
 
-    The same text is always on the same side: a document that occurs twice is not in both.
+    The same text is always on the same side, so a document that occurs twice is not in both.
     """
     return "train" if int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % DEV_SHARE else "dev"
 
 
 def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -> Corpus:
-    """The text at `data`: a folder, or else the id of a data set at the hub, as it is there now."""
+    """The text at `data`: a folder, or otherwise the id of a data set on the hub, at its current revision."""
     import httpx2
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -181,7 +181,7 @@ def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -
 
 
 def folder_corpus(folder: Path, text_field: str) -> Corpus:
-    """Text, JSON lines or Parquet in a folder and the folders below it, all of one kind; other files are left alone."""
+    """Text, JSON lines or Parquet in a folder and the folders below it, all of one kind; other files are ignored."""
     files: list[Path] = []
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -213,7 +213,7 @@ def folder_corpus(folder: Path, text_field: str) -> Corpus:
     def read(split: str) -> Iterator[str]:
         return (text for path in by_split.get(split, unnamed) for text in _documents_of(path, text_field))
 
-    # A single text, or a few that all fall on one side, are all train.
+    # A single text, or a few that all fall on one side, go to train.
     sides = {split_by_hash(text) for text in read("train") if text.strip()} if unnamed else set()
     by_hash = sides == {"train", "dev"}
     splits = ["train", "dev"] if by_hash else [split for split in SPLITS if split in by_split] or ["train"]
@@ -221,7 +221,7 @@ def folder_corpus(folder: Path, text_field: str) -> Corpus:
 
 
 def hub_corpus(name: str, config: str | None, field: str, revision: str | None) -> Corpus:
-    """A data set at the hub, which is streamed: its rows, or articles where rows are lines."""
+    """A data set on the hub, which is streamed: its documents are rows, or articles where rows are lines."""
     import datasets
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
@@ -255,7 +255,7 @@ def hub_corpus(name: str, config: str | None, field: str, revision: str | None) 
 
 
 def hub_name(name: str, config: str | None) -> str:
-    """What a manifest calls a data set at the hub."""
+    """The name that a manifest gives to a data set on the hub."""
     return f"{name} {config or ''}".strip()
 
 
@@ -263,9 +263,9 @@ def hub_name(name: str, config: str | None) -> str:
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:
-    """The articles of a split, each from its title to the next; joined they are the lines again.
+    """The articles of a split, each from its title to the next; joined, they are the lines again.
 
-    A title stands between blank lines: some 30 lines of WikiText-2 look like one and are rows of a table.
+    A title stands between blank lines: some 30 lines of WikiText-2 look like one but are rows of a table.
     """
     article: list[str] = []
     title_before = False
@@ -286,7 +286,7 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _documents_of(path: Path, field: str) -> Iterator[str]:
-    """The documents of a file in their order; `UserError` at the first fault."""
+    """The documents of a file in order; `UserError` at the first fault."""
     import pyarrow
     from pyarrow import parquet
 
@@ -310,7 +310,7 @@ def _documents_of(path: Path, field: str) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Lines with their ends as they are."""
+    """The lines of a file, with their line endings as they are."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:

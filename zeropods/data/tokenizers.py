@@ -21,10 +21,10 @@ ANSWER_SECONDS = 10.0
 
 
 def hub_options(name: str) -> dict[str, bool]:
-    """Options for `from_pretrained(name)`: none for a folder, the local copy alone where the hub cannot be reached.
+    """Options for `from_pretrained(name)`: none for a folder, only the local copy if the hub cannot be reached.
 
-    transformers asks five times for each file, with growing pauses, before it gives up; that is most of
-    a minute without a word.
+    Otherwise transformers asks five times for each file, with growing pauses, before it gives up; that is
+    most of a minute without any output.
     """
     if Path(name).is_dir():
         return {}
@@ -37,7 +37,7 @@ def hub_options(name: str) -> dict[str, bool]:
     except (httpx2.TransportError, OfflineModeIsEnabled):
         return {"local_files_only": True}
     except (HfHubHTTPError, HFValidationError):
-        pass  # It answered: what it has against the name, from_pretrained says better.
+        pass  # The hub answered; from_pretrained explains better what is wrong with the name.
     return {}
 
 
@@ -45,7 +45,7 @@ def hub_options(name: str) -> dict[str, bool]:
 
 TINY = "t5-tiny"
 MISSING_CHARACTERS = "<{}~^"
-"""Characters of WikiSQL queries that T5's vocabulary lacks: encoded as `<unk>`, decoded as nothing."""
+"""Characters of WikiSQL queries that T5's vocabulary lacks: they are encoded as `<unk>` and decoded as nothing."""
 
 
 def load_tokenizer(
@@ -56,7 +56,7 @@ def load_tokenizer(
     Args:
         source: a hub id, a folder with a tokenizer, or a SentencePiece model file.
         complete: add the characters that T5's vocabulary lacks as pieces of their own.
-        instead: what an error names besides a local folder.
+        instead: what an error message suggests besides a local folder.
     """
     import sentencepiece
     from transformers import AutoTokenizer
@@ -67,7 +67,7 @@ def load_tokenizer(
             sentencepiece.SentencePieceProcessor(model_file=source)
         except (RuntimeError, OSError):
             raise UserError(f"{path}: not a SentencePiece model; expected a spiece.model or a folder") from None
-        # `T5Tokenizer(vocab_file=...)` silently makes a tokenizer of 104 tokens; a folder is read right.
+        # `T5Tokenizer(vocab_file=...)` silently makes a tokenizer of 104 tokens; a folder is read correctly.
         with tempfile.TemporaryDirectory() as folder:
             shutil.copyfile(path, f"{folder}/spiece.model")
             tokenizer = _from_folder(Path(folder))
@@ -88,8 +88,8 @@ def load_tokenizer(
 def complete_vocabulary(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Append the missing characters, each alone and after a space, as pieces of the unigram model.
 
-    Pieces, not `add_tokens`: an added token cuts the text before the model sees it, and the space
-    before it is lost. T5's embedding has 32,128 rows for 32,100 ids, so no resize is needed.
+    They are pieces, not tokens of `add_tokens`: an added token splits the text before the model sees it, and
+    the space before it is lost. T5's embedding has 32,128 rows for 32,100 ids, so no resize is needed.
     """
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerFast
@@ -116,7 +116,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     bare = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
     try:
         found = (T5Tokenizer if bare else AutoTokenizer).from_pretrained(folder)
-        # Where there is only a model's config.json, transformers makes a tokenizer of special tokens.
+        # If there is only a model's config.json, transformers makes a tokenizer of nothing but special tokens.
         if not found.get_vocab().keys() - {*found.all_special_tokens, *found.get_added_vocab()}:
             raise OSError("there are no files of one")
         return found
@@ -132,12 +132,12 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
 GPT_TINY = "gpt-tiny"
 END = "<|endoftext|>"
 BARE = ("vocab.json", "merges.txt")
-"""GPT-2's files as they were published; a folder may hold no others."""
+"""GPT-2's tokenizer files as they were published; a folder may hold just these."""
 DESCRIBED = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 
 def load_causal_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that `source` names: it has an end token, and pads with that if it has no pad token.
+    """The tokenizer that `source` names: it has an end token, which also pads if there is no pad token.
 
     Args:
         source: a hub id, or a folder with tokenizer.json or with GPT-2's vocab.json and merges.txt.
@@ -164,9 +164,9 @@ def load_causal_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def with_ends(source: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer with a pad token, and without a limit of its own; refused where it cannot be used.
+    """The tokenizer with a pad token, and without truncation or padding of its own; refused if it cannot be used.
 
-    Padding with the end token is harmless: padded places are masked and carry no loss.
+    Padding with the end token is harmless: padded positions are masked and carry no loss.
     """
     if not tokenizer.is_fast:
         raise UserError(f"tokenizer {source!r} has no fast implementation; convert it to a tokenizer.json")

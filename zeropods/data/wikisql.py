@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 PROMPTS = ("question", "schema")
 MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
-"""`question` is cut where the original recipe cuts; `schema` above WikiSQL's longest (226 tokens)."""
+"""Token limit by prompt: `question` is cut where the original recipe cuts; `schema` above WikiSQL's longest (226)."""
 MAX_TARGET_TOKENS = 96
 CHUNK = 8_192
 
 Cell = str | int | float | None
 Text = Annotated[str, Field(pattern=r"\S")]
-"""More than spaces."""
+"""A text of more than spaces."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SQLTable:
     id: Text
     header: Annotated[tuple[str, ...], MinLen(1)]
     types: tuple[Literal["text", "real"], ...]
-    """One for each column."""
+    """The type of each column."""
     rows: tuple[tuple[Cell, ...], ...]
 
 
@@ -95,7 +95,7 @@ def read_tables(path: Path) -> dict[str, SQLTable]:
 
 
 def split_file(folder: Path, split: str, suffix: str) -> Path:
-    """The path of a split's file, which must be there."""
+    """The path of a split's file, which must exist."""
     path = Path(folder) / f"{split}.{suffix}"
     if not path.is_file():
         raise UserError(
@@ -118,10 +118,10 @@ def split_files(split: str, tables: Iterable[SQLTable], questions: Iterable[obje
 
 
 def source_of(example: Example, prompt: str) -> str:
-    """What the model reads of an example.
+    """The text that the model reads for an example.
 
     `question` is the original recipe. `schema` appends the column names, so that the model need not
-    guess them, and marks the numeric ones: a column is text where nothing is said.
+    guess them, and marks the numeric ones; an unmarked column is text.
     """
     source, table = f"translate to SQL: {example.question.strip()}", example.table
     if prompt == "question":
@@ -131,7 +131,7 @@ def source_of(example: Example, prompt: str) -> str:
 
 
 def target_of(example: Example) -> str:
-    """What the model shall write."""
+    """The text that the model is to write for an example."""
     return format_query(example.query, example.table.header)
 
 
@@ -141,7 +141,7 @@ def wikisql_splits(folder: Path) -> list[str]:
 
 
 class WikiSQLData:
-    """The questions of a folder as rows, each with its query as the target; train must be there."""
+    """The questions of a folder as rows, each with its query as the target; it must have the split train."""
 
     def __init__(self, wanted: Preparation) -> None:
         self._wanted, self._folder = wanted, Path(wanted.data)
@@ -149,16 +149,16 @@ class WikiSQLData:
         self.splits = wikisql_splits(self._folder)
         files = [split_file(self._folder, split, kind) for split in self.splits for kind in ("jsonl", "tables.jsonl")]
         self.hashes = {path.name: sha256(path) for path in files}
-        """SHA-256 by file."""
+        """SHA-256 of each file, by its name."""
 
     def texts(self) -> Iterator[str]:
-        """What a tokenizer learns from: sources and targets of train."""
+        """The texts that a tokenizer is trained on: sources and targets of train."""
         for example in self._examples("train"):
             yield source_of(example, self._wanted.prompt)
             yield target_of(example)
 
     def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
-        """Sources and targets of a split; what is too long is cut, its end token kept."""
+        """Sources and targets of a split; those that are too long are cut, but keep their end token."""
         encode, backend, most = Encoder(tokenizer), tokenizer.backend_tokenizer, self._wanted.source_limit
         rows, examples, lost = TokenRows(), self._examples(split), 0
         while chunk := list(itertools.islice(examples, CHUNK)):
@@ -180,5 +180,5 @@ class WikiSQLData:
 
 
 def _cut(row: Ids, limit: int, end: int) -> Ids:
-    """A row of at most `limit` tokens, its end token last."""
+    """The row, cut to at most `limit` tokens with the end token last."""
     return row if len(row) <= limit else np.append(row[: limit - 1], np.int32(end))

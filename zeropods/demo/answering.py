@@ -1,4 +1,4 @@
-"""The models and tables that a page offers, and one question: its query, what it finds, and whether it is right."""
+"""The models and tables that the page offers, and the answer to a question: query, result, whether it is right."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 LOADED = 2
-"""Number of models in memory: as many as stand side by side."""
+"""Number of models kept in memory: as many as the page shows side by side."""
 
 
 # The trained models below the folders that a user names, the best first.
@@ -54,13 +54,13 @@ class TrainedModel:
     folder: Path
     """Run folder or model folder."""
     about: tuple[str, ...]
-    """Model, technique and how much of its answers is right, for people."""
+    """Model, technique and the share of its answers that is right, as text for people."""
     order: tuple[float, float, float]
-    """The best is least: accuracy and the time when the weights were written, both below 0; between them the loss."""
+    """Sort key, least for the best: negated accuracy, loss, and the negated time when the weights were written."""
     prepared: Path | None
-    """The tokenized set that the run was trained on, where it is still there."""
+    """The tokenized set that the run was trained on, if it still exists."""
     source_limit: int
-    """Tokens of a question with its columns in training."""
+    """Maximum number of tokens of a question with its columns in training."""
 
     @property
     def label(self) -> str:
@@ -69,10 +69,10 @@ class TrainedModel:
 
 
 def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
-    """All models to ask, by accuracy, where there is none by validation loss, then the newest first.
+    """All models that can be asked, by accuracy, then (if equal or missing) by validation loss, then the newest first.
 
     Raises:
-        UserError: a folder that is not there; a run or model folder named itself that cannot be asked; no model at all.
+        UserError: a folder does not exist, a run or model folder that was named cannot be asked, or there is no model.
     """
     found: dict[Path, TrainedModel] = {}
     for folder in map(Path, folders):
@@ -80,7 +80,7 @@ def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
         is_model = (whole / "config.json").is_file() and any(whole.glob("*.safetensors"))
         runs = {whole.name: whole} if is_model else find_runs([folder])
         for name, run in runs.items():
-            # Among many, a run of another task, or one that failed or still trains and has no model, is no fault.
+            # Among many runs, one of another task, or one that failed or still trains and has no model, is no error.
             with contextlib.suppress(*(() if run == whole else (UserError, OSError))):
                 found.setdefault(run, _model(run, name))
     if not found:
@@ -99,7 +99,7 @@ def _model(folder: Path, name: str) -> TrainedModel:
     prompt = model_config(folder).get("prompt")
     if prompt not in PROMPTS:
         raise UserError(f"{folder}: does not say its prompt; train it with textsql_train.py")
-    # Of a model folder it says nothing.
+    # For a model folder, the entry says nothing.
     entry = read_entry(folder, name)
     run, losses = entry.config, entry.record.eval_losses if entry.record else []
     score, accuracy = entry.score, None
@@ -125,20 +125,20 @@ def _model(folder: Path, name: str) -> TrainedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryResult:
-    """What a query gives on its table."""
+    """The result of a query on its table."""
 
     query: Query
     cells: list[Cell] | None
-    """The selected cells as they are written, or the aggregate; None where SQLite could not run the query."""
+    """The selected cells as the table spells them, or the aggregate; None if SQLite could not run the query."""
     executed: list[Cell] | None
-    """The same as SQLite holds them, in lower case: what is right is decided by these."""
+    """The same cells as SQLite holds them, in lower case; these decide whether an answer is right."""
     rows: list[tuple[Cell, ...]] | None
-    """The rows that meet the conditions, whole."""
+    """The whole rows that meet the conditions."""
     seconds: float
 
 
 def run_query(query: Query, table: SQLTable) -> QueryResult:
-    """Execute a query, timed, on its table alone: no word of a visitor's is part of the statement."""
+    """Execute a query on its table alone and time it: no words of a visitor become part of the statement."""
     with closing(Execution(table)) as execution:
         began = time.perf_counter()
         executed = cells = execution.execute(query)
@@ -151,24 +151,24 @@ def run_query(query: Query, table: SQLTable) -> QueryResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAnswer:
-    """What one model says."""
+    """The answer of one model."""
 
     found: QueryResult
     generated_seconds: float
     expected: QueryResult | None
-    """Result of the data set's own query, where the question is one of its."""
+    """Result of the data set's own query, if the question is from the data set."""
     right: bool | None
-    """Whether both find the same; None where nothing is expected, or the expected query finds nothing."""
+    """Whether both find the same; None if no result is expected, or the expected query finds nothing."""
 
 
 def ask(model: TrainedModel, table: SQLTable, question: str, example: Example | None) -> ModelAnswer:
-    """Let a model answer.
+    """Let a model answer a question about a table.
 
     Args:
-        example: the data set's own query for this question, if it has one.
+        example: the data set's own example of this question, with its query, if it has one.
 
     Raises:
-        UserError: a question that is empty or too long, a table whose columns the model cannot write.
+        UserError: the question is empty or too long, or the model cannot write any column name of the table.
     """
     asked, answerer = Example(0, checked(question), table, Query(0, 0)), loaded(model)
     tokens = len(answerer.tokenizer.backend_tokenizer.encode(source_of(asked, answerer.prompt)).ids)
@@ -187,7 +187,7 @@ def ask(model: TrainedModel, table: SQLTable, question: str, example: Example | 
 
 
 def checked(question: str | None) -> str:
-    """The question in one line, without control characters and halves of characters."""
+    """The question in one line, without control characters or lone surrogates; `UserError` if no word is left."""
     line = " ".join("".join(c if c.isprintable() else " " for c in question or "").split())
     if not any(letter.isalnum() for letter in line):
         raise UserError("there is no question yet; type one, or choose an example")
@@ -196,10 +196,10 @@ def checked(question: str | None) -> str:
 
 @lru_cache(maxsize=LOADED)
 def loaded(model: TrainedModel) -> QueryAnswerer:
-    """A model in memory, warmed up; the one that was not asked for longest makes room.
+    """Load a model into memory and warm it up; the one that has not been asked for longest makes room.
 
     Raises:
-        UserError: it has gone, or its weights are damaged.
+        UserError: the model is gone, or its weights are damaged.
     """
     from zeropods.evaluate.generate import QueryAnswerer
 
@@ -212,33 +212,33 @@ def loaded(model: TrainedModel) -> QueryAnswerer:
 def _generated(answerer: QueryAnswerer, asked: Example) -> Query:
     try:
         (prediction,) = answerer.answer([asked])
-    except ValueError:  # The grammar's: no column of the table has a name that the tokenizer can write.
+    except ValueError:  # From the grammar: no column of the table has a name that the tokenizer can write.
         raise UserError("the model cannot write any of this table's column names; give them others") from None
     assert prediction.query is not None  # The grammar lets nothing else through.
     return prediction.query
 
 
-# The tables that a page offers: of a data set's test questions, or a visitor's CSV file.
+# The tables that the page offers: those of a data set's test questions, or a visitor's CSV file.
 
 SPLITS = ("test", "dev", "train")
-"""The first that is there is shown: questions that training has not seen."""
+"""Splits by preference; the first that exists is shown, since training has not seen questions of test and dev."""
 MOST_TABLES = 1_000
 TITLES = ("page_title", "caption", "name")
-"""What WikiSQL's tables may be called by."""
+"""Fields that may hold the title of one of WikiSQL's tables."""
 LABEL = 90
-"""Characters of a table's line in the list."""
+"""Maximum number of characters of a table's line in the list."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables by id, each with what is asked about it."""
+    """Tables by id, each with the questions about it."""
 
     what: str
     """Which data set and split, and how many of its tables, in a few words."""
     examples: dict[str, tuple[Example, ...]]
-    """By table, at least one each."""
+    """Examples by table id, at least one for each."""
     labels: dict[str, str]
-    """A line for each table: its title, where it has one, and its columns."""
+    """A line for each table: its title, if it has one, and its columns."""
 
     def table(self, id_: str | None) -> SQLTable:
         """A table of the list; `UserError` for any other id."""
@@ -247,7 +247,7 @@ class Tables:
         return self.examples[id_][0].table
 
     def expected(self, table: SQLTable, question: str) -> Example | None:
-        """The data set's own example of this question about this table."""
+        """The data set's own example of this question about this table, if it has one."""
 
         def words(text: str) -> list[str]:
             return text.casefold().split()
@@ -267,7 +267,7 @@ def tables_in(data: Path) -> Tables:
     labels = {}
     for _, document in validated_lines(dict[str, Any], split_file(data, split, "tables.jsonl")):
         title, id_ = next(filter(None, map(document.get, TITLES)), None), str(document["id"])
-        # WikiSQL's ids are numbers, which nobody knows a table by.
+        # WikiSQL's ids are numbers, which tell people nothing about a table.
         name = title or (id_ if any(map(str.isalpha, id_)) else None)
         columns = ", ".join(document["header"])
         line = f"{name}: {columns}" if name else columns
@@ -278,31 +278,31 @@ def tables_in(data: Path) -> Tables:
 
 
 def tables_of(prepared: Path | None) -> Tables:
-    """The tables that a tokenized set was made from, if they lie near it; those of the embedded data set otherwise."""
+    """The tables that a tokenized set was made from, if they lie near it; otherwise those of the embedded data set."""
     found = raw_data_of(prepared, SPLITS) if prepared else None
     return sample_tables() if found is None else tables_in(found[0])
 
 
 @lru_cache(maxsize=1)
 def sample_tables() -> Tables:
-    """The tables of the embedded data set, which is made for this."""
+    """The tables of the embedded data set, which is generated for this."""
     with tempfile.TemporaryDirectory(prefix="zeropods-sample-") as work:
         folder = Path(work) / "embedded sample"
         write_sample(folder)
         return tables_in(folder)
 
 
-# A CSV file that a visitor brings, read as a table; what is wrong with one is said in a line.
+# A visitor's CSV file, read as a table; a fault in it is reported in one line.
 
 MAX_BYTES = 2 * 2**20
 MAX_ROWS, MAX_COLUMNS = 10_000, 40
 KEPT = 8
-"""Number of uploaded tables in memory, for all visitors: one of 2 MiB takes 30 MiB there."""
+"""Number of uploaded tables kept in memory, for all visitors together: one of 2 MiB takes 30 MiB there."""
 
 
 @lru_cache(maxsize=KEPT)
 def uploaded(path: Path) -> SQLTable:
-    """A visitor's table, read again from the file where others came since; `UserError` as for `read_csv`."""
+    """A visitor's table, read again from its file if others have displaced it since; `UserError` as for `read_csv`."""
     name = f"the file {shown(path.name)}"
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -50,22 +50,22 @@ UPLOAD = f"Or upload a table of your own: CSV, at most {MAX_BYTES >> 20} MiB, {M
 OFTEN_WRONG = "<p>A model that was not trained on tables like yours is often wrong.</p>"
 NONE = "no other model"
 KEPT_SECONDS = 3_600
-"""How long a visitor's file is kept."""
+"""Seconds for which a visitor's file is kept."""
 WAITING = 16
-"""Number of questions in the queue; one is answered at a time."""
+"""Maximum number of questions in the queue; one is answered at a time."""
 EXAMPLES = 5
-"""Number of questions that are offered for a table."""
+"""Maximum number of questions that are offered for a table."""
 
 
-# Tables, queries and answers as HTML: `page.html`, where every text of others is escaped.
+# Tables, queries and answers as HTML: `page.html`, where all text from outside is escaped.
 
 PREVIEW_ROWS = 6
 SHOWN_ROWS = 20
 SHOWN_CELLS = 12
-"""Of a long list of answers."""
+"""Number of cells that are shown of a long answer."""
 
 Span = tuple[str, str | None]
-"""A text and its kind, None for the words between."""
+"""A text and its kind, which is None for the words in between."""
 
 
 @cache
@@ -79,15 +79,15 @@ def _macros() -> Any:
 
 
 def html(part: str, *values: Any) -> str:
-    """A part of the page: `message` of a line, `preview` of a name and a table, or `answers`.
+    """A part of the page: `message` from a line, `preview` from a name and a table, or `answers`.
 
-    These are cards side by side, of a question, pairs of a model and its answer or why there is none, and a header.
+    `answers` are cards side by side, from a question, pairs of a model and its answer or why it has none, and a header.
     """
     return str(getattr(_macros(), part)(*values))
 
 
 def spans(query: Query, header: Sequence[str]) -> list[Span]:
-    """A query's readable text by parts; joined with spaces they are `format_query`."""
+    """A query's readable text in parts; joined with spaces they are the text of `format_query`."""
     column = (header[query.sel], "column")
     parts: list[Span] = [("SELECT", None), (AGGREGATES[query.agg], "aggregate"), column, ("FROM table", None)]
     for number, condition in enumerate(query.conds):
@@ -102,7 +102,7 @@ def _columns_of(query: Query) -> dict[int, str]:
 
 
 def answer_text(found: QueryResult) -> str:
-    """What the query gives, in one line."""
+    """The result of a query, in one line."""
     cells = found.cells
     if cells is None or len(cells) <= SHOWN_CELLS:
         return cells_text(cells)
@@ -114,17 +114,17 @@ def answer_text(found: QueryResult) -> str:
 
 @dataclass
 class Site:
-    """The folders that were named, the data set if one was, and what the components of the page show."""
+    """The folders that were named, the data set if one was named, and what the components of the page show."""
 
     folders: tuple[Path, ...]
     data: Path | None = None
     passed_over: set[Path] = field(default_factory=set)
     """Models that could not be loaded when the page was opened."""
     _listed: dict[str, TrainedModel] = field(default_factory=dict)
-    """As last looked up, for any visitor: reading all records takes longer than an answer."""
+    """Models as last looked up for any visitor: reading all records takes longer than an answer."""
 
     def models(self) -> dict[str, TrainedModel]:
-        """Models by their line in the list, the best first; looked up anew, as runs come while the page is open."""
+        """Models by their line in the list, the best first; looked up anew, as runs appear while the page is open."""
         found = [model for model in trained_models(self.folders) if model.folder not in self.passed_over]
         if not found:
             raise UserError("no model can be loaded; train one and open the page again")
@@ -132,18 +132,18 @@ class Site:
         return self._listed
 
     def model(self, label: str | None) -> TrainedModel:
-        """The model of a line; `UserError` where it has gone."""
+        """The model of a line in the list; `UserError` if it is gone."""
         model = self._listed.get(label or "") or self.models().get(label or "")
         if model is None:
             raise UserError("this model is gone; load the page again and choose another")
         return model
 
     def tables(self, label: str | None) -> Tables:
-        """The tables that stand beside a model: of `--data`, of its own data set, or of the embedded one."""
+        """The tables that are offered with a model: those of `--data`, of its own data set, or of the embedded one."""
         return tables_in(self.data) if self.data else tables_of(self.model(label).prepared)
 
     def start(self) -> list[Any]:
-        """The lists of models and tables, for a page that was just opened."""
+        """The lists of models and tables, for a page that has just been opened."""
         import gradio as gr
 
         try:
@@ -155,7 +155,7 @@ class Site:
         return [model, other, self.choose_model(labels[0])]
 
     def choose_model(self, label: str) -> Any:
-        """The tables that stand beside a model."""
+        """The list of the tables that are offered with a model."""
         import gradio as gr
 
         try:
@@ -166,7 +166,7 @@ class Site:
         return gr.Dropdown(choices=choices, value=choices[0][1], label=f"Table ({tables.what})")
 
     def choose_table(self, label: str, id_: str) -> list[Any]:
-        """A table's first rows and questions, the first of which stands ready; what was uploaded goes."""
+        """A table's first rows and its questions, the first of which is filled in; an uploaded table is dropped."""
         import gradio as gr
 
         try:
@@ -183,7 +183,7 @@ class Site:
         return self.tables(label).examples[id_][index].question
 
     def upload(self, name: str) -> list[Any]:
-        """A visitor's table, or what is wrong with it, which is then said to every question about it."""
+        """A visitor's table, or what is wrong with it, which is then also the answer to every question about it."""
         import gradio as gr
 
         hidden, own = gr.Dataset(samples=[], visible=False), str(name)
@@ -198,7 +198,7 @@ class Site:
 
         Args:
             other: a second model, or nothing; the data set is that of the first.
-            own: the file of the visitor's table, which goes before the one chosen.
+            own: the file of the visitor's table, which takes precedence over the chosen one.
         """
         example = None
         try:
@@ -224,8 +224,8 @@ class Site:
 def build_page(site: Site) -> Blocks:
     """The page as Gradio's blocks; each visitor has their own state, the models are shared.
 
-    No input may name a file but those that were uploaded: any that has the form of a file, that of a text box too, is
-    copied to where it can be fetched, and Gradio downloads it where it names an address.
+    No input may name a file that was not uploaded: Gradio copies every input in the form of a file, even that of a text
+    box, to where it can be fetched, and downloads it if it names an address.
     """
     import gradio as gr
     from gradio.utils import get_upload_folder
@@ -278,23 +278,23 @@ def build_page(site: Site) -> Blocks:
     return page.queue(max_size=WAITING, api_open=False)
 
 
-# The page on a port of this machine, until SIGTERM or Ctrl-C, for those who may ask it: requests under a foreign host
+# The page on a port of this machine, until SIGTERM or Ctrl-C, for those who may use it: requests under a foreign host
 # name or from a page of another origin are refused.
 
 HOST = "127.0.0.1"
-"""Never another: who can reach the page can ask, and CML's proxy looks here."""
+"""Never any other address: anyone who can reach the page can ask questions, and CML's proxy looks here."""
 USUAL_PORT = 7860
 OWN_NAMES = ("127.0.0.1", "localhost")
-"""Names of the page's host: a foreign name that leads to this machine (DNS rebinding) would make its pages ours."""
+"""Names of the page's host: pages under a foreign name for this machine (DNS rebinding) would pass for our own."""
 ANY_NAME = ("*",)
-"""For a proxy that has a name of its own and asks who comes, as CML's."""
+"""Any name, for a page behind a proxy that has a name of its own and authenticates users, such as CML's."""
 OWN_SITES = ("same-origin", "none")
-"""What browsers say in Sec-Fetch-Site about a request that no foreign page has made."""
+"""Values that browsers send in Sec-Fetch-Site for a request that was not made by a foreign page."""
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; object-src 'none'; "
     "base-uri 'self'; form-action 'self'"
 )
-"""What a browser may load for this page: nothing from another host."""
+"""Content security policy, by which a browser loads nothing from another host for this page."""
 
 
 def serve(
@@ -304,28 +304,28 @@ def serve(
     announce: Callable[[str], object] = lambda line: None,
     names: Sequence[str] = OWN_NAMES,
 ) -> None:
-    """Open the page and keep it open; SIGTERM and SIGINT end it in good order, as `KeyboardInterrupt`.
+    """Open the page and keep it open; SIGTERM and SIGINT end it cleanly, as `KeyboardInterrupt`.
 
     Args:
         port: where to listen; the usual port, or any free one, if not given.
-        announce: takes the line with the address, once the page can be opened.
-        names: the hosts that a browser may know this machine by; requests to others are refused.
+        announce: called with the line that has the address once the page can be opened, and for models passed over.
+        names: host names by which a browser may address this machine; requests to others are refused.
 
     Raises:
-        UserError: a port that cannot be listened on, folders or data that cannot be shown.
+        UserError: the port cannot be listened on, or the folders or data cannot be shown.
     """
     site, number = Site(tuple(folders), data), usable_port(port)
     with ExitStack() as at_end:
-        # A folder of this page's for what visitors upload, gone with it; no word to anybody outside.
+        # What visitors upload goes to a folder that is removed when the page ends; nothing is sent to anyone outside.
         folder = make_private_folder(DEMO)
         at_end.callback(shutil.rmtree, folder, ignore_errors=True)
         said = {"GRADIO_TEMP_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
-        # Gradio asks its own page whether it can be opened.
+        # Gradio requests its own page to see whether it can be opened, which needs no proxy.
         for name, value in {**said, "NO_PROXY": HOST}.items():
             at_end.enter_context(variable_set(name, value))
         if data:
             tables_in(data)
-        # The best model in memory and its tables read, so that the first answer comes at once.
+        # The best model is loaded and its tables are read, so that the first answer comes at once.
         models = list(site.models().values())
         for model in models:
             try:
@@ -339,7 +339,7 @@ def serve(
                 announce(f"{error}; passed over")
         count = len(site.models())
 
-        # Gradio and what it imports read those variables once.
+        # These imports come last: Gradio and what it imports read those variables only once.
         import gradio as gr
         from starlette.middleware import Middleware
         from starlette.middleware.base import BaseHTTPMiddleware
@@ -366,7 +366,7 @@ def serve(
 
 
 def usable_port(port: str | None) -> int:
-    """The port that was asked for, where nothing listens; without one the usual port, or any free one."""
+    """The port that was asked for, if nothing listens there; if none was, the usual port, or any free one."""
     if port is not None and (not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65_536):
         raise UserError(f"port {port}; expected a number from 1 to 65535")
     number = int(port or USUAL_PORT)
@@ -382,7 +382,7 @@ def usable_port(port: str | None) -> int:
 
 
 async def _own_pages_only(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Refuse what a page of another origin sends, and tell browsers with every answer to ask no other host."""
+    """Refuse what a page of another origin sends, and tell browsers with every answer to contact no other host."""
     from starlette.responses import PlainTextResponse
 
     if request.method == "POST" and request.headers.get("sec-fetch-site", "none") not in OWN_SITES:

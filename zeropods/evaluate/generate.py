@@ -1,6 +1,6 @@
-"""Batched generation, one class of `Answerer` a task: queries of a T5, constrained or free, answers of a causal model.
+"""Batched generation, with an `Answerer` class per task: a T5's queries, constrained or free, a causal model's answers.
 
-They are written into a file, which `zeropods.evaluate.score` scores without the model. A text has no answers to keep:
+They are written to a file, which `zeropods.evaluate.score` scores without the model. A text has no answers to keep:
 its score, the perplexity, is computed here.
 """
 
@@ -38,11 +38,11 @@ from zeropods.sql.query import Query, format_query, parse_query
 from zeropods.train.sampler import load_split
 
 Progress = Callable[[int], object]
-"""Takes how many examples were answered since its last call."""
+"""A function that takes the number of examples answered since its last call."""
 UNWANTED = 1e9
-"""Taken from a score that counts only where there is no other."""
+"""Amount subtracted from a score that is to count only where there is no other."""
 DEFAULT_LENGTH = 512
-"""Tokens of a prompt and its answer, or of a block of text, for a model that does not say what it was trained on."""
+"""Tokens of a prompt and its answer, or of a block of text, for a model that does not say its training length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,22 +52,22 @@ class Generation:
     max_new_tokens: int = 96
     num_beams: int = 1
     batch_size: int = 64
-    """Number of questions at once."""
+    """Number of questions answered at once."""
     constrained: bool = True
-    """Whether only tokens are allowed that lead to a query on the question's table."""
+    """Whether only tokens that lead to a query on the question's table are allowed."""
     fixed_length: bool = False
-    """Always `max_new_tokens`: random weights never stop, and speeds are compared at equal lengths."""
+    """Whether each answer has `max_new_tokens`: random weights never stop, and speeds are compared at equal lengths."""
 
     @property
     def options(self) -> dict[str, int]:
-        """What transformers' `generate` is given."""
+        """Arguments for transformers' `generate`."""
         shortest = {"min_new_tokens": self.max_new_tokens} if self.fixed_length else {}
         return {"max_new_tokens": self.max_new_tokens, "num_beams": self.num_beams, **shortest}
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How long the answers took, loading left out."""
+    """How long the answers took, without loading."""
 
     examples: int
     seconds: float
@@ -79,12 +79,12 @@ class Speed:
 
 @dataclass(frozen=True)
 class Answerer(ABC):
-    """A trained model that answers the examples of one task; each task is a class of this."""
+    """A trained model that answers the examples of one task; each task has a subclass."""
 
     usual: ClassVar[Generation]
-    """How answers are generated where nothing else is asked for."""
+    """How answers are generated unless the caller asks otherwise."""
     own_options: ClassVar[tuple[str, ...]]
-    """Names of the arguments of `load` that are this task's own."""
+    """Names of the arguments of `load` that only this task has."""
 
     saved: SavedModel
 
@@ -99,7 +99,7 @@ class Answerer(ABC):
     def answer(
         self, examples: Sequence[Any], how: Generation | None = None, progress: Progress = lambda rows: None
     ) -> list[Prediction]:
-        """An answer to each example, in their order; batches are of similar length."""
+        """An answer to each example, in order; batches have prompts of similar length."""
         how = how or self.usual
         ids = self._encoded(examples, how)
         answers: dict[int, Prediction] = {}
@@ -127,7 +127,7 @@ class Answerer(ABC):
 
 
 def _batches(ids: Sequence[Any], size: int) -> Iterator[list[int]]:
-    """Places of sequences of similar length, the shortest first, so many at once."""
+    """Batches of `size` indices of sequences of similar length, the shortest first."""
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     return (order[start : start + size] for start in range(0, len(order), size))
 
@@ -148,10 +148,10 @@ class QueryAnswerer(Answerer):
     def load(
         cls, folder: Path, precision: str = "fp32", prompt: str | None = None, force_prompt: bool = False
     ) -> QueryAnswerer:
-        """From a run folder or a model folder; the prompt is what the model was trained with.
+        """Load from a run folder or a model folder; the prompt is the one that the model was trained with.
 
         Args:
-            prompt: of a model that does not say its own, or of any where it is forced.
+            prompt: the prompt of a model that does not say its own, or of any model where it is forced.
         """
         within = model_folder(folder)
         own = model_config(folder).get("prompt")
@@ -191,9 +191,9 @@ class QueryAnswerer(Answerer):
         return predictions
 
     def _allowed(self, automata: list[QueryAutomaton], number: int, ids: Tensor) -> NDArray[np.int64]:
-        """What can follow a beam's ids: anything after its end, or once it has left the grammar.
+        """Tokens that can follow a beam's ids: any after its end, or once it has left the grammar.
 
-        Beam search keeps such beams where fewer tokens than beams are allowed, at a score that never wins.
+        Beam search keeps such beams where fewer tokens than beams are allowed, with a score that never wins.
         """
         # A row begins with T5's `<pad>`.
         state = automata[number].follow(ids[1:].tolist())
@@ -229,10 +229,10 @@ class QueryAnswerer(Answerer):
         return answers
 
     def _chosen(self, decoded: Tensor, states: list[GrammarState], how: Generation) -> list[int]:
-        """The likeliest next token of each row (rows, width).
+        """The likeliest next token of each row; `decoded` is (rows, width).
 
-        Under the grammar only tokens are scored that some row may say: of T5's 32,128 about a hundred. T5's scale of
-        the scores is left out, since it changes no order.
+        Under the grammar only tokens that some row may take are scored: about a hundred of T5's 32,128. T5's scaling of
+        the scores is left out, since it does not change their order.
         """
         weights = self.model.get_output_embeddings().weight
         ids, barred = np.arange(len(weights)), np.zeros((1, len(weights)), np.float32)
@@ -260,13 +260,13 @@ class QuestionAnswerer(Answerer):
     own_options = ("max_seq_length",)
 
     max_seq_length: int
-    """The most tokens of prompt and answer together: no more than the model was trained on."""
+    """Maximum number of tokens of prompt and answer together; unless given, no more than the model was trained on."""
 
     @classmethod
     def load(
         cls, source: str | Path, precision: str = "fp32", max_seq_length: int | None = None
     ) -> QuestionAnswerer:  # fmt: skip
-        """From a run folder, a model folder or a hub id; the length is what the run was trained on, else 512."""
+        """Load from a run or model folder or a hub id; the default length is the run's training length, else 512."""
         saved = load_model(source, precision, causal=True)
         length = max_seq_length or trained_length(source) or DEFAULT_LENGTH
         return cls(saved, min(length, saved.positions or length))
@@ -278,7 +278,7 @@ class QuestionAnswerer(Answerer):
         return sorted({self.tokenizer.eos_token_id, *(i for i, piece in enumerate(pieces) if "\n" in piece)})
 
     def _encoded(self, examples: Sequence[SquadExample], how: Generation) -> Sequence[Any]:
-        """As in training: a context that is too long is cut, question and room for the answer stay."""
+        """Token ids of prompts, as in training: too long a context is cut; question and room for the answer stay."""
         room = self.max_seq_length - how.max_new_tokens
         if room < 1:
             raise UserError(
@@ -308,15 +308,15 @@ class SampledText:
     """What followed the prompt, without it; the end token is not shown."""
     new_tokens: int
     seconds: float
-    """Time of generation; loading left out."""
+    """Seconds of generation, without loading."""
 
 
 def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) -> SampledText:
-    """Let a saved causal model go on from a prompt, with the likeliest token each time.
+    """Let a saved causal model continue a prompt, with the likeliest token each time.
 
     Args:
         source: run folder, model folder or hub id.
-        max_new_tokens: at most; fewer where the model ends, or where its positions do.
+        max_new_tokens: maximum number of new tokens; fewer where the model ends, or where its positions do.
 
     Raises:
         UserError: a prompt of no tokens or of more than the model has positions, or a model that cannot be loaded.
@@ -335,7 +335,7 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
     return SampledText(prompt=prompt, text=text, new_tokens=len(new), seconds=time.perf_counter() - began)
 
 
-# What a model is asked to do, by its task.
+# What a model is asked to do, by task.
 
 TASKS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer]] = {TEXT2SQL: QueryAnswerer, SQUAD: QuestionAnswerer}
 READERS: dict[str, Callable[[Path, str], Iterable[Any]]] = {TEXT2SQL: read_split, SQUAD: read_squad}
@@ -364,18 +364,18 @@ def predict(
     progress: Progress = lambda rows: None,
     **options: Any,
 ) -> Speed:
-    """Write an answer to each example of a split (its first `limit`), atomically, and time it.
+    """Write an answer to each example of a split (or its first `limit`), atomically, and time the answers.
 
-    The score of a run's own answers goes when they are replaced.
+    The score of a run's own answers is deleted when they are replaced.
 
     Args:
         model: run folder, model folder, or hub id of a causal model.
-        task: for a model that does not say its own.
-        options: the task's own: `prompt` of text2sql; `max_seq_length` of squad, the most tokens of prompt and answer
-            together. None leaves them to the model.
+        task: the task of a model that does not say its own.
+        options: the task's own options: `prompt` of text2sql; `max_seq_length` of squad, the maximum number of tokens
+            of prompt and answer together. None leaves them to the model.
 
     Raises:
-        UserError: a model, data or option that does not fit the task; a place that holds something else.
+        UserError: a model, data or option does not fit the task, or `out` holds something else.
     """
     out = Path(out)
     check_place(out)
@@ -419,13 +419,13 @@ def text_perplexity(
         source: run folder, model folder or hub id.
         data: a set that was prepared with the model's tokenizer, or raw text as `zeropods prepare --task lm` takes it,
             cut as for training.
-        limit: only the first so many blocks of a prepared set, or documents of raw text.
-        max_seq_length: tokens per block of raw text; if not given, what the run was trained on, else 512 or as many as
-            the model has positions for.
-        dataset_config: configuration of raw text at the hub, as `zeropods prepare` has it; `text_field` too.
+        limit: number of blocks of a prepared set, or of documents of raw text, that are read from its start; None: all.
+        max_seq_length: number of tokens per block of raw text; if not given, what the run was trained on, else 512 or
+            as many as the model has positions.
+        dataset_config: configuration of raw text at the hub, as for `zeropods prepare`; `text_field` likewise.
 
     Raises:
-        UserError: a split that is not there, another tokenizer, blocks longer than the model's positions.
+        UserError: a missing split, another tokenizer, or blocks longer than the model's positions.
     """
     saved = load_model(source, precision, causal=True)
     blocks: list[Block]
@@ -461,9 +461,9 @@ def text_perplexity(
 
 
 def _nats(saved: SavedModel, blocks: Sequence[Any]) -> list[tuple[float, int]]:
-    """Nats and predicted tokens of each block, a pair of token ids and labels.
+    """Nats and number of predicted tokens of each block, which is a pair of token ids and labels.
 
-    A function of its own: its logits are gone before those of the next batch are made.
+    This is a separate function, so that its logits are freed before those of the next batch are made.
     """
     inputs, labels = (
         pad_sequence([torch.tensor(block[side]).long() for block in blocks], batch_first=True, padding_value=filler)
@@ -472,7 +472,7 @@ def _nats(saved: SavedModel, blocks: Sequence[Any]) -> list[tuple[float, int]]:
     with torch.inference_mode():
         # Padding is on the right, where a causal model sees it after all that is predicted.
         logits = saved.model(input_ids=inputs.to(saved.model.device), use_cache=False).logits
-        # Row by row: in FP32 the logits of a batch would be there a second time.
+        # Row by row: in FP32 all logits of a batch would be in memory a second time.
         return [
             (float(cross_entropy(row.float(), right.to(row.device), reduction="sum")), int((right >= 0).sum()))
             for row, right in zip(logits[:, :-1], labels[:, 1:], strict=True)

@@ -1,4 +1,4 @@
-"""A folder with a trained model: what it says about itself and its data, and the model loaded to be asked."""
+"""A folder with a trained model: what it says about itself and its data, and the model, loaded to answer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the precisions that a model can answer in."""
 LEVELS_UP = 3
-"""Raw data are looked for in as many folders above a prepared set."""
+"""Number of folders above a prepared set in which raw data are searched for."""
 
 
 def model_folder(folder: Path) -> Path:
-    """Where the weights of a run or model folder lie: in safetensors files, as nothing else is read."""
+    """The folder with the weights of a run or model folder, in safetensors files; nothing else is read."""
     folder = Path(folder)
     within = folder / "model" if (folder / "model").is_dir() else folder
     if not has_weights(within):
@@ -42,10 +42,10 @@ def model_config(folder: Path) -> dict[str, Any]:
 
 
 def task_of(folder: Path) -> str:
-    """What a model was trained for: what its run says, else the prompt in its configuration says it.
+    """The task that a model was trained for, from its run, else from the prompt in its configuration.
 
     Raises:
-        UserError: neither says it.
+        UserError: neither says which.
     """
     prompt = model_config(folder).get("prompt")
     task = _run_config(folder).get("task") or (TEXT2SQL if prompt in PROMPTS or is_t5(folder) else prompt)
@@ -55,18 +55,18 @@ def task_of(folder: Path) -> str:
 
 
 def is_t5(folder: Path) -> bool:
-    """Whether a folder's model has an encoder and a decoder: of such models T5 alone is known here."""
+    """Whether a folder's model has an encoder and a decoder; T5 is the only such model known here."""
     return bool(model_config(folder).get("is_encoder_decoder"))
 
 
 def trained_length(folder: str | Path) -> int | None:
-    """The most tokens of a row that a run was trained on; None where the folder is no run, or says nothing."""
+    """Maximum number of tokens of a row that a run was trained on; None where the folder is no run or does not say."""
     length = (_run_config(folder).get("identity") or {}).get("max_seq_length")
     return length if isinstance(length, int) else None
 
 
 def _run_config(folder: str | Path) -> dict[str, Any]:
-    """`config.json` of a run folder; nothing for a model folder, whose file of that name is the model's."""
+    """`config.json` of a run folder; empty for a model folder, whose file of that name is the model's."""
     path = Path(folder) / CONFIG
     return read_json(path) if path.is_file() and (Path(folder) / "model").is_dir() else {}
 
@@ -75,7 +75,7 @@ def raw_data(run: Path) -> tuple[Path, str]:
     """The folder of the data that a run was trained on, and the split that its model has not seen.
 
     Raises:
-        UserError: a run of text, which has no questions; or data that do not lie near the prepared set any more.
+        UserError: a model folder, or a run of text, which has no questions; or data no longer near the prepared set.
     """
     if has_weights(run) and not (run / RECORD).is_file():
         raise UserError(f"{run}: a model folder, which does not say where its data are; give --data DIR")
@@ -88,10 +88,10 @@ def raw_data(run: Path) -> tuple[Path, str]:
 
 
 def prepared_of(run: Path, config: RunConfig | None = None) -> Path:
-    """The prepared set that a run was trained on: the one that it was given, or that it has made of raw data.
+    """The prepared set that a run was trained on: the one that it was given, or the one that it made from raw data.
 
     Args:
-        config: the run's, where it is known; else its record is read.
+        config: the run's configuration, where it is known; otherwise its record is read.
     """
     given = Path((config or read_record(run)).dataset.get("path", ""))
     return given if (given / FILE).is_file() else run / OWN
@@ -100,7 +100,7 @@ def prepared_of(run: Path, config: RunConfig | None = None) -> Path:
 def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | None:
     """The folder with the raw data that a prepared set was made from, and the first of the splits that it has.
 
-    It is where it lay, or near the prepared set; its files are recognised by their digests. None where it has gone.
+    It is where it was, or near the prepared set; its files are recognised by their digests. None where it is gone.
     """
     manifest = read_manifest(prepared)
     sources = manifest.source_sha256
@@ -111,7 +111,7 @@ def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | Non
     above = Path(prepared).resolve().parents[:LEVELS_UP]
     near = (each for folder in above for each in (folder, *sorted(folder.glob("*")), *sorted(folder.glob("data/*"))))
     for folder in chain([Path(manifest.data or prepared)], near):
-        # Another user's folder, somewhere near, may not be looked into.
+        # Another user's folder nearby may not be readable.
         with contextlib.suppress(PermissionError):
             if all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items()):
                 return folder, split
@@ -127,7 +127,7 @@ class SavedModel:
 
     @property
     def positions(self) -> int | None:
-        """The longest sequence; None where the configuration sets no limit."""
+        """Number of tokens of the longest sequence; None where the configuration sets no limit."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def batch(self, prompts: Sequence[Sequence[int]]) -> BatchEncoding:
@@ -143,7 +143,7 @@ class SavedModel:
         """The new token ids after each prompt; the end token and padding may follow.
 
         Args:
-            options: those of transformers' `generate`.
+            options: arguments of transformers' `generate`.
         """
         import torch
 
@@ -156,14 +156,14 @@ class SavedModel:
 
 
 def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> SavedModel:
-    """From a run folder, a model folder or, where there is no such folder, a causal model's hub id.
+    """Load a model from a run folder, a model folder or, where there is no such folder, a causal model's hub id.
 
     Args:
         precision: a key of DTYPES, or `auto`: BF16 where the processor multiplies it and the model gains by it.
-        causal: whether a causal language model is wanted, else an encoder-decoder such as T5.
+        causal: whether a causal language model is wanted; otherwise an encoder-decoder such as T5.
 
     Raises:
-        UserError: no weights, a model of another kind, or one that lacks a tensor; a precision that cannot be had.
+        UserError: no weights, a model of another kind, or one that lacks a tensor; a precision that is unavailable.
     """
     import torch
     from transformers import AutoConfig, AutoTokenizer
@@ -188,7 +188,7 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     if tokenizer.eos_token_id is None:
         raise UserError(f"{source}: its tokenizer has no end token; expected one that says where an answer ends")
-    # Padding is masked, so the end token will do.
+    # Padding is masked, so the end token can serve.
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     prepack(model)
@@ -196,7 +196,7 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
 
 
 def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTrainedModel:
-    """A model folder's or hub id's model on the CPU, as `train.pretrained.load_weights` has it."""
+    """Load the model of a model folder or hub id on the CPU, with `train.pretrained.load_weights`."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 AnyExample = TypeVar("AnyExample", Example, SquadExample)
 Metric = Callable[[str, Sequence[str]], float]
-"""A custom metric: of a prediction and the right answers."""
+"""A custom metric: a function of a prediction and the right answers."""
 Graded = dict[str, list[Any]]
-"""Lists by the names of a metric, one value per prediction; None where it could not be measured."""
+"""Lists by name of a metric's result, with one value per prediction; None where it could not be measured."""
 METRICS = Path(__file__).parent / "metric"
 
 
@@ -40,13 +40,13 @@ def score(
 ) -> QueryScore | SquadScore:
     """Score a file of either task and write `score.SPLIT.json` beside it.
 
-    The file may hold a part of the split: examples without a prediction are not counted.
+    The file may hold only a part of the split: examples without a prediction are not counted.
 
     Args:
         metrics: custom metrics, each as `module:function`.
 
     Raises:
-        UserError: predictions and data do not fit together, or `rouge` is asked for SQuAD's answers.
+        UserError: predictions and data do not fit together, or `rouge` is requested for SQuAD's answers.
     """
     custom, found = custom_metrics(metrics), read_predictions(predictions)
     result: QueryScore | SquadScore
@@ -63,8 +63,8 @@ def score(
 
 
 def right_queries(predictions: Path, data: Path, split: str) -> dict[int, bool]:
-    """Which examples of a text-to-SQL file are answered right, by their index: those that can be run by what they find,
-    the others by their logical form. Raises as `score`."""
+    """Whether each example of a text-to-SQL file is answered right, by index: executable ones are judged by what they
+    find, the others by their logical form. Raises what `score` raises."""
     pairs = _paired(predictions, split, read_predictions(predictions), read_split(data, split))
     graded = _graded_queries(pairs)
     each = zip(pairs, graded["execution_accuracy"], graded["logical_form_accuracy"], strict=True)
@@ -74,8 +74,8 @@ def right_queries(predictions: Path, data: Path, split: str) -> dict[int, bool]:
 def load_metric(name: str) -> EvaluationModule:
     """A metric of `zeropods/evaluate/metric/`, by `evaluate.load`.
 
-    For its own pipelines, which are not used here, `evaluate` looks whether there is transformers, and loads torch with
-    it: two thirds of the time of a score. Where no one has loaded transformers yet, it is told that there is none.
+    For its own pipelines, which are not used here, `evaluate` checks for transformers and loads torch with it: two
+    thirds of the time of a score. Where transformers has not been loaded yet, it is hidden from `evaluate`.
     """
     hidden = "transformers" not in sys.modules
     if hidden:
@@ -91,7 +91,7 @@ def load_metric(name: str) -> EvaluationModule:
 def _paired(
     path: Path, split: str, predictions: Sequence[Prediction], examples: Iterable[AnyExample]
 ) -> list[tuple[Prediction, AnyExample]]:
-    """Each prediction beside its example."""
+    """Each prediction paired with its example."""
     by_index = {example.index: example for example in examples}
     pairs = []
     for number, prediction in enumerate(predictions, 1):
@@ -112,7 +112,7 @@ def _paired(
 def _query_score(
     pairs: Sequence[tuple[Prediction, Example]], known: set[str], rouge: bool, custom: Mapping[str, Metric]
 ) -> QueryScore:
-    """The score of text-to-SQL; `known` are the tables of train."""
+    """The score of text-to-SQL; `known` holds the ids of the tables of train."""
     texts = [prediction.text for prediction, _ in pairs]
     gold = [format_query(example.query, example.table.header) for _, example in pairs]
     graded = _graded_queries(pairs)
@@ -193,15 +193,15 @@ def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], custom: Mappi
 #
 #     zeropods score predictions.dev.jsonl --data squad --split dev --metric lengths:short
 #
-# The function is called once per example, with the model's text and every right answer (of text-to-SQL: the gold
+# The function is called once per example, with the model's text and every right answer (for text-to-SQL: the gold
 # query's text). The mean of what it returns is in the score file under the function's name, with its 95 % interval.
 
 
 def custom_metrics(named: Sequence[str]) -> dict[str, Metric]:
-    """Functions by their names from `module:function`; modules are also looked for in the working folder.
+    """Functions by name, given as `module:function`; modules are also searched for in the working folder.
 
     Raises:
-        UserError: another form, a module that is not there, no function of that name in it, or two of one name.
+        UserError: another form, a missing module, no function of that name in it, or two functions of one name.
     """
     found: dict[str, Metric] = {}
     for each in named:
@@ -224,10 +224,10 @@ def custom_metrics(named: Sequence[str]) -> dict[str, Metric]:
 def custom_scores(
     custom: Mapping[str, Metric], answered: Sequence[tuple[str, Sequence[str]]], indices: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, Interval | None]]:
-    """Means and their intervals by name, over predictions and right answers of the examples of these indices.
+    """Means and their 95 % intervals by name, over predictions and right answers; `indices` are those of the examples.
 
     Raises:
-        UserError: a value that is no finite number, with the index of its example.
+        UserError: a value is not a finite number; the message names the index of its example.
     """
     values: dict[str, list[float]] = {}
     for name, function in custom.items():
@@ -242,7 +242,7 @@ def custom_scores(
 # Prediction files: one JSON object per line, each naming its example.
 #
 # Text-to-SQL: `{"index", "question", "prediction", "query": {"sel", "agg", "conds"} | null}`; SQuAD: `{"index", "id",
-# "question", "prediction"}`. So a file may hold any part of a split.
+# "question", "prediction"}`. A file may therefore hold any part of a split.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,19 +259,19 @@ class Prediction:
     """The question's id in SQuAD; None for text-to-SQL."""
 
     def to_json(self) -> dict[str, object]:
-        """The line of a prediction file, in our form."""
+        """The JSON object of this prediction's line in a prediction file."""
         query = None if self.query is None else self.query.to_json()
         of_task = {"query": query} if self.id is None else {"id": self.id}
         return {"index": self.index, "question": self.question, "prediction": self.text, **of_task}
 
 
 def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
-    """Write a prediction file; it appears when it is complete."""
+    """Write a prediction file; it appears only when it is complete."""
     write_text(Path(path), "".join(json.dumps(prediction.to_json()) + "\n" for prediction in predictions))
 
 
 def check_place(path: Path) -> None:
-    """Refuse a place where another file than one of predictions would be replaced."""
+    """Refuse a path where a file that holds no predictions would be replaced."""
     if not path.is_file() or path.stat().st_size == 0:
         return
     try:
@@ -294,12 +294,12 @@ class _AnswerLine(Prediction):
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions in file order, of the task that the first line is of.
+    """The predictions in file order; the first line decides which task they are of.
 
     Columns of a query are not checked against a table, which the file does not name.
 
     Raises:
-        UserError: the first fault, with its line; an empty file.
+        UserError: the first fault, with its line, or an empty file.
     """
     _, first = next(validated_lines(dict[str, object], path, "predict again"))
     kind = _AnswerLine if "id" in first and "query" not in first else _QueryLine

@@ -27,12 +27,12 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
-    """What the scores of all tasks have in common: a file may hold more keys, but none of another type."""
+    """What the scores of all tasks have in common: a file may hold further keys, but no value of another type."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"strict": True, "allow_inf_nan": False}
 
     def write(self, folder: Path, split: str) -> None:
-        """Write `score.SPLIT.json`; it appears whole."""
+        """Write `score.SPLIT.json` atomically."""
         write_json(Path(folder) / f"score.{split}.json", asdict(self))
 
 
@@ -56,16 +56,16 @@ class QueryScore(TaskScore):
     rouge: dict[str, float] | None = None
     """Mean F1 of rouge1, rouge2, rougeL and rougeLsum."""
     groups: dict[str, QueryScore] | None = None
-    """`known_tables` and `unseen_tables`: examples whose table is in train.tables.jsonl, and the others."""
+    """Scores of `known_tables` and `unseen_tables`: examples whose table is in train.tables.jsonl, and the others."""
     kinds: dict[str, QueryScore] | None = None
-    """By the gold query's aggregate, and by its number of conditions: where a model fails."""
+    """Scores by the gold query's aggregate and by its number of conditions, which show where a model fails."""
     own_metrics: dict[str, float] = field(default_factory=dict)
     """Means of custom metrics by name, over all examples; groups have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SquadScore(TaskScore):
-    """Means over the answered questions, of 1 and not of 100."""
+    """Means over the answered questions, from 0 to 1, not to 100."""
 
     task: Literal["squad"] = SQUAD
     examples: int
@@ -86,24 +86,24 @@ class TextScore(TaskScore):
     loss: float
     """Mean loss in nats per token."""
     perplexity: float
-    """exp(loss): as unsure as a choice among so many equally likely tokens. Models with different tokenizers cannot be
-    compared by it."""
+    """exp(loss): the model is as unsure as in a choice among this many equally likely tokens. Models with different
+    tokenizers cannot be compared by it."""
 
 
 def text_score(loss_sum: float, tokens: int) -> TextScore:
     """The score of a text.
 
     Args:
-        loss_sum: nats of all predicted tokens together, over all ranks.
-        tokens: how many they are.
+        loss_sum: loss in nats, summed over all predicted tokens and all ranks.
+        tokens: number of predicted tokens.
 
     Raises:
-        UserError: no tokens, or a loss that is not finite or beyond what a number can hold as perplexity.
+        UserError: no tokens, or a loss that is not finite or whose perplexity is too large for a float.
     """
     if tokens < 1:
         raise UserError(f"perplexity of {tokens} tokens; expected a text of at least two tokens")
     loss = loss_sum / tokens
-    # Beyond this, exp() is more than a float holds; a loss that is not a number is not below it either.
+    # Beyond this, exp() is more than a float can hold; a loss that is not a number is not below it either.
     if not loss < math.log(sys.float_info.max):
         raise UserError(f"perplexity: a loss of {loss:.4g} nats per token over {tokens} tokens; the model is broken")
     return TextScore(tokens=tokens, loss=loss, perplexity=math.exp(loss))
@@ -114,7 +114,7 @@ SCORES: dict[str, type[Score]] = {TEXT2SQL: QueryScore, SQUAD: SquadScore, LM: T
 
 
 def read_score(path: Path) -> Score:
-    """The score in `score.SPLIT.json`; a file without `task` is of text-to-SQL, as older ones are.
+    """The score in `score.SPLIT.json`; a file without `task` is of text-to-SQL, as older files are.
 
     Raises:
         UserError: a file that is damaged, or the first value that is missing or of another type.
@@ -126,7 +126,7 @@ def read_score(path: Path) -> Score:
 
 
 def score_of(run: Path) -> tuple[str, Score] | None:
-    """The split by which a run is judged, and its score; None where nothing was scored. Raises as `read_score`."""
+    """The split by which a run is judged, and its score; None where nothing was scored. Raises as `read_score` does."""
     for split in UNSEEN_SPLITS:
         path = Path(run) / f"score.{split}.json"
         if path.is_file():

@@ -1,6 +1,6 @@
-"""A launch as data: what is run where, with which flags and environment, and the command that does it.
+"""A launch as data: what runs where, with which flags and environment, and the command that runs it.
 
-`plan_launch` and `plan_alone` make one of what a user asks for, and refuse what can be known to be wrong.
+`plan_launch` and `plan_alone` build one from what a user asks for, and refuse what is already known to be wrong.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 LIGHT = "zeropods.launch.light"
-"""Runs a module of DeepSpeed's launcher with less imported."""
+"""Name of our module that runs a module of DeepSpeed's launcher with fewer imports."""
 RUNNER = "deepspeed.launcher.runner"
 LAUNCH = "launch.json"
-"""In the run folder: what was launched last."""
+"""File in the run folder that says what was launched last."""
 FORWARDED = (
     "HF_HOME",
     "HF_HUB_CACHE",
@@ -48,15 +48,15 @@ FORWARDED = (
     "TORCH_EXTENSIONS_DIR",
     "OMP_WAIT_POLICY",
 )
-"""Settings that ranks need as the user has them here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
+"""Variables that ranks need with the values they have here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
 FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
-"""Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
+"""Prefixes of the variables that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
 SECRET = re.compile(
     r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE)(?!\w*_(PATH|FILE)$)", re.IGNORECASE
 )
-"""In the name of a variable that holds something secret, and not the path of a file with it."""
+"""Matches the name of a variable that holds a secret, but not one that holds the path of a file with a secret."""
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
-"""What a remote shell, pdsh or DeepSpeed would read as something else; and what is not UTF-8."""
+"""Matches what a remote shell, pdsh or DeepSpeed would misread, and what is not UTF-8."""
 BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
 
 
@@ -70,17 +70,17 @@ class Launch:
     """The run folder, the script's `--outputdir`."""
     hosts: tuple[Host, ...]
     master_port: int
-    """Where rank 0 listens for the other ranks."""
+    """Port on which rank 0 listens for the other ranks."""
     launcher: str = "pdsh"
     ssh_config: Path | None = None
     exported: dict[str, str] = field(default_factory=dict)
-    """Environment variables of every rank, beside what DeepSpeed forwards itself. Nothing secret."""
+    """Environment variables of every rank, in addition to those that DeepSpeed forwards itself. None is secret."""
     export: tuple[str, ...] = ()
-    """Names of those among them that the user asked for."""
+    """Names of the exported variables that the user asked for."""
     restarts: int = 0
-    """How often it has gone on by itself, this attempt included."""
+    """Number of restarts so far, including the one that began this attempt."""
     asked: Launch | None = None
-    """What was asked for, where it goes on by itself: on fewer pods, with other flags."""
+    """The launch that the user asked for, where this one replaces it, perhaps on fewer pods or with other flags."""
 
     @property
     def world_size(self) -> int:
@@ -88,7 +88,7 @@ class Launch:
         return sum(host.slots for host in self.hosts)
 
     def to_json(self) -> dict[str, object]:
-        """What `--dry-run` prints and the run folder keeps."""
+        """The launch as `--dry-run` prints it."""
         return {
             "script": str(self.script),
             "arguments": list(self.arguments),
@@ -114,8 +114,8 @@ def plan_launch(
     """A launch over pdsh as data, with its arguments checked; starts nothing.
 
     Args:
-        pods: on how many of the cluster's; all if not given.
-        export: names of environment variables that the ranks need as they are here.
+        pods: number of the cluster's pods to use; all if not given.
+        export: names of environment variables that the ranks need with the values they have here.
     """
     hosts, name, here = cluster.hosts[:pods], cluster.name, cluster.shared_machine
     if pods is not None and len(hosts) != pods:
@@ -135,10 +135,10 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     """A launch on this machine alone as data, with its arguments checked; starts nothing.
 
     Args:
-        processes: each slot of this machine has one if not given.
+        processes: number of processes; one per slot of this machine if not given.
     """
     hosts = (Host(socket.gethostname(), processes or own_slots()),)
-    # Where processes are given, it may be meant for a machine that is still to be rented.
+    # With `processes`, the plan may be meant for a machine that is still to be rented.
     return plan_on(hosts, script, arguments, here=processes is None, launcher="none")
 
 
@@ -148,7 +148,7 @@ def plan_on(
     """A launch on these hosts as data, with its arguments checked.
 
     Args:
-        here: whether they are this machine.
+        here: whether the hosts are this machine.
         more: further fields of `Launch`.
     """
     found = find_script(script)
@@ -166,9 +166,9 @@ def plan_on(
 
 
 def check_arguments(planned: Launch, *, here: bool = False) -> None:
-    """Refuse what can be seen to be wrong before anything starts, FP16 `here` where there is no GPU among it.
+    """Refuse arguments that can be seen to be wrong before anything starts, such as FP16 `here` without a GPU.
 
-    A script of ours would refuse its flags itself, after half a minute on every pod.
+    One of our scripts would refuse wrong flags itself, but only after half a minute on every pod.
     """
     check_plain("script", planned.script)
     flags, kind = flag_values(planned.arguments), arguments_of(planned.script)
@@ -184,18 +184,18 @@ def check_arguments(planned: Launch, *, here: bool = False) -> None:
 
 
 def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = True) -> None:
-    """Refuse flags of a script of ours, and a model and `data` that they name, before pods are asked for."""
+    """Check the flags of a script of ours, the model and, if `data`, the data that they name, before a pod is used."""
     kind = arguments_of(find_script(script))
     if kind is not None:
         flags = parse_flags(kind, arguments)
         flags.check_inputs() if data else flags.check_model()
 
 
-# Whether a launch has been run to its end before: known without starting anything
+# Whether a launch has run to its end before, found out without starting anything
 
 
 def finished_record(launch: Launch) -> Record | None:
-    """The record of this very launch if it is finished, which is said; `UserError` if another finished run is there."""
+    """Return this launch's record if it is finished, and say so; `UserError` if another finished run is there."""
     if not (launch.folder / RECORD).is_file():
         return None
     record = read_record(launch.folder)
@@ -211,18 +211,18 @@ def finished_record(launch: Launch) -> Record | None:
 
 
 def remember(launch: Launch) -> None:
-    """Keep what was launched beside its record."""
+    """Save the identity of a launch beside its record."""
     files.write_json(launch.folder / LAUNCH, identity(launch))
 
 
 def remembered(folder: Path) -> dict[str, Any] | None:
-    """The identity of what was launched last into a run folder; None where nothing was."""
+    """The identity of the last launch into a run folder; None where there was none."""
     path = folder / LAUNCH
     return read_json(path) if path.is_file() else None
 
 
 def identity(launch: Launch) -> dict[str, Any]:
-    """What makes two launches the same run: not the port, nor the lease, nor what it has gone on with by itself."""
+    """What makes two launches the same run; the port, the lease and what a restart has changed do not count."""
     launch = launch.asked or launch
     flags = flag_values(launch.arguments)
     config = Path(flags.get("deepspeed", ""))
@@ -242,7 +242,7 @@ def identity(launch: Launch) -> dict[str, Any]:
 def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
     """The command of DeepSpeed's launcher: over pdsh, or on this machine alone."""
     if launch.launcher == "none":
-        # It needs no ssh, starts a process per slot, and ends its children when it is ended.
+        # This launcher needs no ssh, starts a process per slot, and ends its children when it is ended.
         places = {"localhost": list(range(launch.world_size))}
         world_info = base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
         return [
@@ -260,9 +260,9 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
         *("--num_nodes", str(len(launch.hosts))),
         *("--master_addr", launch.hosts[0].address),
         *("--master_port", str(launch.master_port)),
-        # Its check ignores the ssh options and has no deadline; the preflight has seen every pod.
+        # DeepSpeed's ssh check ignores the ssh options and has no timeout; the preflight has reached every pod.
         "--no_ssh_check",
-        # One host would run here, without ssh.
+        # Without it, a single host would run here, without ssh.
         "--force_multi",
         str(launch.script),
         *map(remote_argument, launch.arguments),
@@ -270,7 +270,7 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
 
 
 def shell_line(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
-    """A command with variables of its environment as somebody pastes it into a shell, a flag per line."""
+    """A command and variables of its environment as text to paste into a shell, with one flag per line."""
     program = Path(argv[0]).with_name("deepspeed")
     if list(argv[1:4]) == ["-m", LIGHT, RUNNER] and program.is_file():
         argv = [str(program), *argv[4:]]
@@ -283,17 +283,17 @@ def shell_line(argv: Sequence[str], variables: Mapping[str, str] | None = None) 
 
 
 def launcher_variables(launch: Launch) -> dict[str, str]:
-    """What pdsh, started by DeepSpeed's launcher, has to find in its environment."""
+    """Environment variables that pdsh needs when DeepSpeed's launcher starts it."""
     own = {} if launch.ssh_config is None else {"PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(launch.ssh_config)}
     return {"PDSH_RCMD_TYPE": "ssh", **own}
 
 
 def remote_argument(argument: str) -> str:
-    """An argument as DeepSpeed's launcher needs it, so that the script on the pod gets it unchanged.
+    """Quote an argument for DeepSpeed's launcher, so that the script on the pod gets it unchanged.
 
-    The launcher joins arguments with blanks for a remote shell; one with a blank it puts into double
-    quotes, in which only `"` is escaped (deepspeed/launcher/multinode_runner.py). pdsh replaces `%n`
-    and the like.
+    The launcher joins arguments with blanks for a remote shell; it puts an argument that contains a
+    blank into double quotes, in which only `"` is escaped (deepspeed/launcher/multinode_runner.py).
+    pdsh replaces `%n` and the like.
     """
     if BREAKS.search(argument):
         raise UserError(f"argument {argument!r}: no line of UTF-8; does not pass a remote shell; put it into a file")
@@ -313,10 +313,10 @@ def check_plain(what: str, path: Path | str) -> None:
 
 
 def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[str, str]:
-    """Variables for every rank: `fixed` ones, those asked for by name, and FORWARDED ones that are set.
+    """Variables for every rank: the `fixed` ones, those asked for by name, and those of FORWARDED that are set.
 
     They end up on command lines, so a name that sounds like a secret is refused, as is a value that
-    does not pass a shell unchanged.
+    would not pass through a shell unchanged.
     """
     for name in names:
         if name not in os.environ:
@@ -337,11 +337,11 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
 def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of DeepSpeed's launcher, which runs here and starts pdsh.
 
-    It holds nothing secret that the launcher would put on command lines. `UserError` names a variable that DeepSpeed
-    forwards and whose value no remote shell leaves as it is.
+    It holds no secret that the launcher would put on command lines. `UserError` names a variable that DeepSpeed
+    forwards and whose value a remote shell would change.
 
     Args:
-        environment: this process's, with the programs of its Python first on PATH.
+        environment: this process's environment, with the programs of its Python first on PATH.
     """
     forwarded = {name for name in environment if name.startswith(FORWARDED_BY_DEEPSPEED)}
     secret = {name for name in forwarded if SECRET.search(name)}
@@ -362,7 +362,7 @@ def train_arguments(**flags: Any) -> list[str]:
 
 
 def flag_values(arguments: Sequence[str]) -> dict[str, str]:
-    """Values of `--name value` and `--name=value` by the name that a script's dataclass has; the last one wins."""
+    """Values of `--name value` and `--name=value`, by the name of the dataclass field; the last one wins."""
     values: dict[str, str] = {}
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
         if argument.startswith("--"):
@@ -372,7 +372,7 @@ def flag_values(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, object]:
-    """Flags by name with typed values: those of a script of ours with its defaults, else by what they look like."""
+    """Flags by name with typed values: those of our scripts with defaults, others by what they look like."""
     kind = arguments_of(script)
     if kind is not None:
         return asdict(parse_flags(kind, arguments))
@@ -387,7 +387,7 @@ def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, objec
 
 
 def find_script(name: str | Path) -> Path:
-    """A script of the working folder, else one of the project."""
+    """Path of a script in the working folder, else of one in the project."""
     folders = dict.fromkeys((Path.cwd(), PROJECT))
     for path in ((folder / name).resolve() for folder in folders):
         if path.is_file():

@@ -1,10 +1,10 @@
-"""Processes forked by one that has imported what training needs: importing takes longer than a small run trains.
+"""Fork processes from a server that has imported what training needs: imports take longer than a small run trains.
 
     python -m zeropods.launch.forks SOCKET
 
-Each connection to the socket is a process: its arguments and environment come with it, its number and exit status go
-back. A pod has such a server for its ranks, and so has a notebook for its series. Nothing is computed here, since
-threads of OpenMP do not survive a fork; nor does CUDA, so that where there is a GPU every rank starts by itself.
+Each connection to the socket stands for one process: the client sends arguments and environment, and gets back the pid
+and the exit status. A pod has such a server for its ranks, and a notebook has one for its series of runs. The server
+computes nothing, since OpenMP threads do not survive a fork; nor does CUDA, so with a GPU every rank is a new process.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from zeropods.train import quick_imports
 from zeropods.train.arguments import PROJECT
 
 EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ATEN_", "LD_", "MALLOC_", "PYTHON", "TORCH", "HF_", "DS_")
-"""How the names of variables begin that libraries read while they are imported."""
+"""Prefixes of the variables that libraries read while they are imported."""
 SEARCHED, THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
 HEEDED = (SEARCHED, THREADS, EXTENSIONS)
-"""Those of them that can be heeded later as well."""
+"""Variables among these that can still be applied after the imports."""
 MESSAGE_BYTES = 1 << 18
 FOLDER = "zeropods-forks-"
-"""How the names of folders begin that hold a socket."""
+"""Prefix of the names of folders that hold a socket."""
 POLL_SECONDS = 0.02
 ORDER_SECONDS = 1.0
-"""Who connects says within this time what he wants."""
+"""Seconds within which a client that has connected must send its request."""
 IDLE_SECONDS = 900.0
-"""A server that nobody asks for so long ends: it holds a third of a GiB."""
+"""Seconds without a request after which a server ends, because it holds a third of a GiB."""
 PACKAGE = Path(__file__).parents[1]
 IMPORTED = (
     *("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal", "deepspeed"),
     *("torch.utils.tensorboard", "pyarrow"),
 )
-"""What ranks of this project's scripts need."""
+"""Modules that ranks of this project's scripts need."""
 
 
 class Forked:
@@ -66,14 +66,14 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it goes on."""
+        """Exit status of the process, negative for a signal; None while it runs."""
         try:
             return self.wait(0.0)
         except subprocess.TimeoutExpired:
             return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status; `subprocess.TimeoutExpired` where it goes on for longer than `timeout` seconds."""
+        """Wait for the exit status and return it; `subprocess.TimeoutExpired` after `timeout` seconds without one."""
         if self.returncode is None:
             self._connection.settimeout(timeout)
             try:
@@ -82,13 +82,13 @@ class Forked:
                 raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0) from None
             except ConnectionError:
                 said = b""
-            # The server was killed, and it with that.
+            # No answer: the server was killed, and the process with it.
             self.returncode = int(said or -signal.SIGKILL)
             self._connection.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal unless it is known to have ended."""
+        """Send a signal to the process unless it is known to have ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -100,13 +100,13 @@ def fork(
     """Fork a process that runs a script; it gets SIGTERM when this process is gone.
 
     Args:
-        server: the socket.
+        server: path of the server's socket.
         argv: the script and its arguments.
         streams: file descriptors that become its stdin, stdout and stderr.
 
     Returns:
-        None where no server answers, or it cannot do as a new process would: its libraries were imported with other
-        settings, or its code is older than the files.
+        The process; None where no server answers, or where a fork would differ from a new process: the server imported
+        libraries with other settings, or its code is older than the files.
     """
     connection, pid = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), 0
     order = {"argv": list(argv), "environment": dict(environment), "folder": os.getcwd()}
@@ -114,7 +114,7 @@ def fork(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         connection.connect(os.fspath(server))
         socket.send_fds(connection, [json.dumps(order).encode()], list(streams))
-        # A server that still imports takes seconds: an interrupt closes the connection, which ends what it forks then.
+        # A server that still imports takes seconds; an interrupt closes the connection, which ends what it forks later.
         pid = int(connection.recv(MESSAGE_BYTES) or 0)
     except OSError:
         return None
@@ -125,12 +125,12 @@ def fork(
 
 
 def own_server() -> Path | None:
-    """The socket of a fork server of this process, started where none runs; None where there is a GPU."""
+    """Path of the socket of this process's fork server, which is started if none runs; None where there is a GPU."""
     if own_gpus():
         return None
     early = early_variables(child_environment())
     for _ in range(2):
-        # One that was idle, or whose code was replaced, has ended.
+        # A server that was idle, or whose code was replaced, has ended.
         if early not in _servers or _servers[early][0].poll() is not None:
             folder = make_private_folder(FOLDER)
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -145,32 +145,32 @@ def own_server() -> Path | None:
 
 
 _servers: dict[frozenset[tuple[str, str]], tuple[subprocess.Popen[bytes], Path]] = {}
-"""Those of this process, by the variables with which they were started."""
+"""Fork servers of this process and their sockets, by the variables with which they were started."""
 
 
 def early_variables(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """Those variables that libraries have read when they have been imported."""
+    """The variables, with their values, that libraries read only while they are imported."""
     return frozenset(item for item in environment.items() if item[0].startswith(EARLY) and item[0] not in HEEDED)
 
 
 def serve(listener: socket.socket, newest: int) -> None:
-    """Fork until nobody asks, or the code is older than its files, and all forks have ended.
+    """Fork on request until no more requests come, or the code is older than its files, and all forks have ended.
 
-    Whoever may open the socket's folder may ask.
+    Anyone who may open the socket's folder may send requests.
 
     Args:
-        newest: when the files of the code were changed last that was imported.
+        newest: when the files of the imported code were last changed, in ns.
     """
     is_current = True
     asked: dict[int, socket.socket | None] = {}
-    """By the process that was forked, the connection of whoever asked for it; None where he is gone."""
+    """Connection of the client that asked for a fork, by the pid of the fork; None where the client is gone."""
     while is_current or asked:
         connections = [listener, *filter(None, asked.values())]
         ready, _, _ = select.select(connections, [], [], POLL_SECONDS if asked else IDLE_SECONDS)
         if listener in ready:
             connection, _ = listener.accept()
             is_current = is_current and newest_source() == newest
-            # Whoever asks for what is older than its files hears that nobody is there.
+            # If the code is older than its files, the connection is closed, as if there were no server.
             pid = begin(connection) if is_current else 0
             if pid:
                 asked[pid] = connection
@@ -179,7 +179,7 @@ def serve(listener: socket.socket, newest: int) -> None:
         elif not asked:
             is_current = False
         for pid, asker in asked.items():
-            # Nothing comes but its end.
+            # A client sends nothing more; the connection is readable only once it is closed.
             if asker is not None and asker in ready:
                 asker.close()
                 asked[pid] = None
@@ -191,16 +191,16 @@ def serve(listener: socket.socket, newest: int) -> None:
 
 
 def begin(connection: socket.socket) -> int:
-    """Fork the process that is asked for, and tell its number, which is returned; 0 where there is none."""
+    """Fork the requested process, send its pid to the client and return it; 0 where none was forked."""
     streams, pid, server = list[int](), 0, os.getpid()
     try:
-        # Neither who says nothing nor who says nonsense keeps others waiting, or ends their forks.
+        # A client that sends nothing, or nonsense, must neither keep others waiting nor end their forks.
         connection.settimeout(ORDER_SECONDS)
         message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
         order = json.loads(message)
         place, environment = os.environ.get(PLACE[0]), order["environment"]
         can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
-        # A fork would do as a new process with this environment would.
+        # Only then does a fork behave as a new process with this environment would.
         if can_be_marked and early_variables(environment) <= early_variables(os.environ):
             pid = os.fork()
             if pid == 0:
@@ -216,17 +216,17 @@ def begin(connection: socket.socket) -> int:
 
 
 def newest_source() -> int:
-    """When a file of this package was changed last, in ns."""
+    """When a file of this package was last changed, in ns."""
     return max(path.stat().st_mtime_ns for path in PACKAGE.rglob("*.py"))
 
 
 def become(order: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
-    """Be what a new process with this script, these arguments and this environment would be."""
+    """Turn this fork into what a new process with this script, these arguments and this environment would be."""
     status = 1
     try:
         end_with_parent(parent, signal.SIGTERM)
         os.setsid()
-        # Before it is a pipe: Python has seen that stdout can be sought in, and asks where it stands.
+        # This comes before stdout is a pipe: Python took it for seekable, and asks for its position here.
         sys.stdout.reconfigure(write_through=True, errors="backslashreplace")  # type: ignore[union-attr]
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
@@ -234,8 +234,8 @@ def become(order: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoR
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open as long as the process lives)
         argv, environment = order["argv"], order["environment"]
         if RUN in environment and PLACE[0] in os.environ:
-            # /proc/PID/environ tells the run of this process, as if it had been started with the variable: the kernel
-            # shows the memory in which a program's environment was when it began (`env_start`, proc(5)).
+            # Let /proc/PID/environ show this process's run, as if it had been started with the variable: the kernel
+            # shows the memory that held a program's environment when it began (`env_start`, proc(5)).
             stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             start, new = int(stat[47]), f"{RUN}={environment[RUN]}".encode()
             offset = ctypes.string_at(start, int(stat[48]) - start).index("=".join(PLACE).encode())
@@ -251,7 +251,7 @@ def become(order: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoR
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # noqa: BLE001 (what ends a process, and is shown like that)
+    except BaseException:  # noqa: BLE001 (shown like any error that ends a process)
         traceback.print_exc()
     finally:
         for text in (sys.stdout, sys.stderr):
@@ -265,12 +265,12 @@ def import_for_ranks() -> None:
     with quick_imports():
         for name in IMPORTED:
             import_module(name)
-    # transformers makes this table at the first model that it loads, in a second.
+    # transformers builds this table when it loads its first model, which takes a second.
     import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
 
 
 def main() -> None:
-    """Import, then serve; nothing is served where there is a GPU."""
+    """Import the modules, then serve; do nothing where there is a GPU."""
     if own_gpus():
         return
     programs.wait_passively()
@@ -278,20 +278,20 @@ def main() -> None:
     path, newest = Path(sys.argv[1]), newest_source()
     listening = path.with_name(f"{path.name}.new")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        # Its name appears once it listens. Who asks before all is imported waits, and imports nothing meanwhile.
+        # The socket gets its name once it listens. A client that asks too early waits, and imports nothing itself.
         listening.unlink(missing_ok=True)
         listener.bind(str(listening))
         listener.listen()
         listening.rename(path)
         import_for_ranks()
         recipe = programs.extension_cache() / "cpu_adam" / "build.ninja"
-        # Offload's optimizer, where it was compiled for this environment, by the path that it has now: to see that it
-        # need not be compiled takes longer than to load it.
+        # Load offload's optimizer if it was compiled for this environment under its present path: checking that it need
+        # not be compiled takes longer than loading it.
         if recipe.is_file() and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8"):
             programs.compile_in_turns()
             import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
         serve(listener, newest)
-        # Python takes a second to end, in which nobody shall wait for an answer.
+        # Python takes a second to end, during which no client should wait for an answer.
         path.unlink(missing_ok=True)
 
 

@@ -1,9 +1,9 @@
-"""DeepSpeed's launcher without DeepSpeed's engine and without torch: it needs four of their names.
+"""Run DeepSpeed's launcher without DeepSpeed's engine and without torch, since it needs only four of their names.
 
     python -m zeropods.launch.light deepspeed.launcher.runner ARGUMENT ...
 
-It is DeepSpeed's own code that runs, here and on each pod. Importing the rest of it takes seconds, one after the other
-here and on a pod, before a rank so much as starts.
+DeepSpeed's own code runs, here and on each pod. Importing the rest of it takes seconds, first here and then again on
+each pod, before a rank even starts.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.train.arguments import arguments_of
 
 LAUNCH = "deepspeed.launcher.launch"
-"""What DeepSpeed's runner lets each pod run."""
+"""Name of the module that DeepSpeed's runner runs on each pod."""
 POLL_SECONDS = 0.1
 FORM = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
-"""Of the lines of DeepSpeed's logger."""
+"""Format of the lines of DeepSpeed's logger."""
 
 
 def stand_in(name: str, **names: object) -> ModuleType:
-    """Put a package in the place of one of DeepSpeed's: with these names, and with the modules that its folder has."""
+    """Replace one of DeepSpeed's packages by one with these names and with the modules in the original's folder."""
     spec = find_spec(name)
     assert spec is not None and spec.submodule_search_locations is not None
     package = ModuleType(name)
@@ -44,11 +44,11 @@ def stand_in(name: str, **names: object) -> ModuleType:
 
 
 def lighten() -> None:
-    """Let DeepSpeed's launcher be imported without the rest of DeepSpeed, and each pod's as well."""
+    """Let DeepSpeed's launcher be imported without the rest of DeepSpeed, here and on each pod."""
     logging.basicConfig(format=FORM, stream=sys.stdout)
     logger = logging.getLogger("DeepSpeed")
     stand_in("deepspeed")
-    # What launchers ask accelerators for; those of CPUs and of CUDA say the same (deepspeed/accelerator/, 0.19.8).
+    # What launchers ask an accelerator for; the CPU and CUDA ones answer the same (deepspeed/accelerator/, 0.19.8).
     devices = SimpleNamespace(
         visible_devices_envs=lambda: ["CUDA_VISIBLE_DEVICES"],
         set_visible_devices_envs=lambda env, chosen: env.update(CUDA_VISIBLE_DEVICES=",".join(map(str, chosen))),
@@ -66,7 +66,7 @@ def lighten() -> None:
     def light_command(self: Any, *given: Any) -> Any:
         words, *rest = command(self, *given)
         at = words.index(LAUNCH)
-        # A path may hold blanks, and a shell on the pod reads the words.
+        # A path may contain blanks, and a shell on the pod parses the words.
         words[at - 4 : at - 2] = f"cd {shlex.quote(os.getcwd())};", shlex.quote(sys.executable)
         script = words.index(self.user_script, at)
         words[script] = shlex.quote(words[script])
@@ -76,9 +76,9 @@ def lighten() -> None:
 
 
 def fork_ranks() -> None:
-    """Let the launcher of a pod have ranks of this project's scripts forked by the pod's server, if it has one.
+    """Let a pod's launcher have ranks of this project's scripts forked by the pod's server, if there is one.
 
-    It also sees at once that its ranks have ended: it sleeps a second each time that it looks.
+    The launcher also notices sooner that its ranks have ended: on its own, it sleeps a second between two checks.
     """
     server, popen, sleep = os.environ.get(FORKS_VARIABLE), subprocess.Popen, time.sleep
 

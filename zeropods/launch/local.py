@@ -1,4 +1,4 @@
-"""A training script on this machine, from its start to its record; it ends with the process that started it."""
+"""Run a training script on this machine, from its start to its record; it ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from zeropods.train.arguments import arguments_of
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 30.0
-"""From SIGTERM to SIGKILL: time for a run to write its record."""
+"""Seconds from SIGTERM to SIGKILL, in which a run can write its record."""
 WRITE_SECONDS = 5.0
-"""The same for the ranks of a run that hangs: those that wait for another write what they measured so soon."""
+"""The same for ranks of a hanging run: those that wait for another one need no longer to write what they measured."""
 Started = subprocess.Popen[bytes] | Forked
-"""A process that was started here."""
+"""Type of a process that was started here."""
 
 
 def run_here(
@@ -44,9 +44,9 @@ def run_here(
     """Run a command that trains on this machine; `UserError` says why it failed.
 
     Args:
-        timeout_seconds: of each attempt.
-        step_timeout: as `Supervision` has it.
-        restarts: how often it is run again where a rank was killed; it goes on from its newest checkpoint.
+        timeout_seconds: limit for each attempt.
+        step_timeout: as in `Supervision`.
+        restarts: how many times to run it again after a rank was killed; it resumes from its newest checkpoint.
     """
     for number in range(restarts + 1):
         with locked(folder, LAUNCH_LOCK):
@@ -65,7 +65,7 @@ def run_here(
 
 
 def _remove_told(folder: Path) -> None:
-    """Remove the log where no run began and nothing was said, or a script of ours said why, which has been told."""
+    """Remove the log if no run began and nothing was said, or one of our scripts said why, which has been shown."""
     with suppress(FileNotFoundError):
         text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
         lines = [line for line in text.splitlines() if not OF_LAUNCHER.match(line)]
@@ -74,12 +74,12 @@ def _remove_told(folder: Path) -> None:
 
 
 def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record:
-    """Run a launch on this machine, whose folder is locked for it, to its end, and return its record whatever it says.
+    """Run a launch on this machine to its end and return its record, whatever it says; its folder is locked already.
 
     Its ranks are forks where the script is this project's own and there is no GPU.
     """
     words, number = [str(planned.script), *planned.arguments], planned.world_size
-    # torchrun and DeepSpeed's launcher have two names for it; accelerate takes the first to be 1 where it is not there.
+    # torchrun and DeepSpeed's launcher name the local size differently; accelerate takes torchrun's as 1 if unset.
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(number))
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(planned.master_port)}
 
@@ -94,7 +94,7 @@ def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record
                     forked = fork(server or "", words, {**child_environment(), **place}, streams)
                     ranks += [] if forked is None else [forked]
         finally:
-            # Refused, or interrupted meanwhile.
+            # A fork was refused, or an interrupt came meanwhile.
             if len(ranks) < number:
                 _end(ranks, 0.0)
         if len(ranks) == number:
@@ -110,19 +110,19 @@ def to_end(
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
 ) -> Record:
-    """Let something train into a run folder that is locked for it, and see to it that an attempt has a record.
+    """Run one training attempt in a run folder that is locked for it, and make sure that the attempt has a record.
 
-    Where the caller is interrupted, or its time is over, it gets SIGTERM, then SIGKILL; either way nothing of its
-    process groups is left when this returns or raises. So it is where one of several processes fails.
+    The processes get SIGTERM, then SIGKILL, if the caller is interrupted, if the time is up, or if one of several
+    fails. In every case nothing of their process groups is left when this returns or raises.
 
     Args:
-        start: starts what trains, and lets stdout and stderr go into the file that it is given.
+        start: starts the training processes, with stdout and stderr going to the file that it is given.
 
     Returns:
-        The record of the attempt; the one that is there where the run was finished before, and says so.
+        The record of the attempt; the existing one where the script says that the run was finished before.
 
     Raises:
-        UnopenedError: it ended before it had opened its folder.
+        UnopenedError: the attempt ended before it had opened its folder.
     """
     check_timeouts(timeout_seconds, step_timeout)
     ranks, kills, log = Ranks(folder), oom_kills(), RunLog(folder)
@@ -142,8 +142,8 @@ def to_end(
                     hang=hangs.look(),
                 )
             if verdict is hangs.found:
-                # The ranks are asked to end themselves, since what started them may pass nothing on. Those that wait
-                # then write what they measured.
+                # The ranks themselves are asked to end, since what started them may not pass a signal on. Those that
+                # wait then write what they measured.
                 pids = {rank.beat.pid for rank in hangs.ranks.values()}
                 hanging = [process for process in descendants(os.getpid()) if process.pid in pids]
                 hangs.save_stacks(lambda: ask_for_stacks(hanging))

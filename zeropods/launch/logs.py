@@ -1,4 +1,4 @@
-"""What a run writes while it goes on: its log line by line, with the pods' names, and the progress told there."""
+"""What a run writes while it runs: its log line by line, with the pods' names, and the progress that it reports."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from zeropods.measure.record import read_config
 from zeropods.tables import progress
 
 LOG = "launch.log"
-"""In the run folder: what the ranks wrote on stdout and stderr, attempt after attempt."""
+"""File in the run folder that holds what the ranks wrote to stdout and stderr, attempt after attempt."""
 LAST_LINES, KEPT_LINES = 8, 200
 MOST_WAITING, SHOW_SECONDS = 100_000, 5.0
-"""Lines that wait for a reader to take them, further ones are not shown; at the end so long is waited for it."""
+"""Most lines that wait for a slow reader (further ones are not shown), and seconds to wait for it at the end."""
 OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[(?:launch|runner)\.py:")
-"""In a line that DeepSpeed's launcher has logged: what the script said last stands between two of them."""
+"""Matches a line that DeepSpeed's launcher logged; the last words of the script stand between two of these lines."""
 OF_SCRIPT = re.compile(r"(?:\S+: )?zeropods: (.+)")
-"""What a script of ours said when it refused to train, behind its pod's name where it ran on one."""
+"""Matches what one of our scripts says when it refuses to train, after its pod's name where it ran on a pod."""
 LINE = re.compile(r"step (\d+) (loss|eval_loss) ([\d.e+-]*\d|nan|inf|-inf)$", re.MULTILINE)
-"""What `train.log` says of a step."""
+"""Matches what `train.log` says about a step."""
 SESSION_END = re.compile(r"pdsh@[^:]*: (\S+): (?:ssh exited with exit code|ssh killed by signal|killed by signal) \d+")
-"""What pdsh writes when a pod's command fails or its connection breaks; of one that ends well it says nothing."""
+"""Matches what pdsh writes when a pod's command fails or its connection breaks; of a success it says nothing."""
 
 
 class GrowingFile:
@@ -38,7 +38,7 @@ class GrowingFile:
         self._offset = path.stat().st_size if path.is_file() else 0
 
     def lines(self, *, ended: bool = False) -> list[str]:
-        """The complete lines that were added since the last call; where nothing more will come, all of them."""
+        """The complete lines added since the last call; if the file has `ended`, also a last line without a newline."""
         if not self.path.is_file():
             return []
         with open(self.path, "rb") as file:
@@ -51,11 +51,11 @@ class GrowingFile:
 
 @contextmanager
 def following(folder: Path) -> Iterator[Callable[[], None]]:
-    """A progress bar over the optimizer steps of a run; call what it yields now and then."""
+    """Show a progress bar over the optimizer steps of a run; call the yielded function now and then to update it."""
     log = GrowingFile(folder / "train.log")
 
     def planned_steps() -> int | None:
-        """By the run's `config.json`; None where the clock ends it."""
+        """Number of steps by the run's `config.json`; None where a time limit ends the run."""
         config = read_config(folder)
         asked = config.identity
         if asked.get("max_train_seconds") or "epochs" not in asked:
@@ -73,38 +73,38 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
 
         yield tick
         bar.leave = bar.n > 0
-        # Where the clock ended it, what was done was all.
+        # Where a time limit ended the run, the steps that were done are the total.
         bar.total = bar.total or bar.n or None
 
 
 class RunLog(GrowingFile):
-    """The log of a run: to it the run's processes append; here each line is shown, and the last ones are kept.
+    """The log of a run, to which the run's processes append; each new line is shown here, and the last ones are kept.
 
-    pdsh writes `ADDRESS: ` before each line, and `srun --label` the task's number, padded.
+    pdsh writes `ADDRESS: ` before each line, and `srun --label` writes the task's number, padded.
     """
 
     def __init__(
         self, folder: Path, show: Callable[[str], object] = lambda line: None, names: Mapping[str, str] | None = None
     ) -> None:
-        """Make the folder of the run where it is not there.
+        """Create the run folder if it does not exist.
 
         Args:
-            show: gets every line that is added from now on.
-            names: the pods' names, by what stands before their lines.
+            show: is called with every line that is added from now on.
+            names: the pods' names, by the prefix of their lines.
         """
         super().__init__(folder / LOG)
         folder.mkdir(parents=True, exist_ok=True)
         self.names = dict(names or {})
         self.failed: dict[str, float] = {}
-        """When pdsh said that a pod's session has failed, by the pod's name and the monotonic clock."""
+        """Monotonic time in seconds at which pdsh said that a pod's session had failed, by the pod's name."""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
         self._shown: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
-        # A reader that takes nothing (a full pipe) keeps nobody from watching the run; one that is gone ends none.
+        # A reader that takes nothing (a full pipe) must not block supervision; one that is gone must not end the run.
         self._shower = threading.Thread(target=self._show, args=(show,), daemon=True)
         self._shower.start()
 
     def read(self, *, ended: bool = False) -> None:
-        """Take up the lines that are new, as `GrowingFile.lines` has them."""
+        """Show and keep the new lines, as `GrowingFile.lines` returns them."""
         for line in self.lines(ended=ended):
             if match := SESSION_END.fullmatch(line):
                 self.failed.setdefault(self.names.get(match[1], match[1]), time.monotonic())
@@ -124,6 +124,6 @@ class RunLog(GrowingFile):
                 show(line)
 
     def tail(self, pod: str | None = None) -> list[str]:
-        """The last lines of a pod; of all where it wrote none, or none is named."""
+        """The last lines of a pod, or of all pods where it wrote none or no pod is named."""
         lines = [line for line in self._last if not OF_LAUNCHER.search(line)]
         return ([line for line in lines if line.startswith(f"{pod}: ")] or lines)[-LAST_LINES:]

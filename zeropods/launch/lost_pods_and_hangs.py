@@ -1,6 +1,6 @@
-"""Whether a run is over: a pod counts as lost, its launcher has ended, it hangs, or its time is up.
+"""Decide whether a run is over: a pod counts as lost, its launcher has ended, it hangs, or its time is up.
 
-Hang detection goes by the heartbeats of its ranks (`measure/heartbeat.py`); it says which rank holds the others up.
+Hang detection uses the heartbeats of the ranks (`measure/heartbeat.py`); it says which rank holds up the others.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from zeropods.pods.leases import HAS_ENDED
 from zeropods.pods.rendezvous import Pod
 
 SILENT_SECONDS = 7.0
-"""A pod that has not answered for so long counts as lost."""
+"""Seconds without an answer after which a pod counts as lost."""
 GONE_SECONDS = 3.0
-"""A pod without ssh that does not answer for so long is lost; longer than between two answers."""
+"""The same for a pod whose ssh session is gone too; longer than the time between two answers."""
 FAILED_SECONDS = 5.0
-"""Where pdsh says that a pod's ranks failed, the others' have so long to say what they make of it."""
+"""Seconds that the ranks of the other pods have to report, after pdsh said that a pod's ranks failed."""
 MEASURED_SECONDS = 12.0
-"""What the ranks have left behind when all have measured or ended, or a launcher, is waited for so long."""
+"""Seconds to wait for the launcher, or for what the ranks left running, once all ranks have measured or ended."""
 START_SECONDS = 180.0
-"""From the launcher's start to the first rank on each pod: two imports of DeepSpeed on a busy machine."""
+"""Seconds allowed from the launcher's start to the first rank on each pod: two DeepSpeed imports on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a supervisor ends a run. A status of None leaves it to what the ranks measured."""
+    """Why a supervisor ends a run. A status of None leaves the verdict to what the ranks measured."""
 
     status: str | None = None
     reason: str | None = None
@@ -43,19 +43,19 @@ class Ending:
 
 @dataclass(frozen=True)
 class PodState:
-    """What is known of a run on one pod."""
+    """What is known about a run on one pod."""
 
     pod: Pod
     answered_at: float
-    """When it answered last, by the monotonic clock."""
+    """When the pod last answered, by the monotonic clock."""
     most: int = 0
-    """Most processes of the run that any answer told of."""
+    """Largest number of processes of the run in any answer so far."""
     absent_since: float | None = None
-    """By the same clock: since when the pod has no process of the run any more."""
+    """Since when the pod has had no process of the run any more, by the same clock."""
     oom_kills: int = 0
-    """Processes that the kernel has ended for want of memory since the run was opened."""
+    """Number of processes that the kernel has killed for lack of memory since the run was opened."""
     error: str | None = None
-    """Why the last question got no answer."""
+    """Why the last request got no answer."""
 
 
 def judge(
@@ -69,16 +69,16 @@ def judge(
     since_measured: float = 0.0,
     hang: Ending | None = None,
 ) -> Ending | None:
-    """The verdict on a run by what a supervisor sees of it at one moment, None while it may go on.
+    """The verdict on a run, judging by what a supervisor sees of it at one moment; None while it may go on.
 
     Args:
         launcher_status: exit status of DeepSpeed's launcher, negative for a signal; None while it runs.
-        signal_name: a signal that asks for the end, if one came.
-        failed_sessions: seconds since pdsh told of a failure, by pod.
+        signal_name: name of a signal that asks for the end, if one came.
+        failed_sessions: seconds since pdsh reported a failure, by pod.
         since_start: seconds since the launcher's start.
-        timeout_seconds: how many of them the run may take; None for as many as it likes.
-        since_measured: seconds since all ranks had measured what there is to measure.
-        hang: what the ranks' heartbeats say where nothing goes on.
+        timeout_seconds: how many of these seconds the run may take; None for no limit.
+        since_measured: seconds since all ranks had finished measuring.
+        hang: the verdict from the ranks' heartbeats, if the run hangs.
     """
     now, sessions = time.monotonic(), failed_sessions or {}
     if signal_name is not None:
@@ -89,7 +89,7 @@ def judge(
             # No renewal came through for longer than the lease.
             why = f"{name} ended the run, because this launcher was silent for longer than its lease"
             return Ending("failed", why, name)
-        # Where a pod's ssh is gone too, it is lost sooner.
+        # A pod whose ssh session is gone too counts as lost sooner.
         if silent > (GONE_SECONDS if name in sessions else SILENT_SECONDS):
             return Ending(
                 "pod_lost", f"{name} ({seen.error or seen.pod.address}) has not answered for {silent:.0f} s", name
@@ -113,7 +113,7 @@ def judge(
     if hang is not None:
         return hang
     if timeout_seconds is not None and since_start > timeout_seconds:
-        # What is left for an attempt is less by the moment that was spent on beginning it.
+        # The time left for an attempt is shorter by the moment that its start took, hence the rounding.
         return Ending("timeout", f"took longer than {round(timeout_seconds, 2):g} s")
     missing = [seen.pod.name for seen in pods if not seen.most]
     if missing and since_start > START_SECONDS:
@@ -125,24 +125,26 @@ def judge(
 
 LOOK_SECONDS = 0.5
 LATE_SECONDS = 5.0
-"""A look that comes so long after the one before: this process was stopped, or its machine slept."""
+"""Pause between two checks, in seconds, after which this process must have been stopped, or its machine asleep."""
 STOPPED_SECONDS = 4.0
-"""A rank whose heartbeat has not come for so long, where each second brings one, is stopped, or its pod is away."""
+"""Seconds without a heartbeat, due every second, after which a rank counts as stopped or its pod as unreachable."""
 DEFAULT_SECONDS, LONGEST_TIMES = 600.0, 20.0
-"""Where no time-out was given: so long, or so many times the longest pause between two pieces of work so far."""
+"""Step timeout if none is given: so many seconds or, if larger, so many times the longest pause between two pieces of
+work so far."""
 PATIENT_SECONDS, PATIENT_TIMES = 1_800.0, 10.0
-"""While ranks load, make their first step or save, which may take long and tells nothing: the larger of the two."""
+"""The same while ranks load, make their first step or save, which may take long and shows no progress: so many seconds
+or, if larger, so many times the step timeout."""
 ANSWER_SECONDS = 3.0
-"""Ranks have so long to write their stacks."""
+"""Seconds that ranks have to write their stacks."""
 WAITING = re.compile(r"^(torch/distributed|deepspeed/comm)/| (_engine_run_backward|synchronize)$")
-"""Places where a rank waits for others."""
+"""Matches the places in a stack at which a rank waits for others."""
 COLLECTIVE = re.compile(r"(torch/distributed|deepspeed/comm)/")
 SAVE = "save"
-"""A phase in which ranks tell each other little: one of them works, or none does."""
+"""Phase in which ranks seldom communicate: if all of them wait for one another for long, none of them works."""
 
 
 def check_timeouts(seconds: float | None, step_seconds: float | None) -> None:
-    """Refuse a time that ends a run at once or never, and one of a step within which no rank could say anything."""
+    """Refuse a timeout that ends a run at once or never, and a step timeout too short for any sign of life."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise UserError(f"--timeout {seconds:g}; expected more than 0 seconds")
     if step_seconds not in (None, 0) and not STOPPED_SECONDS < step_seconds < math.inf:
@@ -153,15 +155,15 @@ def check_timeouts(seconds: float | None, step_seconds: float | None) -> None:
 
 @dataclass(frozen=True)
 class Watched:
-    """A rank's last heartbeat, and since when it is as it is."""
+    """A rank's last heartbeat, and when it last changed."""
 
     beat: Beat
     alive_at: float
-    """When the last one came."""
+    """When the last heartbeat came."""
     moved_at: float
     """When the last piece of work was done."""
     placed_at: float
-    """Since when its stack is the same."""
+    """Since when the rank's stack has been the same."""
 
 
 class HangDetector:
@@ -173,9 +175,9 @@ class HangDetector:
         """Watch the run in a folder.
 
         Args:
-            step_timeout: seconds without any piece of work on any rank; None: derived from those seen; 0: never.
-            opened: whether what lies in the folder is of this attempt.
-            pods: the name of each rank's pod; none on one machine.
+            step_timeout: seconds without work on any rank that mean a hang; None: derived from those seen; 0: never.
+            opened: tells whether the contents of the folder are from this attempt.
+            pods: names of the ranks' pods, in the order of ranks; empty on one machine.
         """
         self.folder = folder
         self.found: Ending | None = None
@@ -189,10 +191,10 @@ class HangDetector:
         self._longest = 0.0
 
     def look(self, now: float | None = None) -> Ending | None:
-        """The verdict on a run that hangs, None while it goes on. To be asked some times per second.
+        """The verdict on a run that hangs; None while it goes on. Call this several times per second.
 
         Args:
-            now: seconds of any clock; `time.monotonic` if not given.
+            now: time in seconds on any clock; `time.monotonic` if not given.
         """
         now = time.monotonic() if now is None else now
         if self._step_timeout == 0 or (self._looked is not None and now - self._looked < LOOK_SECONDS):
@@ -209,9 +211,9 @@ class HangDetector:
         return self._step_timeout or max(DEFAULT_SECONDS, LONGEST_TIMES * self._longest)
 
     def save_stacks(self, ask: Callable[[], object]) -> None:
-        """Keep the stacks of all ranks in `stacks/N.txt`: what they write when `ask` sends a signal, or what is known.
+        """Save the stacks of all ranks in `stacks/N.txt`: what they write once `ask` signals them, else the last known.
 
-        A disk that takes no more keeps no run from ending.
+        A full disk does not keep a run from ending.
         """
         ask()
         time.sleep(ANSWER_SECONDS)
@@ -223,12 +225,12 @@ class HangDetector:
                     who = f"rank {rank}, process {watched.beat.pid}: {how}"
                     first = f"{who}; its main thread when it last gave a sign, innermost first:"
                     file.parent.mkdir(exist_ok=True)
-                    # Appended: the rank has the file open, and what it writes late, or over a network, has to stay.
+                    # Append: the rank has the file open, and what it writes late, or over a network, must not be lost.
                     with open(file, "a", encoding="utf-8") as text:
                         text.write("\n".join([first, *(f"  {place}" for place in watched.beat.stack)]) + "\n")
 
     def _note(self, now: float, away: float) -> None:
-        """Take up the heartbeats; `away`: seconds in which nobody looked, which do not count."""
+        """Read the heartbeats; `away` is the number of seconds without a check, which do not count."""
         known, self.ranks = self.ranks, {}
         for rank, beat in read_beats(self.folder).items():
             was = known.get(rank)
@@ -252,7 +254,7 @@ class HangDetector:
         patient = all(rank.beat.patient for rank in ranks)
         locked = all(r.beat.phase == SAVE and COLLECTIVE.match("".join(r.beat.stack[:1])) for r in ranks)
         if locked and now - max(rank.placed_at for rank in ranks) > limit:
-            # Where all wait for one another nobody works, however long a save may take.
+            # Where all ranks wait for one another, none of them works, however long a save may take.
             patient = False
         allowed = max(PATIENT_SECONDS, PATIENT_TIMES * limit) if patient else limit
         if silent <= limit and still <= allowed:
@@ -272,19 +274,19 @@ class HangDetector:
 
 
 def waits(beat: Beat) -> bool:
-    """Whether a rank waits for others, as far as its stack tells."""
+    """Whether a rank waits for others, judging by its stack."""
     return any(WAITING.search(place) for place in beat.stack[:6])
 
 
 def culprit(beats: Mapping[int, Beat]) -> int:
-    """Who holds up a run whose ranks all live.
+    """The rank that holds up a run whose ranks are all alive.
 
-    One that waits for nobody while others do; else one that is behind; else one that is where few others are.
+    It is one that waits for no other while others wait; else one that is behind; else one at a place with few others.
     """
     ranks = sorted(beats)
     busy = [rank for rank in ranks if not waits(beats[rank])]
     if busy and len(busy) < len(ranks):
         return busy[0]
     places = Counter(beats[rank].place() for rank in ranks)
-    # Where all have done as many steps, the place tells.
+    # Where all ranks have done the same number of steps, the place decides.
     return min(ranks, key=lambda rank: (beats[rank].step, places[beats[rank].place()], rank))

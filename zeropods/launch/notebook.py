@@ -1,7 +1,7 @@
-"""Launches as a notebook calls them: each returns its run, or raises `UserError` that says why it failed.
+"""Launches for notebooks: each returns its run, or raises a `UserError` that says why the run failed.
 
-A run that is finished already is returned as it is. Ctrl-C ends the run, which leaves its record. The script's flags
-are given without their dashes; None leaves a flag out.
+A run that is already finished is returned as it is. Ctrl-C ends the run, which still writes its record. The script's
+flags are given without their dashes; None leaves a flag out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def train(
 
     Args:
         timeout_seconds: a run that takes longer is ended.
-        step_timeout: as `Supervision` has it.
+        step_timeout: as in `Supervision`.
     """
     folder = Path(outputdir).resolve()
     argv = [sys.executable, str(script), *train_arguments(outputdir=folder, **flags)]
@@ -70,11 +70,11 @@ def launch(
     """Run a training script on the pods of a cluster.
 
     Args:
-        pods: on how many of them; all if not given.
-        export: names of environment variables that the ranks need as they are here.
-        timeout_seconds, step_timeout: as `Supervision` has them.
-        restarts: how often it may go on by itself with the pods that are left, where one is lost or a rank is killed.
-        min_pods: on how few, 1 if not given; where it is given, it begins on so few as well if others are dead.
+        pods: number of the cluster's pods to use; all if not given.
+        export: names of environment variables that the ranks need with the values they have here.
+        timeout_seconds, step_timeout: as in `Supervision`.
+        restarts: how many times the run may restart by itself on the pods left, if a pod is lost or a rank is killed.
+        min_pods: fewest pods for a restart, 1 if not given; if given, it may also begin on so few if others are dead.
     """
     planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
     supervision = Supervision(
@@ -89,9 +89,9 @@ def launch(
 def command_line(
     cluster: Cluster | None = None, script: str | Path = "textsql_train.py", *, pods: int | None = None, **flags: Any
 ) -> str:
-    """What `train` does with these flags, or `launch` on a cluster's pods, as a line to be pasted into a shell.
+    """The command that `train` runs with these flags, or `launch` on a cluster's pods, to be pasted into a shell.
 
-    A line for pods may be changed and run as it is; nothing supervises it, and no record says what a lost pod cost.
+    A command for pods may be changed and run as it is; nothing supervises it, and no record says what a lost pod cost.
     """
     arguments = train_arguments(**flags)
     if cluster is None:
@@ -104,23 +104,23 @@ def command_line(
 
 
 def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[Run]:
-    """Run a training script of ours for each set of flags, and return the runs whatever came of them.
+    """Run one of our training scripts for each set of flags, and return the runs, however they ended.
 
-    A run that is finished already is returned as it is. One that fails, out of memory for instance, leaves a record
-    that says so, and the next begins.
+    A run that is already finished is returned as it is. One that fails, by running out of memory for instance, leaves a
+    record that says so, and the next one begins.
 
     Args:
-        runs: the script's flags, without their dashes, `outputdir` among them, and `slots`: processes of the run, 1
-            if not given. None leaves a flag out.
+        runs: flags of the script for each run, without their dashes, including `outputdir`, and `slots`, the number of
+            processes, 1 if not given. None leaves a flag out.
 
     Raises:
-        UserError: a run that could not begin; those before it stay.
+        UserError: a run could not begin; the runs before it stay.
     """
     launches = []
     for flags in runs:
         given = {**flags, "outputdir": Path(flags["outputdir"]).resolve(), "slots": None}
         launches.append(plan_alone(script, train_arguments(**given), flags.get("slots", 1)))
-    # It is known without asking the script, which refuses a folder that holds another finished run.
+    # A finished run is recognised without starting the script, which refuses a folder with another finished run.
     waiting = []
     for each in launches:
         if command.remembered(each.folder) != command.identity(each) or command.finished_record(each) is None:
@@ -129,26 +129,26 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
         for each in waiting:
             stack.enter_context(locked(each.folder, LAUNCH_LOCK))
         for each in waiting:
-            # A port that was free at the beginning may be another's by now.
+            # A port that was free at the beginning may be in use by now.
             record = run_planned(replace(each, master_port=free_port()))
-            # So that the next call need not ask the script whether it is finished.
+            # The next call then need not start the script to learn that the run is finished.
             if record.status == "ok":
                 command.remember(each)
     return [Run(each.folder) for each in launches]
 
 
-# A pod of this machine lost in mid-run, on purpose: to see that the run goes on.
+# Killing a pod of this machine in mid-run on purpose, to see that the run goes on.
 
 FAULT = "fault.json"
-"""In the run folder: which pod was killed, and when."""
+"""File in the run folder that says which pod was killed, and when."""
 LOOK_SECONDS = 0.05
 
 
 @contextmanager
 def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
-    """SIGKILL for all that runs on a local pod, as soon as a run has a complete checkpoint.
+    """Send SIGKILL to everything that runs on a local pod, as soon as a run has a new complete checkpoint.
 
-    Nothing happens where the run is finished already.
+    Nothing happens if the run is already finished.
 
         with pod_killed(cluster, "pod2", folder):
             launch(cluster, outputdir=folder, restarts=1, **flags)
@@ -177,20 +177,20 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
 
 
 def kill_pod(cluster: Cluster, name: str) -> None:
-    """SIGKILL for every process of a local pod at once, as by a power cut: warden, agent, sshd, ranks."""
+    """Send SIGKILL to every process of a local pod at once, like a power cut: warden, agent, sshd, ranks."""
     warden = worker_of(cluster, name)
     for process in (warden, *descendants(warden.pid)) if warden else ():
         send(process, signal.SIGKILL)
 
 
 def worker_of(cluster: Cluster, name: str) -> Process | None:
-    """The process that a local pod is: its warden; None where it has ended."""
+    """The warden of a local pod, which is the root of its process tree; None where it has ended."""
     worker = next(pod.worker for pod in cluster.pods if pod.name == name)
     records = workers_of(cluster).processes()
     return next(record for record in records if record.id == worker).find()
 
 
 def left_over(folder: Path) -> int:
-    """How many processes of this machine name a run folder on their command lines: launchers, ssh, ranks."""
+    """Number of processes on this machine that name a run folder on their command lines: launchers, ssh, ranks."""
     lines = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
     return sum(str(folder) in line for line in lines)

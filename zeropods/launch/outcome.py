@@ -1,4 +1,4 @@
-"""How a run has ended: whose fault it is by what its ranks have written, and what is recorded of it."""
+"""How a run ended: who is to blame, judging by what its ranks wrote, and what is recorded about it."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from zeropods.programs import is_held
 from zeropods.tables import GIB
 
 LOCKED_SECONDS, POLL_SECONDS = 15.0, 0.2
-"""Rank 0 of a pod that was lost may hold `run.lock` until its lease has run out."""
+"""Seconds to wait for `run.lock`, which rank 0 on a lost pod may hold until its lease ends, and between two checks."""
 ENDED = ("interrupted", "ended by SIG")
-"""What a script says that somebody else has ended."""
+"""Beginnings of the message of a script that was ended from outside."""
 UNSAID = "it was killed, or ended without saying why"
 NEVER_A_CAUSE = {"timeout": ("interrupted", "failed")}
-"""By the supervisor's verdict, what ranks say because of it: those that are ended later miss the others."""
+"""Statuses of ranks that follow from the supervisor's verdict, by this verdict: ranks ended later miss the others."""
 
 
 # What the ranks of a launch have written into its folder
 
 
 class Ranks:
-    """The ranks of one launch, by what they measured since it began."""
+    """The ranks of one launch, and what they have measured since it began."""
 
     def __init__(self, folder: Path, pods: Sequence[str | None] = ()) -> None:
         """`pods`: the name of each rank's pod, in the order of ranks; None where it has none."""
         self.pods = tuple(pods)
         self.folder = folder
         self.before = written_at(folder / CONFIG)
-        """What the folder said when the launch began."""
+        """What `written_at` gave for `config.json` when the launch began."""
 
     def have_opened_the_run(self) -> bool:
-        """Whether rank 0 has begun an attempt: what lies in the folder is this launch's."""
+        """Whether rank 0 has begun an attempt, so that the contents of the folder are this launch's."""
         return written_at(self.folder / CONFIG) != self.before
 
     def files(self) -> list[Path]:
-        """Where ranks have written their last word; none before they have opened the run."""
+        """Files in which ranks have written what they measured; none before they have opened the run."""
         files = (self.folder / "ranks").glob("*.json") if self.have_opened_the_run() else ()
         return [path for path in files if path.stem.isdigit()]
 
     def measured(self) -> list[RankMeasurement]:
-        """What each rank measured; a file that is damaged counts as none."""
+        """What each rank measured; a damaged file is left out."""
         found = []
         for path in self.files():
             with suppress(UserError):
@@ -67,22 +67,22 @@ class Ranks:
 
 
 def written_at(path: Path) -> int | None:
-    """What changes when a file is written anew; None where there is none."""
+    """Modification time of a file, in ns, which changes when it is rewritten; None where there is no file."""
     return path.stat().st_mtime_ns if path.is_file() else None
 
 
 def verdict_of_ranks(
     ranks: Ranks, verdict: Ending, out_of_memory: frozenset[str | None] = frozenset(), *, is_certain: bool = False
 ) -> Ending:
-    """The verdict by what the ranks measured; without a status where all of them ended well, whatever came after.
+    """The verdict in view of what the ranks measured; without a status if all of them ended well, whatever came after.
 
     Where one pod lost its ranks first, what they say is the cause, and the errors of others follow from
-    it. A rank that was interrupted is never a cause: nobody but the supervisor and its agents did that. A rank
-    that left nothing, on a pod where the kernel has ended a process for want of memory, is that process.
+    it. A rank that was interrupted is never the cause: only the supervisor and its agents interrupt ranks. A rank that
+    left nothing, on a pod where the kernel has killed a process for lack of memory, is taken to be that process.
 
     Args:
-        out_of_memory: pods where the kernel has ended a process for want of memory.
-        is_certain: whether a verdict with a status counts whatever a rank says that did not end well.
+        out_of_memory: pods where the kernel has killed a process for lack of memory.
+        is_certain: whether a verdict with a status stands, whatever is said by ranks that did not end well.
     """
     measured, pods = ranks.measured(), ranks.pods
     missing = sorted(set(range(len(pods))) - {rank.rank for rank in measured})
@@ -109,7 +109,7 @@ def verdict_of_ranks(
 
 
 def killed_for_memory(folder: Path, rank: int) -> str:
-    """The reason of a run of which the kernel ended a rank: phase, step and the peak of its memory as sampled."""
+    """The reason to record if the kernel killed a rank: phase, steps done and the sampled peak of the rank's memory."""
     reason, beat = f"rank {rank}: killed by the kernel, out of memory", read_beats(folder).get(rank)
     if beat is None:
         return reason
@@ -118,14 +118,14 @@ def killed_for_memory(folder: Path, rank: int) -> str:
         rows = list(csv.DictReader(file))
     for row in rows:
         at, value = row.get("unix_seconds"), row.get("resident_bytes")
-        # The last line may have been cut off, and those of earlier attempts are older.
+        # The last line may have been cut off, and lines of earlier attempts are older.
         if at and value and float(at) >= beat.began_unix_seconds - 1.0:
             values.append(float(value))
     peak = f", peak resident {max(values) / GIB:.2f} GiB" if values else ""
     return f"{reason}: phase {beat.phase}, {beat.step} steps done{peak}"
 
 
-# What is recorded of a supervised run
+# The record of a supervised run
 
 
 class UnopenedError(UserError):
@@ -143,7 +143,7 @@ class UnopenedError(UserError):
             return
         told = [OF_SCRIPT.match(each) for each in reversed(lines) if not SESSION_END.match(each)]
         if told and told[0] and verdict.status is None:
-            # Ranks that are ended because another one refused say that too.
+            # Ranks that were ended because another one refused also say so.
             said = [found[1] for found in told if found]
             super().__init__(next((each for each in said if not each.startswith(ENDED)), said[0]))
         else:
@@ -161,11 +161,11 @@ def record_run(
 ) -> Record:
     """Write `record.json` of a run whose ranks have ended, and return it; `UnopenedError` where they never began.
 
-    What holds the folder for longer than a lease is out of reach; the supervisor's own lock still keeps others out.
+    A process that holds the folder longer than a lease is out of reach; the supervisor's own lock keeps others out.
 
     Args:
-        verdict: the supervisor's, which `verdict_of_ranks` takes up.
-        restarts: how often the launch had gone on by itself.
+        verdict: the supervisor's verdict, which `verdict_of_ranks` takes into account.
+        restarts: number of times that the launch had restarted by itself.
     """
     folder = ranks.folder
     if not ranks.have_opened_the_run():

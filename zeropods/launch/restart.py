@@ -1,4 +1,4 @@
-"""The restart policy of a run over pods: when it goes on by itself, and with what, on the pods that are left."""
+"""The restart policy of a run over pods: when it restarts by itself on the pods that are left, and with what."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 JOURNAL = "restarts.json"
-"""In the run folder: what ended the attempts of the last launch that went on by itself, and with what it went on."""
+"""File in the run folder: for the last launch that restarted by itself, why its attempts ended and how it went on."""
 
 
 def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None:
-    """Refuse what could not go on when it has to: so often, and on no fewer than `min_pods` where that is given."""
+    """Refuse a launch that could not restart `restarts` times, or on no fewer than `min_pods` pods if that is given."""
     if min_pods is not None and min_pods > len(planned.hosts):
         raise UserError(f"--min-pods {min_pods}: the run begins on {len(planned.hosts)}; give no more")
     if (restarts or min_pods) and batch_of(planned) is None:
@@ -31,7 +31,7 @@ def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None
 
 
 def batch_of(launch: Launch) -> Batch | None:
-    """The batch of each rank; None for another's script that is not told it by both flags."""
+    """The batch of each rank; None for a script that is not ours and is not given both flags."""
     said = typed_flags(launch.script, launch.arguments)
     rows, passes = said.get(ROWS), said.get(PASSES)
     if isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0:
@@ -40,10 +40,10 @@ def batch_of(launch: Launch) -> Batch | None:
 
 
 def calls_for_another(end: Record | UnopenedError) -> bool:
-    """Whether what ended an attempt was none of the script's own errors, which would only come again.
+    """Whether another attempt makes sense: one of the script's own errors would only occur again.
 
-    A pod was lost; or a rank left no measurement, which it does after every error that Python can tell of: it was
-    killed; or no rank says that it failed: the launcher was ended. Never after `oom`, `timeout` or Ctrl-C.
+    It does if a pod was lost; if a rank left no measurement, which it does after every error that Python can report, so
+    it was killed; or if no rank says that it failed: the launcher was ended. Never after `oom`, `timeout` or Ctrl-C.
     """
     if end.status != "failed" or isinstance(end, UnopenedError):
         return end.status == "pod_lost"
@@ -52,10 +52,10 @@ def calls_for_another(end: Record | UnopenedError) -> bool:
 
 
 def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -> Launch | str:
-    """The launch on as many pods as keep the effective batch; or why there is none.
+    """The launch on the most pods that keep the effective batch size, or the reason why there is none.
 
     Args:
-        asked: the launch as it began.
+        asked: the launch that the user asked for.
         left: the cluster with the pods that still answer.
         opened: whether an attempt of this launch has opened the run.
     """
@@ -67,14 +67,14 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
     effective = batch.rows * batch.passes * asked.world_size
     resume = flag_values(asked.arguments).get("resume", "auto")
     saved = next((asked.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
-    # What else was asked for, this launch has done already.
+    # An earlier attempt of this launch has already done what a `--resume` other than `auto` asks for.
     is_done = resume != "auto" and opened and (resume == "never" or saved is not None)
     numbers = range(pods, min_pods - 1, -1)
     for number in numbers:
         same = batch_on(sum(pod.slots for pod in left.pods[:number]), effective, batch.rows)
         if same is not None:
             changes = {name: value for name, value in same.flags.items() if value != batch.flags[name]}
-            # A flag's last value counts.
+            # The last value of a flag counts.
             arguments = [*asked.arguments, *train_arguments(**changes, resume="auto" if is_done else None)]
             return replace(plan_launch(left, asked.script, arguments, pods=number, export=asked.export), asked=asked)
     fewer = f", nor among fewer down to {min_pods}" if len(numbers) > 1 else ""
@@ -82,15 +82,15 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
 
 
 def journal_entry(asked: Launch, following: Launch, left: Cluster, **ended: object) -> dict[str, object]:
-    """What ended an attempt, and with what the run goes on, as `JOURNAL` has it.
+    """What ended an attempt, and how the run goes on, as an entry of `JOURNAL`.
 
     Args:
-        following: goes on, on pods of those that are `left`.
+        following: the launch with which the run goes on, on pods that are `left`.
         ended: `status`, `pod`, `reason`, the `steps` that were done, and when the supervisor found that it was over.
 
     Returns:
-        also the names of the `pods`; `unused`, of those that answer and are left out, so that the batch divides; and
-        `flags`, what the script is told otherwise than was asked for.
+        `ended`, and the names of the `pods`; `unused`, the names of pods that answer but are left out, so that the
+        batch divides; and `flags`, the script's flags that differ from what was asked for.
     """
     names, used = [pod.name for pod in left.pods], len(following.hosts)
     flags = flag_values(following.arguments[len(asked.arguments) :])
@@ -98,7 +98,7 @@ def journal_entry(asked: Launch, following: Launch, left: Cluster, **ended: obje
 
 
 def told(entry: Mapping[str, Any], how: str) -> str:
-    """An entry as a person reads it; `how`: the words for what is done now, such as `restart 1 of 2`."""
+    """An entry as text for a person; `how` says what is done now, such as `restart 1 of 2`."""
     reason, pod = entry["reason"] or "", entry["pod"]
     why = reason if pod is None or reason.startswith(pod) else f"{pod}: {reason}"
     unused = f", without {', '.join(entry['unused'])}" if entry["unused"] else ""

@@ -27,9 +27,9 @@ from zeropods.train.arguments import PROJECT
 
 SBATCH_FILE = PROJECT / "slurm" / "train.sbatch"
 JOB = "slurm.json"
-"""In the run folder: the job that was submitted last, and what the folder said before."""
+"""File in the run folder: the job that was submitted last, and when `config.json` had been written before that."""
 OF_A_JOB, KEPT = ("SLURM_", "SLURMD_", "SRUN_"), ("SLURM_CONF",)
-"""Beginnings of names that describe the job in which this process itself runs, if it does, and what is kept of them."""
+"""Prefixes of variables that describe the job in which this process runs, if any, and those of them that are kept."""
 STATUSES = {
     "BOOT_FAIL": "pod_lost",
     "CANCELLED": "interrupted",
@@ -41,29 +41,29 @@ STATUSES = {
 }
 """A run's status by the job's state, where SLURM knows better than the ranks."""
 FORGOTTEN = "FORGOTTEN"
-"""Our word for the state of a job that SLURM does not know, or not any more."""
+"""Our name for the state of a job that SLURM does not know, or no longer knows."""
 ENDED = frozenset({"COMPLETED", "FAILED", FORGOTTEN, *STATUSES})
-"""States of a job that does not come back (squeue(1)); a requeued one is PENDING."""
+"""States of a job that will not run again (squeue(1)); a requeued job is PENDING."""
 HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig", "PartitionTimeLimit")
-"""Reasons of a job that waits for nothing that comes by itself (squeue(1))."""
+"""Reasons of a waiting job that will never start by itself (squeue(1))."""
 SAVED = 75
-"""EX_TEMPFAIL: the ranks were asked to save, and have; `slurm/job.sh` has not requeued the job."""
+"""Exit status EX_TEMPFAIL: the ranks were asked to save and did; `slurm/job.sh` has not requeued the job."""
 NOTHING = ("(null)", "None", "N/A")
-"""What SLURM writes for a value that is not there."""
+"""What SLURM writes for a missing value."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
 UNKNOWN_JOB = "Invalid job id"
-"""What SLURM says of a job that ended MinJobAge (300 s) ago, or never was."""
+"""What SLURM says about a job that ended MinJobAge (300 s) ago or earlier, or never existed."""
 ANSWER_SECONDS = 60.0
-"""SLURM's own commands wait some 10 to 30 s for a controller that does not answer."""
+"""Timeout in seconds of SLURM's commands, which wait 10 to 30 s themselves for a controller that does not answer."""
 POLL_SECONDS, LONGEST_SECONDS = 0.5, 5.0
-"""Between two looks at the log; SLURM is asked less often the longer the job takes."""
+"""Seconds between looks at the log, and most between queries of SLURM, which become rarer the longer a job takes."""
 PATIENCE_SECONDS = 900.0
-"""A controller may be away for so long, for a restart; the job goes on without it."""
+"""Seconds that a controller may be away, for a restart; the job goes on without it."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One job of SLURM: a launch, and how the cluster is asked for it."""
+    """One SLURM job: a launch, and how the cluster is asked to run it."""
 
     launch: Launch
     """Its hosts are placeholders: SLURM chooses the nodes."""
@@ -74,7 +74,7 @@ class Submission:
 
     @property
     def slots(self) -> int:
-        """Processes per node."""
+        """Number of processes per node."""
         return self.launch.hosts[0].slots
 
     def environment(self, here: Mapping[str, str]) -> dict[str, str]:
@@ -104,10 +104,10 @@ def plan_slurm(
 
     Args:
         options: further options of sbatch, such as `--qos=high`; they come last and win.
-        needs_slurm: whether it is an error that SLURM does not answer, which is asked for its nodes; else a job is
-            written for nodes with GPUs, of which each slot gets one.
+        needs_slurm: whether it is an error if SLURM does not answer when it is asked for its nodes; if not, the job is
+            written for nodes with one GPU per slot.
     """
-    # `slurm/job.sh` chooses rank 0's port from the job's number.
+    # `slurm/job.sh` derives rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
     launch = command.plan_on(hosts, script, arguments, launcher="slurm")
     chosen = () if partition is None else (f"--partition={partition}",)
@@ -119,7 +119,7 @@ def plan_slurm(
         nodes = "0 gpu"
     there = sum(int(line.split()[0]) for line in nodes.splitlines())
     if 0 < there < pods:
-        # It would wait for ever.
+        # The job would wait for ever.
         raise UserError(f"{pods} nodes: SLURM has {there} of {partition or 'all partitions'}; ask for fewer")
     # sbatch replaces %j and the like in the path of the log.
     name, log = re.sub(r"[^A-Za-z0-9._-]", "-", launch.folder.name), str(launch.folder / LOG).replace("%", "%%")
@@ -143,8 +143,8 @@ def plan_slurm(
 def run_slurm(submission: Submission, supervision: Supervision | None = None) -> Record:
     """Submit the job, follow it to its end, and return the run's record.
 
-    A job of this launch that still waits or runs, because its follower was killed, is followed instead. Its log and
-    what becomes of it are shown; a job that has run for longer than its time is cancelled, waiting does not count.
+    A job of this launch that still waits or runs, because its follower was killed, is followed instead. The job's log
+    and its states are shown; a job that runs for longer than its timeout is cancelled; waiting does not count.
     """
     supervision = supervision or Supervision()
     launch, path = submission.launch, submission.launch.folder / JOB
@@ -162,7 +162,7 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
                 raise SlurmError(f"{launch.folder}: job {number} runs into it with other arguments; {remedy}")
             ranks.before = submitted["config_before"]
         else:
-            # NUMBER, or NUMBER;CLUSTER.
+            # The answer is NUMBER, or NUMBER;CLUSTER.
             said = _ask(submission.argv, submission.environment(child_environment()))
             if not (head := said.partition(";")[0].strip()).isdigit():
                 raise SlurmError(f"sbatch: {said!r:.100}; expected the number of a job")
@@ -175,7 +175,7 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
             verdict = _followed(number, log, supervision, hangs, signals, tick)
         nodes = log.names.values() or (None,) * len(launch.hosts)
         ranks.pods = tuple(node for node in nodes for _ in range(submission.slots))
-        # What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before.
+        # What SLURM says about the job's end counts: ranks fail because of it, unless all of them were done before.
         return record_run(ranks, verdict, log, is_certain=True)
 
 
@@ -187,11 +187,11 @@ def _followed(
     signals: Sequence[str],
     tick: Callable[[], object],
 ) -> Ending:
-    """Follow one job until it is over for good: show its log, tell its states, cancel it when it must end.
+    """Follow one job until it is over for good: show its log, report its states, and cancel it when it must end.
 
     Args:
         signals: names of signals that came; the first one cancels the job.
-        tick: is called some times per second.
+        tick: is called about twice per second.
     """
     heard = began = time.monotonic()
     asked, told = 0.0, ""
@@ -201,7 +201,7 @@ def _followed(
     while job["JobState"] not in ENDED:
         tick()
         time.sleep(POLL_SECONDS)
-        # Until its nodes are known, the lines of a job wait: each gets the name of its node.
+        # The lines of a job wait until its nodes are known, since each line gets the name of its node.
         if log.names:
             log.read()
         now, verdict = time.monotonic(), None
@@ -229,7 +229,7 @@ def _followed(
                 if reason in HOPELESS and cancelled is None and verdict is None:
                     verdict = Ending("failed", f"job {number} cannot start as it was asked for: {reason}")
             elif nodes and not log.names:
-                # In the order of the job's tasks.
+                # The hosts are in the order of the job's tasks.
                 hosts = _ask(["scontrol", "show", "hostnames", nodes]).split()
                 log.names |= {str(task): host for task, host in enumerate(hosts)}
             running_since = running_since or (now if state == "RUNNING" else None)
@@ -242,17 +242,17 @@ def _followed(
         if verdict is not None and job["JobState"] not in ENDED:
             if verdict is hangs.found:
                 hangs.save_stacks(lambda: None)
-            # SIGTERM to its ranks, SIGKILL after SLURM's KillWait.
+            # Its ranks get SIGTERM, and SIGKILL after SLURM's KillWait.
             supervision.show(f"job {number}: cancelled: {verdict.reason}")
             _ask(["scancel", str(number)])
             cancelled = verdict
     log.read(ended=True)
-    # The ranks' own word counts where SLURM has forgotten the job.
+    # If SLURM has forgotten the job, what the ranks measured counts.
     return cancelled or verdict_of(job)
 
 
 def verdict_of(job: Mapping[str, str]) -> Ending:
-    """Why the run of a job that has ended did. Without a status, the ranks know better."""
+    """Why the run of an ended job ended. Without a status, the ranks know better."""
     state, reason, of_job = job["JobState"], job["Reason"], f"SLURM's job {job['JobId']}"
     exit_status = int(job["ExitCode"].partition(":")[0] or 0)
     if state == "COMPLETED":
@@ -268,7 +268,7 @@ def verdict_of(job: Mapping[str, str]) -> Ending:
     return Ending(None, f"{of_job}: {state} with status {exit_status}")
 
 
-# What is asked of SLURM, through its own commands
+# Requests to SLURM, through its own commands
 
 
 class SlurmError(UserError):
@@ -276,14 +276,14 @@ class SlurmError(UserError):
 
 
 def look(number: int) -> dict[str, str]:
-    """What SLURM knows of a job now, by its names (scontrol(1)); a text is empty where there is nothing to say."""
+    """What SLURM knows about a job now, by its field names (scontrol(1)); a value is empty where SLURM has none."""
     try:
         found = FIELD.findall(_ask(["scontrol", "--oneliner", "show", "job", str(number)]))
     except SlurmError as error:
         if UNKNOWN_JOB not in str(error):
             raise
         found = [("JobId", str(number)), ("JobState", FORGOTTEN)]
-    # The first of several fields of one name counts.
+    # The first of several fields with the same name counts.
     given = {name: "" if value in NOTHING else value for name, value in reversed(found)}
     if "JobState" not in given:
         raise SlurmError(f"scontrol show job {number}: no job in what it says")
@@ -296,7 +296,7 @@ def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> s
         done = subprocess.run(
             argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             timeout=ANSWER_SECONDS, check=False,
-            # A terminal's Ctrl-C is this process's own affair.
+            # Ctrl-C in a terminal is for this process alone.
             start_new_session=True,
         )  # fmt: skip
     except FileNotFoundError:
@@ -305,7 +305,7 @@ def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> s
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{program}: no answer within {ANSWER_SECONDS:.0f} s; see scontrol ping") from None
     if done.returncode != 0:
-        # On one line, without the command's own name before each of its lines.
+        # Put its lines on one line, without the command's own name before each.
         lines = filter(None, (done.stderr or done.stdout or f"status {done.returncode}").splitlines())
         words = "; ".join(line.removeprefix(f"{program}: ").removeprefix("error: ") for line in lines)
         raise SlurmError(f"{program}: {words}")

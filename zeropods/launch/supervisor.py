@@ -1,4 +1,4 @@
-"""The supervisor of a run on several pods: starts it, watches it, leaves nothing of it behind, and restarts it."""
+"""The supervisor of a run on several pods: it starts, watches and restarts the run, and leaves nothing of it behind."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 LATE_SECONDS = 3.0
-"""A look that comes so long after the one before: this process was stopped, or its machine slept."""
+"""Pause between two checks, in seconds, after which this process must have been stopped, or its machine asleep."""
 GRACE_SECONDS = 8.0
-"""From SIGTERM to SIGKILL of ranks that shall stop: time to write what they measured."""
+"""Seconds from SIGTERM to SIGKILL for ranks that must stop, in which they can write what they measured."""
 LOST_GRACE_SECONDS = 4.0
-"""The same where a pod was lost: the others wait for it and seldom hear a signal."""
+"""The same where a pod was lost: the ranks of the others wait for it and seldom react to a signal."""
 LEAVE_SECONDS = 5.0
-"""How long pdsh may take to end after the last rank."""
+"""Seconds that pdsh may take to end after the last rank."""
 RENEW_SECONDS = 1.5
 ANSWER_SECONDS, OPEN_SECONDS = 3.0, 5.0
 STOP_SECONDS = 15.0
-"""How long a pod may take to end a run, after the ranks' grace."""
+"""Seconds that a pod may take to end a run, after the ranks' grace period."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,30 +60,30 @@ class Supervision:
     """How a launch is supervised."""
 
     show: Callable[[str], object] = lambda line: None
-    """Gets every line that the ranks write."""
+    """Function that is called with every line that the ranks write."""
     argv: Callable[[Launch, Path], list[str]] = runner_argv
-    """Makes the launcher's command from the launch and its hostfile."""
+    """Function that makes the launcher's command from the launch and its hostfile."""
     timeout_seconds: float | None = None
-    """A run that takes longer, from the launcher's start and with all its attempts, is ended."""
+    """Seconds after which a run is ended, counted from the launcher's start and over all its attempts."""
     step_timeout: float | None = None
-    """Seconds without a step, or a batch of an evaluation, after which a run is ended; derived from those that were
-    seen if not given; 0: never."""
+    """Seconds without a step, or a batch of an evaluation, after which a run is ended; derived from the pauses so far
+    if not given; 0 means never."""
     restarts: int = 0
-    """How often a run may go on by itself, where a pod is lost or a rank is killed."""
+    """Number of times that a run may restart by itself, after a pod was lost or a rank was killed."""
     min_pods: int | None = None
-    """On how few pods, 1 if not given. Where it is given, the run also begins on so few if others are dead."""
+    """Fewest pods for a restart, 1 if not given. If given, the run may also begin on so few if others are dead."""
 
     def __post_init__(self) -> None:
         check_timeouts(self.timeout_seconds, self.step_timeout)
 
 
 def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | None = None) -> Record:
-    """Run a launch; after a lost pod or a killed rank, go on with the pods that are left. Returns the last record.
+    """Run a launch; after a lost pod or a killed rank, restart it on the pods that are left. Returns the last record.
 
-    A pod that is dead already is left out like a lost one where `min_pods` is given; else it is a `UserError`.
+    A pod that is already dead is left out like a lost one if `min_pods` is given; otherwise it raises `UserError`.
 
-    A run that is finished already is left as it is. The effective batch stays as it is. Every attempt but the last has
-    its record in `attempts/`.
+    A run that is already finished is left as it is. The effective batch size never changes. Every attempt but the last
+    has its record in `attempts/`.
     """
     supervision = supervision or Supervision()
     restarts, min_pods = supervision.restarts, supervision.min_pods
@@ -118,7 +118,7 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
 
 
 def _first_attempt(planned: Launch, cluster: Cluster, min_pods: int | None) -> tuple[Launch, Cluster]:
-    """With what a run begins: as planned where all of its pods answer, else on those that do, if that was allowed."""
+    """How a run begins: as planned if all of its pods answer, otherwise on those that do, if that was allowed."""
     statuses = cluster.statuses(OPEN_SECONDS)
     if busy := [pod.pod for pod in statuses[: len(planned.hosts)] if pod.runs]:
         print(f"{', '.join(busy)}: at work for another run already; both take longer", file=sys.stderr, flush=True)
@@ -137,19 +137,19 @@ def _first_attempt(planned: Launch, cluster: Cluster, min_pods: int | None) -> t
 
 
 def _answering(cluster: Cluster, statuses: Sequence[PodStatus]) -> Cluster:
-    """The cluster with those of its pods that are ready by what they have told."""
+    """The cluster with only those of its pods that are ready according to their statuses."""
     ready = {pod.pod for pod in statuses if pod.is_ready}
     return replace(cluster, pods=tuple(pod for pod in cluster.pods if pod.name in ready))
 
 
 def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tuple[Record | UnopenedError, float]:
-    """Look at the pods, take a lease for this attempt, and run it.
+    """Check the pods, take a lease for this attempt, and run it.
 
     Returns:
-        The record, or why there is none; and when the verdict was there, in seconds since 1970.
+        The record, or why there is none; and when the verdict was reached, in seconds since 1970.
     """
     try:
-        # What lies in main memory is stepped by CPU Adam, which has to be compiled.
+        # An optimizer in main memory is stepped by CPU Adam, which has to be compiled.
         config = command.flag_values(planned.arguments).get("deepspeed")
         offload = config is not None and offloads_optimizer(read_config(Path(config)))
         needed, port = (str(planned.script), *filter(None, [config])), planned.master_port
@@ -159,12 +159,12 @@ def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tup
         dead = [pod.pod for pod in cluster.statuses()[: len(planned.hosts)] if not pod.is_ready]
         if not dead:
             raise
-        # It was there a moment ago: it is lost like one that dies in the run.
+        # The pod was there a moment ago, so it counts as lost, like one that dies during the run.
         return UnopenedError(planned.folder, Ending("pod_lost", str(error), dead[0]), ()), time.time()
     run = secrets.token_hex(8)
     marked = replace(planned, exported={**planned.exported, RUN: run})
     pods = cluster.pods[: len(planned.hosts)]
-    # A script of somebody else's starts its ranks by itself: no pod has to import torch for it.
+    # The ranks of a script that is not ours are not forked, so no pod has to import torch for them.
     with RunLease(pods, cluster.secret, run, forks=arguments_of(planned.script) is not None) as lease:
         command.remember(planned)
         return _run_leased(marked, supervision, lease)
@@ -174,7 +174,7 @@ def _run_leased(planned: Launch, supervision: Supervision, lease: RunLease) -> t
     """Start the launcher, watch it until there is a verdict, end everything, and record the run.
 
     However it ends, no process of the run is left on any pod that answers, nor here; a pod that does not answer ends
-    them by itself when its lease runs out.
+    its processes by itself when its lease runs out.
     """
     folder = planned.folder
     names = [pod.name for pod in lease.pods for _ in range(pod.slots)]
@@ -185,17 +185,17 @@ def _run_leased(planned: Launch, supervision: Supervision, lease: RunLease) -> t
     verdict, measured_at = None, None
     with noted_signals() as signals, following(folder) as tick:
         write_hostfile(hostfile, planned.hosts)
-        # DeepSpeed's environment file has no blank line and no comment: they would raise.
+        # DeepSpeed's environment file must have no blank line and no comment: DeepSpeed would raise on them.
         files.write_text(variables, "".join(f"{name}={value}\n" for name, value in planned.exported.items()))
         environment = runner_environment(planned, variables, child_environment())
         with open(log.path, "ab") as output:
             argv, output_of = supervision.argv(planned, hostfile), {"stdout": output, "stderr": subprocess.STDOUT}
-            # It dies with this process.
+            # The launcher dies with this process.
             process = start_bound(argv, signal.SIGKILL, env=environment, **output_of)
         began = time.monotonic()
         try:
             while verdict is None:
-                # A terminal that is gone ends no run by itself; SIGHUP does.
+                # A terminal that is gone does not end a run by itself; SIGHUP does.
                 with suppress(OSError):
                     tick()
                 time.sleep(POLL_SECONDS)
@@ -237,19 +237,19 @@ def _stop(process: subprocess.Popen[bytes], lease: RunLease, *, is_lost: bool) -
     too.
 
     Returns:
-        why, by the name of each pod whose agent did not say that nothing is left.
+        The reasons, by pod name, for the agents that gave no answer.
     """
     try:
         lease.closed.set()
         grace = LOST_GRACE_SECONDS if is_lost else GRACE_SECONDS
         unanswered = lease.ask("end", grace + STOP_SECONDS, grace_seconds=grace)
         if not is_lost:
-            # Its last lines are still on their way.
+            # The launcher's last lines are still on their way.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LEAVE_SECONDS)
     finally:
         if process.poll() is None:
-            # pdsh puts each ssh into a session of its own, so that a process group would not reach them.
+            # pdsh puts each ssh into a session of its own, so a signal to the process group would miss them.
             root = Process(process.pid)
             end(lambda: [root, *descendants(root.pid)], 0.0)
             process.wait()
@@ -259,18 +259,18 @@ def _stop(process: subprocess.Popen[bytes], lease: RunLease, *, is_lost: bool) -
 
 
 class RunLease:
-    """Renews the lease of a run on its pods until it is closed, and knows how long each has been silent.
+    """A context manager that renews the lease of a run on its pods, and knows how long each of them has been silent.
 
-    A context manager. Entering opens the run on every pod; one that does not answer then is silent from the beginning.
-    A supervisor that is killed renews nothing: the agents (`pods/leases.py`) then end the run by themselves.
+    Entering it opens the run on every pod; a pod that does not answer then counts as silent from the beginning. It
+    renews until it is closed. If the supervisor is killed, the agents (`pods/leases.py`) end the run by themselves.
     """
 
     def __init__(self, pods: Sequence[Pod], secret: bytes, run: str, *, forks: bool) -> None:
-        """`forks`: whether each pod is to have a server that forks the ranks."""
+        """`forks`: whether each pod should have a server that forks the ranks."""
         self.pods = tuple(pods)
         self.run = run
         self.closed = threading.Event()
-        """Set it, and nothing is renewed any more."""
+        """Event that stops the renewals once it is set."""
         self._forks = forks
         self._secret = secret
         self._states = {pod.name: PodState(pod, time.monotonic()) for pod in self.pods}
@@ -290,16 +290,16 @@ class RunLease:
         self.closed.set()
 
     def states(self) -> list[PodState]:
-        """How the run stands on each pod. To be asked some times per second: else silence counts from now on."""
+        """State of the run on each pod. Call this several times per second; otherwise silence counts from now on."""
         now = time.monotonic()
         if now - self._looked > LATE_SECONDS:
-            # This process did not run for a while, and asked nobody.
+            # This process did not run for a while, and asked no pod.
             self._states = {name: replace(state, answered_at=now) for name, state in self._states.items()}
         self._looked = now
         return list(self._states.values())
 
     def ask(self, do: str, answer_seconds: float, **more: object) -> dict[str, str]:
-        """Ask the agents, and keep what they say and when; returns why by the name of each pod that gives no answer."""
+        """Ask the agents; keep what they say and when. Returns, by pod name, why an agent gave no answer."""
         errors = {}
         agents, request = [(pod.address, pod.control_port) for pod in self.pods], {"do": do, "run": self.run, **more}
         for pod, answer in zip(self.pods, ask_all(agents, self._secret, request, answer_seconds), strict=True):

@@ -1,6 +1,6 @@
-"""What plans of a machine are made of: what `zeropods probe` found out about it, and how far plans were from runs.
+"""The inputs of plans for a machine: what `zeropods probe` found out about it, and how far plans were from runs.
 
-Without a GPU there is no other plan than by runs; with one they say how far off arithmetic is.
+Without a GPU, every plan is based on runs; with one, runs only say how far off the arithmetic is.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ from zeropods.techniques import technique_named
 
 USED = "device_used_bytes"
 MACHINE = "machine.json"
-"""In the folder of all clusters."""
+"""Name of the probe's file, in the folder of all clusters."""
 PROBE_AGAIN = "run zeropods probe again"
 ALIKE = ("cpu", "instructions", "cores", "gpus")
-"""What must be equal for two machines to be of one kind."""
+"""Keys of the hardware that must be equal for two machines to be of one kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineProbe:
-    """Rates and weights of one machine, and of the pods on it that were up. Bytes, seconds, FLOP/s."""
+    """Measurements of one machine and of collectives between the pods that were up. Bytes, seconds, FLOP/s."""
 
     __pydantic_config__ = STRICT
 
     measured_at: str
-    """ISO 8601, UTC."""
+    """Time of the measurement, ISO 8601, UTC."""
     hardware: dict[str, str | int | list[str] | None]
     versions: dict[str, str | None]
     matmul_flops_per_second: dict[str, dict[str, float]]
-    """By precision and side of square matrices, with all cores, or on the GPU."""
+    """FLOP/s of matrix multiplications by precision and side of the square matrices, with all cores or on the GPU."""
     one_core_flops_per_second: dict[str, float]
-    """The best of them with one core, by precision."""
+    """The best of these rates with one core, by precision."""
     memory_bandwidth: float
-    """Bytes per second of an optimizer's step with all cores, read and written."""
+    """Bytes per second that an optimizer's step reads and writes with all cores."""
     one_core_bandwidth: float
     """The same with one core."""
     processes: int
-    """How many took part in the collectives."""
+    """Number of processes that took part in the collectives."""
     machines: int
-    """On how many machines they were."""
+    """Number of machines on which these processes ran."""
     bandwidth: float
-    """Bytes per second through a process's link in an all-reduce, as a ring counts them."""
+    """Bytes per second through a process's link in an all-reduce, counted as for a ring."""
     latency_seconds: float
-    """Of one message of an all-reduce."""
+    """Latency of one message of an all-reduce."""
     python_seconds: float
-    """What one small operation and its gradient cost beside their arithmetic."""
+    """Time that one small operation and its gradient take on top of their arithmetic."""
     process_bytes: int
-    """Resident memory of a process of training before its model."""
+    """Resident memory of a training process before it has a model."""
     new_memory_bandwidth: float = 2.1e9
-    """Bytes per second that one core writes to memory which the system gives it anew; an older probe has that of the
-    shipped grid's machine."""
+    """Bytes per second that one core writes to memory newly obtained from the system; the default, for an older probe,
+    is the rate of the shipped grid's machine."""
     pcie_bandwidth: float | None = None
-    """Bytes per second from host to GPU, of pinned memory; None without a GPU."""
+    """Bytes per second from host to GPU, from pinned memory; None without a GPU."""
 
     def flops(self, precision: str, busy: float | None = None) -> float:
-        """The best rate at this precision, with all cores, or as many as are busy."""
+        """The best FLOP/s at this precision, with all cores or with `busy` cores."""
         rates = self.matmul_flops_per_second.get(precision)
         if not rates:
             known = ", ".join(self.matmul_flops_per_second)
@@ -80,38 +80,38 @@ class MachineProbe:
         return self._of_cores(self.one_core_flops_per_second.get(precision, most), most, busy)
 
     def bandwidth_of(self, busy: float) -> float:
-        """Bytes per second of so many busy cores together."""
+        """Bytes per second of `busy` cores together."""
         return self._of_cores(self.one_core_bandwidth, self.memory_bandwidth, busy)
 
     def _of_cores(self, one: float, most: float, busy: float | None) -> float:
-        """A rate between that of one core and that of all: cores that work at once share caches and their clock."""
+        """A rate between that of one core and that of all: cores that are busy at once share caches and their clock."""
         if busy is None or self.cores == 1:
             return most
-        # On a machine that was not idle one core alone may have been the faster.
+        # On a machine that was not idle, one core alone may have been faster than all of them.
         return one + max(0.0, most - one) * (min(busy, self.cores) - 1) / (self.cores - 1)
 
     @property
     def cores(self) -> int:
-        """Cores that a process may use."""
+        """Number of cores that a process may use."""
         return int(self.hardware.get("cores") or 1)  # type: ignore[arg-type]
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the machine."""
+        """Bytes of memory of the machine."""
         return int(self.hardware["memory_bytes"])  # type: ignore[arg-type]
 
     def is_of(self, machine: Mapping[str, object]) -> bool:
-        """Whether a machine is of this kind."""
+        """Whether a machine is of the same kind as the probed one."""
         return all((self.hardware.get(key) or None) == (machine.get(key) or None) for key in ALIKE)
 
     @property
     def name(self) -> str:
-        """The machine in a few words."""
+        """A short description of the machine."""
         return self.gpus[0] if self.gpus else f"{self.cores} cores of {self.hardware['cpu']}"
 
     @property
     def gpus(self) -> list[str]:
-        """Names of its GPUs."""
+        """Names of the machine's GPUs."""
         found = self.hardware.get("gpus")
         return found if isinstance(found, list) else []
 
@@ -128,32 +128,32 @@ def read_probe(path: Path) -> MachineProbe:
 
 
 def kept_probe(folder: Path) -> MachineProbe | None:
-    """The one that is kept there, if it is of this machine."""
+    """The probe that is kept in this folder if it is of this machine, else None."""
     path = folder / MACHINE
     found = read_probe(path) if path.is_file() else None
     return found if found is not None and found.is_of(hardware() | {"gpus": found.hardware.get("gpus")}) else None
 
 
-# Factors of a plan's parts, fitted to runs, and the error that they leave.
+# Factors of a plan's parts, fitted to runs, and the errors that remain.
 
 SHIPPED = Path(__file__).with_name("calibration.json")
-"""Fitted to one half of the grid of `make bench-plan`."""
+"""The shipped calibration, fitted to one half of the grid of `make bench-plan`."""
 CALIBRATION = "calibration.json"
-"""The user's own, in the folder of all clusters."""
+"""Name of the user's own calibration, in the folder of all clusters."""
 FIT_AGAIN = "run zeropods plan --fit again"
 QUANTITIES = ("memory", "time")
 HELD, FITTING = 0.8, 0.95
-"""Share of runs that an interval is to hold, and of those that are to fit into what there has to be room for."""
+"""Share of runs that an interval should contain, and share of runs that the required memory should be enough for."""
 FEWEST, FEWEST_OF_KIND = 9, 19
-"""Runs of a device that a fit needs, the fewest whose ends can hold `HELD`. Residuals of a technique, or of a family in
-it, of which an interval is made, the fewest whose end can hold `FITTING`; where there are fewer, all of the device."""
+"""Fewest runs of a device for a fit, so that an interval can contain `HELD`; fewest residuals of a technique, or of a
+family in it, for an interval of its own, so that it can reach `FITTING`: with fewer, all of the device are taken."""
 PULL = 0.01
-"""Weight of a factor's distance from 1, squared, beside the relative errors of the runs."""
+"""Weight of a factor's squared distance from 1, next to the squared relative errors of the runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """What one run measured, as a part of what a fit without that run says of it."""
+    """What one run measured, divided by what a fit without that run plans for it."""
 
     __pydantic_config__ = STRICT
 
@@ -167,48 +167,48 @@ class Residual:
 
 @dataclass(frozen=True)
 class Sample:
-    """A run to fit: the parts of its plan, and what was measured; None where it was not."""
+    """A run to fit: the parts of its plan, and its measured values, None where a value was not measured."""
 
     technique: str
     device: str
     family: str
     parts: dict[str, tuple[float, ...]]
-    """By quantity, in the plan's own order."""
+    """Parts of the plan by quantity, in the plan's own order."""
     measured: dict[str, float | None]
 
 
 class Span(NamedTuple):
-    """Where runs of a kind lie, as parts of what is planned or as amounts."""
+    """The range in which runs of a kind lie, relative to the plan or as amounts."""
 
     low: float
     high: float
     most: float
-    """`FITTING` of the runs of the kind do not exceed it."""
+    """The value that a share `FITTING` of the runs of the kind does not exceed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Factors by device and quantity, one for each part of a plan, and residuals."""
+    """Factors by device and quantity, one for each part of a plan, and the residuals of runs."""
 
     __pydantic_config__ = STRICT
 
     source: str
-    """What it was fitted to, in a few words."""
+    """What the calibration was fitted to, in a few words."""
     factors: dict[str, dict[str, list[float]]]
     residuals: list[Residual]
     machine: MachineProbe
-    """That on which the runs were made; it serves where a plan's own machine was not probed."""
+    """Probe of the machine on which the runs were made; it is used where a plan's own machine was not probed."""
 
     def planned(self, device: str, quantity: str, parts: Sequence[float]) -> float:
-        """The sum of a plan's parts, each times its factor; times 1 on a device of which no run is known."""
+        """The sum of a plan's parts, each times its factor; the factors are 1 on a device without known runs."""
         factors = self.factors.get(device, {}).get(quantity) or [1.0] * len(parts)
         return math.fsum(factor * part for factor, part in zip(factors, parts, strict=True))
 
     def interval(self, device: str, technique: str, family: str, quantity: str) -> Span | None:
-        """Between which parts of what is planned `HELD` of such runs lie; None where too few are known of the device.
+        """The range, relative to a plan, that `HELD` of such runs lie in; None if too few runs of the device are known.
 
-        Of residuals in order, the ends leave half of the others out on each side, as for a further run of the same kind
-        (Vovk et al. 2005, conformal prediction): the k-th of n with k = (n + 1) x share, interpolated.
+        The ends are quantiles of the residuals, with half of the remaining share beyond each, as for a further run of
+        the same kind (Vovk et al. 2005, conformal prediction): the k-th of n with k = (n + 1) x share, interpolated.
         """
         of_device = [each for each in self.residuals if each.device == device]
         same = [each for each in of_device if each.technique == technique]
@@ -221,7 +221,7 @@ class Calibration:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """That of a file; `UserError` says what is wrong with it."""
+    """The calibration in a file; `UserError` says what is wrong with it."""
     found = files.validated(Calibration, path, path.read_bytes(), FIT_AGAIN)
     if path != SHIPPED:
         shipped, own = (each.factors.get(CPU, {}) for each in (read_calibration(SHIPPED), found))
@@ -231,15 +231,15 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def kept_calibration(folder: Path) -> Calibration:
-    """The user's own if there is one in this folder, else the one that is shipped."""
+    """The user's own calibration if there is one in this folder, else the shipped one."""
     return read_calibration(folder / CALIBRATION if (folder / CALIBRATION).is_file() else SHIPPED)
 
 
 def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Calibration:
-    """Factors, none below 0, that make the squares of relative errors least; residuals by leaving out a plan at a time.
+    """Fit factors, none below 0, by least squares of relative errors; residuals leave out one plan at a time.
 
     Raises:
-        UserError: of no device are there runs enough.
+        UserError: no device has enough runs.
     """
     whole = [sample for sample in samples if all(sample.measured.values())]
     devices = sorted({sample.device for sample in whole})
@@ -253,7 +253,7 @@ def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Cal
     residuals = []
     for group in enough.values():
         for one in group:
-            # Runs of one plan, made again or on another machine, do not vouch for each other.
+            # Runs of the same plan, repeated or made on another machine, must not vouch for each other.
             others = [each for each in group if each.parts["memory"] != one.parts["memory"]]
             found = dict[str, float | None]()
             for each in QUANTITIES:
@@ -270,19 +270,19 @@ def _factors(samples: Sequence[Sample], quantity: str) -> list[float]:
 
     known = [(sample.parts[quantity], value) for sample in samples if (value := sample.measured[quantity])]
     relative = array([[part / value for part in parts] for parts, value in known])
-    # A factor of which the runs say little stays near 1, what arithmetic says.
+    # A factor about which the runs say little stays near 1, the value that arithmetic gives.
     pull = sqrt(PULL) * eye(relative.shape[1])
     wanted = concatenate([ones(len(known)), pull.sum(axis=1)])
     return [float(factor) for factor in nnls(concatenate([relative, pull]), wanted)[0]]
 
 
-# A recorded run: what is planned of it, and what it measured.
+# A recorded run: what is planned for it, and what it measured.
 
 
 def planned(record: Record) -> PlannedMemory | None:
-    """Memory of one process of a recorded run, by its largest batch, its shape and its DeepSpeed configuration.
+    """Planned memory of one process of a recorded run, from its largest batch, shape and DeepSpeed configuration.
 
-    None where it cannot be planned. Without a GPU nothing is counted for CUDA.
+    None where it cannot be planned. Without a GPU, nothing is counted for CUDA.
     """
     work = recorded_work(record)
     context = CONTEXT_BYTES if any(rank.gpu for rank in record.ranks) else 0
@@ -291,10 +291,10 @@ def planned(record: Record) -> PlannedMemory | None:
 
 @lru_cache(maxsize=1)
 def recorded_work(record: Record) -> Workload | None:
-    """The largest batch of a recorded run, and how it was divided.
+    """The workload of a recorded run: its largest batch, and how the work was divided.
 
-    None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is
-    not known here, a configuration whose sizes are no numbers, a model that cannot be traced, or no rank that
+    None where it cannot be planned: a technique that is not in `TECHNIQUES` (`custom`), a precision or a shape that is
+    not known here, a configuration whose sizes are not numbers, a model that cannot be traced, or no rank that
     measured a batch.
     """
     measured = [(rank, rank.largest_batch) for rank in record.ranks if rank.shape and rank.largest_batch]
@@ -306,7 +306,7 @@ def recorded_work(record: Record) -> Workload | None:
         return None
     tokens, labels = batch.source_tokens, batch.target_tokens
     if shape.joint:
-        # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
+        # Labels of the largest batch were not counted: they are assumed to be as frequent in it as in all batches.
         of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
         labels = max(1, round(of_all * tokens))
     if min(batch.rows, tokens, labels) < 1:
@@ -336,18 +336,18 @@ def recorded_work(record: Record) -> Workload | None:
 
 
 def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
-    """A finished run, to be fitted or judged; None for one that cannot be planned.
+    """A finished run as a sample to fit or judge; None for one that did not end well or cannot be planned.
 
-    Where no peak of its GPU is known nothing is planned of its time, and none measured.
+    Where no peak of its GPU is known, its time is neither planned nor measured.
 
     Args:
-        probe: that of its machine, for a run without a GPU.
+        probe: the probe of its machine, for a run without a GPU.
     """
     largest = recorded_work(record)
     if largest is None or record.status != "ok":
         return None
     gpu, mean = record.ranks[0].gpu, largest
-    # The time is of the run's mean batch, by its tokens with padding.
+    # The time is planned for the run's mean batch, by its tokens including padding.
     batches = sum(rank.steps for rank in record.ranks) * record.gradient_accumulation_steps
     if padded := sum(rank.padded_tokens for rank in record.ranks) / max(1, batches * largest.rows):
         whole = largest.tokens + (largest.labels if not largest.shape.joint else 0)
@@ -371,8 +371,8 @@ def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
 
 
 def measured_memory(record: Record) -> float | None:
-    """Peak of what a GPU had in use, of the fullest; without a GPU of resident memory, of the rank that needed most,
-    above what it had when its process had loaded libraries."""
+    """Peak bytes in use on the fullest GPU; without a GPU, peak resident bytes of the rank that needed most, above what
+    its process had when it had loaded its libraries."""
     if record.ranks[0].gpu is not None:
         return max((rank.sampled[USED].peak for rank in record.ranks if USED in rank.sampled), default=None)
     sampled = [(rank.peak_resident_bytes, rank.sampled.get("resident_bytes")) for rank in record.ranks]
@@ -386,7 +386,7 @@ def measured_step(record: Record) -> float | None:
     return max(medians) if medians and len(medians) == len(record.ranks) else None
 
 
-# The plan of a finished run beside what it measured: peak memory and the time of a step.
+# The plan of a finished run next to what it measured: peak memory and the time of a step.
 
 
 class Judged(NamedTuple):
@@ -401,12 +401,12 @@ class Judged(NamedTuple):
 
 KEYS = {"memory": ("plan_peak", "bytes"), "time": ("plan_step", "seconds")}
 WHAT = Judged._fields
-"""How the figures are called: `plan_peak_planned_bytes`."""
+"""Middle part of the figures' names, such as `planned` in `plan_peak_planned_bytes`."""
 PLAN_KEYS = tuple(f"{name}_{what}_{unit}" for name, unit in KEYS.values() for what in WHAT)
 
 
 def plan_figures(record: Record) -> dict[str, float | None]:
-    """What a plan says of a run's peak memory and step, between which values runs of its kind lie, what it measured."""
+    """Peak memory and step time of a run: what a plan says, the interval of runs of its kind, and what it measured."""
     calibration, probe = kept(files.home())
     sample = sample_of(record, probe_for(record, probe or calibration.machine))
     found: dict[str, float | None] = dict.fromkeys(PLAN_KEYS)
@@ -418,7 +418,7 @@ def plan_figures(record: Record) -> dict[str, float | None]:
 
 
 def judge(sample: Sample, quantity: str, measured: float, calibration: Calibration) -> Judged:
-    """A sample by a calibration that it may not be part of."""
+    """Judge a sample by a calibration, which need not include it."""
     parts = sample.parts[quantity]
     by_runs = calibration.planned(sample.device, quantity, parts)
     low, high, _ = calibration.interval(sample.device, sample.technique, sample.family, quantity) or (None,) * 3
@@ -427,12 +427,12 @@ def judge(sample: Sample, quantity: str, measured: float, calibration: Calibrati
 
 
 def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
-    """A probe as it is of the machine of a run: where that is another one, with the rates that the run measured."""
+    """Adapt a probe to the machine of a run: if that is another machine, with the rates that the run measured."""
     first = record.rank_0
     if probe.is_of(record.hardware) or first is None or first.matmul_flops_per_second is None:
         return probe
     rate, precision = first.matmul_flops_per_second, record.precision
-    # A record of before does not tell what one core does.
+    # An older record does not say how fast one core is.
     is_known = precision in probe.matmul_flops_per_second
     alone = probe.flops(precision, 1) / probe.flops(precision) if is_known else 1.0
     return replace(
@@ -445,17 +445,17 @@ def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
 
 
 def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) -> dict[str, object]:
-    """Fit to the finished runs among these run folders, and keep that, beside what is shipped of other devices.
+    """Fit to the finished runs among these run folders, and keep the result with what is shipped for other devices.
 
     Args:
-        machine: that of the runs without a GPU; the kept one if not given.
+        machine: probe of the machine of the runs without a GPU; the kept probe if not given.
 
     Returns:
-        What it was fitted to, how many runs, the file, and by quantity the median of how far off a plan was, as a share
-        of it.
+        What the calibration was fitted to, the number of runs, the file, and by quantity the median distance of a
+        plan from its run, as a share of the plan.
 
     Raises:
-        UserError: too few runs of which a plan can be made.
+        UserError: too few runs can be planned.
     """
     records = [read_record(folder) for folder in folders if (folder / RECORD).is_file()]
     calibration, kept_here = kept(files.home())
@@ -473,14 +473,14 @@ def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) 
 
 
 def kept(folder: Path) -> tuple[Calibration, MachineProbe | None]:
-    """What is known of runs, and of this machine if it has no GPU; each file is read once, unless it changes."""
+    """The calibration, and the probe of this machine if it has no GPU; each file is read once, unless it changes."""
     paths = (folder / CALIBRATION, folder / MACHINE)
     return _kept(folder, tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in paths))
 
 
 @lru_cache(maxsize=1)
 def _kept(folder: Path, changed: tuple[int, ...]) -> tuple[Calibration, MachineProbe | None]:
-    # A file that cannot be read, or of an earlier version, stops no summary and no new fit; `zeropods plan` names it.
+    # A file that is unreadable or of an earlier version stops no summary and no new fit; `zeropods plan` names it.
     calibration, probe = read_calibration(SHIPPED), None
     with suppress(UserError):
         calibration = kept_calibration(folder)

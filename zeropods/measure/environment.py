@@ -22,7 +22,7 @@ def host() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what decides a run's figures, our own being this code's; None where a package is missing."""
+    """Versions of the packages that affect a run's figures, our own being this code's; None where one is missing."""
     found: dict[str, str | None] = {"python": platform.python_version(), "zeropods": __version__}
     for name in PACKAGES:
         found[name] = None
@@ -40,11 +40,11 @@ def git_revision(folder: Path) -> str | None:
 
 
 INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
-"""What tells processors apart that share a name in virtual machines (`AMD EPYC`); the first that one has counts."""
+"""Instructions that tell apart processors with one name in virtual machines (`AMD EPYC`); the first found counts."""
 
 
 def hardware() -> dict[str, object]:
-    """CPU model and its widest instructions, cores this process may use, memory in bytes."""
+    """CPU model and its widest instructions, number of cores that this process may use, memory in bytes."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
     return {
@@ -56,13 +56,13 @@ def hardware() -> dict[str, object]:
 
 
 def machine() -> str:
-    """The kernel's boot id: it differs between machines, not between pods of one."""
+    """The kernel's boot id: it differs between machines, not between pods on one machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def process_age_seconds() -> float:
     """Seconds since this process began, interpreter and imports included."""
-    # The name, in parentheses, may hold blanks; the start is field 22, in clock ticks since boot (proc(5)).
+    # The name, in parentheses, may contain spaces; the start is field 22, in clock ticks since boot (proc(5)).
     after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)

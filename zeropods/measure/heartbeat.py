@@ -1,7 +1,7 @@
-"""Heartbeats, the ranks' part of hang detection: that a rank runs, how far it is, and where.
+"""Heartbeats, the ranks' part of hang detection: they show that a rank runs, how far it has come, and where it is.
 
-Each rank writes `ranks/N.beat` of the run folder about once a second; `launch.lost_pods_and_hangs` reads them all. The
-signal that asks a rank for its stacks is answered in `stacks/N.txt`.
+Each rank writes `ranks/N.beat` of the run folder about once a second; `launch.lost_pods_and_hangs` reads them all. A
+rank answers the signal that asks for its stacks in `stacks/N.txt`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from pathlib import Path
 from types import FrameType
 
 STACKS = int(signal.SIGRTMIN) + 7
-"""Asks a rank for the stacks of its threads; by default it ends a process, so only who catches it may get it."""
+"""Signal that asks a rank for the stacks of its threads. Its default action ends a process, so it may only be sent to
+one that catches it."""
 BYTES = 4096
-"""Size of every heartbeat: written over the one before, it needs no room on a disk that has become full."""
+"""Size of every heartbeat in bytes: written over the previous one, it needs no room on a disk that has become full."""
 FRAMES = 24
-"""Most stack frames of a heartbeat."""
+"""Maximum number of stack frames in a heartbeat."""
 PAUSE_SECONDS = 1.0
 JOIN_SECONDS = 5.0
 
@@ -41,18 +42,18 @@ class Beat:
     began_unix_seconds: float
     """When this attempt began, by the rank's own clock."""
     alive: int
-    """Goes up with every heartbeat, whatever the main thread does."""
+    """Counter that goes up with every heartbeat, whatever the main thread does."""
     marks: int
-    """Goes up with every piece of work that is done: a forward and backward pass, a step, a batch of an evaluation."""
+    """Counter of finished pieces of work: a forward and backward pass, a step, a batch of an evaluation."""
     step: int
-    """Number of optimizer steps that are done."""
+    """Number of finished optimizer steps."""
     phase: str
     patient: bool
-    """Whether what the rank does now has no such pieces: loading, the first step, saving."""
+    """Whether the rank's present work has no such pieces: loading, the first step, saving."""
     stack: tuple[str, ...]
     """The main thread's stack, innermost first: `FILE:LINE FUNCTION`."""
     called_from: str | None
-    """The innermost of these that is neither of Python nor of an installed package."""
+    """The innermost of these frames that belongs neither to Python nor to an installed package."""
 
     def place(self) -> str:
         """Where the main thread is, and from where in the user's or our own code it was called."""
@@ -67,7 +68,7 @@ def beat_file(folder: Path, rank: int) -> Path:
 
 
 def write_beat(folder: Path, beat: Beat) -> None:
-    """Write over the heartbeat before. The file is closed each time: a network file system shows what was closed."""
+    """Overwrite the previous heartbeat. The file is closed each time: a network file system shows what was closed."""
     stack = list(beat.stack[:FRAMES])
     while len(text := json.dumps({**asdict(beat), "stack": stack}).encode()) > BYTES and stack:
         stack.pop()
@@ -79,7 +80,7 @@ def write_beat(folder: Path, beat: Beat) -> None:
 
 
 def read_beats(folder: Path) -> dict[int, Beat]:
-    """The last heartbeat of every rank that has one; a heartbeat that is just being written is left out."""
+    """The last heartbeat of every rank that has one; a heartbeat that is being written at this moment is left out."""
     found = {}
     for path in (folder / "ranks").glob("*.beat"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -90,12 +91,12 @@ def read_beats(folder: Path) -> dict[int, Beat]:
 
 
 class HeartbeatWriter:
-    """A thread that writes a rank's heartbeat each second while this is entered; a step costs it two additions."""
+    """A thread that writes a rank's heartbeat each second inside a `with` block; it costs a step two additions."""
 
     def __init__(self, folder: Path, rank: int, phase: Callable[[], str]) -> None:
         """Prepare to write into a run folder; `phase` tells what the rank is doing. Nothing is written yet."""
         self.training = False
-        """Whether steps follow one another now."""
+        """Whether training steps are running now, one after another."""
         self.step = 0
         self._marks = self._alive = self._main = 0
         self._folder, self._rank, self._phase, self._began = folder, rank, phase, time.time()
@@ -106,7 +107,7 @@ class HeartbeatWriter:
     def __enter__(self) -> HeartbeatWriter:
         self._main = threading.get_ident()
         self._began = time.time()
-        # Training itself complains of a disk that takes no more.
+        # Training itself complains about a disk that is full.
         with contextlib.suppress(OSError):
             beat_file(self._folder, self._rank).parent.mkdir(parents=True, exist_ok=True)
             self._open.enter_context(stacks_on_signal(self._folder / "stacks" / f"{self._rank}.txt"))
@@ -121,20 +122,20 @@ class HeartbeatWriter:
         self._remove()
 
     def mark(self, step: int | None = None) -> None:
-        """Count a piece of work that is done; with its number, an optimizer step."""
+        """Count a finished piece of work; `step` is its number if it is an optimizer step."""
         self._marks += 1
         if step is not None:
             self.step = step
 
     def _run(self) -> None:
         while True:
-            # A function of its own looks at the main thread's frames. Kept while this thread writes or waits, they
-            # would keep alive what they worked on: all gradients, where they are those of an optimizer's step.
+            # A separate function looks at the main thread's frames. If they were kept while this thread writes or
+            # waits, they would keep alive what they work on, such as all gradients during an optimizer's step.
             beat = self._beat()
             try:
                 write_beat(self._folder, beat)
             except OSError:
-                # An old heartbeat would look like a stopped rank; none looks like a rank that does not tell.
+                # An old heartbeat would look like a stopped rank; no heartbeat looks like a rank that sends none.
                 self._remove()
             if self._ending.wait(PAUSE_SECONDS):
                 return
@@ -163,11 +164,11 @@ class HeartbeatWriter:
 
 @contextlib.contextmanager
 def stacks_on_signal(path: Path) -> Iterator[None]:
-    """Write the stacks of all threads into a file whenever `STACKS` comes, whoever holds Python's lock."""
+    """Write the stacks of all threads into a file whenever `STACKS` arrives, whichever thread holds Python's lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with open(path, "a", encoding="utf-8") as file:
-        # Once faulthandler is unregistered, the signal must not mean what it means by default: the process's end.
+        # Once faulthandler is unregistered, the signal must not have its default effect, the end of the process.
         if threading.current_thread() is threading.main_thread():
             signal.signal(STACKS, signal.SIG_IGN)
         faulthandler.register(STACKS, file=file, all_threads=True)
@@ -182,7 +183,7 @@ def stacks_on_signal(path: Path) -> Iterator[None]:
 
 
 def _described(frame: FrameType) -> str:
-    """`FILE:LINE FUNCTION`; a file of Python or of a package is told without what leads there."""
+    """`FILE:LINE FUNCTION`; a file of Python, of a package or below the working directory has a relative path."""
     path = frame.f_code.co_filename
     for root in (*_installed(), os.getcwd() + os.sep):
         path = path.removeprefix(root)

@@ -1,4 +1,4 @@
-"""Intervals of 95 % beside what is measured: of a mean of scores, of a mean of repeats, of a ratio of two means."""
+"""95 % confidence intervals of what is measured: a mean of scores, a mean of repeats, a ratio of two means."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from statistics import mean, stdev, variance
 
 CONFIDENCE = 0.95
 LEAST_REPEATS = 3
-"""Of fewer, the spread says next to nothing: they have no interval."""
+"""Least number of repeats that have an interval: the spread of fewer says next to nothing."""
 RESAMPLES, SEED = 9_999, 42
 
 
 def score_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of a mean of scores, the same each time.
+    """The 95 % confidence interval of a mean of scores, the same on every call.
 
-    Of zeros and ones it is Wilson's interval (1927). Of other scores it has the ends of the percentile bootstrap: how
-    often each distinct value occurs in a resample is multinomial, so the counts are drawn and not the values; with the
-    few values that F1 takes, ten thousand resamples of ten thousand scores need a moment.
+    For zeros and ones it is Wilson's interval (1927). For other scores its ends are those of the percentile bootstrap:
+    how often each distinct value occurs in a resample is multinomial, so the counts are drawn and not the values; with
+    the few values that F1 takes, ten thousand resamples of ten thousand scores take only a moment.
 
     Returns:
         Its ends; None for no scores, and for equal ones that are neither 0 nor 1, which have no spread to resample.
@@ -38,12 +38,12 @@ def score_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def t_interval(values: Sequence[float]) -> list[float] | None:
-    """95 % interval of the mean by Student's t: mean +- t(0.975, n - 1) x standard deviation / sqrt(n).
+    """95 % confidence interval of the mean by Student's t: mean +- t(0.975, n - 1) x standard deviation / sqrt(n).
 
-    For rates, which are never below 0: neither is the interval.
+    It is meant for rates, which are never below 0, so the interval does not go below 0 either.
 
     Returns:
-        Its ends; None for fewer than three values, of whose spread next to nothing is known.
+        Its ends; None for fewer than three values, whose spread says next to nothing.
     """
     if len(values) < LEAST_REPEATS:
         return None
@@ -55,7 +55,7 @@ def ratio_interval(ones: Sequence[float], others: Sequence[float]) -> list[float
     """95 % interval of the ratio of two means: relative variances added (delta method), degrees of freedom by Welch.
 
     Returns:
-        Its ends; None where one of them has fewer than three values.
+        Its ends; None where either mean is of fewer than three values.
     """
     if min(len(ones), len(others)) < LEAST_REPEATS:
         return None
@@ -68,7 +68,7 @@ def ratio_interval(ones: Sequence[float], others: Sequence[float]) -> list[float
 
 
 def _quantile(freedom: float) -> float:
-    """Of Student's t, for a two-sided interval."""
+    """Quantile of Student's t for a two-sided interval."""
     # Not scipy.stats, whose import takes a second.
     from scipy.special import stdtrit
 

@@ -1,4 +1,4 @@
-"""A rank's memory, and how busy GPU and cores are: over time in `memory/N.csv` of a run folder; peaks by phase."""
+"""Memory of a rank, and use of its GPU and cores: over time in `memory/N.csv` of a run folder; peaks by phase."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ COLUMNS = (
 )
 HEADER = ("unix_seconds", "phase", *COLUMNS)
 ROWS = 4_096
-"""After so many samples, and again after each so many more, the time between two doubles: three days are 30,000."""
+"""Number of samples after which the time between two doubles, again and again: three days take 30,000 samples."""
 JOIN_SECONDS = 5.0
-"""A driver that does not answer must not keep a run from ending."""
+"""Seconds to wait for the thread to end: a driver that does not answer must not keep a run from ending."""
 
 log = logging.getLogger(__name__)
 
 
 class Sampler:
-    """A thread that appends a line to `memory/N.csv` at an interval while this is entered.
+    """A thread that appends a line to `memory/N.csv` at an interval, inside a `with` block.
 
-    A failure is told in one log line and ends the sampling, never the run.
+    A failure is reported in one log line and ends the sampling, never the run.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Sampler:
         Args:
             path: the file; a later attempt of the run appends to it.
             interval: seconds between two samples at first; 0: no samples.
-            read: gives the present values of some of `COLUMNS`; None is left empty.
-            phase: tells what the rank is doing.
+            read: returns the present values of some of `COLUMNS`; None is left empty in the file.
+            phase: returns what the rank is doing.
         """
         self.path = path
         self.interval = interval
         self.last: Mapping[str, float | None] = {}
         """The latest sample."""
         self._values = {column: array("d") for column in COLUMNS}
-        """By column each value, and behind it the seconds until the next sample."""
+        """Values by column, each followed by the seconds until the next sample."""
         self._read = read
         self._phase = phase
         self._ending = threading.Event()
@@ -77,8 +77,8 @@ class Sampler:
             self._thread.join(JOIN_SECONDS)
 
     def statistics(self) -> dict[str, Statistics]:
-        """Statistics over time so far, of the columns that hold numbers."""
-        # Copied at once: the thread may still add to them.
+        """Statistics so far, weighted by time, of the columns that contain numbers."""
+        # Copied first: the thread may still add to them.
         copies = {column: values[:] for column, values in self._values.items()}
         found = {column: Statistics.of(values[::2], values[1::2]) for column, values in copies.items()}
         return {column: each for column, each in found.items() if each is not None}
@@ -92,7 +92,7 @@ class Sampler:
                     lines.writeheader()
                 else:
                     file.seek(file.tell() - 1)
-                    # The end of a line that was cut off.
+                    # End a line that was cut off.
                     file.write("" if file.read() == "\n" else "\n")
                 is_last, pause = False, 0.0
                 for number in count():
@@ -112,24 +112,24 @@ class Sampler:
             log.warning("%s: %s; memory is no longer sampled", self.path, error.strerror or error)
 
 
-# What else is sampled: a GPU, by NVIDIA's management library, and the cores.
+# What else is sampled: a GPU, through NVIDIA's management library, and the cores.
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, read through NVML as `nvidia-smi` does, all processes together; None where it does not tell."""
+    """One GPU, read through NVML as `nvidia-smi` does, all processes together; None where NVML gives no value."""
 
     nvml: Any
     """The module `pynvml`, initialised."""
     handle: Any
-    """The device's."""
+    """NVML's handle of the device."""
 
     def read(self) -> dict[str, float | None]:
         """Used memory (bytes), utilisation of the GPU and of its memory (percent of the driver's last period) and
         power (watts) now."""
         nvml, handle = self.nvml, self.handle
         return {
-            # Version 2 leaves out what the driver keeps for itself, as `nvidia-smi` does.
+            # Version 2 leaves out what the driver reserves for itself, as `nvidia-smi` does.
             "device_used_bytes": self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used),
             "utilization_percent": self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
             "memory_utilization_percent": self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory),
@@ -148,26 +148,26 @@ class Gpu:
 
 
 SHORTEST_SECONDS = 0.1
-"""Ten ticks of the clock by which the kernel counts a process's time."""
+"""Shortest time between two readings: ten ticks of the clock by which the kernel counts a process's time."""
 
 
 class Cpu:
-    """The cores that this process may use, since they were last read."""
+    """Use of the cores that are open to this process, since it was last read."""
 
     def __init__(self) -> None:
         import psutil
 
         self._process, self._cores = psutil.Process(), len(os.sched_getaffinity(0))
         self._machine_times = psutil.cpu_times_percent
-        # The first call of each begins the time that the next one is about.
+        # The first call of each begins the period that the next call reports on.
         self._process.cpu_percent()
         self._machine_times()
         self._since = time.monotonic()
 
     def read(self) -> dict[str, float | None]:
-        """The process's share of its cores, and what of the machine's time went into waiting for disks (percent).
+        """The process's share of its cores, and the share of the machine's time spent waiting for disks (percent).
 
-        Nothing where too little time has passed for the kernel's clock ticks to tell a share.
+        Empty where too little time has passed for the kernel's clock ticks to show a share.
         """
         if time.monotonic() - self._since < SHORTEST_SECONDS:
             return {}
@@ -179,10 +179,10 @@ class Cpu:
 def find_gpu(names: Iterable[str]) -> Gpu | None:
     """The GPU of the first UUID (`GPU-...`) or PCI bus id (`00000000:3B:00.0`) that NVML knows.
 
-    CUDA numbers devices in its own order, and `CUDA_VISIBLE_DEVICES` hides some: a number would name another one.
+    CUDA numbers devices in its own order, and `CUDA_VISIBLE_DEVICES` hides some: a number might name another GPU.
 
     Returns:
-        None where there is no NVML, or none of the names is known to it.
+        None where there is no NVML, or where NVML knows none of the names.
     """
     import pynvml
 
@@ -203,41 +203,41 @@ def find_gpu(names: Iterable[str]) -> Gpu | None:
 # Resident memory of this process: now, and the kernel's own peak of it, which can be reset.
 
 RESET_PEAK = "5"
-"""What `/proc/PID/clear_refs` takes for "set VmHWM to the present size" (Linux 4.0, proc(5))."""
+"""Value that `/proc/PID/clear_refs` takes to mean "set VmHWM to the present size" (Linux 4.0, proc(5))."""
 SLACK_BYTES = 64 * MIB
-"""The kernel counts pages of each core apart and adds them up now and then."""
+"""Bytes of tolerance: the kernel counts pages of each core separately and adds them up only now and then."""
 
 
 def resident_bytes() -> int:
-    """Bytes in memory now."""
+    """Resident memory of this process now, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_resident_bytes() -> int | None:
-    """VmHWM: the most bytes in memory since the process began or the peak was reset; None where it is not told."""
+    """VmHWM: the most bytes in memory since the process began or the peak was reset; None where it is not reported."""
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next((line for line in lines if line.startswith("VmHWM:")), None)
     return int(peak.split()[1]) * 1024 if peak else None
 
 
 def reset_peak_resident() -> bool:
-    """Reset the peak; False where the kernel (or a sandbox before it) does not."""
+    """Reset the peak; False where the kernel (or a sandbox in front of it) does not do so."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
         peak = peak_resident_bytes()
-        # Some sandboxes take the write and do nothing.
+        # Some sandboxes accept the write and do nothing.
         return peak is not None and peak <= resident_bytes() + SLACK_BYTES
     return False
 
 
-# What a rank is doing, and the true peaks of its memory while it does.
+# What a rank is doing, and the true peaks of its memory while it does so.
 
 PEAKS = ("peak_resident_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 NOTHING = PhasePeak(seconds=0.0, **dict.fromkeys(PEAKS))
 
 
 class Counters:
-    """The kernel's peak of this process; a subclass adds an allocator's."""
+    """The kernel's peak memory of this process; a subclass adds the peaks of an allocator."""
 
     def peaks(self) -> PhasePeak:
         """The peaks since the last reset, without seconds."""
@@ -260,10 +260,10 @@ class Phases:
     """Follows a rank through its phases; the first, `load`, began with the process."""
 
     def __init__(self, counters: Counters, age_seconds: float) -> None:
-        """`age_seconds`: how long ago the process began."""
+        """Begin with the first phase; `age_seconds` is how long ago the process began."""
         self.counters = counters
         self.most = NOTHING
-        # One object, replaced whole: an interrupted change of phase leaves the one before or the one after.
+        # One object, replaced as a whole: an interrupted change of phase leaves either the old one or the new one.
         self._state = _State({}, PHASES[0], time.monotonic() - age_seconds, True)
 
     @property
@@ -280,7 +280,7 @@ class Phases:
         return before
 
     def measured(self) -> tuple[dict[str, PhasePeak], PhasePeak]:
-        """Peaks by phase, the present one included, and the peaks of all of them."""
+        """Peaks by phase, the present one included, and the peaks over all phases."""
         state, now = self._state, self.counters.peaks()
         present = replace(now, seconds=time.monotonic() - state.since)
         if not state.resident_is_its_own:
@@ -290,7 +290,7 @@ class Phases:
 
 
 def _together(one: PhasePeak, other: PhasePeak) -> PhasePeak:
-    """Seconds add up; of two peaks the larger counts."""
+    """Combine two measurements: seconds add up; of two peaks, the larger one counts."""
     pairs = {key: (getattr(one, key), getattr(other, key)) for key in PEAKS}
     peaks = {key: max((each for each in pair if each is not None), default=None) for key, pair in pairs.items()}
     return PhasePeak(seconds=one.seconds + other.seconds, **peaks)

@@ -1,4 +1,4 @@
-"""A report of DeepSpeed's flops profiler, read into numbers: whatever of it is whole."""
+"""Read a report of DeepSpeed's flops profiler into numbers: whatever of it is complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from zeropods.errors import UserError
 
 Figures = dict[str, float | None]
-"""Figures of a summary by the keys of `FIGURES`; None where there is none."""
+"""Figures of a summary by the keys of `FIGURES`; None where the report has no such figure."""
 
 
 class SummaryLine(NamedTuple):
@@ -22,9 +22,9 @@ class SummaryLine(NamedTuple):
 
     key: str
     label: str
-    """What stands before the value, in small letters and without the formula, which differs between versions."""
+    """The text before the value, in lower case and without the formula, which differs between versions."""
     unit: str
-    """Of the figure; nothing for a count."""
+    """Unit of the figure; empty for a count."""
     meaning: str
 
 
@@ -64,9 +64,9 @@ FIGURES = {row[0]: SummaryLine(*row) for row in (
     ("flops_per_second", "flops per gpu", "FLOP/s", "three times the forward FLOPs / the line above"),
     ("samples_per_second", "samples/second", "samples/s", "rows of all processes / the line above"),
 )}  # fmt: skip
-"""Lines of the summary by key. Times are of rank 0: one forward pass, one backward pass, one step of the optimizer."""
+"""Lines of the summary by key. Times are rank 0's: one forward pass, one backward pass, one step of the optimizer."""
 ALWAYS_THERE = ("parameters_per_gpu", "forward_macs", "forward_flops", "forward_seconds", "forward_flops_per_second")
-"""What a report has of every model, with an engine or without."""
+"""Keys of the lines that a report has for every model, with an engine or without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Module:
     number: int
     """Number of its line in the file."""
     name: str
-    """Its name as its parent calls it; empty for the root."""
+    """Name that its parent gives it; empty for the root."""
     class_name: str
     parameters: float | None = None
     parameters_percent: float | None = None
@@ -98,17 +98,17 @@ class Module:
     latency_percent: float | None = None
     flops_per_second: float | None = None
     details: dict[str, object] = field(default_factory=dict)
-    """What the class says of itself: `in_features`, `out_features`; of an embedding `rows` and `dimension`."""
+    """What the class prints about itself: `in_features`, `out_features`; for an embedding `rows` and `dimension`."""
     children: list[Module] = field(default_factory=list)
 
     def walk(self, path: str = "") -> Iterator[tuple[str, Module]]:
-        """Itself and all modules below it with their dotted paths, a parent before its children."""
+        """Yield the module and all modules below it with their dotted paths, a parent before its children."""
         yield path, self
         for child in self.children:
             yield from child.walk(f"{path}.{child.name}" if path else child.name)
 
     def total(self, figure: str) -> float:
-        """`parameters`, `macs` or `latency_seconds`; the sum of its children where it has none of its own."""
+        """Its `parameters`, `macs` or `latency_seconds`; the sum over its children where it has none of its own."""
         own = getattr(self, figure)
         return own if own is not None else sum(child.total(figure) for child in self.children)
 
@@ -118,18 +118,18 @@ class Module:
         return self.sizes("in_features", "out_features")
 
     def sizes(self, first: str, second: str) -> tuple[int, int] | None:
-        """Two whole numbers of `details`, such as an embedding's `rows` and `dimension`; None where there are none."""
+        """Two whole numbers of `details`, such as an embedding's `rows` and `dimension`; None unless both are there."""
         one, two = self.details.get(first), self.details.get(second)
         return (one, two) if isinstance(one, int) and isinstance(two, int) else None
 
     @property
     def tokens(self) -> float | None:
-        """Tokens that a linear layer was given, by its MACs / (in x out); None for anything else."""
+        """Number of tokens that a linear layer was given: its MACs / (in x out); None for anything else."""
         size = self.linear
         return self.macs / (size[0] * size[1]) if size is not None and all(size) and self.macs else None
 
     def to_json(self, depth: int | None = None) -> dict[str, object]:
-        """Plain values, down to a depth, all of it if None."""
+        """The tree as plain values, down to a depth, or all of it if `depth` is None."""
         below = () if depth == 0 else self.children
         return {**vars(self), "children": [child.to_json(None if depth is None else depth - 1) for child in below]}
 
@@ -140,27 +140,27 @@ class Report:
 
     path: Path
     number: int
-    """Line of its heading, the first of the file being 1."""
+    """Line number of its heading; the first line of the file is 1."""
     reports: int
-    """How many the file holds; this is the last."""
+    """Number of reports in the file; this one is the last."""
     text: str
     """This report alone, as it was printed."""
     summary: Figures
     lines: dict[str, tuple[int, str]]
-    """Number and label, without its formula, of each line of the summary that was read, by key."""
+    """Line number and label, without its formula, of each line of the summary that was read, by key."""
     depths: list[Depth]
     root: Module | None
-    """None where the report has no detailed part (`"detailed": false`)."""
+    """The tree of modules; None where the report has no detailed part (`"detailed": false`)."""
     tree_is_whole: bool
-    """Whether all modules were read: figures of a tree that is cut off do not sum up."""
+    """Whether all modules were read: figures of a tree that is cut off do not add up."""
     missing: str
-    """What a whole report would have, or could not be read, in one line; empty where it is whole."""
+    """What this report lacks, or what of it could not be read, in one line; empty where the report is complete."""
 
 
-# Read a report from a file: its own, a log that holds one, or what was copied from a page.
+# Read a report from a file: one of its own, a log that contains one, or text that was copied from a page.
 
 HEADING = re.compile(r"(?P<prefix>.*?)-+ DeepSpeed Flops Profiler -+\s*")
-"""Before it what pdsh or a logger puts before every line (`pod1: `)."""
+"""Heading of a report, with the `prefix` that pdsh or a logger puts before every line (`pod1: `)."""
 PART = re.compile(r"-+ (aggregated|detailed) profile per gpu -+")
 END = re.compile(r"-{40,}")
 
@@ -169,13 +169,13 @@ Lines = list[tuple[int, str]]
 
 
 def read_report(path: Path) -> Report:
-    """The report of a file, of a run folder its `profile.txt`; the last one where the file holds several.
+    """The report in a file, or in the `profile.txt` of a run folder; the last one where the file has several.
 
-    A file holds several where the profiler writes to a log, or where gradients are accumulated: there the last is
-    that of the pass which the optimizer's step follows.
+    A file has several reports where the profiler writes to a log, or where gradients are accumulated: then the last
+    one is that of the pass that the optimizer's step follows.
 
     Raises:
-        UserError: there is no report in it, or nothing but its heading.
+        UserError: there is no report in the file, or nothing but its heading.
     """
     path = Path(path)
     path = path / "profile.txt" if path.is_dir() else path
@@ -195,7 +195,7 @@ def parse_report(path: Path, text: str) -> Report:
     parts: dict[str, Lines] = {"summary": [], "aggregated": [], "detailed": []}
     part, own, has_end = parts["summary"], list[str](), False
     for number, line in enumerate(lines[start - 1 :], start):
-        # Lines of others in a log are left out.
+        # Lines of a log that have another source are left out.
         if prefix.strip() and not line.startswith(prefix):
             continue
         own.append(line.removeprefix(prefix))
@@ -211,7 +211,7 @@ def parse_report(path: Path, text: str) -> Report:
     root, is_whole = _read_tree(parts["detailed"], unread)
     if not (found.keys() - {"step"} or depths or root):
         raise UserError(f"{path}:{start}: a heading and no figure below it; give the report as DeepSpeed printed it")
-    # Without the closing line nobody knows whether there was to be a tree.
+    # Without the closing line, it is unknown whether the report was to have a tree.
     there = {
         "the part by depth": depths,
         "a part of the tree": is_whole or root is None,
@@ -242,17 +242,17 @@ def parse_report(path: Path, text: str) -> Report:
 # Numbers as DeepSpeed's profiler prints them: `602.28 MMACs`, `1.05 M`, `200.99 us`.
 
 POWERS = {"T": 12, "G": 9, "B": 9, "M": 6, "K": 3, "k": 3, "": 0, "m": -3, "u": -6}
-"""Of ten, by prefix; billions of parameters are B (`number_to_string` of deepspeed 0.19.8's profiler.py)."""
+"""Powers of ten by prefix; billions of parameters are B (`number_to_string` of deepspeed 0.19.8's profiler.py)."""
 PRINTED = {"MACs": ("MACs", ""), "FLOP/s": ("FLOPS",), "s": ("s",), "%": ("%",)}
-"""What stands behind the prefix of each unit, nothing for others. Before 0.10 the summary's MACs had their prefix
-alone."""
+"""Text that follows the prefix for each unit; other units have none. Before 0.10, the summary's MACs had only their
+prefix."""
 HALF_OF_THE_LAST_DECIMAL = 0.005
-"""Figures are printed with two."""
+"""Half of the last decimal of a figure; figures are printed with two decimals."""
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d\d?)?)\s*([TGBMKkmu]?)(MACs|FLOPS|s|%|)")
 
 
 def amount(text: str, unit: str) -> float | None:
-    """The number of such as `602.28 MMACs`, whole where it is a count; None where it is none in this unit."""
+    """The number in a text like `602.28 MMACs`, an integer for a plain count; None where it is none in this unit."""
     match = NUMBER.fullmatch(text.strip())
     if match is None or match[3] not in PRINTED.get(unit, ("",)):
         return None
@@ -262,14 +262,14 @@ def amount(text: str, unit: str) -> float | None:
 
 
 def rounding(value: float | None) -> float:
-    """How far a figure may be from the counted one: half of its last decimal, in the unit that it was printed with."""
+    """How far a printed figure may be from the counted one: half of its last decimal, in the unit that was printed."""
     if not value:
         return 0.0
     unit = next((10.0**power for power in (12, 9, 6, 3, 0, -3) if value >= 10.0**power), 1e-6)
     return HALF_OF_THE_LAST_DECIMAL * unit
 
 
-# The parts of a report: each from its lines; those that belong to it and cannot be read go to `unread`.
+# The parts of a report, each read from its lines; lines that belong to it but cannot be read go to `unread`.
 
 LABELS = {figure.label: figure for figure in FIGURES.values() if figure.label}
 STEP = re.compile(r"(Profile Summary at step) (\S.*):")
@@ -278,14 +278,14 @@ FACTOR = re.compile(r"= ([\d.]+) \* fwd flops per gpu / bwd latency")
 
 
 def _read_summary(lines: Lines, unread: Lines) -> tuple[Figures, dict[str, tuple[int, str]]]:
-    """One figure a line, behind its label: all figures, and number and label of each line that was read, by key."""
+    """All figures, one per line after its label; and number and label of each line that was read, both by key."""
     values: Figures = dict.fromkeys(FIGURES)
     found: dict[str, tuple[int, str]] = {}
     for number, line in lines:
         match = SUMMARY_LINE.fullmatch(STEP.sub(r"\1: \2", line.strip()))
         if match is None:
             continue
-        # As older versions, and copies of the profiler outside DeepSpeed, spell them.
+        # Older versions, and copies of the profiler outside DeepSpeed, spell labels this way.
         label = match["label"].lower().replace("paralel", "parallel").replace("per device", "per gpu")
         figure = LABELS.get(label) or LABELS.get(label.split(" = ")[0])
         value = amount(match["value"], figure.unit) if figure else None
@@ -315,7 +315,7 @@ def _read_depths(lines: Lines, unread: Lines) -> list[Depth]:
         elif (top_of := next((each for each in TOPS if label.startswith(each)), None)) is not None:
             key, unit = TOPS[top_of]
             tops = {name: amount(figure, unit) for name, figure in PAIR.findall(figures)}
-            # A table that is there already is that of a depth whose heading is gone.
+            # A second table for a figure belongs to another depth, whose heading is missing.
             is_odd = not found or bool(getattr(found[-1], key))
             if found and not is_odd:
                 getattr(found[-1], key).update({name: top for name, top in tops.items() if top is not None})
@@ -331,19 +331,19 @@ MODULE_FIGURES = re.compile(
     r"(?P<latency_seconds>[^=,]+?)(?: = |, )(?P<latency_percent>[\d.e+-]+%) (?:latency|time), "
     r"(?P<flops_per_second>[^,]+)(?:, ?(?P<details>.*))?"
 )
-"""Before 0.10 a comma stood where the equals sign is now, and one behind the last figure."""
+"""Figures of a module. Before 0.10, a comma stood in place of the equals sign, and another after the last figure."""
 MODULE_UNITS = {
     "parameters": "parameters", "parameters_percent": "%", "macs": "MACs", "macs_percent": "%",
     "latency_seconds": "s", "latency_percent": "%", "flops_per_second": "FLOP/s",
 }  # fmt: skip
 ELIDED = "..."
-"""What people write in place of modules that they leave out."""
+"""Text that people write in place of modules that they leave out."""
 
 
 def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
     """The model as `print(model)` shows it, with figures at each module, and whether all of it was read.
 
-    What is in another module is indented more; a module without parts stands on one line with its figures.
+    A module inside another one is indented more; a module without parts is on one line with its figures.
     """
     root: Module | None = None
     inside: list[tuple[int, Module]] = []
@@ -352,7 +352,7 @@ def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
         text, indent = line.strip(), len(line) - len(line.lstrip())
         inside = [each for each in inside if each[0] < indent]
         if root is not None and not inside:
-            # The root's own bracket, or no line of the tree any more.
+            # The root's own closing bracket, or a line that is no longer part of the tree.
             return _expanded(root)[0], text == ")" and len(unread) == unread_before
         match = MODULE.fullmatch(text)
         if match and (inside or not match["name"]):
@@ -374,7 +374,7 @@ def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
 
 
 def _expanded(module: Module) -> list[Module]:
-    """The module; several where torch has printed equal ones of a list once, `(0-5): 6 x T5Block(...)`."""
+    """The module, or several where torch has printed equal modules of a list only once, `(0-5): 6 x T5Block(...)`."""
     module.children = [each for child in module.children for each in _expanded(child)]
     numbers = re.fullmatch(r"(\d+)-(\d+)", module.name)
     if numbers is None:
@@ -387,12 +387,12 @@ def _expanded(module: Module) -> list[Module]:
 
 EMBEDDING = ("rows", "dimension")
 POSITIONS = {"Embedding": EMBEDDING, "LayerNorm": ("normalized_shape",)}
-"""Names of what a class prints without one."""
+"""Names of the values that a class prints without a name."""
 DETAIL = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
 
 
 def _read_details(class_name: str, text: str) -> dict[str, object]:
-    """What a class says behind its figures, `in_features=128, bias=False`; what has no name is numbered from 0."""
+    """What a class prints after its figures, `in_features=128, bias=False`; unnamed values are numbered from 0."""
     details: dict[str, object] = {}
     names = POSITIONS.get(class_name.rpartition(".")[2], ())
     for position, part in enumerate(part.strip() for part in DETAIL.findall(text)):

@@ -15,32 +15,32 @@ from zeropods.measure.profile import EMBEDDING, FIGURES, Figures, Module, Report
 from zeropods.measure.record import Record, read_record
 
 TOLERANCE = 0.02
-"""What rounding to two decimals may do to a quotient of such figures, and some more."""
+"""Share by which rounding to two decimals may change a quotient of such figures, with some margin."""
 CLOCK_SECONDS = 1e8
-"""Three years: no latency, but `time.time() - 0`."""
+"""Three years: a longer time is no latency, but `time.time() - 0`."""
 TWICE, ONCE = (1.8, 2.2), (0.9, 1.1)
-"""Between these a factor is taken for 2, or for 1."""
+"""Ranges in which a factor is taken for 2, or for 1."""
 CLEAR = 5
-"""How many times the rounding of the figures attention's products must be: below it they drown in it."""
+"""Least size of attention's products, as a multiple of the figures' rounding error: smaller ones are lost in it."""
 AGREEMENT = 0.03
-"""How far a profiler's count may be from the closed form."""
+"""Share by which a profiler's count may differ from the closed form."""
 NEAR = 0.05
-"""A profiled step this near to the run's others says nothing wrong."""
+"""Share by which a profiled step may differ from the run's other steps without being reported."""
 BY_FORWARD_TIME = ("forward_backward_flops_per_second", "iteration_seconds", "flops_per_second", "samples_per_second")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What a report says, and what would be right."""
+    """A fault of a report: what the report says, and what would be right."""
 
     name: str
-    """One of docs/profiler.md."""
+    """One of the names in docs/profiler.md."""
     line: int
-    """Line of the report's file, the first being 1."""
+    """Line number in the report's file; the first line is 1."""
     where: str
     said: float | None
     corrected: float | None
-    """None where nothing is to be corrected, or the right figure cannot be known."""
+    """The right figure; None where nothing is to be corrected, or where it cannot be known."""
     unit: str
     reason: str
 
@@ -53,14 +53,14 @@ class Checked:
     figures: Figures
     """Figures of the summary, corrected; None where one cannot be known."""
     root: Module | None
-    """The tree with shares computed anew; sums where DeepSpeed prints no figures. None where the tree is not whole."""
+    """The tree with shares computed anew, and sums where DeepSpeed prints no figures; None if the tree is not whole."""
     closed_form_macs: float | None
     faults: tuple[Fault, ...] = ()
     run: str = ""
     """Whether it was compared with its run, in words."""
 
     def to_json(self, depth: int | None = None) -> dict[str, object]:
-        """Everything as plain numbers; the tree down to a depth, all of it if None."""
+        """Everything as plain numbers; the tree down to a depth, or all of it if `depth` is None."""
         root = self.root
         return {
             "file": str(self.report.path),
@@ -81,7 +81,7 @@ class Checked:
 
 
 def check(path: Path) -> Checked:
-    """Read a report, or that of a run folder, and check it; against its run too, where the run's record lies beside it.
+    """Read and check a report, or that of a run folder; also against its run, if the run's record lies beside it.
 
     `UserError` where there is no report.
     """
@@ -93,14 +93,14 @@ def check(path: Path) -> Checked:
 
 
 def check_report(report: Report, record: Record | None = None) -> Checked:
-    """Correct a report that was read, and find its faults; `record` is that of the profiled run, where there is one."""
+    """Correct a report that was read, and find its faults; `record` is that of the profiled run, if there is one."""
     checked, times, missing = _corrected(report)
     checked = replace(checked, faults=tuple(_faults(checked, times, missing)))
     return checked if record is None else _beside(checked, record)
 
 
 def contradictions(figures: Figures) -> Figures:
-    """What follows by DeepSpeed's own formulas, of those figures that say something else than that."""
+    """Figures that contradict DeepSpeed's own formulas, each with the value that follows from the formula."""
     of = {key: nan if value is None else value for key, value in figures.items()}
     flops, backward_flops = of["forward_flops"], of["backward_factor"] * of["forward_flops"]
     forward, backward = of["forward_seconds"], of["backward_seconds"]
@@ -113,7 +113,7 @@ def contradictions(figures: Figures) -> Figures:
         "flops_per_second": (flops + backward_flops) / (iteration or nan),
         "samples_per_second": of["batch_size_per_gpu"] * of["world_size"] / (iteration or nan),
     }
-    # What is not known compares with nothing.
+    # A figure that is not known is NaN, and so differs from no value.
     return {key: computed for key, computed in follows.items() if abs(of[key] - computed) > TOLERANCE * computed}
 
 
@@ -134,8 +134,8 @@ def _ratio(part: float | None, whole: float | None, times: float = 1.0) -> float
 
 
 def _corrected(report: Report) -> tuple[Checked, float | None, int]:
-    """The report corrected; how often linear layers were counted, None where nothing tells; and the number of
-    parameters that lie on other ranks, each matrix once."""
+    """The corrected report; how often linear layers were counted, None where nothing shows it; and the number of
+    parameters that lie on other ranks, each matrix counted once."""
     said, figures = report.root if report.tree_is_whole else None, dict(report.summary)
     if _is_clock(figures["forward_seconds"]):
         inside = 0.0 if said is None else sum(child.total("latency_seconds") for child in said.children)
@@ -143,7 +143,7 @@ def _corrected(report: Report) -> tuple[Checked, float | None, int]:
         figures["forward_flops_per_second"] = _ratio(figures["forward_flops"], inside)
         if not inside:
             figures |= dict.fromkeys(BY_FORWARD_TIME)
-    # Without an engine DeepSpeed prints 0 here.
+    # Without an engine, DeepSpeed prints 0 here.
     figures["model_parameters"] = figures["model_parameters"] or None
     rows, times, missing, form, root = figures["batch_size_per_gpu"], None, 0, None, deepcopy(said)
     if said is not None and root is not None:
@@ -153,7 +153,7 @@ def _corrected(report: Report) -> tuple[Checked, float | None, int]:
         embeddings = [size for _, module in said.walk() if (size := module.sizes(*EMBEDDING))]
         is_twice = times is not None and TWICE[0] < times < TWICE[1]
         missing = sum(_mend(root, is_twice, max(embeddings, default=None)).values())
-        # The root's MACs are the sum of its children where they were nothing else: these have more digits.
+        # Where the root's MACs were only the sum of its children's, they are summed anew: children have more digits.
         parts = [child.total("macs") for child in said.children]
         if said.macs and abs(said.macs - sum(parts)) <= rounding(said.macs) + sum(map(rounding, parts)):
             root.macs = sum(child.total("macs") for child in root.children)
@@ -184,12 +184,12 @@ def _is_clock(seconds: float | None) -> bool:
 
 
 def _mend(module: Module, is_twice: bool, shared: tuple[int, int] | None) -> dict[Hashable, int]:
-    """Mend a module in place, from its leaves up; gives the parameters missing in it by the matrix they belong to.
+    """Correct a module in place, from its leaves up; return how many parameters it lacks, by matrix.
 
     Args:
         shared: (rows, dimension) of the token embedding, the largest one. The report does not say what is shared: T5
-            and most language models give this matrix to the encoder's and the decoder's embedding and, without a bias,
-            to the output layer, and so what has its size is taken for it.
+            and most language models use this matrix as the encoder's and the decoder's embedding and, without a bias,
+            as the output layer, so any matrix of its size is taken to be it.
     """
     missing: dict[Hashable, int] = {}
     said, seconds, parameters = (module.total(figure) for figure in ("macs", "latency_seconds", "parameters"))
@@ -212,10 +212,10 @@ def _mend(module: Module, is_twice: bool, shared: tuple[int, int] | None) -> dic
 
 
 def _attentions(root: Module, rows: float) -> list[tuple[float, float]]:
-    """Of each attention module the MACs of its products as reported, and as the tokens of its linear layers have it.
+    """For each attention module, the MACs of its products as reported, and as its linear layers' tokens imply them.
 
-    Such a module has linear layers (queries first, the output last), and more MACs than theirs. The products of
-    queries x keys and weights x values are 2 x rows x T x S x inner.
+    Such a module has linear layers (queries first, the output last), and more MACs than theirs. The products
+    queries x keys and weights x values have 2 x rows x T x S x inner MACs.
     """
     found = []
     for _, module in root.walk():
@@ -231,9 +231,9 @@ def _attentions(root: Module, rows: float) -> list[tuple[float, float]]:
 
 
 def _closed_form_macs(root: Module, rows: float) -> float | None:
-    """MACs of a forward pass for a tree whose linear layers are counted once, by sizes of layers x whole tokens.
+    """MACs of a forward pass for a tree whose linear layers are counted once, from layer sizes x whole tokens.
 
-    In x out x tokens of each linear layer, and attention's products; None where other layers compute too (`Conv2d`).
+    In x out x tokens of each linear layer, plus attention's products; None where other layers compute too (`Conv2d`).
     """
     leaves = [module for _, module in root.walk() if not module.children]
     if any(module.macs and module.linear is None for module in leaves):
@@ -247,7 +247,7 @@ def _closed_form_macs(root: Module, rows: float) -> float | None:
 
 @dataclass(frozen=True)
 class ClassShare:
-    """What the modules of one class do themselves, without the modules inside them. Sums to the root's figures."""
+    """What the modules of one class do themselves, without the modules inside them. All classes add up to the root."""
 
     class_name: str
     modules: int
@@ -265,7 +265,7 @@ def by_class(root: Module) -> list[ClassShare]:
         done.append({})
         for figure in ("macs", "latency_seconds"):
             parts, whole = [child.total(figure) for child in module.children], module.total(figure)
-            # What rounding has left is nothing.
+            # A difference that rounding explains counts as none.
             is_more = whole - sum(parts) > rounding(whole) + sum(map(rounding, parts))
             done[-1][figure] = whole - sum(parts) if is_more else 0.0
     found = []
@@ -328,7 +328,7 @@ REASONS = {
 
 
 def _of_line(report: Report, name: str, key: str, right: float | None, **said: object) -> Fault:
-    """A fault of a line of the summary; its place is the summary's first line where that line is missing."""
+    """A fault in a line of the summary; it is placed at the summary's first line where that line is missing."""
     number, label = report.lines.get(key, (report.number + 1, FIGURES[key].label))
     reason = REASONS[name].format(**said)
     return Fault(name, number, label, report.summary[key], right, FIGURES[key].unit, reason)
@@ -336,10 +336,10 @@ def _of_line(report: Report, name: str, key: str, right: float | None, **said: o
 
 def _faults(checked: Checked, times: float | None, missing: int) -> Iterator[Fault]:
     """Latencies, counts and parameters that are not those of the model and of this step; figures that do not follow
-    from the others; what is easily misread."""
+    from the others; figures that are easily misread."""
     report, summary, figures = checked.report, checked.report.summary, checked.figures
     root, right, of_line = report.root, checked.root, partial(_of_line, report)
-    # `1.8 Gs` at the root, its FLOP/s, and the summary's latency where DeepSpeed has not timed it itself.
+    # A latency such as `1.8 Gs` at the root, its FLOP/s, and the summary's latency if DeepSpeed did not time it itself.
     if is_clock := _is_clock(summary["forward_seconds"]):
         yield of_line("forward_latency", "forward_seconds", figures["forward_seconds"])
     if root is not None and right is not None and _is_clock(root.latency_seconds):
@@ -349,7 +349,7 @@ def _faults(checked: Checked, times: float | None, missing: int) -> Iterator[Fau
         ):
             values = getattr(root, key), getattr(right, key)
             yield Fault(name, root.number, root.class_name, *values, unit, REASONS[name])
-    # Linear layers and attention that do not mean the same number of tokens; a count that arithmetic does not find.
+    # Linear layers and attention that imply different numbers of tokens; a count that arithmetic does not confirm.
     macs, form = figures["forward_macs"], checked.closed_form_macs
     if times is not None and TWICE[0] < times < TWICE[1]:
         yield of_line("linear_counted_twice", "forward_macs", macs, times=times)
@@ -357,7 +357,7 @@ def _faults(checked: Checked, times: float | None, missing: int) -> Iterator[Fau
         yield of_line("tokens_contradict", "forward_macs", None, times=times)
     if form and macs is not None and abs(macs / form - 1) > AGREEMENT:
         yield of_line("differs_from_closed_form", "forward_macs", form, percent=100 * (macs / form - 1))
-    # Layers with fewer parameters than their size has, or else depths where a class has more than the model.
+    # Layers with fewer parameters than their size implies, or else depths at which a class has more than the model.
     model = summary["parameters_per_gpu"]
     if missing:
         yield of_line("sharded_parameters", "parameters_per_gpu", figures["parameters_per_gpu"])
@@ -377,10 +377,10 @@ def _faults(checked: Checked, times: float | None, missing: int) -> Iterator[Fau
 
 
 def _beside(checked: Checked, record: Record) -> Checked:
-    """A report with what its run's record says against it, and with the figures of the run's usual step.
+    """A report with the faults that its run's record shows, and with the figures of the run's usual step.
 
-    These are what rank 0's timed steps give, those of warm-up and the profiler left out, where the profiled one is not
-    near. FLOP/s are the FLOPs of the profiled pass, times the passes of a step, in the time of the usual step.
+    These come from rank 0's timed steps, without those of warm-up and the profiler, where the profiled step is not
+    near them. FLOP/s are the FLOPs of the profiled pass, times the passes of a step, in the time of the usual step.
     """
     summary, of_line = checked.report.summary, partial(_of_line, checked.report)
     asked = (record.deepspeed or {}).get("flops_profiler", {}).get("profile_step")

@@ -1,4 +1,4 @@
-"""The record of a run: what it holds, composed from what was asked and what each rank measured, read back strictly."""
+"""The record of a run: its fields, its composition from the request and the ranks' measurements, its strict reading."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from zeropods.techniques import technique_text
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-# Files of a run folder that others look for.
+# Files of a run folder that other modules look for.
 
 CONFIG = "config.json"
 RECORD = "record.json"
 LOCK = "run.lock"
-"""Held by rank 0 while the ranks run."""
+"""Lock that rank 0 holds while the ranks run."""
 LAUNCH_LOCK = "launch.lock"
-"""Held by the supervisor, where there is one, from before the first rank until the record is written."""
+"""Lock that the supervisor, where there is one, holds from before the first rank until the record is written."""
 
 Count = Annotated[int, Ge(1)]
 T = TypeVar("T")
@@ -35,13 +35,13 @@ T = TypeVar("T")
 # What one rank measures, and its parts: the rows of a record.
 
 PHASES = ("load", "first_step", "steady", "evaluate", "save")
-"""What a rank is doing: until its first step, in that one (allocators warm up), in later ones, and between them."""
+"""Phases of a rank: until its first step, in that step (allocators warm up), in later steps, and between steps."""
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-"""How pydantic reads these dataclasses: nothing unknown, nothing converted, no NaN."""
+"""How pydantic reads these dataclasses: no unknown keys, no conversions, no NaN."""
 
 
 class StrictPart:
-    """What the parts of a record have in common."""
+    """Base class of the parts of a record."""
 
     __pydantic_config__ = STRICT
 
@@ -52,12 +52,12 @@ class Loss(StrictPart):
 
     step: int
     loss: float
-    """Nats a label token."""
+    """Loss in nats per label token."""
 
 
 @dataclass(kw_only=True)
 class PhasePeak(StrictPart):
-    """Time spent in a phase, and its true peaks: counters of kernel and allocator, reset when it begins."""
+    """Time spent in a phase, and its true peaks, by counters of kernel and allocator that are reset when it begins."""
 
     seconds: float
     peak_resident_bytes: int | None
@@ -69,24 +69,24 @@ class PhasePeak(StrictPart):
 
 @dataclass(kw_only=True)
 class Statistics(StrictPart):
-    """What is kept of many figures of one kind: samples of a column of `memory/N.csv`, or durations in seconds."""
+    """Statistics of many figures of one kind: samples of a column of `memory/N.csv`, or durations in seconds."""
 
     samples: int
     peak: float
     mean: float
     minimum: float
     p95: float | None = None
-    """The 95th percentile; None, as the median, in records from before it was kept."""
+    """The 95th percentile; like the median, None in records from before it was kept."""
     median: float | None = None
 
     @property
     def total(self) -> float:
-        """Sum of figures that weigh the same."""
+        """Sum of the figures, where all have the same weight."""
         return self.mean * self.samples
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Statistics | None:
-        """Those of some figures, None of none; a percentile is the smallest that its share does not exceed."""
+        """Statistics of figures, None for none; a percentile is the smallest figure that covers its share of them."""
         import numpy as np
 
         figures = np.asarray(values, dtype=float)
@@ -101,12 +101,12 @@ class Statistics(StrictPart):
 
 @dataclass(kw_only=True)
 class LiveBytes(StrictPart):
-    """Bytes of the model's tensors between a backward pass and the optimizer's step, on whatever device they lie."""
+    """Bytes of the model's tensors between a backward pass and the optimizer's step, on whatever device they are."""
 
     parameters: int
     gradients: int
     optimizer: int
-    """States, and master weights where there are any."""
+    """Bytes of optimizer states, and of master weights where there are any."""
 
     @property
     def total(self) -> int:
@@ -116,23 +116,23 @@ class LiveBytes(StrictPart):
 
 @dataclass(kw_only=True)
 class BatchShape(StrictPart):
-    """A forward pass, padding included."""
+    """Size of a forward pass, padding included."""
 
     rows: int
     source_tokens: int
-    """A row."""
+    """Number of tokens per row."""
     target_tokens: int
-    """A row; 0 where a row is one text."""
+    """Number of tokens per row; 0 where a row is one text."""
 
 
 @dataclass(kw_only=True)
 class RankMeasurement(StrictPart):
-    """What one rank measured of its own attempt. Absent is None, never 0."""
+    """What one rank measured of its own attempt. A value that was not measured is None, never 0."""
 
     rank: int
     host: str
     machine: str | None = None
-    """Differs between machines, not between pods of one: the kernel's boot id."""
+    """The kernel's boot id: it differs between machines, not between pods on one machine."""
     gpu: str | None = None
     """Name of its GPU; None on a CPU."""
     status: str = "failed"
@@ -140,51 +140,51 @@ class RankMeasurement(StrictPart):
     step: int = 0
     """Optimizer step that the run has reached, earlier attempts included."""
     first_step: int = 0
-    """Optimizer step from which this attempt went on."""
+    """Optimizer step from which this attempt continued."""
     stopped_by: str | None = None
-    """`steps`, `time` or `early_stopping`."""
+    """What ended the training: `steps`, `time` or `early_stopping`."""
     wall_seconds: float | None = None
-    """From the process's start to the end of the attempt: start-up, steps, evaluation and saving."""
+    """Time from the process's start to the end of the attempt: start-up, steps, evaluation and saving."""
     start_seconds: float | None = None
-    """From the process's start to its first step."""
+    """Time from the process's start to its first step."""
     warmup_steps: int = 1
-    """How many of the first steps a rate leaves out."""
+    """Number of first steps that rates leave out."""
     warmup_seconds: float = 0.0
     """Wall time of those steps together."""
     step_seconds: Statistics | None = None
-    """Wall time of each later optimizer step, data loading included, evaluation and saving not. `steps/N.npy` of the
-    run folder has that of every step."""
+    """Wall time of each later optimizer step, including data loading but not evaluation and saving. `steps/N.npy` of
+    the run folder has the wall time of every step."""
     evaluate_seconds: Statistics | None = None
     save_seconds: Statistics | None = None
     source_tokens: int = 0
-    """Real tokens that were read, over the steps that were timed."""
+    """Number of real tokens that were read, over the steps that were timed."""
     target_tokens: int = 0
-    """Tokens that carry a loss; in the tasks of `ONE_TEXT` they are among those that were read."""
+    """Number of tokens that carry a loss; in the tasks of `ONE_TEXT` they are among those that were read."""
     padded_tokens: int = 0
-    """Tokens of both sides with padding, over the same steps."""
+    """Number of tokens of both sides, padding included, over the same steps."""
     largest_batch: BatchShape | None = None
     """The forward pass with the most tokens."""
     losses: list[Loss] = field(default_factory=list)
-    """Mean loss a label token over all ranks, since the entry before."""
+    """Mean loss per label token over all ranks, since the previous entry."""
     eval_losses: list[Loss] = field(default_factory=list)
     parameters: int | None = None
-    """Of the whole model, each counted once."""
+    """Number of parameters of the whole model, each counted once."""
     shape: dict[str, object] | None = None
     """The model's configuration as transformers writes it, by which a plan knows the model."""
     matmul_flops_per_second: float | None = None
-    """The best matrix multiplication of this rank's machine at the run's precision, measured before training by
-    rank 0; None on other ranks."""
+    """FLOP/s of the best matrix multiplication on this rank's machine at the run's precision, measured before training
+    by rank 0; None on other ranks."""
     one_core_flops_per_second: float | None = None
-    """The same with one core; None on a GPU too."""
+    """The same rate with one core; None on a GPU too."""
     python_seconds: float | None = None
-    """What one small operation and its gradient cost there beside their arithmetic, likewise."""
+    """Time that one small operation and its gradient take there on top of their arithmetic; None in the same cases."""
     phases: dict[str, PhasePeak] = field(default_factory=dict)
-    """By name, of those in `PHASES` that were reached."""
+    """Time and peaks by phase, for those in `PHASES` that were reached."""
     sampled: dict[str, Statistics] = field(default_factory=dict)
-    """By column of `memory/N.csv`, of those that hold numbers."""
+    """Statistics by column of `memory/N.csv`, for the columns that contain numbers."""
     live_bytes: LiveBytes | None = None
     energy_joules: float | None = None
-    """Of its GPU from start to end, by NVML's own counter."""
+    """Energy of its GPU from start to end, by NVML's own counter."""
     ended_unix_seconds: float | None = None
     """When this attempt ended, by this pod's clock."""
     peak_resident_bytes: int | None = None
@@ -200,17 +200,17 @@ class RankMeasurement(StrictPart):
 
     @property
     def began_unix_seconds(self) -> float | None:
-        """When the process of this attempt began, by this pod's clock; None where it did not come to its end."""
+        """When the process of this attempt began, by this pod's clock; None where it did not reach its end."""
         ended, seconds = self.ended_unix_seconds, self.wall_seconds
         return None if ended is None or seconds is None else ended - seconds
 
     @property
     def train_seconds(self) -> float:
-        """Seconds of these steps."""
+        """Seconds of the steps of this attempt."""
         return self.warmup_seconds + (self.step_seconds.total if self.step_seconds else 0.0)
 
     def seconds_of_first(self, steps: int) -> float:
-        """Seconds of so many of these steps, from the first on; warm-up and later ones each at their mean."""
+        """Seconds of the first `steps` steps of this attempt; warm-up steps and later ones each count as their mean."""
         counted, warm = min(steps, self.steps), min(self.steps, self.warmup_steps)
         if counted <= warm:
             return self.warmup_seconds * max(0, counted) / max(1, warm)
@@ -229,7 +229,7 @@ Status = Literal["ok", "oom", "failed", "timeout", "interrupted", "pod_lost"]
 
 @dataclass(kw_only=True)
 class RunConfig(StrictPart):
-    """`config.json`: what was asked for, and on what it runs."""
+    """`config.json`: what was asked for, and what it runs on."""
 
     schema_version: Literal[3]
     run_id: str
@@ -255,7 +255,7 @@ class RunConfig(StrictPart):
     dev_rows: int | None
     dataset: dict[str, str]
     deepspeed: dict[str, Any] | None
-    """The effective configuration."""
+    """The effective DeepSpeed configuration."""
     identity: dict[str, Any]
     """What must be equal for two calls to mean the same run."""
     argv: list[str]
@@ -267,7 +267,7 @@ class RunConfig(StrictPart):
 
     @property
     def technique_text(self) -> str:
-        """The technique for people: of a custom one with the keys of its configuration that make it so."""
+        """The technique for people; a custom one with the keys of its configuration that make it custom."""
         return technique_text(self.technique, self.deepspeed)
 
 
@@ -276,7 +276,7 @@ class Record(RunConfig):
     """`record.json`: what was asked for, how it ended, and what every rank measured."""
 
     restarts: int = 0
-    """How many times the last launch had gone on by itself."""
+    """How many times the last launch had restarted by itself."""
     status: Status
     reason: str | None
     pod: str | None
@@ -289,7 +289,7 @@ class Record(RunConfig):
     ranks: list[RankMeasurement]
 
     __hash__ = object.__hash__
-    """Of this very object: what was planned of it last is kept."""
+    """Hash by identity, so that what was planned last for a record can be cached."""
 
     @property
     def rank_0(self) -> RankMeasurement | None:
@@ -307,13 +307,13 @@ class Record(RunConfig):
 
 
 def read_record(folder: Path, attempt: int | None = None) -> Record:
-    """The record of a run folder, its form checked.
+    """The record of a run folder, validated.
 
     Args:
-        attempt: number of an earlier attempt, whose record was put aside; the last one if not given.
+        attempt: number of an earlier attempt, whose record was put aside; the last attempt if not given.
 
     Raises:
-        UserError: there is none, or what is wrong with it: file, key, value, remedy.
+        UserError: there is no record, or something is wrong with it; the message has file, key, value and remedy.
     """
     path = Path(folder) / (RECORD if attempt is None else f"attempts/{attempt}.json")
     if not path.is_file():
@@ -322,17 +322,17 @@ def read_record(folder: Path, attempt: int | None = None) -> Record:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """What was asked for, also of a run that has no record yet; `UserError` says what is wrong with it."""
+    """The configuration of a run, also of one that has no record yet; `UserError` says what is wrong with it."""
     return _read_as(RunConfig, Path(folder) / CONFIG)
 
 
 def read_rank(path: Path) -> RankMeasurement:
-    """What a rank has written into `ranks/N.json`; `UserError` says what is wrong with it."""
+    """The measurement that a rank wrote into `ranks/N.json`; `UserError` says what is wrong with it."""
     return _read_as(RankMeasurement, path)
 
 
 def _read_as(kind: type[T], path: Path) -> T:
-    """A document of a run folder, validated strictly; one of version 2, in which ranks listed every duration, too."""
+    """A document of a run folder, validated strictly; also one of version 2, in which ranks listed every duration."""
     content = path.read_bytes()
     with suppress(UserError):
         return files.validated(kind, path, content, "run it again")
@@ -341,7 +341,7 @@ def _read_as(kind: type[T], path: Path) -> T:
     if issubclass(kind, RunConfig) and version not in (SCHEMA_VERSION - 1, SCHEMA_VERSION):
         known = f"this version reads {SCHEMA_VERSION - 1} and {SCHEMA_VERSION}"
         raise UserError(f"{path}: schema_version {version!r}; {known}: run it again")
-    # What is no such list is left to be refused.
+    # Anything that is not such a list is left as it is, to be refused.
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         for rank in document.get("ranks", [document]) if version != SCHEMA_VERSION else ():
             steps, first = rank["step_seconds"], rank["warmup_steps"]
@@ -354,7 +354,7 @@ def _read_as(kind: type[T], path: Path) -> T:
 
 
 def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: bool = False) -> str:
-    """What a run that ended well comes to, in one line, and what to call next unless it `ends_here`."""
+    """The results of a run that ended well, in one line, and the command to call next unless it `ends_here`."""
     run, losses = shlex.quote(str(folder)), {"loss": record.losses, "dev loss": record.eval_losses}
     said = [counted(record.steps, "step")]
     said += [f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found]
@@ -379,7 +379,7 @@ def read_json(path: Path) -> dict[str, Any]:
 # How a record is composed, from config.json and ranks/N.json.
 
 CAUSES = ("oom", "failed", "timeout", "pod_lost", "interrupted", "ok")
-"""Statuses from what ends a run by itself to what follows from it."""
+"""Statuses, from those that end a run by themselves to those that follow from another rank's end."""
 
 
 def compose_record(
@@ -391,14 +391,14 @@ def compose_record(
     last_lines: Sequence[str] = (),
     restarts: int = 0,
 ) -> Record:
-    """The record of the last attempt of a run folder; the one place where a record is made.
+    """Compose the record of the last attempt of a run folder; this is the only place where a record is made.
 
     Args:
         status: overrules what the ranks say (a supervisor knows that a pod was lost).
-        reason: why, where `status` is given.
-        pod: the pod that it is about.
-        last_lines: what was written last, where the run did not end well.
-        restarts: how many times the launch had gone on by itself.
+        reason: the reason, where `status` is given.
+        pod: the pod that the reason is about.
+        last_lines: the last lines of the log, where the run did not end well.
+        restarts: how many times the launch had restarted by itself.
     """
     config = read_config(folder)
     ranks = [read_rank(path) for path in sorted((folder / "ranks").glob("*.json"), key=lambda p: int(p.stem))]
@@ -429,15 +429,15 @@ def compose_record(
 
 
 def first_failure(ranks: Sequence[RankMeasurement]) -> RankMeasurement | None:
-    """The rank that began the end: the others fail because it is gone, or are stopped. None where all went well."""
+    """The rank that failed first: the others fail because it is gone, or are stopped. None where all ended well."""
     ended = [rank for rank in ranks if rank.status != "ok"]
     return min(ended, key=lambda rank: (CAUSES.index(rank.status), rank.ended_unix_seconds or 0.0), default=None)
 
 
-# Figures that a record holds although they follow from what its ranks measured.
+# Figures that a record contains although they follow from what its ranks measured.
 
 ONE_TEXT = ("squad", "lm")
-"""Tasks whose row is one text: the tokens that carry a loss are among those that were read."""
+"""Tasks in which a row is one text: the tokens that carry a loss are among those that were read."""
 
 
 def train_seconds(ranks: Sequence[RankMeasurement]) -> float | None:
@@ -452,5 +452,5 @@ def samples_per_second(ranks: Sequence[RankMeasurement], effective_batch_size: i
 
 
 def real_tokens(rank: RankMeasurement, task: str) -> int:
-    """Tokens without padding, over the steps that were timed: source and target, or all of a text."""
+    """Number of tokens without padding, over the steps that were timed: source and target, or all of a text."""
     return rank.source_tokens + (0 if task in ONE_TEXT else rank.target_tokens)

@@ -1,4 +1,4 @@
-"""A run folder is one run, whole: opened by one writer at a time, resumed or refused, never overwritten."""
+"""A run folder is exactly one run: opened by one writer at a time, resumed or refused, never overwritten."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Opening:
     attempt: int
     """Number of earlier attempts of this run."""
     finished: bool
-    """True where this very run has ended with status `ok`: there is nothing to do."""
+    """True where this very run has ended with status `ok`, so that there is nothing left to do."""
     resume: bool
     """True where earlier checkpoints may be used."""
 
@@ -61,7 +61,7 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
     old, new = config.identity, json.loads(json.dumps(dict(identity)))
     changed = [told_differences(old, new, [key]) for key in sorted(old | new) if old.get(key) != new.get(key)]
     if changed and not is_claimed(folder):
-        # What a run that has done no step has written about itself.
+        # Remove what a run that has done no step wrote about itself.
         (folder / RECORD).unlink()
         for name in ("attempts", "memory", "ranks", "stacks", "steps"):
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -77,8 +77,8 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether the run in a folder has done a step, as far as its records tell: the folder of one that has done none,
-    because of a misspelled flag or a model that is not there, is free for a run with other settings."""
+    """Whether the run in a folder has done a step, as far as its records show: the folder of a run that has done none,
+    because of a misspelled flag or a missing model, is free for a run with other settings."""
     if not (folder / CONFIG).is_file():
         return False
     records = [folder / RECORD, *(folder / "attempts").glob("*.json")]
@@ -97,7 +97,7 @@ def _put_aside(folder: Path, again: bool) -> int:
     os.rename(record, attempts / f"{number}.json")
     for left in (*(folder / "ranks").glob("*.json"), *(folder / "ranks").glob("*.beat")):
         left.unlink()
-    # A killed rank that nobody asked for its stacks has left an empty file.
+    # A killed rank that was never asked for its stacks has left an empty file.
     for file in stacks.glob("*"):
         if file.stat().st_size == 0:
             file.unlink()

@@ -1,4 +1,4 @@
-"""A plan: what is asked, checked, and for each technique whether it fits, the largest batch, time and cost."""
+"""A plan: the checked request, and for each technique whether it fits, the largest batch, time and cost."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ DEFAULTS: dict[bool, dict[str, int | None]] = {
     False: {"batch_size": 32, "source_length": 96, "target_length": 96},
     True: {"batch_size": 4, "seq_length": 512, "label_length": None, "attention": None, "dropout": None},
 }
-"""Fields that differ between models, and their defaults, by whether source and target are one row: a field that
-is missing here is refused for such a model."""
+"""Fields that differ between kinds of model, with their defaults, keyed by whether source and target are one row: a
+field that only the other kind has is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A model, a batch, machines; of a causal model attention and checkpointing may be compared.
+    """A model, a batch and machines; for a causal model, attention and checkpointing may be compared.
 
-    `request_for` makes one with the defaults of its model. Memory is in bytes, rates are a second.
+    `request_for` makes one with the defaults of its model. Memory is in bytes, rates are per second.
     """
 
     model: str
-    """A known shape, with or without an organisation before it; a hub id, a folder or a `config.json`."""
+    """Name of a known model, with or without an organisation before it; or a hub id, a folder or a `config.json`."""
     trust_remote_code: bool = False
-    """Whether code of the model's own may run."""
+    """Whether the model's own code may run."""
     batch_size: int
-    """Rows of one process."""
+    """Rows per pass of one process."""
     gradient_accumulation: int = 1
-    """Passes of a step."""
+    """Forward and backward passes per optimizer step."""
     precision: str = "fp32"
     machines: Machines = field(default_factory=Machines)
     gpu_memory_bytes: int = 40 * GIB
     host_memory_bytes: int | None = None
-    """Memory of a pod, for all its processes; None: not checked."""
+    """Host memory of a pod, for all its processes; None: not checked."""
     zero: ZeroSettings = field(default_factory=ZeroSettings)
     techniques: tuple[str, ...] = ()
-    """Techniques by name; all if there are none."""
+    """Names of the techniques to plan; all if it is empty."""
     price_per_hour: float | None = None
     """Price of one pod, in any currency."""
     steps: int | None = None
-    """Optimizer steps of the whole training on all pods: a technique of fewer rows per step takes more of them."""
+    """Optimizer steps of the whole training on all pods; a technique with fewer rows per step takes more of them."""
     samples: int | None = None
-    """Rows of the training set; with `epochs` in place of `steps`."""
+    """Rows of the training set; given with `epochs` in place of `steps`."""
     epochs: float = 1.0
     gradient_checkpointing: bool | str = False
-    """True, False, or of a causal model `both`."""
+    """True, False, or `both` for a causal model."""
     source_length: int | None = None
     """T5: tokens per row, padding included."""
     target_length: int | None = None
@@ -71,10 +71,10 @@ class Request:
     label_length: int | None = None
     """Causal: tokens per row that carry a loss; all but the first if not given."""
     attention: str | None = None
-    """Causal: one of `plan.workload.ATTENTIONS`, or `all` that the family has at this precision on this GPU; if not
-    given `sdpa`, and `eager` for a family without it."""
+    """Causal: one of `plan.workload.ATTENTIONS`, or `all` for every one that the family has at this precision on this
+    GPU; if not given, `sdpa`, or `eager` for a family without it."""
     dropout: bool | None = None
-    """Causal: whether there is dropout; as the family was published if not given: GPT-2 has it."""
+    """Causal: whether there is dropout; if not given, as the family was published: GPT-2 has it."""
 
     def __post_init__(self) -> None:
         shape, precisions = self.shape, self.shape.precisions
@@ -109,19 +109,19 @@ class Request:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens per row, and how many of them carry a loss; of a T5 source and target."""
+        """Tokens per row, and how many of them carry a loss; for a T5, tokens of source and of target."""
         if self.seq_length is None:
             return self.source_length or 0, self.target_length or 0
         return self.seq_length, max(1, self.seq_length - 1) if self.label_length is None else self.label_length
 
     @property
     def tokens(self) -> int:
-        """Tokens per row, both sides, padding included."""
+        """Tokens per row, of both sides, padding included."""
         return sum(self.lengths) if self.seq_length is None else self.seq_length
 
     @property
     def remark(self) -> str | None:
-        """What a reader has to know about what was asked, in one line."""
+        """What a reader has to know about the request, in one line; None where there is nothing."""
         shape = self.shape
         if shape.joint and shape.positions is not None and self.tokens > shape.positions:
             return f"{self.model} was trained at {shape.positions} tokens; planned as if it were at {self.tokens}"
@@ -130,15 +130,15 @@ class Request:
 
     @property
     def attentions(self) -> list[str]:
-        """The ways of attention to compare."""
+        """The kinds of attention to compare."""
         known = self.shape.attentions
         if self.attention == ALL:
             return [name for name in known if not self._attention_fault(name)]
         return [self.attention or ("sdpa" if "sdpa" in known else "eager")]
 
     def _attention_fault(self, name: str) -> str | None:
-        """Why a way of attention cannot run: another name, one that the family lacks, or FlashAttention-2 in FP32 or on
-        an older GPU; None where it can."""
+        """Why a kind of attention cannot run: its name is unknown, the family lacks it, or it is FlashAttention-2 in
+        FP32 or on an older GPU; None where it can."""
         known = self.shape.attentions
         if name not in ATTENTIONS:
             return f"--attention {name}; expected {', '.join(ATTENTIONS)} or all"
@@ -152,10 +152,10 @@ class Request:
 
 
 def request_for(model: str, **asked: Any) -> Request:
-    """The request with these fields and the defaults of its model.
+    """The request with these fields, and the defaults of its model for the others.
 
     Raises:
-        UserError: an unknown model, a field that is wrong, or one that is of the other kind of model.
+        UserError: the model is unknown, a field is wrong, or a field belongs to the other kind of model.
     """
     shape = shape_for(model, asked.get("trust_remote_code", False))
     own = DEFAULTS[shape.joint]
@@ -184,25 +184,25 @@ class Estimate:
 
     work: Workload
     pods: int
-    """Pods that it uses: `none` is one process on one pod, however many there are."""
+    """Number of pods that it uses: `none` is one process on one pod, however many there are."""
     slots: int
     memory: PlannedMemory
     """Memory of one process."""
     needed_bytes: int
-    """What there has to be room for: where runs of the kind are known, what 95 % of them do not exceed."""
+    """Bytes that must be available: where runs of this kind are known, the amount that 95 % of them do not exceed."""
     fits: bool
     largest_batch_size: int | None
-    """Rows per process; None where not even one fits."""
+    """Most rows per process that fit; None where not even one fits."""
     time: StepTime
     samples_per_second: float
     total_seconds: float | None
-    """Seconds of the steps or samples that were asked for, without evaluation and saving."""
+    """Seconds for the steps or samples that were asked for, without evaluation and saving."""
     cost: float | None
     cost_per_million_samples: float | None
     tokens_per_second: float
-    """Padding included."""
+    """Tokens per second, padding included."""
     intervals: dict[str, tuple[float, float] | None] = field(default_factory=dict)
-    """Of `memory`, in bytes, and `time`, in seconds of a step: where runs of the kind lie, by those that are known."""
+    """Intervals of `memory`, in bytes, and of `time`, in seconds of a step, in which known runs of this kind lie."""
 
     @property
     def technique(self) -> Technique:
@@ -211,17 +211,17 @@ class Estimate:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What tells this way of training from others of the request, of a model that has several."""
+        """Labels that tell this way of training from the request's others; empty for a model that has only one."""
         way = {"attention": self.work.attention, "gradient_checkpointing": self.work.checkpointing}
         return way if self.work.shape.joint else {}
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of a pod."""
+        """Bytes of host memory of a pod."""
         return self.slots * self.memory.host_bytes
 
     def to_json(self) -> dict[str, object]:
-        """Plain values; bytes of one GPU, host bytes of one pod."""
+        """The estimate as plain values; bytes are of one GPU, host bytes of one pod."""
         own = ("needed_bytes", "fits", "largest_batch_size", "pods", "slots", "host_bytes", "samples_per_second",
                "tokens_per_second", "total_seconds", "cost", "cost_per_million_samples")  # fmt: skip
         return {
@@ -247,13 +247,13 @@ class Plan:
 
     @property
     def best(self) -> Estimate | None:
-        """The one that fits and trains most samples per second, of equal ones the first; None where none fits."""
+        """The estimate that fits and trains most samples per second, the first of equal ones; None where none fits."""
         fitting = [estimate for estimate in self.estimates if estimate.fits]
-        # In as many digits as rounding leaves: recomputation that hides behind the network costs nothing.
+        # Compare only the digits that survive rounding: recomputation that hides behind the network costs nothing.
         return max(fitting, key=lambda estimate: float(f"{estimate.samples_per_second:.9g}"), default=None)
 
     def to_json(self) -> dict[str, object]:
-        """Plain values; of the request without the fields of other models."""
+        """The plan as plain values; its request leaves out the fields of other models."""
         foreign = _foreign(self.request.shape)
         return {
             "request": {name: value for name, value in asdict(self.request).items() if name not in foreign},
@@ -265,10 +265,10 @@ class Plan:
 
 
 def plan(request: Request, by: Calibrated | None = None) -> Plan:
-    """Estimate each attention with each checkpointing, under each technique; by arithmetic, or what runs have shown.
+    """Estimate each attention with each checkpointing, under each technique, by arithmetic or by what runs have shown.
 
     Raises:
-        UserError: unknown technique or GPU; a way of training that the model does not have.
+        UserError: the technique or the GPU is unknown, or the model does not have this way of training.
     """
     tokens, labels = request.lengths
     work = Workload(
@@ -303,7 +303,7 @@ def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estima
         room = machines.machine_bytes // -(-work.ranks // machines.hosts)
 
     def of_rows(rows: int) -> tuple[PlannedMemory, Span | None, float]:
-        """Memory, its span, and what there has to be room for."""
+        """The memory for this many rows, its span, and the bytes that must be available."""
         fewer = replace(work, rows=rows)
         memory = plan_memory(fewer) if by is None else by.memory(fewer)
         span = None if by is None else by.interval(fewer, "memory", memory.device_bytes)
@@ -344,7 +344,7 @@ def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estima
 def largest(fits: Callable[[int], bool]) -> int | None:
     """The largest number for which `fits` holds, by bisection; None where not even 1 does.
 
-    `fits` must hold for every number below one for which it holds, and not for all.
+    `fits` must hold for every number below one for which it holds, and must not hold for all numbers.
     """
     high = 1
     while fits(high):
@@ -353,20 +353,21 @@ def largest(fits: Callable[[int], bool]) -> int | None:
     return low + bisect_left(range(low + 1, high), True, key=lambda number: not fits(number)) or None
 
 
-# Plans by what runs have shown; without a GPU there is no other.
+# Plans by what runs have shown; without a GPU there are no others.
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Plans of one device by what runs have shown, and their error."""
+    """Plans for one device by what runs have shown, and their error."""
 
     calibration: Calibration
     device: str
-    """`cpu`, or a GPU's name, whose plans are arithmetic still: runs say only how far off they are."""
+    """`cpu`, or a GPU's name. A GPU's plans are still arithmetic: runs say only how far off they are."""
     probe: MachineProbe
 
     def memory(self, work: Workload) -> PlannedMemory:
-        """Of one process; without a GPU resident memory: the plan's terms, and what comes to them by the runs."""
+        """Memory of one process; without a GPU, resident memory: the bare process and terms times their fitted
+        factors."""
         if self.device != CPU:
             return plan_memory(work)
         bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
@@ -378,7 +379,7 @@ class Calibrated:
         return replace(plan_memory(work, 0), terms=(*terms, bare), host_terms=())
 
     def time(self, work: Workload, machines: Machines) -> StepTime:
-        """Of a step; without a GPU nothing hides behind anything: all of it takes the same cores."""
+        """Time of a step; without a GPU nothing overlaps, since everything takes the same cores."""
         if self.device != CPU:
             return step_time(work, machines)
         factors, parts = self.calibration.factors[CPU]["time"], step_parts(work, machines, self.probe)
@@ -393,9 +394,9 @@ class Calibrated:
         )
 
     def interval(self, work: Workload, quantity: str, planned: float) -> Span | None:
-        """Where runs lie of which so much `memory` or `time` is planned; None where it is not known.
+        """The interval of runs for which this much `memory` or `time` is planned; None where it is not known.
 
-        By runs of the same technique, device and family; of wider kinds where too few of that are known.
+        It comes from runs of the same technique, device and family, or of wider kinds where too few of those are known.
         """
         span = self.calibration.interval(self.device, work.technique.name, work.shape.family, quantity)
         bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0

@@ -1,4 +1,4 @@
-"""What is found of a model: shipped for the known names, else looked for by its configuration and kept in a cache."""
+"""Facts about a model: shipped for the known names, else found by its configuration and kept in a cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from zeropods.plan.known_models import known_models, known_name
 from zeropods.plan.workload import Saved, Shape, Weight
 
 SCHEMA = 3
-"""Of what is kept in the cache."""
+"""Version of what is kept in the cache."""
 CONFIG = "config.json"
 FACTS = Path(__file__).with_name("facts.json")
-"""What `plan.meta_model` found of the known names; it is shipped."""
+"""File with the facts that `plan.meta_model` found about the known names; it is shipped."""
 
 
 def shape_named(model: str) -> Shape:
-    """The shape of a known name; `UserError` where none is known."""
+    """The shape of a known name; `UserError` where the name is unknown."""
     name = known_name(model)
     return _shape(json.dumps(known_models()[name]), None, name)
 
@@ -35,10 +35,10 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
     """The shape of a well-known name, a hub id, a run or model folder, or a `config.json`.
 
     Raises:
-        UserError: it is none of them, cannot be read, or makes no model that can be trained here.
+        UserError: the model is none of them, cannot be read, or cannot be trained here.
     """
     path, source = Path(model), model
-    if (path / "model" / CONFIG).is_file():  # Of a run: its own file of that name is of the run.
+    if (path / "model" / CONFIG).is_file():  # A run folder: its own `config.json` is that of the run.
         path = path / "model"
     file = path / CONFIG if path.is_dir() else path
     if not file.is_file():
@@ -73,14 +73,14 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
 
 @cache
 def shape_recorded(config: str) -> Shape | None:
-    """The shape of a recorded model, whose configuration is given as JSON; None where it cannot be had here."""
+    """The shape of a recorded model, whose configuration is given as JSON; None where it is not available here."""
     given = json.loads(config)
     for name, known in known_models().items():
         # Rates and scales change no tensor.
         if all(given.get(key) == size for key, size in known.items() if not isinstance(size, float | dict)):
             return shape_named(name)
     with contextlib.suppress(UserError, ImportError):
-        # Records of before have names of their own for the sizes of a model, and no type of it.
+        # Older records have their own names for the sizes of a model, and do not name its type.
         return _shape(config, None) if "model_type" in given else None
     return None
 
@@ -99,7 +99,7 @@ def _from_hub(model: str) -> Path:
     try:
         if isinstance(cached := try_to_load_from_cache(model, CONFIG), str):
             return Path(cached)
-        # The hub is asked first: a file is asked for five times, with growing pauses, before it is given up.
+        # Ask the hub first: a file is requested five times, with growing pauses, before it is given up.
         HfApi().model_info(model, timeout=10.0)
         return Path(HfApi().hf_hub_download(model, CONFIG))
     except (OSError, ValueError, TransportError) as error:
@@ -110,16 +110,16 @@ def _from_hub(model: str) -> Path:
         ) from None
 
 
-# What is found of a model: shipped, or kept in the user's cache by configuration and versions.
+# Facts about a model: shipped, or kept in the user's cache by configuration and versions.
 
 
 @cache
 def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
-    """The shape of a configuration; a pass in a way that is not there yet is traced when it is asked for.
+    """The shape of a configuration; a way of training whose pass is not stored yet is traced when it is asked for.
 
     Args:
-        folder: folder or hub id with code of its own, if that was asked for.
-        known: its name, if what is found of it is shipped.
+        folder: folder or hub id whose own code may run, if any.
+        known: the model's known name, if its facts are shipped.
     """
 
     def cached() -> Path:
@@ -128,7 +128,7 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
         return root / "zeropods" / "plan" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
     def keep() -> None:
-        # Where no cache can be written it is traced each time.
+        # Where no cache can be written, the model is traced each time.
         with contextlib.suppress(OSError):
             write_json(cached(), found)
 

@@ -10,17 +10,17 @@ from typing import Any
 from zeropods.errors import UserError
 
 MODELS = Path(__file__).with_name("models.json")
-"""Configurations of the known names.
+"""File with the configurations of the known names.
 
-The `-tiny` ones are ours, for tests, the embedded job and trials of what is run with larger models. Those without are
+The `-tiny` models are ours, for tests, the embedded job and trials of what is run with larger models. The others are
 the published ones: T5 v1.0 (Raffel et al. 2020, arXiv:1910.10683; `t5-efficient-mini` Tay et al. 2021,
 arXiv:2109.10686), distilgpt2, bigscience/bloom-560m, Qwen/Qwen3-0.6B, mistralai/Mistral-7B-v0.1 and
 meta-llama/Meta-Llama-3-8B."""
 PUBLISHED_AS = {"mistral-7b-v0.1": "mistral-7b", "meta-llama-3-8b": "llama-8b"}
-"""Names on the hub that are not our own."""
+"""Known names by the model's name on the hub, where the two differ."""
 T5_TINY = ("t5-tiny", "t5-large-tiny", "t5-3b-tiny")
 CAUSAL_TINY = ("gpt-tiny", "bloom-tiny", "llama-tiny", "qwen3-tiny")
-"""Ours: they have no pretrained weights, and a tokenizer that is trained on the data."""
+"""Names of our own models: they have no pretrained weights, and their tokenizer is trained on the data."""
 
 
 @cache
@@ -30,7 +30,7 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 
 def known_names(kind: str | None = None) -> list[str]:
-    """All known names, or those of a kind: `t5` or `causal`."""
+    """All known names, or those of one kind: `t5` or `causal`."""
     every = known_models().items()
     return [name for name, config in every if kind is None or (config["model_type"] == "t5") == (kind == "t5")]
 
@@ -39,10 +39,10 @@ def known_name(model: str, kind: str | None = None) -> str:
     """The known name of a model, with or without an organisation before it: `google-t5/t5-small`.
 
     Args:
-        kind: `t5` or `causal`, where only such models are meant.
+        kind: `t5` or `causal`, where only such models are allowed.
 
     Raises:
-        UserError: none is known.
+        UserError: the model has no known name.
     """
     last = model.rsplit("/", 1)[-1].lower()
     names = known_names(kind)
@@ -52,12 +52,12 @@ def known_name(model: str, kind: str | None = None) -> str:
 
 
 def known_config(model: str, kind: str | None = None) -> dict[str, Any]:
-    """The configuration of a known name; `UserError` where none is known."""
+    """The configuration of a known name; `UserError` where the name is unknown."""
     return known_models()[known_name(model, kind)]
 
 
 def tiny_name(model: str) -> str:
-    """The tiny model of ours that stands for a known one in a trial; `UserError` where none is known."""
+    """Name of our tiny model that stands for a known one in a trial; `UserError` where the model is unknown."""
     name = known_name(model)
     if (family := known_models()[name]["model_type"]) != "t5":
         return {"gpt2": "gpt-tiny", "mistral": "llama-tiny"}.get(family, f"{family}-tiny")

@@ -1,4 +1,4 @@
-"""The machines that a plan is for: what GPUs are published with, pods, links, and the seconds of a step on them."""
+"""The machines that a plan is for: published figures of GPUs, pods, links, and the seconds of a step on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zeropods.errors import UserError
 from zeropods.plan.workload import MASTER, Workload, share
 from zeropods.tables import GIB
 
-# Arithmetic peaks that GPUs are published with.
+# Published arithmetic peaks of GPUs.
 
 GIGA, TERA = 1e9, 1e12
 FILE = Path(__file__).with_name("gpus.csv")
@@ -23,13 +23,13 @@ OTHER = frozenset({"mig", "laptop", "d", "ti", "super", "fhhl"})
 
 @cache
 def peaks() -> dict[str, dict[str, float]]:
-    """GPUs, by NVIDIA's data sheets and architecture papers (A10G: AWS's); figures "with sparsity" are halved.
+    """GPUs' figures from NVIDIA's data sheets and architecture papers (A10G: AWS's); those "with sparsity" are halved.
 
     Returns:
-        By the words that a name holds, of which the first entry counts all of whose words are there: `gib`, memory of
-        the usual card as nvidia-smi shows it (a name may say another size); and by precision, of those that it has,
-        dense TFLOP/s. FP32 is outside the tensor cores: what PyTorch does by default, without TF32; FP16 and BF16 in
-        tensor cores with FP32 accumulation.
+        Figures by the words that a GPU's name holds; the first entry whose words are all in the name counts. `gib` is
+        the memory of the usual card as nvidia-smi shows it (a name may say another size); the others are dense TFLOP/s
+        by precision, where the GPU has it. FP32 is outside the tensor cores: what PyTorch does by default, without
+        TF32; FP16 and BF16 are in tensor cores with FP32 accumulation.
     """
     with FILE.open(encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file)
@@ -37,15 +37,15 @@ def peaks() -> dict[str, dict[str, float]]:
 
 
 def known_gpus(precision: str = "fp32") -> str:
-    """Names of those that have a precision, for people."""
+    """Names of the GPUs that have a precision, as text for people."""
     return ", ".join(words.upper() for words, peak in peaks().items() if precision in peak)
 
 
 def published_flops(gpu: str, precision: str) -> float | None:
-    """FLOP/s of a whole GPU, dense, or None where it is not known here or the GPU cannot do it.
+    """Dense FLOP/s of a whole GPU, or None where they are not known here or the GPU does not have the precision.
 
     Args:
-        gpu: its name as torch and NVML give it, `NVIDIA A100-SXM4-40GB`, or short, `A100-40GB`.
+        gpu: its name as torch and NVML give it, `NVIDIA A100-SXM4-40GB`, or a short one, `A100-40GB`.
         precision: `fp32` (what a run uses: without TF32), `bf16` or `fp16`.
     """
     tera = _peak(gpu).get(precision)
@@ -53,7 +53,7 @@ def published_flops(gpu: str, precision: str) -> float | None:
 
 
 def memory_bytes(gpu: str) -> int | None:
-    """Memory of a GPU: what its name says, as `A100-80GB` does, else that of the usual card; None if unknown."""
+    """Bytes of a GPU's memory: the size in its name (`A100-80GB`), else that of the usual card; None if unknown."""
     said = re.search(r"(\d+) ?GB", gpu, re.IGNORECASE)
     size = float(said[1]) if said else _peak(gpu).get("gib")
     return None if size is None else round(GIB * size)
@@ -65,7 +65,7 @@ def is_before_ampere(gpu: str) -> bool:
 
 
 def words(gpu: str) -> frozenset[str]:
-    """What a GPU's name is told by, however it is written."""
+    """The words by which a GPU's name is recognised, however it is written."""
     return frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
 
 
@@ -78,20 +78,20 @@ def _peak(gpu: str) -> dict[str, float]:
 # The machines that a plan is for: pods, GPUs, links.
 
 ACHIEVED = {"fp32": 10.35 / 19.5, "bf16": 0.4, "fp16": 0.4}
-"""Share of a published peak that training reaches. FP32: of an A100's 19.5 TFLOP/s what, with `BANDWIDTH`, makes the
-largest of the four errors of the published step times (`report.plan`) small, 8 %; evaluation and saving are in
-them. BF16 and FP16: 0.3 to 0.5 is what published trainings of such sizes report."""
+"""Share of a published peak that training reaches. FP32: the share of an A100's 19.5 TFLOP/s that, with `BANDWIDTH`,
+keeps the largest of the four errors of the published step times (`report.plan`) at 8 %; those times include evaluation
+and saving. BF16 and FP16: published trainings of such sizes report 0.3 to 0.5."""
 BANDWIDTH = 0.86 * GIGA
-"""Bytes per second through a pod's link, each way, fitted with it: collectives' part of a network of 10 Gbit/s."""
+"""Bytes per second through a pod's link, each way, fitted with `ACHIEVED`: collectives' part of a 10 Gbit/s network."""
 TREE_SHARE = 0.9
-"""Part of a link's bandwidth that NCCL gives a tree (2.7, src/graph/tuning.cc)."""
+"""Share of a link's bandwidth that NCCL assumes for a tree (2.7, src/graph/tuning.cc)."""
 PCIE_LATENCY, NVLINK_LATENCY = 5.7e-6, 3.4e-6
-"""Seconds of a hop within a pod, by the same source."""
+"""Seconds per hop within a pod, by PCIe and by NVLink, from the same source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Pods, alike; each process has a GPU of its own, or shares the cores of its machine."""
+    """Pods that are all alike; each process has a GPU of its own, or shares the cores of its machine."""
 
     pods: int = 3
     slots: int = 1
@@ -99,22 +99,22 @@ class Machines:
     device: str = "gpu"
     """`gpu`, or `cpu`: processes that share the cores of their machine."""
     hosts: int = 1
-    """CPU: machines that all pods are on together."""
+    """CPU: number of machines that hold all the pods together."""
     threads: int | None = None
-    """CPU: of each process; as many as the machine has cores if not given."""
+    """CPU: threads of each process; as many as the machine has cores if not given."""
     machine_bytes: int | None = None
-    """CPU: memory of a machine, which its processes share; None where that of a process is given."""
+    """CPU: bytes of a machine's memory, which its processes share; None where the memory of a process is given."""
     gpu: str = "A100-40GB"
     flops: float | None = None
     """FLOP/s that a process reaches; a share of the GPU's published peak if not given."""
     bandwidth: float = BANDWIDTH
     """Bytes per second through a pod's link, each way, as collectives reach it."""
     latency_seconds: float = 50e-6
-    """Of one message between two pods."""
+    """Seconds of one message between two pods."""
     pcie_bandwidth: float = 12 * GIGA
     """Bytes per second between a GPU and its host, each way: PCIe 3.0 x16 as copies reach it."""
     peer_bandwidth: float | None = None
-    """Between the GPUs of a pod, each way, as collectives reach it (NVLink); that of PCIe if not given."""
+    """Bytes per second between a pod's GPUs, each way, as collectives reach it (NVLink); that of PCIe if not given."""
     host_bandwidth: float = 50 * GIGA
     """Bytes per second between a pod's processor and its memory: a few channels of DDR4."""
 
@@ -136,28 +136,28 @@ class Machines:
 # Seconds of one optimizer step: arithmetic, network, traffic to the host, the processor's own Adam.
 
 ADAM_BYTES = 28
-"""Bytes per parameter: weight, gradient and both moments are read, all but the gradient written, each FP32."""
+"""Bytes per parameter: Adam reads weight, gradient and both moments, and writes all but the gradient, each in FP32."""
 DDP_BUCKET_BYTES = 25 << 20
-"""Bucket of PyTorch's DistributedDataParallel, by default."""
+"""Default size of a bucket of PyTorch's DistributedDataParallel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """A step, by part. The GPU's own Adam is left out: it is some hundredths of a second a billion parameters."""
+    """Time of a step, by part, without the GPU's own Adam (some hundredths of a second per billion parameters)."""
 
     compute_seconds: float
     communication_seconds: float
-    """All of it, also what goes on behind the arithmetic."""
+    """All communication, including what is hidden behind the arithmetic."""
     exposed_communication_seconds: float
-    """What the step waits for."""
+    """Communication that the step waits for."""
     offload_seconds: float
     """Traffic between GPU and host that the step waits for."""
     processor_seconds: float
-    """Adam in host memory."""
+    """Adam in host memory, on the processor."""
 
     @property
     def seconds(self) -> float:
-        """The whole step."""
+        """Seconds of the whole step."""
         return self.compute_seconds + self.exposed_communication_seconds + self.offload_seconds + self.processor_seconds
 
 
@@ -165,9 +165,9 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
     """Seconds of one step.
 
     Where communication overlaps (DDP; ZeRO with `overlap_comm`) a pass takes the longer of its arithmetic and its
-    traffic; else both. The all-gather after the optimizer's step of stages 1 and 2 overlaps with nothing. While
-    gradients add up, DDP and stage 1 send none until the last pass; stage 2 sends them in each, and stage 3 gathers
-    parameters in each too.
+    traffic; otherwise it takes their sum. The all-gather after the optimizer's step of stages 1 and 2 overlaps with
+    nothing. While gradients accumulate, DDP and stage 1 send none until the last pass; stage 2 sends them in each pass,
+    and stage 3 also gathers parameters in each.
     """
     technique, passes = work.technique, work.passes
     rate = machines.achieved_flops(work.precision)
@@ -179,12 +179,12 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
     reducing = passes if technique.stage in (2, 3) else 1
     offload = processor = 0.0
     if technique.offloads:
-        # Gradients go to the host and weights back: those of stage 3 for each pass, of 1 and 2 once after the step.
+        # Gradients go to the host, weights come back: stage 3's in each pass, those of 1 and 2 once, after the step.
         own = share(work.shape.parameters, work.ranks)
         down = MASTER * own * (1 if technique.stage == 1 else passes)
         up = work.element_bytes * own * (2 * passes if technique.stage == 3 else 1)
         offload = (down + up) / machines.pcie_bandwidth
-        # Adam steps there, where the slots of a pod share the processor.
+        # Adam runs on the host, where the slots of a pod share the processor.
         processor = machines.slots * ADAM_BYTES * own / machines.host_bandwidth
     return StepTime(
         compute_seconds=passes * sum(computed),
@@ -197,18 +197,18 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
 
 # Seconds on the network, by the collectives that NCCL chooses.
 #
-# An all-gather or a reduce-scatter goes round a ring of R processes, R - 1 parts of R of a tensor over each link, an
-# all-reduce twice (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). The ring enters and leaves a pod once: slots
+# An all-gather or a reduce-scatter sends (R - 1) / R of a tensor over each link of a ring of R processes, an all-reduce
+# twice as much (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). The ring enters and leaves a pod once: slots
 # share a pod's link, and add no traffic to it, only hops within the pod. An all-reduce takes a pair of trees between
-# the pods where its fewer hops outweigh the volume, which is the tensor twice (NCCL 2.7, src/graph/tuning.cc).
+# the pods where their fewer hops outweigh the volume, which is twice the tensor (NCCL 2.7, src/graph/tuning.cc).
 
 
 def traffic(work: Workload, machines: Machines) -> tuple[float, float, float]:
-    """Seconds of communication in one step of one pass, by what can go on at the same time; none of one process.
+    """Seconds of communication in a step of one pass, by what can run at the same time; zero for one process.
 
     Returns:
-        Gathering parameters for the forward pass; for the backward pass, with reducing gradients; after the
-        optimizer's step, when nothing else goes on.
+        Seconds of gathering parameters for the forward pass; of gathering them for the backward pass and reducing
+        gradients; of what follows the optimizer's step, when nothing else runs.
     """
     ranks, parameters, zero = work.ranks, work.shape.parameters, work.zero
     if ranks == 1:
@@ -217,11 +217,11 @@ def traffic(work: Workload, machines: Machines) -> tuple[float, float, float]:
     # The slowest link of a ring over all processes.
     link = machines.bandwidth if pods > 1 else machines.peer_bandwidth or machines.pcie_bandwidth
     hops, hop = machines.slots - 1, PCIE_LATENCY if machines.peer_bandwidth is None else NVLINK_LATENCY
-    # Of a message between neighbours within the pods and from pod to pod; and up a tree of pods, or down again.
+    # Latency of a message round the ring, within pods and from pod to pod; and up a tree of pods, or down again.
     ring, tree = pods * hops * hop + (pods - 1) * latency, hops * hop + int(math.log2(pods)) * latency
 
     def around(messages: int) -> float:
-        """Seconds for all parameters to pass round the ring once, cut into so many messages."""
+        """Seconds for all parameters to pass round the ring once, cut into this many messages."""
         return (ranks - 1) / ranks * size / link + messages * ring
 
     def reduced_everywhere(messages: int) -> float:
@@ -235,6 +235,6 @@ def traffic(work: Workload, machines: Machines) -> tuple[float, float, float]:
         reduce = reduced_everywhere if zero.multi_rank_all_reduce else around
         return 0.0, reduce(buckets), around(1)
     gather = around(sum(weight.is_matrix for weight in work.shape.weights))
-    # What the forward pass has left gathered need not be fetched again.
+    # Parameters that the forward pass has left gathered need not be fetched again.
     again = max(0.0, 1 - zero.live_elements / parameters)
     return gather, again * gather + around(buckets), 0.0

@@ -12,48 +12,48 @@ from zeropods.plan.workload import EAGER, ELEMENT_BYTES, MASTER, MOMENTS, PLAIN,
 from zeropods.tables import GIB
 
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
-"""What the memory of a GPU is divided into."""
+"""The parts that the memory of a GPU is divided into."""
 GRADIENTS = {True: 3, False: 2}
-"""Gradients of the feed-forward's width at one time in the backward pass of a causal layer, and of another."""
+"""Gradients of the feed-forward's width that a layer's backward pass holds at one time, by whether it is causal."""
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 CONTEXT_BYTES = 500_000_000
-"""What CUDA, cuBLAS and NCCL take of a GPU before the first tensor: what is left of the published figures of an A100
+"""Bytes that CUDA, cuBLAS and NCCL take of a GPU before the first tensor: the rest of the published figures of an A100
 once all else is counted. Drivers and libraries differ by some 0.2 GB."""
 PROCESS_BYTES = 2 << 30
-"""Interpreter, PyTorch, CUDA and its libraries: an allowance. A process without a GPU has 0.7 GB (measured)."""
+"""Bytes of Python, PyTorch, CUDA and its libraries: an allowance. A process without a GPU has 0.7 GB (measured)."""
 LOADING = "the model while it is loaded, FP32"
 """Name of the term of host memory that is given back before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMemory:
-    """What one process needs; of its host, what one process adds."""
+    """Memory that one process needs, and what it adds to the memory of its host."""
 
     terms: tuple[Term, ...]
-    """Terms of the GPU."""
+    """Terms of the GPU's memory."""
     host_terms: tuple[Term, ...]
     state_bytes: int
-    """Parameters, gradients and optimizer states on whatever device, just before the optimizer's step: gradients that
-    added up over several passes are reduced to a rank's share by then."""
+    """Bytes of parameters, gradients and optimizer states on any device, just before the optimizer's step: gradients
+    that accumulated over several passes are reduced to a rank's share by then."""
     peak_allocated_bytes: int
-    """The most that tensors take at one time: `torch.cuda.max_memory_allocated`."""
+    """Most bytes that tensors take at one time: `torch.cuda.max_memory_allocated`."""
 
     @property
     def device_bytes(self) -> int:
-        """The most that the GPU shows as used: gradients and activations counted as if both were whole at one time.
+        """Most bytes that the GPU shows as used, counting gradients and activations as if both were whole at one time.
 
-        They are not, but the allocator keeps the blocks of what is freed, and not every new tensor fits into one. So
-        this is what must fit; `peak_allocated_bytes` is what tensors alone come to.
+        They are not, but the allocator keeps the blocks of freed tensors, and not every new tensor fits into one. So
+        this is what must fit; `peak_allocated_bytes` is for tensors alone.
         """
         return total(self.terms)
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of one process."""
+        """Bytes of host memory of one process."""
         return total(self.host_terms)
 
     def parts(self) -> dict[str, int]:
-        """Bytes of the GPU by part, and `total`, their sum."""
+        """Bytes of the GPU's memory by part, and `total`, their sum."""
         return {part: total(self.terms, part) for part in PARTS} | {"total": self.device_bytes}
 
 
@@ -67,7 +67,7 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
     stage, activations, buffers = work.technique.stage, Activations(work), _buffers(work)
     (held, lasting), saved = _states(work), activations.terms()
     terms = [*held, *buffers]
-    # What the optimizer's step needs for a moment, as far as it exceeds the activations and buckets that are gone.
+    # Temporaries of the optimizer's step, where they exceed the activations and buckets that were freed before it.
     if work.technique.offloads or (stage == 0 and not work.is_half):
         step = Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
     elif stage == 0:
@@ -85,10 +85,10 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
         terms.append(Term("CUDA and its libraries", context_bytes, formula, "context"))
     # Tensors at the worst moment, on the worst-off rank: in the loss, the backward pass or the step.
     gradients = total(held, "gradients")
-    # Buckets of stages 1 and 2 are made when the first gradient is there, and given back before the step.
+    # Buckets of stages 1 and 2 are made when the first gradient exists, and freed before the step.
     early = 0 if stage in (1, 2) else total(buffers)
     before = gradients if work.passes > 1 or stage == 3 else 0
-    # Gradients are made as the backward pass comes to them; a partition is there from the first one on.
+    # Whole gradients are made as the backward pass reaches them; a partition exists from the first gradient on.
     grows = _gradients_are_whole(work) and work.passes == 1
     moments = [
         early + before + activations.in_loss(),
@@ -106,13 +106,13 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
 # Parameters, gradients and optimizer states, between a backward pass and the optimizer's step.
 #
 # Without DeepSpeed: PyTorch's AdamW over FP32 weights, or this project's over FP32 masters of BF16 weights
-# (`train.trainer`). With it, as DeepSpeed 0.19.8 does it: every stage keeps an FP32 master partition beside the
-# weights, also where these are FP32 themselves (stage_1_and_2.py, `single_partition_of_fp32_groups`; stage3.py,
-# `_create_fp32_partitions`, whose test for "the same device" compares a device with a string and so never holds).
+# (`train.trainer`). With DeepSpeed 0.19.8: every stage keeps an FP32 master partition beside the weights, even where
+# these are FP32 themselves (stage_1_and_2.py, `single_partition_of_fp32_groups`; stage3.py, `_create_fp32_partitions`,
+# whose test for "the same device" compares a device with a string and so never holds).
 
 
 def _states(work: Workload) -> tuple[list[Term], list[Term]]:
-    """States in the memory of the GPU, and in that of the host."""
+    """Terms of the states in the memory of the GPU, and of those in that of the host."""
     size, shape, stage, ranks = work.element_bytes, work.shape, work.technique.stage, work.ranks
     weights = Term.of("weights", size, shape.parameters, ranks if stage == 3 else 1, "parameters")
     whole, small = _gradients_are_whole(work), _kept_whole(work)
@@ -134,20 +134,20 @@ def _states(work: Workload) -> tuple[list[Term], list[Term]]:
 def _gradients_are_whole(work: Workload) -> bool:
     """Whether a process holds a gradient for every parameter at the end of its backward pass.
 
-    Stage 1 reduces each gradient as soon as it is there if communication overlaps, and keeps only its own
-    (`process_gradients`, `copy_grads_in_partition`); else, and while gradients add up, it keeps all.
+    Stage 1 reduces each gradient as soon as it exists if communication overlaps, and keeps only its own share
+    (`process_gradients`, `copy_grads_in_partition`); otherwise, and while gradients accumulate, it keeps all.
     """
     stage = work.technique.stage
     return stage == 0 or (stage == 1 and (work.passes > 1 or not work.zero.overlap))
 
 
 def _kept_whole(work: Workload) -> int:
-    """Elements that stage 3 gathers after each step and keeps, beside each rank's share of them."""
+    """Number of elements that stage 3 gathers after each step and keeps, beside each rank's share of them."""
     is_shared = work.technique.stage == 3 and work.ranks > 1
     return sum(size for size, _ in work.shape.weights if is_shared and size <= work.zero.persistent_elements)
 
 
-# Memory of a GPU beside the states: buckets of communication, gathered parameters, temporaries of the step.
+# Memory of a GPU beside the states: communication buckets, gathered parameters, temporaries of the step.
 #
 # Source: DeepSpeed 0.19.8, stage_1_and_2.py (`setup_buckets`, `average_tensor`, `step`), stage3.py (`ipg_buckets`,
 # `_prepare_fp32_grad_for_sub_group`), partitioned_param_coordinator.py; PyTorch's DistributedDataParallel with
@@ -155,7 +155,7 @@ def _kept_whole(work: Workload) -> int:
 
 
 def _buffers(work: Workload) -> list[Term]:
-    """What is there during the backward pass."""
+    """Terms of the buffers that exist during the backward pass."""
     size, shape, zero, technique = work.element_bytes, work.shape, work.zero, work.technique
     stage, most, largest = technique.stage, zero.reduce_elements, shape.largest_tensor
     if technique.is_alone:
@@ -173,7 +173,7 @@ def _buffers(work: Workload) -> list[Term]:
         terms.append(Term.of("gradient that is larger than a bucket", size, largest))
     if stage != 3 and technique.offloads:
         terms.append(Term.of("copy of one gradient on its way to the host", size, largest))
-    # One process alone has stage 3's parameters whole, unless they lie on the host.
+    # A single process has stage 3's parameters whole, unless they lie on the host.
     if stage == 3 and (work.ranks > 1 or technique.offloads):
         others = shape.parameters - _kept_whole(work)
         live = min(others, max(zero.live_elements, largest))
@@ -183,19 +183,19 @@ def _buffers(work: Workload) -> list[Term]:
     return terms
 
 
-# Memory of the host: what is offloaded, how pinning rounds it up, and the model while it is loaded.
+# Memory of the host: what is offloaded, how pinning rounds it up, and the model while it is being loaded.
 #
 # Source: DeepSpeed 0.19.8, stage_1_and_2.py (`param_buffer_of_bit16_for_cpu_offload_groups`,
 # `temp_grad_buffer_for_cpu_offload`); PyTorch's CachingHostAllocator, which rounds pinned memory up to a power of two.
 
 
 def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
-    """All of the host's memory, the states that lie there included."""
+    """Terms of all the host memory of one process, including the states that lie there."""
     shape, size, lasting = work.shape, work.element_bytes, [*states]
     if work.technique.offloads and work.technique.stage != 3:
         lasting.append(Term.of("weights on their way to the GPU", size, shape.parameters, work.ranks))
         lasting.append(Term.of("gradient on its way", size, shape.largest_tensor))
-    # Adam's moments are not pinned: PyTorch makes them like its parameters, but not where these lie.
+    # Adam's moments are not pinned: PyTorch makes them in the parameters' shape, but not in their pinned memory.
     pinned = [term for term in lasting if work.zero.pins and term.part != "optimizer"]
     rounded = sum((1 << max(0, term.bytes - 1).bit_length()) - term.bytes for term in pinned)
     if rounded:
@@ -209,17 +209,17 @@ def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
 
 @cache
 def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
-    """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, where they are most.
+    """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, for the rank where they are most.
 
     Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's share touches, in each
     parameter group of the optimizer; `copy_grads_in_partition` makes a buffer of the sum of their sizes.
     """
     changes, groups = Counter[int](), dict[str | bool, list[int]]()
     for weight in shape.weights:
-        # `train.trainer` has embedding, matrices, position biases and norms apart; Trainer what decays, and the rest.
+        # `train.trainer` separates embedding, matrices, position biases and norms; Trainer what decays from the rest.
         groups.setdefault(weight.kind if own_rates else weight.is_matrix, []).append(weight.size)
     for sizes in groups.values():
-        # A parameter group is cut into equal shares wherever a tensor ends.
+        # A parameter group is cut into equal shares, wherever its tensors end.
         part, begin = share(sum(sizes), ranks), 0
         for size in sizes:
             changes[begin // part] += size
@@ -228,7 +228,7 @@ def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
     return max(accumulate(change for _, change in sorted(changes.items())))
 
 
-# One part of a plan's memory: how many bytes, and from what.
+# One part of a plan's memory: how many bytes, and by which formula.
 
 
 @dataclass(frozen=True)
@@ -238,13 +238,13 @@ class Term:
     name: str
     bytes: int
     formula: str
-    """With the numbers put in: `4 B x 737.7 M / 3 ranks`."""
+    """The formula with its numbers filled in: `4 B x 737.7 M / 3 ranks`."""
     part: str = "buffers"
     """One of `PARTS`."""
 
     @classmethod
     def of(cls, name: str, size: int, number: int, ranks: int = 1, part: str = "buffers") -> Term:
-        """`number` elements of `size` bytes, of which each of some ranks has its share."""
+        """The term of `number` elements of `size` bytes each, divided among `ranks` ranks."""
         shared = f" / {ranks} ranks" if ranks > 1 else ""
         return cls(name, size * share(number, ranks), f"{size} B x {short(number)}{shared}", part)
 
@@ -255,7 +255,7 @@ def total(terms: Iterable[Term], part: str | None = None) -> int:
 
 
 def short(number: float) -> str:
-    """A count as people read it: `737.7 M`."""
+    """A count in a short form: `737.7 M`."""
     size, prefix = next(((size, f" {prefix}") for size, prefix in PREFIXES if number >= size), (1, ""))
     return f"{number / size:.4g}{prefix}"
 
@@ -265,40 +265,40 @@ def short(number: float) -> str:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers of one kind: the encoder's, the decoder's, or all of a causal model. Bytes of one pass."""
+    """Layers of one kind: the encoder's, the decoder's, or all of a causal model. Bytes are those of one pass."""
 
     prefix: str
-    """`encoder `, `decoder `, or nothing."""
+    """`encoder `, `decoder `, or empty."""
     tokens: int
     """Tokens per row."""
     layers: int
     parameters: int
-    """Of all layers."""
+    """Number of parameters of all layers."""
     kept: int
-    """What each layer keeps until its backward pass: with gradient checkpointing its input, else all that it saves."""
+    """Bytes that each layer keeps until its backward pass: with gradient checkpointing its input, else all it saves."""
     working: int
-    """What the layer at work adds: gradients of the feed-forward part or of the scores, and what is computed again."""
+    """Bytes that the layer at work adds: gradients of its feed-forward part or scores, and what is computed again."""
 
 
 class Activations:
-    """Bytes saved by one forward pass with this project's loss, and the transient ones of its backward pass.
+    """Bytes saved by one forward pass with this project's loss, and the transient bytes of its backward pass.
 
-    The loss makes logits over the label positions and takes their log-softmax in FP32. Rows are padded on the right;
-    those of a causal model carry no mask in training, since nothing that has a loss looks there.
+    The loss computes logits over the label positions and their log-softmax in FP32. Rows are padded on the right; those
+    of a causal model have no mask in training, since no position with a loss looks at the padding.
     """
 
     def __init__(self, work: Workload) -> None:
         self.work, shape, size = work, work.shape, ELEMENT_BYTES[work.precision]
         saved, sizes = work.saved(), (work.rows, work.tokens, work.labels)
         self.head = ELEMENT_BYTES["fp32"] * work.rows * work.labels * shape.vocabulary
-        """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
+        """Bytes of the labels' FP32 log-softmax over the vocabulary; gradients after and before it take twice that."""
         self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
-        """Of a tied embedding, as the head and as the table: both are there while they are added."""
+        """Bytes of a tied embedding's gradients, as the head and as the table: both exist while they are added."""
         self.ends = round(value(saved.ends, *sizes) + (value(saved.held, *sizes) if work.checkpointing else 0))
-        """What is saved beside the layers: it is there until the backward pass has come through all of them."""
+        """Bytes saved beside the layers: they are kept until the backward pass has come through all of them."""
         self.copies = 0
-        """Copies of weights in FP16, which autocast keeps until the loss is there; layers that are not computed again
-        keep them anyway."""
+        """Bytes of FP16 copies of weights, which autocast keeps until the loss is computed; layers that are not
+        computed again keep them anyway."""
         if work.autocast and work.checkpointing:
             self.copies = round(sum(layers.get("000", 0) for layers in saved.layers))
         scores = 2 * saved.scores * work.rows if work.kernel in (EAGER, PLAIN) else 0
@@ -312,19 +312,19 @@ class Activations:
             self.stacks.append(Stack(prefix, tokens, layers, parameters, kept, gradients + again))
 
     def in_loss(self) -> int:
-        """Bytes when the loss is computed, its own gradients included; there is no gradient of a parameter yet."""
+        """Bytes while the loss is computed, its own gradients included; no parameter has a gradient yet."""
         return sum(stack.layers * stack.kept for stack in self.stacks) + self.ends + self.copies + 3 * self.head
 
     def in_layers(self) -> int:
-        """Bytes of all that is neither the loss nor an embedding's: what layers keep, and the one at work."""
+        """Bytes of all that belongs to neither the loss nor an embedding: what layers keep, and the layer at work."""
         return self.in_loss() - 3 * self.head + max(stack.working for stack in self.stacks)
 
     def backward(self) -> list[tuple[int, int]]:
-        """Bytes saved and at work, and those of gradients of parameters made by then, where there can be most of both.
+        """Pairs of bytes saved and at work, and of parameter gradients made by then, where their sum can be largest.
 
-        Gradients appear as activations go. Both change in a straight line over like layers, so the most is at the last
-        or the first layer of each side, or at the embedding. Where both sides share a tied embedding, its gradient as a
-        table is there beside that of the head after each.
+        Gradients appear as activations are freed. Both change linearly over layers of one kind, so the maximum is at
+        the last or the first layer of each side, or at the embedding. Where both sides share a tied embedding, its
+        gradient as a table exists beside that of the head after each side.
         """
         size, has_sides = self.work.element_bytes, len(self.stacks) > 1
         matrix = max(weight.size for weight in self.work.shape.weights if weight.kind == "matrix")
@@ -333,7 +333,7 @@ class Activations:
         for stack in reversed(self.stacks):
             found.append((self.ends + below + stack.working, made))
             below -= stack.layers * stack.kept
-            # Of the layer at work only the feed-forward part's last matrix has its gradient while the most is saved.
+            # While the layer at work saves the most, only its feed-forward part's last matrix has a gradient.
             others = size * (stack.parameters * (stack.layers - 1) // stack.layers + matrix)
             table = self.tied_gradients // 2 if has_sides else 0
             found.append((below + stack.working + stack.kept + table, made + others))
@@ -341,7 +341,7 @@ class Activations:
         return [*found, (self.tied_gradients, made)]
 
     def terms(self) -> list[Term]:
-        """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
+        """Terms of the most that exists at one time: all that is saved, and the transient of the head or a layer."""
         work, terms = self.work, list[Term]()
 
         def add(name: str, size: int, formula: str) -> None:
@@ -355,7 +355,7 @@ class Activations:
             add(name, stack.layers * stack.kept, formula)
         beside = (self.ends, self.copies)
         add("ends, masks, weights in FP16", sum(beside), " + ".join(f"{short(each)}B" for each in beside if each))
-        # What the loss takes, or, where that is more, one layer that is computed again, or its gradients.
+        # Add what the loss takes or, where that is more, one layer that is computed again, or its gradients.
         most, is_joint = max(stack.working for stack in self.stacks), len(self.stacks) == 1
         if work.checkpointing and 3 * self.head < most:
             by = f"{work.kernel} attention" if is_joint else "the larger of both kinds"

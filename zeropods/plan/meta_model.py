@@ -1,7 +1,7 @@
-"""A model as transformers builds it, without weights: what a pass of it on the meta device shows.
+"""A model as transformers builds it, without weights, and what a pass of it on the meta device shows.
 
-It is traced at sizes that are primes and divide no size of its own: how often each of them is in the size of a tensor
-says how it grows with rows, tokens and labels. So one pass gives the size at all lengths.
+The model is traced with numbers of rows, tokens and labels that are primes and divide none of its own sizes: how often
+each prime divides the size of a tensor says how that size grows with them. So one pass gives the size at all lengths.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from zeropods.errors import UserError
 from zeropods.plan.workload import ATTENTIONS, EAGER, FUSED, MASKED, PLAIN, value
 
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
-"""Names that transformers' Trainer leaves out of weight decay."""
+"""Parameter names that transformers' Trainer leaves out of weight decay."""
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
-"""What configurations call the experts of a token, and the longest row."""
+"""Names that configurations use for the experts of a token, and for the longest row."""
 MOST_SECONDS = 30.0
-"""Of one forward pass on the meta device."""
+"""Most seconds that one forward pass on the meta device may take."""
 SMALLEST = 16
-"""Tokens; a smaller prime is a factor of many a size."""
+"""Number of tokens that a traced row must exceed: a smaller prime divides many sizes."""
 MOST_PADDED = 0.02
-"""Share of what a pass saves that may grow with its rows and with no length."""
+"""Largest share of what a pass saves that may grow with its rows and with no length."""
 BUILDING = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
             ValueError)  # fmt: skip
-"""What transformers raises of a configuration that makes no model."""
+"""Exceptions that transformers raises for a configuration that makes no model."""
 HALF_BY_AUTOCAST = {"linear", "matmul", "__matmul__", "addmm", "bmm", "baddbmm", "einsum",
                     "scaled_dot_product_attention"}  # fmt: skip
 FLOAT_BY_AUTOCAST = {"pow", "__pow__", "rsqrt", "exp", "softmax", "log_softmax", "layer_norm", "norm", "cumsum", "sum"}
-"""Operations that autocast runs in FP16, and in FP32, of those that models use (PyTorch 2.13, `autocast_mode.h`)."""
+"""Operations that models use and autocast runs in FP16, and in FP32 (PyTorch 2.13, `autocast_mode.h`)."""
 
 
 # The model without weights.
@@ -75,7 +75,7 @@ def _loading(what: str) -> Iterator[None]:
 def _built(config: str, folder: str | None) -> PreTrainedModel:
     """The model without weights, ready to train."""
     given = json.loads(config)
-    # What a rotation does beyond the trained length looks at values, and the meta device has none.
+    # Beyond the trained length these rotations depend on values, and the meta device has none.
     for name in ("rope_scaling", "rope_parameters"):
         rope = given.get(name)
         if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in ("dynamic", "longrope", "su"):
@@ -99,13 +99,13 @@ def _built(config: str, folder: str | None) -> PreTrainedModel:
         logging.set_verbosity(level)
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     if given.get("tie_word_embeddings") is False and head is not None and head.weight is table.weight:
-        # transformers ties the two of a T5 whatever is said, until it meets a checkpoint that has both.
+        # transformers ties a T5's head and table whatever is configured, until it loads a checkpoint that has both.
         head.weight = torch.nn.Parameter(torch.empty_like(table.weight))
     return model
 
 
 def _stacks(model: PreTrainedModel) -> list[nn.ModuleList]:
-    """The layers: those of the encoder and of the decoder, or of all."""
+    """The lists of layers: those of the encoder and of the decoder, or one list of all."""
     sides: list[nn.Module] = [model]
     if model.config.is_encoder_decoder:
         sides = [model.get_encoder(), model.get_decoder()]
@@ -116,7 +116,7 @@ def _stacks(model: PreTrainedModel) -> list[nn.ModuleList]:
 
 
 def _window(model: PreTrainedModel) -> tuple[int | None, int]:
-    """Tokens that a layer with a window sees, and how many layers have one."""
+    """Number of tokens that a layer with a window sees, and number of such layers."""
     settings = model.config.get_text_config(decoder=True)
     kinds = getattr(settings, "layer_types", None) or ()
     if odd := set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"}:
@@ -128,14 +128,14 @@ def _window(model: PreTrainedModel) -> tuple[int | None, int]:
 
 @_loading("the model cannot be traced")
 def facts(config: str, folder: str | None) -> dict[str, Any]:
-    """The facts of a `Shape`, and what a pass of its default way saves.
+    """The facts of a `Shape`, and what a pass in its default way of training saves.
 
     Args:
         config: text of a `config.json`.
-        folder: folder or hub id with code of its own, if that was asked for.
+        folder: folder or hub id whose own code may run, if any.
 
     Raises:
-        UserError: it makes no model that can be trained, or traced.
+        UserError: the configuration makes no model that can be trained, or traced.
     """
     model = _built(config, folder)
     settings = model.config.get_text_config(decoder=True)
@@ -146,12 +146,12 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
     hidden = int(getattr(settings, "hidden_size", 0) or table.shape[1])
     head_size = getattr(settings, "head_dim", None) or getattr(settings, "d_kv", None) or hidden // heads
     if latent := getattr(settings, "qk_nope_head_dim", None):
-        # Latent attention: queries and keys are wider than values, and `head_dim` is of their rotated part.
+        # Latent attention: queries and keys are wider than values, and `head_dim` is the width of their rotated part.
         head_size = (latent + settings.qk_rope_head_dim + settings.v_head_dim) // 2
     active = next((n for name in ACTIVE_EXPERTS if (n := getattr(settings, name, None))), None)
     expert = next((p for p in stacks[-1].parameters() if active and _is_of_experts(p)), None)
     soft_capped = getattr(settings, "attn_logit_softcapping", None) is not None
-    # transformers answers these of a model, and tells no other way.
+    # transformers tells this of a model only in these private attributes.
     runs = {
         "eager": joint or not model._supports_sdpa,
         "sdpa": model._supports_sdpa and not soft_capped,
@@ -198,14 +198,14 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
 
 
 def saved(config: str, folder: str | None, way: str) -> dict[str, Any]:
-    """The fields of `Saved` of a way, as `Workload.saved` names it; the arguments are those of `facts`."""
+    """The fields of `Saved` for a way of training, named as in `Workload.saved`; the arguments are those of `facts`."""
     model = _built(config, folder)
     with _loading(f"{model.config.model_type}: what it saves cannot be traced"):
         return _Pass(model, _window(model)[0], way).run()
 
 
 def _is_of_experts(parameter: Tensor) -> bool:
-    """Whether matrices of all experts are in it; a convolution has a dimension of one."""
+    """Whether a parameter holds matrices of all experts; a convolution has a dimension of one."""
     return parameter.dim() == 3 and min(parameter.shape) > 1
 
 
@@ -213,11 +213,11 @@ def _is_of_experts(parameter: Tensor) -> bool:
 
 
 class _Pass:
-    """One forward pass of a model as it runs on a GPU in training, rows padded on the right; sizes by power.
+    """One forward pass of a model in training on a GPU, with rows padded on the right; sizes are kept by `_power`.
 
     Args:
-        way: as `Workload.saved` names it: precision, kernel, dropout.
-        active: share of the experts that a token meets.
+        way: way of training, named as in `Workload.saved`: precision, kernel, dropout.
+        active: share of the experts that a token uses.
     """
 
     def __init__(self, model: PreTrainedModel, window: int | None, way: str, active: float = 1.0) -> None:
@@ -236,7 +236,7 @@ class _Pass:
         self._seen, self._given = own, dict(own)
 
     def run(self) -> dict[str, Any]:
-        """The fields of `Saved`."""
+        """Run the pass, and return the fields of `Saved`."""
         rows, tokens, labels = self.primes
         with contextlib.ExitStack() as during:
             for handle in self._hooks():
@@ -249,7 +249,7 @@ class _Pass:
             batch = {"input_ids": torch.ones(rows, tokens, dtype=torch.long)}
             if not self.joint:
                 batch["decoder_input_ids"] = torch.ones(rows, labels, dtype=torch.long)
-                # Made for attention already: the meta device cannot look whether a mask hides anything.
+                # The mask has its final form: the meta device cannot check whether a mask hides anything.
                 batch["attention_mask"] = torch.ones(rows, 1, 1, tokens, dtype=torch.bool)
             self._until = time.monotonic() + MOST_SECONDS
             self.model(**batch, use_cache=False)
@@ -273,7 +273,7 @@ class _Pass:
             for module in layers.modules():
                 if isinstance(module, nn.Linear | Conv1D):
                     yield module.register_forward_pre_hook(self._multiply)
-                # Matrices of all experts are in one tensor; each token meets some of them.
+                # One tensor holds the matrices of all experts; each token uses some of them.
                 own = module.parameters(recurse=False)
                 if met := [round(self.active * each.numel()) for each in own if _is_of_experts(each)]:
                     self.products["110"] += sum(met)
@@ -291,7 +291,7 @@ class _Pass:
         return tensor
 
     def _count(self, tensor: Tensor, seen: dict[int, Tensor], into: Counter[str]) -> None:
-        """Add a tensor's memory, unless it was met before."""
+        """Add a tensor's memory, unless it was seen before."""
         storage = tensor.untyped_storage()
         if storage._cdata not in seen:
             seen[storage._cdata] = tensor
@@ -310,7 +310,7 @@ class _Pass:
 
     def _multiply(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         weight: Any = module.weight
-        # transformers' Conv1D of GPT-2 holds its matrix the other way round.
+        # transformers' Conv1D, in GPT-2, holds its matrix transposed.
         inputs = int(getattr(module, "in_features", weight.shape[0]))
         self.inner = max(self.inner, inputs)
         power, factor = _power(given[0].numel() // inputs, self.primes)
@@ -318,7 +318,7 @@ class _Pass:
 
 
 class _Autocast(TorchFunctionMode):
-    """FP16 autocast, which the meta device has not: casts of what goes into an operation, of a parameter once."""
+    """FP16 autocast, which the meta device lacks: it casts the inputs of an operation, and each parameter only once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,11 +340,11 @@ class _Autocast(TorchFunctionMode):
 
 
 class _Fused(torch.autograd.Function):
-    """SDPA as a kernel of a GPU, which keeps no score, but the logarithms of their sums."""
+    """SDPA as a GPU's kernel runs it, which keeps no scores, only the logarithms of their sums."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        # As transformers wants it next: heads of a token beside each other.
+        # The layout that transformers wants next: heads of a token beside each other.
         rows, heads, tokens, _ = query.shape
         output = query.new_empty(rows, tokens, heads, value.shape[-1]).transpose(1, 2)
         logarithms = query.new_empty(query.shape[:-1], dtype=torch.float32)
@@ -353,14 +353,14 @@ class _Fused(torch.autograd.Function):
 
 
 def _on_a_gpu(plain: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
-    """What a GPU takes in place of what the meta device would take, or could not.
+    """Contexts that replace what the meta device would run, or could not run, by what a GPU runs.
 
     Args:
-        plain: whether attention whose heads share keys runs by the plain formula, and not by a kernel.
+        plain: whether attention whose heads share keys runs by the plain formula, and not in a kernel.
     """
 
     def dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        # A mask of one byte an element is saved.
+        # A mask of one byte per element is saved.
         return torch.native_dropout(values, p, True)[0] if training and p else values
 
     def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -378,7 +378,7 @@ def _on_a_gpu(plain: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
 
 
 def _power(number: int, primes: tuple[int, int, int]) -> tuple[str, int]:
-    """How often each prime is in a whole number, as digits, and what is left of it."""
+    """How often each prime divides a whole number, as digits, and what is left of the number."""
     left, counts = number, [0, 0, 0]
     for place, prime in enumerate(primes):
         while left and left % prime == 0:
@@ -387,8 +387,8 @@ def _power(number: int, primes: tuple[int, int, int]) -> tuple[str, int]:
 
 
 def _primes(model: PreTrainedModel, window: int | None, *, masked: bool) -> tuple[int, int, int]:
-    """Rows, tokens and labels to trace at: three primes that divide no size of the model's tensors; tokens lie beyond
-    its window or within."""
+    """Rows, tokens and labels to trace with: three primes that divide no size of the model's tensors; tokens lie beyond
+    the model's window if `masked`, else within it."""
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
 
     def first(numbers: range, *others: int) -> int:

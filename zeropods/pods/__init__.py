@@ -16,7 +16,7 @@ __all__ = ["Cluster", "clusters", "find", "known_cluster", "up"]
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when it is asked for: the agent, which imports this package too, has to stay small.
+    # Imported only when it is used, because the agent, which imports this package too, has to stay small.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{'start' if name == 'up' else 'cluster'}"), name)

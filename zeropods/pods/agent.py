@@ -1,4 +1,4 @@
-"""A pod: its agent registers, starts the pod's sshd and answers its master; its warden outlives the agent."""
+"""A pod: the agent registers, starts the pod's sshd and answers the master; the warden outlives the agent."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose,
 from zeropods.programs import PR_SET_CHILD_SUBREAPER, child_environment, end_with_parent, prctl
 
 ORDERS = "ZEROPODS_ORDERS"
-"""The variable by which a worker is told, as a JSON object; it is taken out at once, since it holds a secret."""
+"""Environment variable with a worker's orders as a JSON object; it is removed at once, since it holds a secret."""
 BY_STDIN = "stdin"
-"""The argument of a worker on a host of the user's own: the first line on stdin has its variables as a JSON object, and
-it ends with stdin."""
+"""Argument of a worker on one of the user's own hosts: the first line on stdin holds its environment variables as a
+JSON object, and the worker ends when stdin does."""
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
 GRACE_SECONDS = 2.0
-"""From SIGTERM to SIGKILL, when the pod ends."""
+"""Seconds from SIGTERM to SIGKILL when the pod ends."""
 AGENT_SECONDS = 10.0
-"""From SIGTERM, which the warden passes on to the agent, until that is killed with all that is under it."""
+"""Seconds from SIGTERM, which the warden passes on to the agent, until it kills the agent and everything under it."""
 FAILED_SECONDS = 5.0
 LONG_SECONDS = 86_400.0
 FORK_SERVER = "zeropods.launch.forks"
@@ -46,44 +46,44 @@ FORK_SERVER = "zeropods.launch.forks"
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What a worker is told by whoever started it: where to report, and what to offer."""
+    """Orders for a worker from the process that started it: where to report, and what to offer."""
 
     worker: str
     """Id of this worker with the backend that started it."""
     address: str
     master: tuple[str, int]
     secret: str
-    """Of the cluster, as hexadecimal."""
+    """The cluster's secret, as hexadecimal."""
     ssh_ports: tuple[int, ...]
-    """Ports for sshd, the one that is wanted most first."""
+    """Ports for sshd, in order of preference."""
     authorized_key: str
-    """Public key of those who may log in."""
+    """Public key that is allowed to log in."""
     lease: str
-    """`kernel`: renewed by the master; `idle`: renewed by use."""
+    """Kind of the pod's lease: `kernel`, renewed by the master, or `idle`, renewed by use."""
     lease_seconds: float
     slots: int | None
-    """None: as many as there are GPUs."""
+    """Number of slots; None for one per GPU, at least 1."""
     register_seconds: float
 
 
 def main() -> int:
-    """Be a pod until it ends; returns the exit status. `UserError` where its orders are wrong.
+    """Run as a pod until it ends and return the exit status; `UserError` where its orders are wrong.
 
-    It splits in two before anything else is done: the parent, the warden, has nothing to do but to outlive the agent
-    and to end what the agent had under it.
+    The process forks before it does any of a pod's work: the parent, the warden, has nothing to do but to outlive the
+    agent and to end the processes that the agent had under it.
     """
     is_told_by_stdin = sys.argv[1:] == [BY_STDIN]
     if is_told_by_stdin:
         os.environ.update(json.loads(sys.stdin.buffer.readline() or "{}"))
     worker = next(filter(None, map(os.environ.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}")
     try:
-        # Processes that this one starts inherit the rest of its environment.
+        # Removed from the environment, because processes that this one starts inherit it.
         orders = Orders(**json.loads(os.environ.pop(ORDERS, "")), worker=worker, address=own_address())
     except (ValueError, TypeError) as error:
         raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     folder = processes.make_private_folder(processes.POD)
-    # Blocked until whoever heeds them is there.
+    # Blocked until the warden waits for them and the agent has its handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ENDING})
     warden = os.getpid()
     agent = os.fork()
@@ -102,11 +102,11 @@ def main() -> int:
 
 
 class PodEndedError(Exception):
-    """Why a pod ends, and its exit status."""
+    """The pod has to end; the arguments are the reason and the exit status."""
 
 
 class _Agent:
-    """What runs below the warden, in a folder that is private and empty: for keys, configuration and log of sshd."""
+    """The process below the warden. Its folder is private and empty, for the keys, configuration and log of sshd."""
 
     def __init__(self, orders: Orders, folder: Path) -> None:
         self._orders, self._secret = orders, bytes.fromhex(orders.secret)
@@ -120,7 +120,7 @@ class _Agent:
         self._leases = Leases(self._daemons, self._end)
 
     async def live(self) -> int:
-        """From the registration to the end of all that is under this process."""
+        """Run the pod, from its registration to the end of everything under this process; return the exit status."""
         loop = asyncio.get_running_loop()
         self._ending = loop.create_future()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
@@ -135,7 +135,7 @@ class _Agent:
         finally:
             for task in tasks:
                 task.cancel()
-            # Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left.
+            # Let nothing new begin; then SIGTERM to the processes that heed it, and SIGKILL to those that are left.
             if self._sshd is not None:
                 self._sshd.kill()
             await self._server.close()
@@ -149,7 +149,7 @@ class _Agent:
         try:
             sshd = await start_sshd(self._folder, orders.address, orders.ssh_ports, orders.authorized_key)
         except UserError as error:
-            # Not every worker has a log that its master can read.
+            # The master is told why, since it cannot read every worker's log.
             with suppress(WireError):
                 await ask(*orders.master, self._secret, PURPOSE, {"failed": str(error)}, FAILED_SECONDS)
             raise
@@ -168,7 +168,7 @@ class _Agent:
         self._say(f"ready, ssh port {ssh_port}")
 
     async def _answer(self, request: Message, peer: str) -> Message:
-        """Answer whoever knows the cluster's secret: about a run where the request names one, else about the pod.
+        """Answer a peer that knows the cluster's secret: about a run where the request names one, else about the pod.
 
         `forks` in a renewal says whether the ranks of the run can be forked here.
         """
@@ -179,7 +179,7 @@ class _Agent:
                     place, silent = self._folder / FORKS, subprocess.DEVNULL
                     argv, variables = [sys.executable, "-m", FORK_SERVER, str(place)], dict([processes.PLACE])
                     how: Any = {"cwd": ROOT, "stdout": silent, "stderr": silent, "env": child_environment() | variables}
-                    # Without it ranks start by themselves.
+                    # Without this server, ranks start as new processes.
                     with suppress(OSError):
                         place.unlink(missing_ok=True)
                         self._fork_server = processes.start_bound(argv, **how)
@@ -190,7 +190,7 @@ class _Agent:
                 self._leases.ask_for_stacks(run)
                 answer = {}
             case {"do": "end"}:
-                # The answer is sent before anybody who waits for the end has a turn.
+                # The answer is sent before the tasks that wait for the end have their turn.
                 self._end("it was asked to")
                 answer = {"ending": True}
             case {"do": "renew" | "status" as do}:
@@ -203,12 +203,12 @@ class _Agent:
         return answer
 
     def _daemons(self) -> list[int]:
-        # sshd is not polled: that could take its end from `_reap`.
+        # sshd is not polled: polling could collect its exit status before `_reap` does.
         sshd, server = [] if self._sshd is None else [self._sshd.pid], self._fork_server
         return sshd if server is None or server.poll() is not None else [*sshd, server.pid]
 
     def _end(self, reason: str, status: int = 0) -> None:
-        """Let the pod end; the first reason counts."""
+        """Let the pod end; only the first reason counts."""
         if not self._ending.done():
             self._ending.set_exception(PodEndedError(reason, status))
 
@@ -219,13 +219,13 @@ class _Agent:
             self._end(f"its sshd ended with status {status}: {sshd_last_words(self._folder)}", 1)
 
     def _say(self, what: str) -> None:
-        # Who started this pod, and reads what it says, may be gone.
+        # The process that started this pod and reads its output may be gone.
         with suppress(OSError):
             print(f"pod {self._orders.address}: {what}", flush=True)
 
 
 def _below() -> list[Process]:
-    """What lives below this process; what has ended is reaped."""
+    """The processes that live below this one; those that have ended are reaped."""
     processes.reap()
     return descendants(os.getpid())
 
@@ -234,7 +234,7 @@ def _below() -> list[Process]:
 
 
 def _guard(agent: int, pod: str, folder: Path) -> int:
-    """Pass on signals to the agent, outlive it, and end what it has left; returns the exit status of both."""
+    """Pass signals on to the agent, outlive it, and end the processes that it left; return the exit status of both."""
     deadline, status = math.inf, None
     try:
         while (status := processes.reap().get(agent)) is None and time.monotonic() < deadline:
@@ -255,7 +255,7 @@ def _guard(agent: int, pod: str, folder: Path) -> int:
 
 
 def _end_with_stdin() -> None:
-    """Have this process asked to end when the connection to whoever started it ends, however that came about."""
+    """Ask this process to end when the connection to the process that started it ends, for whatever reason."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

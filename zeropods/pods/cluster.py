@@ -1,4 +1,4 @@
-"""A cluster: its pods, what is kept of it in `.zeropods/NAME/`, its lease, and its end."""
+"""A cluster: its pods, its files in `.zeropods/NAME/`, its lease, and its end."""
 
 from __future__ import annotations
 
@@ -40,36 +40,36 @@ STATE, HOSTFILE, SSH_CONFIG, KNOWN_HOSTS = "state.json", "hostfile", "ssh_config
 KEY, SECRET = "id_ed25519", "secret"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SHELL_NAME = "pods"
-"""The name of a cluster that the shell starts without naming it."""
+"""Name of a cluster that is started from the shell without a name."""
 STATUS_SECONDS, LOCK_SECONDS = 2.0, 20.0
 RENEW_SECONDS, RENEWALS_PER_LEASE = 5.0, 5
-"""A lease is renewed every 5 s, or at least so often in its time: a few renewals may be lost before the lease is."""
+"""Longest time between two renewals of a lease, in seconds, and least number of renewals in it: a few may be lost."""
 
 
 @dataclass(frozen=True)
 class PodStatus:
-    """What a pod answers when it is asked."""
+    """A pod's answer when it is asked for its status."""
 
     pod: str
     address: str
     slots: int
     hostname: str
     status: str
-    """`ready`, or `no answer` and why."""
+    """`ready`, or `no answer` and the reason."""
     runs: dict[str, int] = field(default_factory=dict)
-    """Number of processes by run."""
+    """Number of processes of each run, by the run's name."""
     lease_seconds_left: float | None = None
-    """Seconds until its lease runs out; None where it does not answer."""
+    """Seconds until its lease runs out; None where it does not answer or has no lease yet."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers."""
+        """Whether the pod answers."""
         return self.status == "ready"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A cluster as it is kept in its folder; it is up once it has pods, until `down` ends them."""
+    """A cluster as it is stored in its folder; it is up from the time it has pods until `down` ends them."""
 
     folder: Path
     settings: Settings
@@ -84,32 +84,32 @@ class Cluster:
 
     @property
     def backend(self) -> str:
-        """`local`, `cml`, or `hosts` of the user's own."""
+        """Where the pods come from: `local`, `cml`, or `hosts` for the user's own hosts."""
         return self.settings.backend
 
     @property
     def shared_machine(self) -> bool:
-        """Whether all pods are processes of this machine, among which its cores have to be divided."""
+        """Whether all pods are processes of this machine, so that its cores have to be divided among them."""
         return self.backend != "cml" and all(is_loopback(pod.address) for pod in self.pods)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Addresses and slots, in the hostfile's order."""
+        """Addresses and slots of the pods, in the hostfile's order."""
         return tuple(Host(pod.address, pod.slots) for pod in self.pods)
 
     @property
     def hostfile(self) -> Path:
-        """The hostfile, in DeepSpeed's format."""
+        """Path of the hostfile, which is in DeepSpeed's format."""
         return self.folder / HOSTFILE
 
     @property
     def ssh_config(self) -> Path:
-        """The configuration of ssh and of pdsh's ssh: port, key and pinned host keys."""
+        """Path of the configuration for ssh and for pdsh's ssh: port, key and pinned host keys."""
         return self.folder / SSH_CONFIG
 
     @property
     def secret(self) -> bytes:
-        """What agents and their master prove to each other."""
+        """The secret; agents and their master prove to each other that they know it."""
         return bytes.fromhex((self.folder / SECRET).read_text(encoding="ascii"))
 
     @property
@@ -118,7 +118,7 @@ class Cluster:
         return tuple((pod.address, pod.control_port) for pod in self.pods)
 
     def statuses(self, seconds: float = STATUS_SECONDS) -> Sequence[PodStatus]:
-        """What each pod answers when asked, all at once."""
+        """The status of each pod; all pods are asked at once."""
         answers = ask_all(self.agents, self.secret, {"do": "status"}, seconds)
         found = []
         for pod, answer in zip(self.pods, answers, strict=True):
@@ -133,15 +133,15 @@ class Cluster:
         return all(pod.is_ready for pod in self.statuses())
 
     def list(self) -> Table:
-        """The pods and their state now."""
+        """Table of the pods and their current state."""
         return Table.of(map(asdict, self.statuses()), f"Cluster {self.name}")
 
     def check(self) -> Preflight:
-        """What is found on every pod now: pods x checks, and below them the remedy of each check that is not ok."""
+        """Check every pod now; shown as pods x checks, and below them the remedy for each check that is not ok."""
         return replace(self.preflight(expected_here()), title=f"Cluster {self.name}, checked")
 
     def preflight(self, expected: Expectation, pods: int | None = None) -> Preflight:
-        """What is found on the first `pods` of them, or on all, that is not as expected."""
+        """Check on the first `pods` pods, or on all, whether everything is as expected."""
         names = [pod.name for pod in self.pods[:pods]]
         return preflight(self.hosts[:pods], expected, names=names, ssh_config=self.ssh_config)
 
@@ -156,7 +156,7 @@ class Cluster:
 
 
 def find(name: str | None = None) -> Cluster:
-    """A cluster that is up: of this name, else the shell's, else the only one; `UserError` where there is none."""
+    """The cluster of this name that is up; without a name the shell's, else the only one. `UserError` where none is."""
     name = chosen_name() if name is None else name
     cluster = None if name is None else read_cluster(folder_of(name))
     if cluster is None or not cluster.pods:
@@ -167,12 +167,12 @@ def find(name: str | None = None) -> Cluster:
 
 
 def clusters() -> list[Cluster]:
-    """All clusters of this home that are up."""
+    """All clusters below `home()` that are up."""
     return [found for name in names() if (found := read_cluster(folder_of(name))) and found.pods]
 
 
 def known_cluster(hostfile: Path) -> Cluster | None:
-    """A cluster whose own hostfile this is, or one that was brought up on these hosts and is not another launch's."""
+    """The cluster whose own hostfile this is, or one that is up on its hosts and is not another launch's; else None."""
     lines = tuple(host.line() for host in read_hostfile(hostfile))
     for cluster in clusters():
         if cluster.hostfile.resolve() == hostfile.resolve():
@@ -184,7 +184,7 @@ def known_cluster(hostfile: Path) -> Cluster | None:
 
 
 def chosen_name() -> str | None:
-    """The cluster that is meant where none is named; None where there is none."""
+    """Name of the cluster that is meant where none is named; None where there is no cluster."""
     there = names()
     if SHELL_NAME in there or not there:
         return SHELL_NAME if there else None
@@ -194,38 +194,38 @@ def chosen_name() -> str | None:
 
 
 def workers_of(cluster: Cluster) -> LocalWorkers:
-    """The workers whose records lie in a cluster's folder."""
+    """The workers of a cluster, as an object of its backend."""
     return BACKENDS[cluster.backend](cluster.folder, cluster.settings)
 
 
 def expected_here() -> Expectation:
-    """What pods need to be like this machine: its versions, and the training script of the working folder, if any."""
+    """What pods need to match this machine: its versions, and the training script in the working folder, if any."""
     scripts = (path.name for path in Path.cwd().glob("textsql_train.py"))
     return Expectation.of_this_machine(Path.cwd(), tuple(scripts))
 
 
-# What is kept of a cluster
+# What is stored about a cluster
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a cluster; `UserError` for a name that is none."""
+    """The folder of a cluster; `UserError` for an invalid name."""
     if not NAME.fullmatch(name):
         raise UserError(f"cluster name {name!r}: expected 1 to 40 letters, digits, '-' or '_', a letter or digit first")
     return home() / name
 
 
 def names() -> list[str]:
-    """Names of all clusters that have a folder, whether they are complete or not."""
+    """Names of all clusters that have a state file in their folder, whether they are complete or not."""
     return sorted(path.parent.name for path in home().glob(f"*/{STATE}") if NAME.fullmatch(path.parent.name))
 
 
 def write_cluster(cluster: Cluster) -> None:
-    """Write a cluster's state; whoever reads it meanwhile sees the old one."""
+    """Write a cluster's state; a process that reads it meanwhile sees the old one."""
     files.write_json(cluster.folder / STATE, {**asdict(cluster), "folder": str(cluster.folder)})
 
 
 def read_cluster(folder: Path) -> Cluster | None:
-    """The cluster of a folder, None where there is none; `UserError` for a file that is not one of ours."""
+    """The cluster of a folder, None where there is none; `UserError` where its state file is not one of ours."""
     path = folder / STATE
     if not path.is_file():
         return None
@@ -235,7 +235,7 @@ def read_cluster(folder: Path) -> Cluster | None:
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a cluster's folder, made with mode 700 where there is none; `UserError` where another process holds it.
+    """Lock a cluster's folder, made with mode 700 if missing; `UserError` if another process holds it after `seconds`.
 
     The lock is a name in the abstract namespace (unix(7)): it leaves no file, and ends with the process that holds it.
     """
@@ -256,19 +256,19 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
         try:
             yield
         finally:
-            # Nothing came to be in it: then it was only made to be locked.
+            # A folder that is still empty was only created to be locked.
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
 
-# The files by which ssh, pdsh and DeepSpeed reach the pods
+# The files with which ssh, pdsh and DeepSpeed reach the pods
 
 
 def write_files(cluster: Cluster, users: Mapping[str, str]) -> None:
-    """Write what lets ssh, pdsh and DeepSpeed reach the pods of a cluster, with their host keys pinned.
+    """Write the files that let ssh, pdsh and DeepSpeed reach the pods of a cluster, with their host keys pinned.
 
     Args:
-        users: the account at an address, where it is not this user's.
+        users: accounts by address; an address without one uses this user's.
     """
     folder = cluster.folder
     key, known_hosts = folder / KEY, folder / KNOWN_HOSTS
@@ -282,15 +282,15 @@ def write_files(cluster: Cluster, users: Mapping[str, str]) -> None:
 
 
 def deepspeed_environment(cluster: Cluster) -> dict[str, str]:
-    """What DeepSpeed's own command needs in order to reach the pods as pinned."""
+    """Environment variables with which DeepSpeed's own command reaches the pods, with their host keys pinned."""
     return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(cluster.ssh_config)}
 
 
 def deepspeed_argv(cluster: Cluster) -> list[str]:
-    """DeepSpeed's own command, up to the script.
+    """Argument list of DeepSpeed's own command, up to the script.
 
-    Its ssh check is left out because it uses neither port nor key of ours, and knows no time limit; one
-    host is reached by ssh only if that is forced.
+    Its ssh check is left out because it uses neither our port nor our key, and has no timeout; a single host is reached
+    over ssh only if that is forced.
     """
     hosts = cluster.hosts
     return [
@@ -300,35 +300,35 @@ def deepspeed_argv(cluster: Cluster) -> list[str]:
     ]  # fmt: skip
 
 
-# The lease of a cluster, renewed by the process that started it: when that is gone, the pods end
+# The lease of a cluster is renewed by the process that started it: when that process is gone, the pods end
 
 
 _held: dict[str, threading.Event] = {}
-"""By the names of the clusters whose lease this process renews: ends that."""
+"""Events that end the renewal of a lease, by the names of the clusters whose leases this process renews."""
 
 
 def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
     """Renew a cluster's lease until it is released or this process ends.
 
-    A thread does it: a notebook's cell may keep the kernel busy.
+    A thread does this, because a notebook's cell may keep the kernel busy.
 
     Args:
-        end_at_exit: take it down when this process ends in order.
+        end_at_exit: whether to take the cluster down when this process exits normally.
     """
     release(cluster.name)
     released, owner, secret = threading.Event(), os.getpid(), cluster.secret
     _held[cluster.name] = released
 
     def renew() -> None:
-        # At once: who asks for a standing cluster again and again must not keep it waiting for its next renewal.
+        # The first renewal comes at once: repeated calls for a standing cluster must not put its next renewal off.
         while not released.is_set():
-            # Who uses a pod that is lost finds that out; this only has to go on asking, also when the main thread has
-            # ended and no other thread can be begun.
+            # Whoever uses a lost pod will notice; this loop only has to go on asking, even when the main thread has
+            # ended and no other thread can be started.
             asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
             released.wait(min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE))
 
     def down_at_exit() -> None:
-        # A forked child does not own it.
+        # A forked child does not own the cluster.
         if os.getpid() == owner:
             cluster.down()
 
@@ -338,7 +338,7 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
 
 
 def release(name: str) -> None:
-    """Renew a cluster's lease no longer."""
+    """Stop renewing a cluster's lease."""
     if name in _held:
         _held.pop(name).set()
 
@@ -347,10 +347,10 @@ def release(name: str) -> None:
 
 
 def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
-    """End a cluster, or what is left of one, and remove its files; returns whether there was anything.
+    """End a cluster, or what is left of one, and remove its files; return whether there was anything to end.
 
     Args:
-        pods: only if it still has these pods: the name may be another cluster's by now.
+        pods: end it only if it still has these pods, since the name may be another cluster's by now.
     """
     folder = folder_of(name)
     if not folder.is_dir():
@@ -366,7 +366,7 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """End what a cluster's folder speaks of and empty the folder, whose lock is held; an empty one stays as it is."""
+    """End the cluster of a folder, whose lock is held, and empty the folder; an empty folder stays as it is."""
     cluster = read_cluster(folder)
     if cluster is not None:
         with deferred():
@@ -378,12 +378,12 @@ def clear(folder: Path) -> None:
 
 
 def sweep() -> None:
-    """Remove the remains of clusters whose workers were processes of this machine, and have all ended.
+    """Remove what is left of clusters whose workers were processes of this machine and have all ended.
 
-    Their keys open nothing any more.
+    Their keys no longer give access to anything.
     """
     for name in names():
-        # What another process holds, or what is no cluster of ours, is left alone.
+        # A folder that another process holds, or that is not a cluster of ours, is left alone.
         with suppress(UserError), locked(folder_of(name)):
             cluster = read_cluster(folder_of(name))
             if cluster and cluster.backend != "cml" and all(w.has_ended for w in workers_of(cluster).list()):

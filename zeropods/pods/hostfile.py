@@ -1,4 +1,4 @@
-"""DeepSpeed's hostfile: a line `ADDRESS slots=GPUS` for each pod, in the order of their ranks; and this pod's own."""
+"""DeepSpeed's hostfile: a line `ADDRESS slots=GPUS` per pod, in the order of their ranks; and this pod's own line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeropods import files
 from zeropods.errors import UserError
 
 ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-"""A host name or an IPv4 address. Nothing that ssh or pdsh could take for a flag, a pattern or a range of hosts."""
+"""A host name or an IPv4 address, but nothing that ssh or pdsh could take for a flag, a pattern or a range of hosts."""
 LINE = re.compile(rf"({ADDRESS.pattern})[ \t]+slots=([1-9][0-9]{{0,3}})")
 BLANK = " \t\r"
 
@@ -25,14 +25,14 @@ class Host:
 
     address: str
     slots: int
-    """Processes that it gets, one for each GPU."""
+    """Number of processes that it gets, one for each GPU."""
 
     def __post_init__(self) -> None:
         if LINE.fullmatch(self.line()) is None:
             raise UserError(f"{self.line()!r}: expected a host name or IPv4 address, and 1 to 9999 slots")
 
     def line(self) -> str:
-        """The host's line of a hostfile."""
+        """The host's line in a hostfile."""
         return f"{self.address} slots={self.slots}"
 
 
@@ -40,10 +40,10 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
     """The hosts of a hostfile's text; `#` begins a comment.
 
     Args:
-        place: names the file in errors.
+        place: name of the file in error messages.
 
     Raises:
-        UserError: a line is not `ADDRESS slots=GPUS`, an address comes twice, or there is no host.
+        UserError: a line is not `ADDRESS slots=GPUS`, an address occurs twice, or there is no host.
     """
     hosts: dict[str, tuple[int, Host]] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -63,7 +63,7 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of a file; `UserError` where it cannot be read or as `parse_hostfile` says."""
+    """The hosts of a hostfile; `UserError` where there is no such file, or as in `parse_hostfile`."""
     try:
         text = path.read_text(encoding="utf-8", errors="backslashreplace")
     except FileNotFoundError:
@@ -72,11 +72,11 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def write_hostfile(path: Path, hosts: Iterable[Host]) -> None:
-    """Write a hostfile, which `read_hostfile` reads back; a reader sees the old or the new one, never a part."""
+    """Write a hostfile that `read_hostfile` can read back; a reader sees the old or the new one, never part of one."""
     files.write_text(path, "".join(f"{host.line()}\n" for host in hosts))
 
 
-# What a pod can say of itself: the address under which others reach it, and its slots.
+# What a pod can say about itself: the address at which others reach it, and its slots.
 
 ADDRESS_VARIABLES = ("CDSW_IP_ADDRESS", "CML_IP_ADDRESS")
 SOMEWHERE_ELSE = "192.0.2.1"
@@ -84,7 +84,7 @@ SOMEWHERE_ELSE = "192.0.2.1"
 
 
 def own_address() -> str:
-    """This pod's IPv4 address: as CML says, else that of the default route, else loopback."""
+    """This pod's IPv4 address: the one that CML states, else that of the default route, else loopback."""
     for variable in ADDRESS_VARIABLES:
         stated = os.environ.get(variable, "")
         try:
@@ -99,20 +99,20 @@ def own_address() -> str:
 
 
 def address_towards(there: str) -> str:
-    """The source address that the kernel chooses on the way to another address; `OSError` where there is none."""
+    """The source address that the kernel chooses on the route to another address; `OSError` where there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        # Connecting UDP sends nothing; the port is that of `discard`.
+        # Connecting a UDP socket sends nothing; the port is that of `discard`.
         sock.connect((there, 9))
         return str(sock.getsockname()[0])
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IPv4 address is reached from its own machine only."""
+    """Whether an IPv4 address can be reached from its own machine only."""
     return ipaddress.IPv4Address(address).is_loopback
 
 
 def interface(address: str) -> str | None:
-    """The network interface that has this IPv4 address; None where none has."""
+    """Name of the network interface that has this IPv4 address; None where no interface has it."""
     import psutil
 
     if is_loopback(address):
@@ -122,12 +122,12 @@ def interface(address: str) -> str | None:
 
 
 def own_slots() -> int:
-    """GPUs of this pod; 1 where there is none, for one process on the CPU."""
+    """Number of GPUs of this pod; 1 where there is none, for one process on the CPU."""
     return max(1, own_gpus())
 
 
 def own_gpus() -> int:
-    """GPUs of this pod as NVML counts them."""
+    """Number of GPUs of this pod, as NVML counts them."""
     import pynvml
 
     try:

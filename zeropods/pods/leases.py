@@ -1,4 +1,4 @@
-"""Leases of a pod and of its runs: what is not renewed in time ends, with all of its processes."""
+"""Leases of a pod and of its runs: a pod or run that is not renewed in time ends, with all of its processes."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from zeropods.pods.processes import RUN, ask_for_stacks, child_pids, descendants
 
 KERNEL, IDLE = "kernel", "idle"
 LEASES = {KERNEL: 25.0, IDLE: 7200.0}
-"""Seconds of a cluster's lease. `kernel`: the cluster ends so long after the process that started it, whose renewals
-alone prolong it, and is gone 30 seconds after; `idle`: so long after its last use."""
+"""Seconds of a cluster's lease, by kind. `kernel`: the cluster ends this long after the process that started it, whose
+renewals alone prolong the lease, and is gone 30 seconds after it. `idle`: it ends this long after its last use."""
 HAS_ENDED = "has ended"
-"""In what a supervisor is told that renews a run after its end."""
+"""Part of the answer to a supervisor that renews a run which has ended."""
 CHECK_SECONDS = 1.0
 LATE_SECONDS = 0.5
 RUN_SECONDS = 9.0
-"""The lease of a run: a pod ends its processes when its supervisor was silent for so long; longer than a supervisor
-waits for a silent pod."""
+"""Seconds of a run's lease: a pod ends the run's processes when its supervisor was silent for this long, which is more
+than a supervisor waits for a silent pod."""
 STRANGER_SECONDS = 10.0
-"""The lease of a run that nobody has opened yet: its first renewal can come after its first process."""
+"""Seconds of the lease of a run that nobody has opened yet: its first renewal can come after its first process."""
 GRACE_SECONDS = 2.0
-"""From SIGTERM to SIGKILL, where a lease has run out."""
+"""Seconds from SIGTERM to SIGKILL where a lease has run out."""
 
 
 @dataclass
 class RunState:
-    """A run on this pod."""
+    """The state of a run on this pod."""
 
     until: float
-    """When its lease runs out, by the monotonic clock."""
+    """Time at which its lease runs out, in seconds of the monotonic clock."""
     has_ended: bool = False
     ending: int = 0
     """Number of tasks that are ending it."""
     seen: int = 0
-    """Most processes that were seen at a time."""
+    """Largest number of processes that were seen at one time."""
     asked: set[Process] = field(default_factory=set)
-    """Processes that got SIGTERM."""
+    """Processes that have been sent SIGTERM."""
     oom_kills_before: int = field(default_factory=oom_kills)
-    """The kernel's count of processes that it has ended for want of memory, when the run was opened."""
+    """The kernel's count of processes that it has killed for lack of memory, at the time when the run was opened."""
 
 
 class Leases:
-    """The pod's own lease and those of its runs; everything below this process is the pod's.
+    """The pod's own lease and those of its runs; everything below this process belongs to the pod.
 
     Args:
-        daemons: tells the pids of the pod's ssh daemon and of the server that forks its ranks, as far as they run.
-        end: ends the pod; is told why.
+        daemons: returns the pids of the pod's ssh daemon and of the server that forks its ranks, if they are running.
+        end: ends the pod; it is called with the reason.
     """
 
     def __init__(self, daemons: Callable[[], Sequence[int]], end: Callable[[str], object]) -> None:
@@ -69,18 +69,18 @@ class Leases:
         self.renew()
 
     def renew(self) -> None:
-        """The master asked for more time."""
+        """Renew the pod's own lease: its master asks for more time or, if the lease is `idle`, the pod is used."""
         self._until = time.monotonic() + self._seconds
 
     def use(self) -> None:
-        """Somebody uses the pod: a request, an ssh session, an open run."""
+        """Renew an `idle` lease, since the pod is in use: by a request, an ssh session or an open run."""
         if self._kind == IDLE:
             self.renew()
 
     def renew_run(self, name: str, seconds: float) -> dict[str, object]:
-        """Open or prolong a run and tell what is seen of it; once it has ended, that.
+        """Open a run or prolong its lease, and return what is seen of it; once it has ended, return that as an error.
 
-        A lease that has run out may still be renewed until a check has found it.
+        A lease that has run out can still be renewed until a check notices it.
         """
         run = self._run(name, seconds)
         if run.has_ended:
@@ -94,7 +94,7 @@ class Leases:
         ask_for_stacks(self._look()[0].get(name, ()))
 
     async def end_run(self, name: str, grace_seconds: float) -> dict[str, object]:
-        """End a run for ever: SIGTERM, later SIGKILL; tells how many of its processes are left after all."""
+        """End a run for good: SIGTERM, later SIGKILL; return how many of its processes are left, and its OOM kills."""
         run = self._run(name, 0.0)
         run.has_ended = True
         run.ending += 1
@@ -107,19 +107,19 @@ class Leases:
         return {"left": left, "oom_kills": oom_kills() - run.oom_kills_before}
 
     def status(self) -> dict[str, object]:
-        """Open runs and those that have processes with their number, and how long the lease lasts."""
+        """Runs that are open or have processes, with their process counts, and the seconds left of the pod's lease."""
         found, _ = self._look()
         names = sorted({name for name, run in self._runs.items() if not run.has_ended} | found.keys())
         left = None if self._until == math.inf else round(self._until - time.monotonic(), 3)
         return {"runs": {name: len(found.get(name, ())) for name in names}, "lease_seconds_left": left}
 
     async def watch(self) -> None:
-        """Check each second, for ever, and begin to end what has no lease any more."""
+        """Check every second, for ever, and begin to end what no longer has a lease."""
         while True:
             due = time.monotonic() + CHECK_SECONDS
             await asyncio.sleep(CHECK_SECONDS)
             if time.monotonic() > due + LATE_SECONDS:
-                # This process was held up: renewals may have come in time and wait to be read.
+                # This process was held up: renewals that came in time may still be waiting to be read.
                 await asyncio.sleep(LATE_SECONDS)
             found, sessions = self._look()
             for name, run in self._runs.items():
@@ -135,7 +135,7 @@ class Leases:
                 self._end(f"its {self._kind} lease was not {neglect} for {self._seconds:g} s")
 
     def _look(self) -> tuple[dict[str, list[Process]], int]:
-        """What `pod_processes` finds now; that is noted of each run, and an unknown one gets a short lease."""
+        """What `pod_processes` finds now; it is noted for each run, and an unknown run gets a short lease."""
         found, sessions = pod_processes(self._daemons())
         for name, members in found.items():
             run = self._run(name, STRANGER_SECONDS)
@@ -147,14 +147,14 @@ class Leases:
 
 
 def pod_processes(daemons: Sequence[int]) -> tuple[dict[str, list[Process]], int]:
-    """What lives below this process, the agent; the first of `daemons` is its ssh daemon.
+    """The processes that live below this one, the agent; the first of `daemons` is its ssh daemon.
 
     Returns:
-        By run, the processes with its mark in their environment and all that is below them; and the number of
-        connections of sshd.
+        The processes of each run, which are those with its mark in their environment and all that are below them; and
+        the number of connections of sshd.
     """
     agent = os.getpid()
-    # Daemons with nothing below them: an idle pod looks each second, and reads no tree for it.
+    # Only daemons with nothing below them: an idle pod checks every second, and need not read a process tree for it.
     if daemons and sorted(child_pids(agent)) == sorted(daemons) and not any(map(child_pids, daemons)):
         return {}, 0
     run_of: dict[int, str] = {}
@@ -163,7 +163,7 @@ def pod_processes(daemons: Sequence[int]) -> tuple[dict[str, list[Process]], int
     for process in descendants(agent):
         with suppress(psutil.Error), process.oneshot():
             parent = process.ppid()
-            # The nearest mark counts, its own or that of a process above it.
+            # The nearest mark counts: the process's own, or that of a process above it.
             run = variable(process, RUN) or run_of.get(parent)
             if run is not None:
                 run_of[process.pid] = run

@@ -1,8 +1,8 @@
-"""Preflight: has every pod what a run needs, and is its software the master's? Looked at before anything is started.
+"""Preflight: check, before anything is started, that each pod has what a run needs and the same software as the master.
 
     python -m zeropods.pods.preflight EXPECTATION
 
-runs on each pod, all at once, over ssh: it prints what it finds there as one line of JSON, imports no torch, changes
+runs on all pods at once, over ssh: it prints what it finds there as one line of JSON, does not import torch, changes
 nothing, and ends by itself after `PROBE_SECONDS`.
 """
 
@@ -41,9 +41,9 @@ from zeropods.tables import GIB, Table
 MAX_AT_ONCE = 64
 PROBE_SECONDS = 20
 ANSWER_SECONDS = PROBE_SECONDS + 5.0
-"""A pod that has not answered by then is given up; one that cannot be reached is named after `CONNECT_SECONDS`."""
+"""Seconds until a pod that has not answered is given up; one that cannot be reached fails after `CONNECT_SECONDS`."""
 MAX_OUTPUT_BYTES = 1_048_576
-"""Bytes that are read of each stream; what comes after them is not."""
+"""Bytes that are read from each output stream; what comes after them is ignored."""
 SSH_STATUS, TIMED_OUT = 255, -signal.SIGKILL
 """ssh's own exit status where the connection failed, and that of a command which `run_all` has killed."""
 ANEW = "'zeropods pods down' and 'zeropods pods up'"
@@ -68,30 +68,30 @@ FAILURES = {
         "{address} is cut off, not running, or its sshd hangs; see 'zeropods pods list'",
     ),
 }
-"""By what ssh says, as a regular expression: the value in a few words, and the remedy."""
+"""Meaning of ssh's messages, by a regular expression that matches them: the value in a few words, and the remedy."""
 PACKAGES = ("zeropods", "torch", "transformers", "deepspeed", "accelerate")
 CPU_ADAM = "cpu_adam"
-"""DeepSpeed's operation that optimizer offload needs."""
+"""The DeepSpeed operation that optimizer offload needs."""
 ROOMY_DISK_BYTES = 10 * GIB
-"""A checkpoint of t5-large with its optimizer takes 9 GiB."""
+"""Free bytes below which there is a warning: a checkpoint of t5-large with its optimizer takes 9 GiB."""
 DISK_BYTES = GIB
-"""With less free space the project folder is full."""
+"""Free bytes below which the project folder counts as full."""
 TEMPORARY_BYTES = GIB // 4
 MEMORY_BYTES = 2 * GIB
 GPU_FREE_FRACTION = 0.9
-"""Share of a GPU's memory; less is free where somebody else uses it."""
+"""Share of a GPU's memory that should be free; less is free where somebody else uses the GPU."""
 CLOCK_WARNING_SECONDS, CLOCK_FAILED_SECONDS = 5.0, 60.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was found where one thing was looked at."""
+    """The result of checking one thing."""
 
     check: str
-    """The thing, as a heading."""
+    """Name of the thing that was checked, as a heading."""
     verdict: Literal["ok", "warning", "failed"]
     value: str
-    """What was found, short enough for a cell of a table."""
+    """What was found, short enough for a table cell."""
     remedy: str = ""
     """What to do about it; empty where all is well."""
 
@@ -101,26 +101,26 @@ class Expectation:
     """What a pod must have."""
 
     project: str
-    """The folder that the run starts in, absolute."""
+    """Absolute path of the folder in which the run starts."""
     versions: dict[str, str | None]
-    """The master's."""
+    """The master's versions of Python and of packages, by name; None where it lacks the package."""
     digests: dict[str, str | None] = field(default_factory=dict)
-    """The master's SHA-256 of files that all pods must see the same, by path relative to the project or absolute."""
+    """The master's SHA-256 of files that must be the same on all pods, by path, relative to the project or absolute."""
     slots: int = 1
     master_port: int | None = None
-    """Must be free, on the first pod."""
+    """Port that must be free on the first pod; None where no port is checked."""
     offload: bool | None = None
     """Whether the run needs CPU Adam; None where no run is planned yet."""
     programs: bool = False
-    """Whether it starts others: then it needs the programs for that."""
+    """Whether the machine starts others: then it needs the programs for that."""
 
     @classmethod
     def of_this_machine(cls, project: Path, files: tuple[str, ...] = (), **run: Any) -> Expectation:
-        """What pods need to be like this machine.
+        """What pods need in order to match this machine.
 
         Args:
-            files: such as the training script, relative to the project or absolute.
-            run: the other fields.
+            files: paths of files such as the training script, relative to the project or absolute.
+            run: the other fields of the expectation.
         """
         folder = project.absolute()
         return cls(project=str(folder), versions=versions(), digests={f: _digest(folder / f) for f in files}, **run)
@@ -128,7 +128,7 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class PodChecks:
-    """What was found on one pod."""
+    """The checks of one pod."""
 
     pod: str
     address: str
@@ -137,14 +137,14 @@ class PodChecks:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Preflight:
-    """What was found on all pods, in the order of the hostfile; shown as pods x checks, and what is to be done."""
+    """The checks of all pods, in the order of the hostfile; shown as pods x checks, with the remedies below."""
 
     pods: tuple[PodChecks, ...]
     title: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed; warnings are let pass."""
+        """Whether no check failed; warnings are allowed."""
         return all(check.verdict != "failed" for pod in self.pods for check in pod.checks)
 
     def remedies(self) -> list[str]:
@@ -162,7 +162,7 @@ class Preflight:
             raise UserError(self.remedies()[0])
 
     def table(self) -> Table:
-        """A row for each pod, a column for each check that was made of any pod."""
+        """Table with a row for each pod and a column for each check that was made on any pod."""
         headings = dict.fromkeys((check.check for pod in self.pods for check in pod.checks), "-")
         rows = []
         for pod in self.pods:
@@ -175,7 +175,7 @@ class Preflight:
         return self.table().to_html() + (f"<ul>{lines}</ul>" if lines else "")
 
     def __repr__(self) -> str:
-        """The table, then what is to be done."""
+        """The table, then the remedies."""
         return "\n".join([str(self.table()), *self.remedies()])
 
 
@@ -186,21 +186,21 @@ def preflight(
     names: Sequence[str] | None = None,
     ssh_config: Path | None = None,
 ) -> Preflight:
-    """Check all hosts in parallel; a dead one is given up before 3 s, one that hangs after `ANSWER_SECONDS`.
+    """Check all hosts in parallel; a dead one is given up within 3 s, one that hangs after `ANSWER_SECONDS`.
 
     Args:
-        names: the pods', for people; their addresses where there are none.
-        ssh_config: the cluster's; None for the user's own configuration.
+        names: names of the pods, for display; None for their addresses.
+        ssh_config: the cluster's ssh configuration; None for the user's own.
 
     Raises:
-        UserError: there is no ssh here.
+        UserError: ssh is not installed here.
     """
     required_programs("ssh")
     pods: list[PodChecks] = []
     while some := hosts[len(pods) : len(pods) + MAX_AT_ONCE]:
         shells = []
         for number, host in enumerate(some, start=len(pods)):
-            # The run's port is wanted on the first pod only: there its first rank listens.
+            # The run's port is needed on the first pod only, where its first rank listens.
             wanted = replace(expected, slots=host.slots, master_port=None if number else expected.master_port)
             shells.append(ssh_argv(ssh_config, host.address, ["sh", "-c", probe_command(wanted)]))
         asked = time.time()
@@ -214,19 +214,19 @@ def preflight(
 
 
 def preflight_self(expected: Expectation) -> Preflight:
-    """Check this machine alone, without ssh; also for the programs with which it serves and starts others."""
+    """Check this machine alone, without ssh; also check that it has the programs to serve as a pod and start others."""
     asked = time.time()
     (end,) = run_all([["sh", "-c", probe_command(replace(expected, programs=True))]])
     return Preflight(pods=(PodChecks(pod="self", address="", checks=_judged(end, asked, time.time())),))
 
 
-# The probe is run on each pod, and what it says is judged
+# The probe is run on each pod, and its answer is judged
 
 
 def run_all(commands: Sequence[list[str]], seconds: float = ANSWER_SECONDS) -> list[CompletedProcess[str]]:
-    """Run commands at once; those that take too long, or run when this is interrupted, are killed with their group."""
+    """Run commands at once; those still running at the time limit or on an interrupt are killed with their groups."""
     with ExitStack() as stack:
-        # Files, not pipes: nothing has to be read while they run.
+        # Files instead of pipes, so that nothing has to be read while the commands run.
         files = [[stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in commands]
         processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -247,13 +247,13 @@ def run_all(commands: Sequence[list[str]], seconds: float = ANSWER_SECONDS) -> l
 
 
 def probe_command(expected: Expectation) -> str:
-    """The command for a shell: in the project folder and with this interpreter, as DeepSpeed starts its ranks."""
+    """The probe's shell command: in the project folder and with this interpreter, as DeepSpeed starts its ranks."""
     argv = [sys.executable, "-m", __spec__.name, json.dumps(asdict(expected))]
     return f"cd {shlex.quote(expected.project)} 2>/dev/null; exec {shlex.join(argv)}"
 
 
 def ssh_check(end: CompletedProcess[str], address: str) -> Check:
-    """Whether ssh reached the pod; else why not in a few words, and the remedy."""
+    """Whether ssh reached the pod; if not, the reason in a few words, and the remedy."""
     if end.returncode == TIMED_OUT:
         remedy = f"{address} hangs, or the storage of its project folder is gone; see 'zeropods pods list'"
         return Check("ssh", "failed", f"no answer in {ANSWER_SECONDS:.0f} s", remedy)
@@ -266,14 +266,14 @@ def ssh_check(end: CompletedProcess[str], address: str) -> Check:
 
 
 def _judged(end: CompletedProcess[str], asked: float, answered: float) -> tuple[Check, ...]:
-    """The checks that a pod has made of itself, and of its clock; or the one that says why there are none.
+    """The checks that a pod has made on itself, and that of its clock; or one check that says why there are none.
 
     Args:
         asked, answered: when the pod was asked and when it had answered, in seconds since 1970.
     """
     if end.returncode in (126, 127):
         return (Check("python", "failed", "missing", f"{sys.executable} is not on the pod; share the project folder"),)
-    # A shell's start-up files may have written other lines before it.
+    # The shell's start-up files may have written other lines before the answer.
     answer = next((line for line in reversed(end.stdout.splitlines()) if line.startswith("{")), "")
     try:
         found = json.loads(answer)
@@ -284,16 +284,16 @@ def _judged(end: CompletedProcess[str], asked: float, answered: float) -> tuple[
 
 
 def _last_words(errors: str) -> str:
-    """The last line on stderr that says something, cut to what a cell can show."""
+    """The last line of stderr that is not blank, cut to what a table cell can show."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     return "".join(filter(str.isprintable, lines[-1]))[:200] if lines else ""
 
 
-# On a pod
+# The checks that run on a pod
 
 
 def look(expected: Expectation) -> list[Check]:
-    """All checks of this machine but that of its clock, in the order of the table's columns."""
+    """All checks of this machine except that of its clock, in the order of the table's columns."""
     found, gpus, memory = versions(), _gpus(), psutil.virtual_memory().available
     short = "end other programs on the pod, or add memory" if memory < MEMORY_BYTES else ""
     checks = [
@@ -315,12 +315,12 @@ def look(expected: Expectation) -> list[Check]:
 
 
 def _check(check: str, value: str, remedy: str = "", verdict: Literal["warning", "failed"] = "failed") -> Check:
-    """What was found, which is ok where there is no remedy."""
+    """A check that is ok where there is no remedy."""
     return Check(check, verdict if remedy else "ok", value, remedy)
 
 
 def check_version(name: str, found: str | None, wanted: str | None) -> Check:
-    """The master's version of a package, or of Python, of which another patch release is let pass."""
+    """Check that a package, or Python, has the master's version; another patch release of Python is only a warning."""
     value = found or "missing"
     if wanted is None:
         return _check(name, value, f"the master has no {name}; install requirements.txt there")
@@ -334,7 +334,7 @@ def check_version(name: str, found: str | None, wanted: str | None) -> Check:
 
 
 def check_operations(lacking: Sequence[str] | None, offload: bool | None) -> Check:
-    """The operation that optimizer offload needs can be loaded; `lacking` is what `lacking_for_operation` tells."""
+    """Check that the operation for optimizer offload can be loaded; `lacking` is from `lacking_for_operation`."""
     if offload is False or lacking is None:
         return _check("ops", "none needed" if offload is False else "compiled")
     if not lacking:
@@ -345,7 +345,7 @@ def check_operations(lacking: Sequence[str] | None, offload: bool | None) -> Che
 
 
 def check_project(expected: Expectation) -> Check:
-    """The project folder is there, and its files are the master's."""
+    """Check that the project folder is there and that its files are the same as the master's."""
     project = Path(expected.project)
     if not os.access(project, os.R_OK | os.X_OK):
         return _check("project", "missing", f"make {project} visible on the pod: one folder for all")
@@ -358,7 +358,7 @@ def check_project(expected: Expectation) -> Check:
 
 
 def check_disk(project: int, temporary: int, shared: int) -> Check:
-    """Free bytes for checkpoints in the project folder, for compilers in /tmp, for shared tensors in /dev/shm."""
+    """Check the free bytes for checkpoints in the project folder, compilers in /tmp and shared tensors in /dev/shm."""
     if project < DISK_BYTES:
         return _check("disk", _gib(project), f"make {_gib(DISK_BYTES)} free below the project folder")
     for place, free in (("/tmp", temporary), ("/dev/shm", shared)):
@@ -370,7 +370,7 @@ def check_disk(project: int, temporary: int, shared: int) -> Check:
 
 
 def check_gpus(gpus: Sequence[tuple[int, int]], slots: int, cores: int) -> tuple[Check, Check]:
-    """Nobody else uses the GPUs, of each of which free and total bytes are given; a process has a GPU, or a core."""
+    """Check that nobody else uses the GPUs, given as free and total bytes, and that each process has a GPU or core."""
     if not gpus:
         shared = f"no GPU there; processes will share cores: say slots={cores}" if slots > cores else ""
         return _check("GPU memory", "no GPU"), _check("slots", f"{slots} on {cores} cores", shared, "warning")
@@ -383,7 +383,7 @@ def check_gpus(gpus: Sequence[tuple[int, int]], slots: int, cores: int) -> tuple
 
 
 def check_clock(pods: float, asked: float, answered: float) -> Check:
-    """The pod's clock agrees with the master's, in seconds since 1970 before it was asked and after it had answered."""
+    """Check the pod's clock against the master's times of asking and of the answer, all in seconds since 1970."""
     ahead, behind = max(pods - answered, 0.0), max(asked - pods, 0.0)
     off = max(ahead, behind)
     if off <= CLOCK_WARNING_SECONDS:
@@ -420,14 +420,14 @@ def _gpus() -> list[tuple[int, int]]:
 
 
 def _digest(file: Path) -> str | None:
-    """SHA-256 of a file; None where there is none that can be read."""
+    """SHA-256 of a file; None where it cannot be read."""
     with suppress(OSError):
         return sha256(file)
     return None
 
 
 def _free_bytes(folder: str) -> int:
-    """Free space of a folder's file system; 0 where it cannot be told."""
+    """Free bytes of a folder's file system; 0 where they cannot be determined."""
     with suppress(OSError):
         return shutil.disk_usage(folder).free
     return 0
@@ -438,7 +438,7 @@ def _gib(value: int) -> str:
 
 
 def main() -> int:
-    """Print this machine's checks, and its clock."""
+    """Print this machine's checks and the time of its clock."""
     signal.alarm(PROBE_SECONDS)
     checks = look(Expectation(**json.loads(sys.argv[1])))
     print(json.dumps({"checks": [asdict(check) for check in checks], "time_seconds": time.time()}))

@@ -1,4 +1,4 @@
-"""Process trees and their end, on psutil; interrupts at a bad moment; OOM kills; folders held by a process."""
+"""Process trees and how they end, with psutil; interrupts at a bad moment; OOM kills; folders held by a process."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 RUN = "ZEROPODS_RUN"
-"""Marks the processes of a run: its launcher exports it on every pod, and by it the agents find and end them. Its value
-is the run's lease."""
+"""Environment variable that marks the processes of a run: its launcher exports it on every pod, and the agents find and
+end the processes by it. Its value is the name of the run's lease."""
 FORKS_VARIABLE = "ZEROPODS_FORKS"
-"""Tells a pod's sessions the socket of the server that forks its ranks (`launch/forks.py`)."""
+"""Environment variable that tells a pod's sessions the socket of the server that forks ranks (`launch/forks.py`)."""
 PLACE = ("ZEROPODS_GAP", "0" * 16)
-"""A variable of that server, as long as the mark of a run: each fork has the mark in its place."""
+"""Environment variable of that server, as long as the mark of a run: each fork overwrites it with the mark."""
 PAUSE_SECONDS = 0.05
 KILL_SECONDS = 20.0
-"""SIGKILL is repeated so long; what is left then hangs in the kernel."""
+"""Seconds for which SIGKILL is repeated; a process that is left then hangs in the kernel."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"})
 DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
 
-# One process. psutil tells it from a later one with the same number by its creation time.
+# One process, which psutil tells from a later one with the same pid by its creation time.
 
 
 def find_process(pid: int) -> Process | None:
-    """The process of this number, ended but not reaped ones included; None where there is none."""
+    """The process with this pid, even one that has ended but was not reaped; None where there is none."""
     with suppress(psutil.NoSuchProcess):
         return Process(pid)
     return None
 
 
 def is_alive(process: Process) -> bool:
-    """Whether it still runs; one that has ended and was not reaped does not."""
+    """Whether a process still runs; one that has ended but was not reaped does not."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -66,7 +66,7 @@ def send(process: Process, signum: int) -> None:
 
 
 def variable(process: Process, name: str) -> str | None:
-    """An environment variable as the process was started with; None where it has none or cannot be asked."""
+    """Value of an environment variable with which a process was started; None where it has none or cannot be asked."""
     with suppress(psutil.Error, OSError):
         value: str | None = process.environ().get(name)
         return value
@@ -85,7 +85,7 @@ def catches(process: Process, number: int) -> bool:
 
 
 def ask_for_stacks(processes: Iterable[Process]) -> None:
-    """Send `STACKS` to those that catch it, and to no other: it would end them."""
+    """Send `STACKS` to those processes that catch it, and to no others, since it would end them."""
     for process in processes:
         if catches(process, STACKS):
             send(process, STACKS)
@@ -97,7 +97,7 @@ def ask_for_stacks(processes: Iterable[Process]) -> None:
 def start_bound(argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM, **how: Any) -> subprocess.Popen[bytes]:
     """Start a command without stdin, in a session of its own, which no terminal's Ctrl-C reaches.
 
-    It gets `at_end` when this process is gone. `how`: what else `Popen` takes.
+    The command gets the signal `at_end` when this process is gone. `how`: further arguments of `Popen`.
     """
     how = {"env": child_environment(), **how}
     return subprocess.Popen(bound_argv(argv, at_end), stdin=subprocess.DEVNULL, start_new_session=True, **how)
@@ -106,7 +106,7 @@ def start_bound(argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM, **
 def descendants(pid: int) -> list[Process]:
     """Every process below `pid`, parents before their children; none where `pid` has ended.
 
-    One whose parent ends meanwhile may be missing: ask again before concluding that none is left.
+    A process whose parent ends meanwhile may be missing: ask again before concluding that none is left.
     """
     with suppress(psutil.NoSuchProcess):
         return list(Process(pid).children(recursive=True))
@@ -114,20 +114,20 @@ def descendants(pid: int) -> list[Process]:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Children of a process of one thread; none where this kernel does not tell. Far cheaper than a tree."""
+    """Pids of a single-threaded process's children; none where the kernel does not tell. Far cheaper than a tree."""
     return [int(child) for child in _text(PROC / str(pid) / "task" / str(pid) / "children").split()]
 
 
 def end(find: Callable[[], Iterable[Process]], seconds: float, asked: set[Process] | None = None) -> int:
-    """End processes: SIGTERM to those that take it, SIGKILL to all that are there `seconds` later.
+    """End processes: SIGTERM to those that take it, SIGKILL to all that are left `seconds` later.
 
     Args:
-        find: tells which there are. It is asked until it finds none twice in a row: a process may be missed while its
-            parent ends.
-        asked: those that had SIGTERM already, to which others are added; a second one would cut their end short.
+        find: returns the processes. It is called until it finds none twice in a row, since a process may be missed
+            while its parent ends.
+        asked: processes that were sent SIGTERM already; others are added. A second SIGTERM would cut their end short.
 
     Returns:
-        How many are left after all; they hang in the kernel.
+        Number of processes that are left nevertheless; they hang in the kernel.
     """
     asked, empty, kill_at = set() if asked is None else asked, 0, time.monotonic() + seconds
     while True:
@@ -146,11 +146,11 @@ def end(find: Callable[[], Iterable[Process]], seconds: float, asked: set[Proces
 
 
 def takes_sigterm(process: Process) -> bool:
-    """Whether a process is asked to end before it is killed.
+    """Whether a process is sent SIGTERM before it is killed.
 
-    Not asked: shells and sshd, which would cut the output of their children off, and DeepSpeed's
-    launcher, which answers by ending its ranks over 30 s; they end by themselves after the ranks. A launcher that has
-    not started its ranks yet does not catch the signal, and is asked: nothing else would end it.
+    Shells and sshd are not, since they would cut off the output of their children; nor is DeepSpeed's launcher, which
+    responds by ending its ranks over 30 s. They end by themselves after the ranks. A launcher that has not started its
+    ranks yet does not catch SIGTERM and is sent it, since nothing else would end it.
     """
     try:
         name, arguments = process.name(), process.cmdline()
@@ -163,7 +163,7 @@ def takes_sigterm(process: Process) -> bool:
 
 
 def reap() -> dict[int, int]:
-    """Collect children that have ended: their exit codes by pid, negative for a signal."""
+    """Reap children that have ended; return their exit codes by pid, negative for a signal."""
     ended: dict[int, int] = {}
     with suppress(ChildProcessError):
         while (waited := os.waitpid(-1, os.WNOHANG))[0]:
@@ -176,7 +176,7 @@ def reap() -> dict[int, int]:
 
 @contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle signals so inside; outside of the main thread nothing is changed."""
+    """Handle these signals with `handler` inside the block; outside of the main thread nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -190,7 +190,7 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], o
 
 @contextmanager
 def noted_signals() -> Iterator[list[str]]:
-    """Names of the SIGINT, SIGTERM and SIGHUP that came; they interrupt nothing, so that no clean-up is cut short."""
+    """Names of the SIGINT, SIGTERM and SIGHUP that came; these interrupt nothing, so no clean-up is cut short."""
     noted: list[str] = []
     with handled(ENDING, lambda number, _: noted.append(signal.Signals(number).name)):
         yield noted
@@ -198,7 +198,7 @@ def noted_signals() -> Iterator[list[str]]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Let what is inside come to its end before Ctrl-C or SIGTERM take effect.
+    """Let the block finish before Ctrl-C, SIGTERM or SIGHUP takes effect.
 
     Without it, an interrupt could fall between starting a process and writing down that it is ours.
     """
@@ -213,7 +213,7 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise `SystemExit` inside, where they would end the process without clean-up."""
+    """Make SIGTERM and SIGHUP raise `SystemExit` inside the block, if they would end the process without clean-up."""
     plain = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
     with handled(plain, lambda number, _: sys.exit(128 + number)):
         yield
@@ -225,12 +225,12 @@ def ending_in_order() -> Iterator[None]:
 def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """The kernel's count of OOM kills in this process's memory cgroup; 0 where it keeps none.
 
-    The count stands in `memory.oom_control` (cgroup v1) or `memory.events` (v2), cgroups(7). A process outside of any
-    group is counted by the whole machine (`oom_kill` of /proc/vmstat). In a container the group's path is another than
-    outside of it, and its own group is the root of what it sees.
+    The count is in `memory.oom_control` (cgroup v1) or `memory.events` (v2), cgroups(7). For a process outside of any
+    group it is that of the whole machine (`oom_kill` in /proc/vmstat). In a container the group's path is not the one
+    that it has outside, and the container's own group is the root of what it sees.
     """
     lines = _text(proc / "self" / "cgroup").splitlines()
-    # The longest path first: it is the group's own, where there are several hierarchies.
+    # The longest path comes first: it is the group's own where there are several hierarchies.
     paths = sorted({"", *(line.split(":", 2)[2].lstrip("/") for line in lines)}, key=len, reverse=True)
     kept = (("memory", "memory.oom_control"), ("", "memory.events"), ("unified", "memory.events")) if lines else ()
     files = [cgroups / root / path / name for root, name in kept for path in paths]
@@ -244,18 +244,18 @@ def _text(file: Path) -> str:
     return ""
 
 
-# Where a pod's keys lie, or what visitors of a page upload: a folder that is held as long as its process lives.
+# Folders for a pod's keys, or for what visitors of a page upload, each of which is held while its process lives.
 
 POD, DEMO = "zeropods-pod-", "zeropods-demo-"
-"""How their names begin."""
+"""Prefixes of the names of these folders."""
 FRESH_SECONDS = 60.0
-"""A folder so young may be about to be held."""
+"""Age in seconds below which a folder that nobody holds may be about to be held."""
 
 
 def make_private_folder(prefix: str) -> Path:
-    """A new folder that only this user can read; it is held by this process and its forks until they end.
+    """Make a folder that only this user can read; it is held by this process and its forks until they end.
 
-    What those that were killed have left under this prefix is removed first: nobody holds it.
+    Folders with this prefix that killed processes have left are removed first, since nobody holds them.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):
@@ -264,6 +264,6 @@ def make_private_folder(prefix: str) -> Path:
                 with held(left):
                     shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
-    # Never closed: the kernel lets go of it when the last of the processes has ended.
+    # Never closed: the kernel releases the lock when the last of the processes has ended.
     fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     return folder

@@ -1,4 +1,4 @@
-"""The rendezvous of a new cluster: pods that are ready register, and are told when all are there. Both sides of it."""
+"""Both sides of a new cluster's rendezvous: pods that are ready register, and are told when all pods have."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from zeropods.pods.wire import Message, Server, WireError, ask, listening_socket
 PURPOSE = "register"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 1.0
 ASK_SECONDS = 60.0
-"""For an answer of the master: a connection that dies while all wait is not noticed otherwise."""
+"""Seconds to wait for the master's answer: a connection that dies while all wait would not be noticed otherwise."""
 FAREWELL_SECONDS = 2.0
 OTHER_FILES = 1_024
-"""Descriptors left to strangers and to the rest of the process; a pod that comes again has two connections."""
+"""File descriptors left for strangers and the rest of the process; a pod that reconnects has two connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,36 +27,36 @@ class Pod:
     """A pod, as it describes itself when it registers."""
 
     worker: str
-    """Its id with the backend that started it."""
+    """Id of its worker with the backend that started it."""
     address: str
-    """IPv4, under which master and pods reach it."""
+    """IPv4 address at which the master and the other pods reach it."""
     hostname: str
     slots: int
-    """Processes that it takes, one for each GPU, at least 1."""
+    """Number of processes that it takes, one for each GPU, at least 1."""
     ssh_port: int
     host_key: str
     """Public key of its sshd, `ssh-ed25519 AAAA...`, without a comment."""
     control_port: int
     name: str = ""
-    """`pod1` and so on in the hostfile's order; given by the master when all are ready."""
+    """`pod1` and so on, in the hostfile's order; assigned by the master when all pods are ready."""
 
 
 async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: float) -> None:
-    """Register a pod that serves, and return when all pods of its cluster have.
+    """Register a pod that is ready to serve, and return when all pods of its cluster have registered.
 
     Args:
-        master: address and port. It may come up later than this pod, or drop a connection: both are tried again.
-        secret: of the cluster; proves both sides to each other and is never sent.
-        seconds: until the master's answer has to be there.
+        master: address and port. The master may come up later than this pod or drop a connection: the pod tries again.
+        secret: the cluster's secret; it proves both sides to each other and is never sent.
+        seconds: time within which the master's answer has to arrive.
 
     Raises:
-        UserError: no answer in time, or refused.
+        UserError: the master does not answer in time, or refuses the pod.
     """
     place, clock, pause = f"{master[0]}:{master[1]}", asyncio.get_running_loop().time, FIRST_PAUSE_SECONDS
     deadline = clock() + seconds
     while True:
         try:
-            # A master that starts many pods greets late.
+            # A master that starts many pods may greet late.
             left = min(ASK_SECONDS, deadline - clock())
             answer = await ask(*master, secret, PURPOSE, asdict(pod), left, greeting_seconds=left)
             break
@@ -71,24 +71,24 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
 
 
 class Rendezvous:
-    """Listens from `__enter__` to `__exit__`; `gather` waits for the pods.
+    """The master's side, which listens from `__enter__` to `__exit__`; `gather` waits for the pods.
 
-    It has a thread with a loop of its own, since in a notebook the main thread runs one already. What is written
-    below is written in that loop; the caller's thread only reads it.
+    It has a thread with an event loop of its own, since in a notebook the main thread runs one already. Pods and
+    failure are written in that loop; the caller's thread only reads them.
 
     Args:
-        secret: of the cluster; a connection that does not prove it is dropped.
-        count: pods to wait for.
-        address: of this machine, to listen on.
-        port: None for 6000, or a free one where that is taken.
+        secret: the cluster's secret; a connection that does not prove it is dropped.
+        count: number of pods to wait for.
+        address: address of this machine to listen on.
+        port: port to listen on; None for 6000, or a free one where that is taken.
     """
 
     def __init__(self, *, secret: bytes, count: int, address: str, port: int | None) -> None:
         self._count, self._place = count, (address, port)
         self._pods: dict[str, Pod] = {}
-        """Pods that have registered, by worker."""
+        """Pods that have registered, by the id of their worker."""
         self._failure = Future[str]()
-        """Why the cluster does not come up, or nothing where all pods are there."""
+        """Reason why the cluster does not come up; empty where all pods are there."""
         self._left = threading.Event()
         self._server = Server(secret, PURPOSE, self._attend, crowd=2 * count)
 
@@ -106,13 +106,13 @@ class Rendezvous:
 
     @property
     def there(self) -> frozenset[str]:
-        """The workers that have registered until now."""
+        """Ids of the workers that have registered so far."""
         return frozenset(self._pods.copy())
 
     def gather(self, seconds: float) -> tuple[Pod, ...] | None:
-        """The pods by numeric address, once all have registered; None where that takes longer than so many seconds.
+        """The pods, sorted by numeric address, once all have registered; None where that takes longer than `seconds`.
 
-        `UserError` where a pod cannot serve or is of another version.
+        `UserError` where a pod cannot serve or has another version of zeropods.
         """
         if not wait([self._failure], max(0.0, seconds)).done:
             return None
@@ -120,10 +120,10 @@ class Rendezvous:
             raise UserError(failure)
         return tuple(sorted(self._pods.values(), key=lambda pod: ipaddress.IPv4Address(pod.address)))
 
-    # From here on everything runs in the loop, so that nothing needs a lock.
+    # From here on everything runs in the event loop, so that nothing needs a lock.
 
     async def _attend(self, request: Message, peer: str) -> Message:
-        """Admit a pod, and answer it once all are there; one that lost its connection comes again."""
+        """Admit a pod, and answer it once all are there; a pod that lost its connection registers again."""
         if "failed" in request:
             self._settle(f"pod at {peer}: {request['failed']}")
             return {}
@@ -135,12 +135,12 @@ class Rendezvous:
             self._pods[pod.worker] = pod
             if len(self._pods) >= self._count:
                 self._settle("")
-        # Shielded: a connection that is cut must not cancel what all of them wait for.
+        # Shielded: a connection that is cut must not cancel the future for which all of them wait.
         failure = await asyncio.shield(asyncio.wrap_future(self._failure))
         return {"refused": failure} if failure else {}
 
     def _settle(self, failure: str) -> None:
-        """The first word counts: a failure after success, or after another one, changes nothing."""
+        """Settle the outcome once: a failure after success, or after another failure, changes nothing."""
         if not self._failure.done():
             self._failure.set_result(failure)
 
@@ -153,7 +153,7 @@ class Rendezvous:
 
 
 def allow_open_files(needed: int) -> None:
-    """Raise this process's soft limit of open files to `needed`, or as far as the hard one allows."""
+    """Raise this process's soft limit on open files to `needed`, or as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

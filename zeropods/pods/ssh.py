@@ -1,6 +1,6 @@
-"""ssh: keys, what clients are told, and each pod's own unprivileged daemon, which knows one key and forwards nothing.
+"""ssh: keys, client configuration, and each pod's own unprivileged daemon, which accepts one key and forwards nothing.
 
-pdsh's ssh and plain ssh use one configuration, in which the host keys of all pods are pinned.
+pdsh's ssh and plain ssh share one configuration, in which the host keys of all pods are pinned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SAID_SECONDS = 30.0
 CONNECT_SECONDS = 2
 ALIVE_SECONDS = 2
 ALIVE_MISSES = 3
-"""A peer that is cut off ends the connection after `ALIVE_SECONDS` x `ALIVE_MISSES`; without this it never ends."""
+"""Number of keep-alive messages without an answer that end a connection: a peer that is cut off ends it after
+`ALIVE_SECONDS` x `ALIVE_MISSES`; without this it would never end."""
 ALWAYS = {
     "BatchMode": "yes",
     "ConnectTimeout": str(CONNECT_SECONDS),
@@ -33,7 +34,7 @@ ALWAYS = {
     "ControlMaster": "no",
     "LogLevel": "ERROR",
 }
-"""Options of every connection, with an own configuration or with the user's: ask nothing, trust no unknown key."""
+"""Options of every connection, with our own configuration or the user's: ask nothing, trust no unknown key."""
 PINNED = {
     "IdentitiesOnly": "yes",
     "IdentityAgent": "none",
@@ -41,16 +42,16 @@ PINNED = {
     "ServerAliveInterval": str(ALIVE_SECONDS),
     "ServerAliveCountMax": str(ALIVE_MISSES),
 }
-"""Nothing of the user's own agent or known hosts has a part in a cluster; nor has any other configuration, with -F."""
+"""Options that keep the user's own agent and known hosts out of a cluster; -F keeps out any other configuration."""
 HOST_KEY, AUTHORIZED_KEYS, CONFIG, LOG = "host_key", "authorized_keys", "sshd_config", "sshd.log"
 FORKS = "forks"
-"""The socket of the pod's fork server, in the same folder."""
+"""Name of the socket of the pod's fork server, in the same folder."""
 RUN_FOLDER = Path("/run/sshd")
 CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
-"""What a session is told of its pod. Of CML's variables no other: `CDSW_API_KEY` is a secret."""
+"""CML's variables that an ssh session on a pod gets, and no others of CML's: `CDSW_API_KEY` is a secret."""
 START_SECONDS = 15.0
 LISTENS = "Server listening"
-"""In the line of its log that says so."""
+"""Part of the line in sshd's log that says that it listens."""
 PAUSE_SECONDS = 0.05
 SSHD_OPTIONS = """\
 PidFile none
@@ -66,7 +67,7 @@ MaxSessions 100
 ClientAliveInterval 5
 ClientAliveCountMax 3
 """
-"""What differs from sshd's own defaults: no PAM, no tunnel, no environment of the user's."""
+"""Options that differ from sshd's own defaults; there is no PAM, no tunnel and no environment of the user's."""
 
 
 # Keys
@@ -76,13 +77,13 @@ def make_key(path: Path, comment: str) -> str:
     """Write a new ed25519 key without passphrase to `path` (mode 600), and its public half to `path`.pub.
 
     Args:
-        comment: ends the public file's line; says whose key it is.
+        comment: text at the end of the public file's line, which says whose key it is.
 
     Returns:
         The public key without its comment: `ssh-ed25519 AAAA...`.
 
     Raises:
-        UserError: ssh-keygen is missing or fails; it overwrites no key.
+        UserError: ssh-keygen is missing or fails; it does not overwrite a key.
     """
     argv = [*required_programs("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
     said_by(argv, f"{path}: ssh-keygen failed", "is the folder there and writable?")
@@ -90,7 +91,7 @@ def make_key(path: Path, comment: str) -> str:
 
 
 def said_by(argv: Sequence[str], place: str, remedy: str) -> str:
-    """What a program prints; `UserError` with what it complains of, where it fails or takes too long."""
+    """Run a program and return what it prints; `UserError` with its complaint where it fails or takes too long."""
     nothing = subprocess.DEVNULL
     try:
         done = subprocess.run(argv, stdin=nothing, capture_output=True, text=True, timeout=SAID_SECONDS, check=True)
@@ -104,18 +105,18 @@ def said_by(argv: Sequence[str], place: str, remedy: str) -> str:
 
 
 def known_hosts_text(entries: Iterable[tuple[str, int, str]]) -> str:
-    """`known_hosts` from (address, port other than 22, host key `ssh-ed25519 AAAA...`); a host may have several."""
+    """Text of `known_hosts` from (address, port other than 22, key `ssh-ed25519 AAAA...`); a host may have several."""
     return "".join(f"[{address}]:{port} {key}\n" for address, port, key in entries)
 
 
 def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts: Path, user: str) -> str:
-    """One `Host` block for the cluster's pods; other hosts are not touched by it.
+    """One `Host` block for pods of the cluster; it does not affect other hosts.
 
     Args:
-        key, known_hosts: paths that `pdsh_ssh_arguments` has let pass.
+        key, known_hosts: paths in a folder that `pdsh_ssh_arguments` has accepted.
     """
     options = {
-        # An account of a domain has a backslash.
+        # The name of a domain account contains a backslash.
         "User": '"' + user.replace("\\", "\\\\") + '"',
         "Port": str(port),
         "IdentityFile": str(key),
@@ -127,11 +128,11 @@ def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts:
 
 
 def ssh_argv(ssh_config: Path | None, address: str, command: Sequence[str], **options: object) -> list[str]:
-    """The argument list that runs `command` on a host, where a shell reads it as the same arguments.
+    """The argument list that runs `command` on a host, whose shell reads it as the same arguments.
 
     Args:
-        ssh_config: None for the user's own configuration, in which `ALWAYS` still holds.
-        options: more of ssh's options.
+        ssh_config: None for the user's own configuration, to which `ALWAYS` still applies.
+        options: further ssh options.
     """
     chosen = () if ssh_config is None else ("-F", str(ssh_config))
     given = (word for name, value in {**ALWAYS, **options}.items() for word in ("-o", f"{name}={value}"))
@@ -139,9 +140,9 @@ def ssh_argv(ssh_config: Path | None, address: str, command: Sequence[str], **op
 
 
 def pdsh_ssh_arguments(ssh_config: Path) -> str:
-    """`PDSH_SSH_ARGS_APPEND`, with which pdsh's ssh reads this configuration.
+    """Value of `PDSH_SSH_ARGS_APPEND` with which pdsh's ssh reads this configuration.
 
-    pdsh cuts the value at blanks, knows no quotes, and expands %h and its like (2.34, tried); ssh expands others.
+    pdsh splits at blanks, does not know quotes, and expands %h and the like (tried with 2.34); ssh expands others.
 
     Raises:
         UserError: the path holds such characters.
@@ -159,28 +160,28 @@ def pdsh_ssh_arguments(ssh_config: Path) -> str:
 async def start_sshd(
     folder: Path, address: str, ports: Sequence[int], authorized_key: str
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start one daemon, a child of this process that the kernel kills with it; returns it and its port.
+    """Start a daemon, a child of this process that the kernel kills when this process ends; return it and its port.
 
     Args:
-        folder: absolute, mode 700; holds the host key, and takes configuration and log.
-        ports: the first of them that nobody has is taken.
+        folder: absolute path of a folder of mode 700 that holds the host key; configuration and log are written there.
+        ports: ports to try; the first free one is taken.
 
     Raises:
-        UserError: it is not installed or does not come up.
+        UserError: sshd is not installed or does not come up.
     """
     (folder / AUTHORIZED_KEYS).write_text(f"{authorized_key}\n", encoding="utf-8")
     if os.geteuid() == 0:
         RUN_FOLDER.mkdir(mode=0o755, exist_ok=True)
     parent, nothing, [program] = os.getpid(), subprocess.DEVNULL, required_programs("sshd")
-    # sshd starts itself again for each connection, elsewhere: all paths have to be absolute.
+    # sshd executes itself again for each connection, in another folder: all paths have to be absolute.
     argv = [os.path.abspath(program), "-D", "-f", str(folder / CONFIG), "-E", str(folder / LOG)]
     session = {
-        # This Python and its programs come first, then what the agent has.
+        # This Python and its programs come first, then the agent's own PATH.
         "PATH": own_programs_first(),
         "ZEROPODS_POD": address,
         FORKS_VARIABLE: str(folder / FORKS),
         **{name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)},
-        # gloo would take the interface of the host's name, which on Debian is loopback.
+        # gloo would take the interface that the host name resolves to, which on Debian is loopback.
         "GLOO_SOCKET_IFNAME": interface(address),
     }
     options = {
@@ -205,7 +206,7 @@ async def start_sshd(
         deadline = time.monotonic() + START_SECONDS
         while process.poll() is None:
             if LISTENS in _said(folder):
-                # Only now: one that ends before, since its port is taken, does not end the pod.
+                # Returned only now: a daemon that ends earlier, because its port is taken, must not end the pod.
                 return process, port
             if time.monotonic() > deadline:
                 raise UserError(f"{address}: sshd said nothing in {START_SECONDS:.0f} s: {sshd_last_words(folder)}")
@@ -214,7 +215,7 @@ async def start_sshd(
 
 
 def sshd_last_words(folder: Path) -> str:
-    """The last line of the daemon's log that tells of an error, or else the last one."""
+    """The last line of the daemon's log that reports an error, else the last line."""
     lines = _said(folder).splitlines() or ["it said nothing"]
     return next((line for line in reversed(lines) if "error:" in line or "fatal:" in line), lines[-1]).strip()
 
@@ -225,7 +226,7 @@ def _said(folder: Path) -> str:
 
 
 def account() -> str:
-    """This user's name, the only one that may log in."""
+    """Name of this user's account, the only one that may log in."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""`up`: from nothing to pods that are ready, or to nothing again and the reason why."""
+"""`up` starts pods and waits until they are ready, or leaves nothing behind and says why."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from zeropods.tables import progress
 
 OTHER_SSH_PORTS = 7
 WATCH_SECONDS = 1.0
-"""So often workers are looked at that have not registered."""
+"""Seconds between two checks of workers that have not registered yet."""
 
 
 def up(
@@ -59,23 +59,23 @@ def up(
     memory: float = 32,
     nvidia_gpu: int | None = None,
 ) -> Cluster:
-    """Start pods and wait until all of them are ready; a cluster that is up as asked for is returned as it is.
+    """Start pods and wait until all of them are ready; a cluster that is already up as asked for is returned as it is.
 
-    Whatever goes wrong, Ctrl-C included, nothing that was started is left.
+    Whatever goes wrong, Ctrl-C included, nothing that was started is left behind.
 
     Args:
-        count: of pods; all hosts of the hostfile, if there is one and this is not given.
-        hostfile: of hosts of your own, which your ssh reaches without a question and which have this project and
+        count: number of pods; if not given, all hosts of the hostfile, if there is one.
+        hostfile: lists hosts of your own, which your ssh reaches without a prompt and which have this project and
             this Python at the same place. The pods are in its order.
-        ssh_config: by which ssh reaches them; your usual one if not given.
-        slots: processes per pod; its GPUs, at least 1, if not given.
-        backend: `local` or `cml`; inside a CML session `cml`, else `local`, if not given.
-        name: of the cluster; one of this process if not given.
-        port: of the rendezvous; 6000 or a free one if not given.
-        seconds: until all pods have to be ready.
-        lease: `kernel` or `idle`, see `LEASES`.
-        lease_seconds: its length; the lease's own if not given.
-        cpu: cores of each CML worker; `memory`: GiB; `nvidia_gpu`: GPUs, as many as here if not given.
+        ssh_config: configuration with which ssh reaches them; your usual one if not given.
+        slots: processes per pod; if not given, one per GPU, at least 1.
+        backend: `local` or `cml`; if not given, `cml` inside a CML session, else `local`.
+        name: name of the cluster; if not given, one made from the id of this process.
+        port: port of the rendezvous; if not given, 6000 or a free one.
+        seconds: time within which all pods have to be ready.
+        lease: kind of the lease, `kernel` or `idle`, see `LEASES`.
+        lease_seconds: duration of the lease; if not given, that of its kind.
+        cpu: cores of each CML worker; `memory`: its GiB; `nvidia_gpu`: its GPUs, if not given as many as here.
 
     Raises:
         UserError: a program is missing, a worker ended or never started, or the name is taken.
@@ -122,7 +122,7 @@ def up(
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
     )
     folder = folder_of(f"kernel-{os.getpid()}" if name is None else name)
-    pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder that pdsh cannot be told
+    pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder whose path pdsh cannot take
     required_programs(*PROGRAMS)
     sweep()
     with ending_in_order(), locked(folder):
@@ -134,7 +134,7 @@ def up(
 
 
 def _standing(folder: Path, settings: Settings) -> Cluster | None:
-    """The cluster of this name if it is as asked for; None if all of it that may be there can be cleared."""
+    """The cluster in this folder if it is as asked for; None if whatever is left of it can be cleared."""
     cluster = read_cluster(folder)
     if cluster is None or not cluster.pods:
         return None
@@ -153,11 +153,11 @@ def _standing(folder: Path, settings: Settings) -> Cluster | None:
 
 
 def _make(folder: Path, settings: Settings, port: int | None, seconds: float) -> Cluster:
-    """Start all pods of a cluster in its folder and write its files; whatever goes wrong ends and removes them."""
+    """Start all pods of a cluster and write its files in its folder; end and remove them if anything goes wrong."""
     clear(folder)
     with ExitStack() as undo:
         undo.callback(clear, folder)
-        # The state comes first: it says what to clean up, should this process not come to its end.
+        # The state is written first: it says what to clean up if this process does not finish.
         cluster = Cluster(folder=folder, settings=settings)
         write_cluster(cluster)
         workers = workers_of(cluster)
@@ -186,9 +186,9 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
 
 
 def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, seconds: float) -> tuple[Pod, ...]:
-    """The pods once all are ready, named, in the order of the user's hostfile if there is one, else of addresses.
+    """The pods once all are ready, named, in the order of the user's hostfile if there is one, else by address.
 
-    `UserError` names a worker that has ended, or those that are missing after so many seconds.
+    `UserError` names a worker that has ended, or those that are missing after `seconds`.
     """
     deadline, count = time.monotonic() + seconds, cluster.settings.count
     with progress("pods", "pods", count) as bar:

@@ -4,7 +4,7 @@ Listener and connector open with `zeropods 2 NONCE`. The key of the connection i
 listener's nonce | connector's nonce). The connector sends its request and the listener its answer, each as a line
 `MAC JSON`, where MAC = HMAC-SHA256(key, who says it | JSON) as hexadecimal. The secret never crosses the wire; a
 replayed, reflected or altered message, one for another purpose and one of another cluster all fail. Nothing is
-encrypted: secrets are not sent.
+encrypted, and no secrets are sent.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from typing import Any
 from zeropods.errors import UserError
 
 DEFAULT_PORT = 6_000
-"""The port of the original's master."""
+"""Port of the master in the original project."""
 MAX_MESSAGE_BYTES = 65_536
-"""A longer line, proof included, is refused before it is parsed."""
+"""Largest size of a line in bytes, proof included; a longer one is refused before it is parsed."""
 SEND_SECONDS = 10.0
-"""A peer that does not take its answer for so long is given up."""
+"""Seconds after which a peer that does not take its answer is given up."""
 PROOF_SECONDS = 5.0
-"""A peer proves itself to a server within this time."""
+"""Seconds within which a peer has to prove itself to a server."""
 GREETING_SECONDS = 5.0
-"""A server greets within this time, however long it may take to answer."""
+"""Seconds within which a server has to greet, however long it may take to answer."""
 CLOSE_SECONDS = 1.0
 QUEUE = 4_096
-"""Connections that the kernel keeps until they are accepted, as far as it is allowed to (`net.core.somaxconn`).
+"""Number of connections that the kernel keeps until they are accepted, as far as `net.core.somaxconn` allows.
 
-One more gets no answer, and is tried again a second, three and seven seconds later: too late for a pod among a crowd.
+A further one gets no answer, and is tried again one, three and seven seconds later: too late for a pod in a crowd.
 """
 AT_ONCE = 16
-"""Connections that are accepted before those that came earlier have their turn to prove themselves."""
+"""Number of connections that are accepted before earlier ones have their turn to prove themselves."""
 UNPROVEN = 64
-"""Connections that may be unproven at a time. One more costs the oldest its place: an honest peer needs it for
-milliseconds, so that those who sit there silently keep nobody out."""
+"""Number of connections that may be unproven at a time. A further one takes the place of the oldest: an honest peer
+needs its place for milliseconds only, so that silent peers keep nobody out."""
 
 Message = dict[str, Any]
 """A JSON object."""
 Agents = Sequence[tuple[str, int]]
-"""Address and control port of each."""
+"""Address and control port of each agent."""
 
 _GREETING = re.compile(rb"zeropods 2 ([0-9a-f]{32})\n")
 
 
 class WireError(Exception):
-    """One line: the peer, and why there is no answer of it; or what it answers that is an error."""
+    """The message is one line: the peer, and why there is no answer from it, or the error that it answered with."""
 
 
 async def ask(
@@ -66,7 +66,7 @@ async def ask(
     seconds: float,
     greeting_seconds: float = GREETING_SECONDS,
 ) -> Message:
-    """The answer of a server, which has so many seconds to give it once it has greeted; `WireError` if it does not."""
+    """The answer of a server, which has `seconds` to give it once it has greeted; `WireError` if it does not."""
     peer = f"{address}:{port}"
     async with _bounded(peer, min(seconds, greeting_seconds)) as limit:
         connection = _Connection(peer, *await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES))
@@ -80,12 +80,12 @@ async def ask(
 
 
 def control_purpose(address: str, control_port: int) -> str:
-    """What a connection to one agent is for: a proof made for it is none for another, whoever passes it on."""
+    """The purpose of a connection to one agent: a proof made for it is not valid for another, even if passed on."""
     return f"control {address}:{control_port}"
 
 
 async def ask_agents(agents: Agents, secret: bytes, request: Message, seconds: float) -> list[Message | WireError]:
-    """Ask all agents at once; answers in their order, a `WireError` in the place of one that gave none."""
+    """Ask all agents at once; return answers in their order, with a `WireError` for one that gave none or an error."""
 
     async def ask_one(address: str, port: int) -> Message | WireError:
         try:
@@ -98,20 +98,20 @@ async def ask_agents(agents: Agents, secret: bytes, request: Message, seconds: f
 
 
 def ask_all(agents: Agents, secret: bytes, request: Message, seconds: float) -> list[Message | WireError]:
-    """`ask_agents` in a thread with a loop of its own, since in a notebook the calling thread runs one already."""
+    """`ask_agents` in a thread with its own event loop, since in a notebook the calling thread runs one already."""
     with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:
         return thread.submit(lambda: asyncio.run(ask_agents(agents, secret, request, seconds))).result()
 
 
-# The server, which pods and their master both are
+# The server, which runs on the pods and on their master
 
 
 class Server:
-    """Answers the requests of peers that prove that they know the secret; others are dropped after `PROOF_SECONDS`.
+    """A server that answers peers which prove that they know the secret; others are dropped after `PROOF_SECONDS`.
 
     Args:
-        answer: takes a request and the peer's address; what it returns is sent.
-        crowd: peers that may come at the same time; each may be unproven beside `UNPROVEN` others.
+        answer: takes a request and the peer's address, and returns the answer to send.
+        crowd: number of peers that may come at the same time; as many may be unproven in addition to `UNPROVEN`.
     """
 
     def __init__(
@@ -120,17 +120,17 @@ class Server:
         self._secret, self._purpose, self._answer, self._limit = secret, purpose, answer, UNPROVEN + crowd
         self._tasks: set[asyncio.Task[None]] = set()
         self._unproven: list[asyncio.Task[None]] = []
-        """Oldest first."""
+        """Tasks of the connections that are unproven, oldest first."""
         self._server: asyncio.Server | None = None
 
     async def open(self, sock: socket.socket) -> None:
-        """Serve the connections of a listening socket, which is the server's from now on."""
+        """Serve the connections of a listening socket, which belongs to the server from now on."""
         self._server = await asyncio.start_server(self._serve, sock=sock, limit=MAX_MESSAGE_BYTES, backlog=AT_ONCE)
-        # asyncio takes one number for both of them.
+        # asyncio uses one number for both the queue and the connections that it accepts at once.
         sock.listen(QUEUE)
 
     async def close(self, seconds: float = 0.0) -> None:
-        """Stop listening; requests are cut that have not been answered `seconds` later."""
+        """Stop listening; requests that have not been answered `seconds` later are cut off."""
         if self._server is None:
             return
         self._server.close()
@@ -176,7 +176,7 @@ def listening_socket(address: str, port: int | None) -> socket.socket:
     """A TCP socket that listens on an IPv4 address of this machine.
 
     Args:
-        port: None for 6000, which gives way to any free port; one that is asked for does not.
+        port: None for 6000, or any free port where that is taken; a port that is asked for is not replaced.
 
     Raises:
         UserError: the port is taken, or the address is not this machine's.
@@ -184,7 +184,7 @@ def listening_socket(address: str, port: int | None) -> socket.socket:
     reason: object = None
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
         try:
-            # With SO_REUSEADDR: a master that ended a moment ago leaves connections in TIME_WAIT, which are nobody's.
+            # With SO_REUSEADDR: a master that ended a moment ago leaves connections in TIME_WAIT, which nobody uses.
             return socket.create_server((address, candidate))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -193,7 +193,7 @@ def listening_socket(address: str, port: int | None) -> socket.socket:
 
 
 class _Connection:
-    """What both sides do: exchange nonces, from which the connection's key follows, then send a message each."""
+    """What both sides do: exchange nonces, from which the connection's key is derived, then send one message each."""
 
     def __init__(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.peer, self.reader, self.writer = peer, reader, writer
@@ -225,7 +225,7 @@ class _Connection:
 
 @asynccontextmanager
 async def _bounded(peer: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """A deadline, and errors as `WireError`."""
+    """Set a deadline for the block, and raise its errors as `WireError`."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield limit
@@ -236,7 +236,7 @@ async def _bounded(peer: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
     except asyncio.LimitOverrunError:
         raise WireError(f"{peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes") from None
     except OSError as error:
-        # asyncio puts words of its own in the place of the system's.
+        # asyncio puts its own message in place of the system's.
         number = error.errno or 0
         reason = os.strerror(number) if number > 0 else "the connection is lost"
         raise WireError(f"{peer}: closed: {reason}") from None

@@ -1,1 +1,1 @@
-"""Records to rows to tables, plots and pages."""
+"""Turn run records into rows, and rows into tables, plots and pages."""

@@ -1,4 +1,4 @@
-"""The four questions that runs are made for, answered in sentences: does it fit, with what, how long, how good."""
+"""Answers in sentences to the four questions that runs are made for: does it fit, with what, how long, how good."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from zeropods.tables import GIB, MIB, counted, digits, markdown_text
 
 QUESTIONS = ("Does it fit?", "Which technique?", "How long, and at what cost?", "Is the model still good?")
 LINES = "white-space: pre-line"
-"""Each model has a line of its own."""
+"""CSS that keeps line breaks, so that each model has a line of its own."""
 ONE_BELOW = "float: none; width: auto;"
-"""Notebooks would set the questions into a column of a fifth of the page, wider than which a word may be."""
+"""CSS against the column that notebooks give to the questions: a fifth of the page, too narrow for a long word."""
 UNKNOWN = "No run left a record, so nothing is known yet."
 NO_PRICE = "zeropods summary --price-per-hour adds the cost."
 NO_DURATION = "No cost is known: no run was timed from start to end, and one that was resumed cannot be."
 SHOWN_MODELS = 3
 NOTABLE = 0.02
-"""Share of a size below which a difference is not worth a word."""
+"""Share of a size below which a difference is not worth mentioning."""
 SHOWN_NAMES = 4
-"""Rows that one sentence names; the others are counted."""
+"""Number of rows that one sentence names; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Answers:
     """The questions and their answers, shown as text on a terminal and as a list in a notebook."""
 
     by_question: Mapping[str, str]
-    """Each question with its answer; all of them together where the answer is one."""
+    """Each question with its answer; all questions as one key where they share one answer."""
 
     def to_json(self) -> list[dict[str, str]]:
         """Each question with its answer."""
         return [{"question": each, "answer": self.by_question.get(each, UNKNOWN)} for each in QUESTIONS]
 
     def to_markdown(self) -> str:
-        """A line for each."""
+        """A Markdown list with one item for each question and its answer."""
         return "".join(f"- **{question}** {markdown_text(text)}\n" for question, text in self.by_question.items())
 
     def _repr_html_(self) -> str:
@@ -55,10 +55,10 @@ class Answers:
 
 
 def answers(lines: Sequence[Values]) -> Answers:
-    """The answers that the rows of a summary give; of several models the first three, each with sentences of its own.
+    """The answers that the rows of a summary give; of several models, each of the first three has its own sentences.
 
     Args:
-        lines: rows as tables take them.
+        lines: rows in the form that tables take.
     """
     models: dict[tuple[str, str], list[Values]] = {}
     for line in lines:
@@ -87,15 +87,15 @@ class Subject:
 
     def __init__(self, rows: Sequence[Values]) -> None:
         self.rows = rows
-        # What it is about are the rows that are set against one another; where none are, all.
+        # The answers are about the rows that are compared with each other; where there are none, about all rows.
         self.about = [row for row in rows if row["is_compared"]] or list(rows)
         self.alone = [row for row in rows if row not in self.about]
-        # Done are rows whose figures are of runs that ended well; of these some have a ratio over one base.
+        # The figures of a done row come from runs that ended well; some done rows have a ratio over a base.
         self.done = [row for row in self.about if is_done(row["status"])]
         self.comparable = [row for row in self.done if row["is_compared"] and row["base"] is not None]
         self.base = next((row for row in self.comparable if row["row"] == row["base"]), None)
         self.fastest = max(self.comparable, key=lambda row: row["samples_per_second"], default=None)
-        # Those that need least memory for the model and what training adds to it: equal but for 2 %.
+        # The rows that need the least memory for the model and what training adds to it, within 2 %.
         sized = [row for row in self.comparable if row["measured_bytes"]]
         is_of_one_kind = len({row["planned_kind"] for row in sized}) == 1
         self.smallest = _alike(sized, "measured_bytes", min) if is_of_one_kind else []
@@ -125,8 +125,8 @@ class Subject:
         return " ".join(told)
 
     def techniques(self) -> str:
-        """The fastest and the smallest, against the base, with the interval of the ratio where there is one; and the
-        rows whose speed may be equal to that of the fastest: the interval of their ratio holds 1."""
+        """The fastest and the smallest row against the base, with the interval of the ratio where there is one; and the
+        rows that may be as fast as the fastest, since the interval of their ratio contains 1."""
         base, fastest = self.base, self.fastest
         if base is None or fastest is None or len(self.comparable) < 2:
             return "No two rows differ by technique and pods alone, so none is called faster."
@@ -156,8 +156,8 @@ class Subject:
         return f"{begin}: {share:.0%} of the {what} of {base['short_label']}{speeds}."
 
     def time_and_cost(self) -> str:
-        """Time of the fastest, of the smallest and of the base, and their cost where there is a price; and the longest
-        of the rows that stand alone."""
+        """Times of the fastest, the smallest and the base row, with their cost where there is a price; and the longest
+        time among the rows that are not compared."""
         chosen = [row for row in (self.fastest, *self.smallest[:1], self.base) if row is not None] or self.done
         timed = list({row["row"]: row for row in chosen if row["train_seconds"]}.values())[:SHOWN_NAMES]
         alone = [row for row in self.alone if is_done(row["status"]) and row["train_seconds"]]
@@ -167,7 +167,7 @@ class Subject:
         return " ".join(told) or "No run was timed."
 
     def accuracy(self) -> str:
-        """The score of the one-pod run, and which rows differ from it by more than chance."""
+        """The score of the row with the fewest processes, and which rows differ from it by more than chance."""
         rows = self.done if any(row["inference_result"] is not None for row in self.done) else self.rows
         scored = [row for row in rows if is_done(row["status"]) and row["inference_result"] is not None]
         if not scored:
@@ -201,26 +201,26 @@ def _ratio(row: Values) -> str:
 
 
 def _is_apart(row: Values, base: Values) -> bool:
-    """Whether the 95 % intervals of two scores do not meet; a score without one is compared by itself."""
+    """Whether the 95 % intervals of two scores do not overlap; a score without an interval is compared as it is."""
     spans = [each["inference_result_interval"] or [each["inference_result"]] * 2 for each in (row, base)]
     return bool(spans[0][0] > spans[1][1] or spans[0][1] < spans[1][0])
 
 
 def _names(rows: Sequence[Values]) -> str:
-    """The labels of rows, `A none x1, B zero1 x2 and C ddp x3`; of many the first ones and how many more there are."""
+    """The labels of rows, `A none x1, B zero1 x2 and C ddp x3`; of many rows, the first ones and how many more."""
     more = len(rows) - SHOWN_NAMES
     shown = [row["short_label"] for row in rows[:SHOWN_NAMES]] + ([f"{more} more"] if more > 0 else [])
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
 def _alike(rows: Sequence[Values], key: str, choose: Callable[..., float]) -> list[Values]:
-    """The row with the least or the most of a size, and those that have the same but for a share not worth a word."""
+    """The row with the smallest or largest value of a size, and the rows whose value is not notably different."""
     size = choose((row[key] for row in rows), default=0.0)
     return [row for row in rows if abs(row[key] - size) <= NOTABLE * size]
 
 
 def _span(rows: Sequence[Values], key: str, unit: int, name: str) -> str:
-    """The least and the most of a size, and whose they are."""
+    """The smallest and the largest value of a size, and the rows that have them where they differ notably."""
     least, most = (_alike(rows, key, choose) for choose in (min, max))
     low, high = (f"{digits(choose(row[key] for row in rows) / unit)} {name}" for choose in (min, max))
     if low == high or any(row in most for row in least):

@@ -1,4 +1,4 @@
-"""The rows and columns of a summary: as lines of its tables, and as JSON."""
+"""The rows and columns of a summary: lines of its tables and plots, and how people read each figure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from zeropods.tables import GIB, MIB, Table, digits
 
 NOT_MEASURED = "n/a"
 SETTINGS_TITLE = "Settings"
-"""Of the first table that says more of rows than what came of them."""
+"""Title of the first table that describes the rows and not their results."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """How people read one figure."""
+    """One column of a table: how people read one figure."""
 
     key: str
     title: str
     unit: str = ""
     form: Callable[[Any], str] = str
     text: Callable[[Values], str | None] | None = None
-    """What is shown in place of the figure, where that is made of several values."""
+    """Function that gives the text to show in place of the figure, where that text is made of several values."""
 
     @property
     def heading(self) -> str:
@@ -39,7 +39,7 @@ class Column:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     def show(self, values: Values) -> str:
-        """The value as people read it, with its 95 % interval; of too few repeats for one, the values themselves."""
+        """The value as people read it, with its 95 % interval; with too few repeats for that, the value of each."""
         value = values.get(self.key)
         if value is None:
             return NOT_MEASURED
@@ -61,13 +61,13 @@ def shown(value: Any, form: Callable[[Any], str] = str) -> str:
 
 
 def tables(groups: Sequence[Group], lines: Sequence[Values]) -> list[Table]:
-    """All tables of a summary: what it is about, the rows that stand alone, then more by what it is about.
+    """All tables of a summary: the results, the rows that are not compared, the settings, then figures by topic.
 
-    The first shows the rows that are set against one another, the second those that are not; where none are, the first
-    shows all. The settings are those of every row; the others leave out what no row has.
+    The first shows the rows that are compared with each other, the second those that are not; where none are, the first
+    shows all. The settings are those of every row; tables by topic leave out rows and columns without a figure.
 
     Args:
-        lines: the groups as `row_lines` gives them.
+        lines: the groups as returned by `row_lines`.
     """
     about = [line for line in lines if line["is_compared"]]
     alone = [line for line in lines if not line["is_compared"]] if about else []
@@ -82,10 +82,10 @@ def tables(groups: Sequence[Group], lines: Sequence[Values]) -> list[Table]:
 
 
 def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False) -> Table:
-    """Lines under their headings; the first column tells them apart.
+    """A table of lines under their headings; the first column tells the lines apart.
 
     Args:
-        whole: keep lines and columns that hold nothing measured.
+        whole: keep lines and columns in which nothing was measured.
     """
     found = [[column.show(line) for column in columns] for line in lines]
     kept = [cells for cells in found if whole or set(cells[1:]) - {NOT_MEASURED}]
@@ -95,7 +95,7 @@ def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, who
 
 
 def run_table(entry: Entry) -> Table:
-    """What people read of one run, a figure per line."""
+    """The figures of one run, one per line."""
     values = group_runs([entry])[0].values
     accuracy = accuracy_columns({entry.score.task} if entry.score else set(), [values])
     sections = (SECTIONS[title] for title in ("Speed", "Scaling and arithmetic", "Memory", "Losses"))
@@ -105,15 +105,15 @@ def run_table(entry: Entry) -> Table:
 
 
 def accuracy_columns(tasks: set[str], lines: Iterable[Values]) -> list[Column]:
-    """The columns of the tasks, and one for ROUGE and for each custom metric that a line has."""
+    """The accuracy columns of the tasks, and one for each ROUGE measure and custom metric that a line has."""
     keys = dict.fromkeys(key for line in lines for key in line if not key.endswith("_interval"))
     own = (Column(key, key.removeprefix(OWN), "", THREE) for key in keys if key in ROUGE or key.startswith(OWN))
     return [*(column for column, of in ACCURACY if tasks & of), *own]
 
 
 def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
-    """Every row that was scored, then a line for all that were not, with the columns of the tasks that were trained for
-    or scored; a row that ended badly has none."""
+    """A table of every row that was scored, then one line for all that were not, with the columns of the tasks that
+    runs were trained for or scored on; a row without a record has no line."""
     labels, unscored, found = [line["label"] for line in lines], [], list[Values]()
     tasks = {group.values["task"] for group in groups if group.first.config}
     for group in (group for group in groups if group.measured):
@@ -131,9 +131,9 @@ def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
 
 
 def row_lines(groups: Sequence[Group]) -> list[Values]:
-    """The values of each row, what it is called, what it ran on, and whether it is set against others.
+    """The values of each row, with its labels, its hardware, and whether it is compared with others.
 
-    Rows are called by letter, technique, pods and slots behind it, and the model where there are several.
+    A label has the letter, the technique, the pods and slots behind it, and the model where there are several models.
     """
     compared, lines = compared_rows(groups), []
     several = len({group.values["model_id"] for group in groups if group.values["technique"]}) > 1
@@ -152,7 +152,7 @@ def row_lines(groups: Sequence[Group]) -> list[Values]:
 
 
 def hardware_text(config: RunConfig | None) -> str:
-    """What a run ran on, in a few words; an empty text where nothing is known."""
+    """The hardware of a run in a few words; an empty string where it is not known."""
     hardware = config.hardware if config else {}
     if hardware.get("gpus"):
         return " and ".join(sorted(set(hardware["gpus"])))
@@ -160,24 +160,24 @@ def hardware_text(config: RunConfig | None) -> str:
 
 
 def _base_text(values: Values) -> str:
-    """The letter of the base row, marked where the two differ in more than technique and pods."""
+    """The letter of the base row, with a `*` where the two rows differ in more than technique and pods."""
     return "baseline" if values["base"] == values["row"] else values["base"] + ("*" if values["differs_in"] else "")
 
 
 def _speed_text(values: Values) -> str:
-    """Speed-up over the base row, which is named."""
+    """Speed-up over the base row, with the letter of that row."""
     if values["base"] == values["row"]:
         return "1.00, baseline"
     return f"{Column('speed_up', '', '', TWO).show(values)} over {_base_text(values)}"
 
 
 def inference_text(values: Values) -> str:
-    """The figure that a model is judged by, what it is, and the split."""
+    """The figure that a model is judged by, with its name and its split."""
     column = Column("inference_result", "", "", TWO if values["inference_kind"] == "perplexity" else THREE)
     return f"{values['inference_kind']} {column.show(values)} ({values['split']})"
 
 
-# The columns: how each figure is called and written for people.
+# The columns: what each figure is called and how it is written for people.
 
 
 def _gib(size: float) -> str:
@@ -209,7 +209,7 @@ def _plan_kind(values: Values) -> str | None:
 
 
 def _plan_columns(what: str, raw: str, unit: str, form: Callable[[float], str]) -> Iterator[Column]:
-    """What was planned of a run, with its interval, and what was measured, marked where it lies outside."""
+    """Columns for a planned figure, with its interval, and for the measured one, marked where it lies outside."""
 
     def text(values: Values, which: str) -> str:
         planned, low, high, measured = (values[f"plan_{what}_{each}_{raw}"] for each in WHAT)
@@ -238,7 +238,7 @@ RESULTS = (
     Column("technique_text", "technique"),
     Column("pods", "pods"),
 )
-"""First what a technique costs and gives; what its label says too stands last, where a narrow terminal breaks."""
+"""What a technique costs and yields comes first; what the label also says comes last, where narrow terminals wrap."""
 SETTINGS = (
     Column("name", "run"),
     Column("task", "task"),
@@ -319,4 +319,4 @@ ACCURACY: tuple[tuple[Column, set[str]], ...] = (
     (Column("text_loss", "loss of the text", "nats/token", FOUR), TEXT),
     (Column("perplexity", "perplexity", "", TWO), TEXT),
 )
-"""Columns, and the tasks that have them."""
+"""Columns of accuracy, each with the tasks that have it."""

@@ -1,4 +1,4 @@
-"""Run folders as a summary sees them: record, score and accuracy, earlier attempts, samples, or why there is none."""
+"""Run folders as a summary sees them: record, score and accuracy, earlier attempts, samples, or why there are none."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SIGNS = {LOCK, RECORD}
-"""Files of which a run folder has one."""
+"""Files that mark a run folder, which has at least one of them."""
 MEMORY_COLUMNS = {
     "device_used_bytes": "GiB device-used",
     "allocated_bytes": "GiB allocated",
     "resident_bytes": "GiB resident",
 }
 USE_COLUMNS = {"utilization_percent": "GPU (%)", "cpu_percent": "CPU (% of cores)"}
-"""What people call the columns of `memory/N.csv`; of each kind the first that has samples is drawn."""
+"""Labels of the columns of `memory/N.csv`; of each kind, the first column that has samples is drawn."""
 DRAWN = 2_000
-"""Samples of a rank that are kept, more than a plot shows apart."""
+"""Number of samples that are kept per rank, more than a plot can show separately."""
 SLACK_SECONDS = 1.0
-"""Between the clock that a run is timed by and the one that samples have."""
+"""Tolerance between the clock by which a run is timed and the clock of its samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +46,17 @@ class Entry:
     name: str
     folder: Path
     status: str
-    """The record's; without one `running`, `killed` or `broken`."""
+    """The record's status; without a record `running`, `killed` or `broken`."""
     reason: str | None = None
-    """One line."""
+    """The reason for the status, in one line."""
     config: RunConfig | None = None
-    """The record; the configuration where there is no record yet; None where it is broken."""
+    """The record, or the configuration where there is no record yet; None where neither can be read."""
     earlier: tuple[Record, ...] = ()
     """The records of earlier attempts, as far as they can be read."""
     split: str | None = None
     score: Score | None = None
     values: Values = field(default_factory=dict)
-    """Every raw value by name, in a summary."""
+    """Every raw value by name; only a summary fills it."""
 
     @property
     def record(self) -> Record | None:
@@ -88,10 +88,10 @@ def read_entry(folder: Path, name: str) -> Entry:
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
-    """Run folders by name, in the order of the folders named: each is a run, or holds runs below it.
+    """Run folders by name, in the order of `folders`, each of which is a run or has runs below it.
 
-    A run's name is its path below the named folder, or that folder's own name; where two runs share
-    one, their whole paths tell them apart. A folder is a run's if it was opened by a writer, or holds a record.
+    A run's name is its path below the given folder, or that folder's own name; where two runs have the same
+    name, they are named by their whole paths. A folder is a run folder if a writer opened it, or if it has a record.
     """
     found: dict[str, str] = {}
     for folder in map(Path, folders):
@@ -105,7 +105,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
             runs = [link for link in links if any(os.path.isfile(os.path.join(link, name)) for name in SIGNS)]
             if not SIGNS.isdisjoint(files):
                 runs.insert(0, place)
-                # Nothing inside a run is looked at, but for such links.
+                # Nothing inside a run is searched, except such links.
                 children.clear()
             for run in runs:
                 name = os.path.basename(whole) if run == whole else os.path.relpath(run, whole)
@@ -122,12 +122,12 @@ class Timeline:
 
     label: str
     ranks: dict[int, DataFrame]
-    """By rank, with at least one sample: `unix_seconds`, `phase` and columns of numbers, NaN where there is none."""
+    """Samples by rank, at least one each: `unix_seconds`, `phase` and columns of numbers, NaN where there is none."""
     faults: tuple[str, ...]
-    """What of it could not be read."""
+    """What could not be read, one line each."""
 
     def column(self, columns: Iterable[str]) -> str:
-        """The first of some columns that has samples; an empty text where none has."""
+        """The first of these columns that has samples; an empty string where none has."""
         return next((name for name in columns if self.peak(name) > 0), "")
 
     def peak(self, column: str) -> float:
@@ -136,12 +136,12 @@ class Timeline:
 
 
 def read_timeline(entry: Entry, label: str) -> Timeline:
-    """The samples of a run's ranks; what is damaged is named, not raised."""
+    """The samples of a run's ranks; damage is listed in `faults`, not raised."""
     import numpy as np
 
     ranks, faults = {}, []
     measured = entry.record.ranks if entry.record else ()
-    # A rank that did not come to its end has not said when it began: all its samples count.
+    # A rank that did not reach its end has not recorded when it began: all its samples count.
     began = {rank.rank: rank.began_unix_seconds or 0.0 for rank in measured}
     paths = {int(path.stem): path for path in (entry.folder / "memory").glob("*.csv") if path.stem.isdigit()}
     for number, path in sorted(paths.items()):
@@ -155,7 +155,7 @@ def read_timeline(entry: Entry, label: str) -> Timeline:
             faults.append(one_line(f"{path}: {counted(lost, 'line')} without a sample left out", entry.folder))
         last = whole[whole["unix_seconds"] >= began.get(number, 0.0) - SLACK_SECONDS]
         if len(last) > DRAWN:
-            # One sample for each stretch of them: the highest of memory, and of its use the mean.
+            # One sample for each stretch of samples: the highest value of memory, and the mean of use.
             first = dict.fromkeys(("unix_seconds", "phase"), "first")
             rules = {name: "max" if name in MEMORY_COLUMNS else "mean" for name in last} | first
             last = last.groupby(np.arange(len(last)) * DRAWN // len(last)).agg(rules)
@@ -165,24 +165,24 @@ def read_timeline(entry: Entry, label: str) -> Timeline:
 
 
 def _read_samples(path: Path) -> DataFrame:
-    """The samples of a file; `ValueError` where it is no table, or one without the columns that are needed."""
+    """The samples of a file; `ValueError` where it is not a table, or lacks columns that are needed."""
     import pandas as pd
 
     content = path.read_bytes()
-    # What is behind the last line end is nothing, or a line that was cut short when the run was killed.
+    # After the last line end there is nothing, or a line that was cut short when the run was killed.
     lines = io.BytesIO(content[: content.rfind(b"\n") + 1])
     needed = {"unix_seconds", "phase", *MEMORY_COLUMNS}
-    # An attempt of a later version may have written more columns: those that the header names are taken.
+    # An attempt of a later version may have written more columns: only those that the header names are taken.
     used = {*needed, *USE_COLUMNS}.__contains__
     samples = pd.read_csv(lines, usecols=used, dtype="str", index_col=False, quoting=csv.QUOTE_NONE)
     if not needed <= {*samples}:
         raise ValueError(f"no column {min(needed - {*samples})}")
-    # A full disk or a loss of power may have spoilt a line: what is no number is missing.
+    # A full disk or a loss of power may have spoilt a line: anything that is not a number counts as missing.
     return samples.drop(columns="phase").apply(pd.to_numeric, errors="coerce").assign(phase=samples["phase"])
 
 
 def one_line(what: object, folder: Path) -> str:
-    """A reason without line breaks, letters that steer a terminal, and the place where the run happens to lie."""
+    """A reason without line breaks, characters that control a terminal, and the path of the run folder."""
     words = " ".join(str(what).replace(f"{folder}/", "").split())
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in words)
 
@@ -191,25 +191,25 @@ def one_line(what: object, folder: Path) -> str:
 
 COUNTS = ("examples", "executable", "text_tokens")
 MEASURES = ("exact_match", "logical_form_accuracy", "execution_accuracy", "f1", "text_loss", "perplexity")
-"""What scores are made of, which may have an interval; a task has some of them."""
+"""Measures that scores consist of, and that may have an interval; each task has some of them."""
 IN_FILE = {"text_loss": "loss", "text_tokens": "tokens"}
-"""Names in a score file that would say too little beside those of a run."""
+"""Names in a score file by our own keys: the file's names would say too little next to the figures of a run."""
 JUDGED_BY = {TEXT2SQL: ("execution", "execution_accuracy"), SQUAD: ("F1", "f1"), LM: ("perplexity", "perplexity")}
-"""What people call the measure that a run of each task is judged by, and its key."""
+"""Label and key of the measure by which a run of each task is judged."""
 KEYS = ("split", "tables", *COUNTS, *MEASURES, "inference_kind", "inference_result")
 OWN = "own_metrics."
 """Prefix of a custom metric's key."""
 ROUGE = ("rouge1", "rouge2", "rougeL")
-"""Of a score that was asked for them; a query is one line, so that rougeLsum is rougeL."""
+"""ROUGE measures that a summary shows, where a score has them. A query is one line, so rougeLsum equals rougeL."""
 
 
 def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
-    """Accuracy over all tables, by key, then once more for each group of tables that all the scores have: `known`,
-    `unseen`. Where nothing was scored every key of `KEYS` with None.
+    """Accuracy by key over all tables, then once more for each group of tables that all the scores have: `known`,
+    `unseen`. Where nothing was scored, every key of `KEYS` is None.
 
-    Of repeats: the mean of each share. The ends of its interval are the means of theirs: it comes from the choice of
-    questions, which is the same in each repeat. Those with another task, split or number of examples than the first
-    are left out.
+    For repeats, it is the mean of each share. The ends of its interval are the means of the repeats' ends: the interval
+    comes from the choice of questions, which is the same in each repeat. Repeats with another task, split or number of
+    examples than the first are left out.
     """
     scored = [(entry.split, entry.score) for entry in entries if entry.score is not None]
     if not scored:
@@ -237,11 +237,11 @@ def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
         if None in repeats:
             values[key] = None
         else:
-            # Of intervals the mean of their ends.
+            # For intervals, the means of their ends.
             is_span = isinstance(repeats[0], tuple)
             values[key] = [mean(ends) for ends in zip(*repeats, strict=True)] if is_span else mean(repeats)
     if values["text_loss"] is not None:
-        # Perplexities are powers: their mean would not be that of the losses.
+        # Perplexities are powers: their mean would not match the mean loss.
         values["perplexity"] = math.exp(values["text_loss"])
     kind, key = JUDGED_BY[task]
     if values[key] is None:

@@ -1,4 +1,4 @@
-"""Every figure of a summary: by topic from a record alone, with its unit and its formula, and its rule for repeats."""
+"""Every figure of a summary, by topic, from a record alone, with its unit, its formula and its rule for repeats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeropods.plan.facts import shape_recorded
 from zeropods.plan.machines import published_flops
 
 DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserved", "resident"
-"""Kinds of memory. They are four different things and never mixed."""
+"""Kinds of memory. They are four different things and are never mixed."""
 LIVE_STATES = "live states"
 PUBLISHED, MEASURED = "published", "measured matmul"
 USED = ("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent")
@@ -22,7 +22,7 @@ USED = ("utilization_percent", "memory_utilization_percent", "power_watts", "cpu
 JOULES_PER_KWH = 3.6e6
 SECONDS_PER_HOUR = 3_600
 Values = dict[str, Any]
-"""Figures by their keys, which have the unit of the raw value; None where it was not measured."""
+"""Figures by their keys, which name the unit of the raw value; None where it was not measured."""
 
 
 def figures(
@@ -37,7 +37,7 @@ def figures(
     Args:
         price_per_hour: price of one pod, in any currency.
         earlier: records of the run's earlier attempts, in their order.
-        peak: the best FLOP/s that were measured on one such device, and by which run; where not given, the run's own.
+        peak: the best FLOP/s measured on one such device, and the name of the run that did; the run's own if not given.
     """
     if record is None:
         return dict.fromkeys(RULES)
@@ -56,24 +56,24 @@ def figures(
 
 
 def of_ranks(record: Record, key: str) -> list[Any] | None:
-    """A field of each rank, in their order; None unless every rank of the run has measured it."""
+    """A field of each rank, in rank order; None unless every rank of the run has measured it."""
     values = [value for rank in record.ranks if (value := getattr(rank, key)) is not None]
     return values if len(values) == len(record.ranks) == record.world_size else None
 
 
 def over_ranks(record: Record, key: str, rule: Callable[[list[Any]], Any]) -> Any:
-    """One value from a field of all ranks: of seconds those of the slowest, of joules their sum; None without it."""
+    """One value from a field of all ranks, such as the slowest's seconds or the sum of joules; None if one lacks it."""
     values = of_ranks(record, key)
     return None if values is None else rule(values)
 
 
 def is_resumed(record: Record) -> bool:
-    """Whether the last attempt, the one that was measured, went on from an earlier one's checkpoint."""
+    """Whether the last attempt, the one that was measured, continued from an earlier one's checkpoint."""
     return any(rank.first_step > 0 for rank in record.ranks)
 
 
 def is_done(status: str) -> bool:
-    """Whether the figures of a row of that status are of runs that ended well: `ok`, or `2 ok, 1 oom`."""
+    """Whether the figures of a row with this status are from runs that ended well: `ok`, or `2 ok, 1 oom`."""
     return "ok" in status.replace(",", " ").split()
 
 
@@ -81,17 +81,17 @@ def is_done(status: str) -> bool:
 
 
 def _speed(record: Record) -> Values:
-    """A rate is of all ranks together, seconds are those of the slowest rank.
+    """Rates of all ranks together, and seconds of the slowest rank.
 
-    The duration is from a process's start to its end: start-up, steps, evaluation and saving. Tokens are real ones, no
-    padding, of T5 those of both sides; the padding is a share of 1 of all that was computed. The evaluation's rate is
-    rows of the dev split / mean seconds of an evaluation.
+    The duration is from a process's start to its end: start-up, steps, evaluation and saving. Tokens are real ones,
+    without padding, for T5 those of both sides; padding is a share, of 1, of all tokens computed. The evaluation's rate
+    is rows of the dev split / mean seconds of an evaluation.
     """
     rate, tokens = record.samples_per_second, sum(real_tokens(rank, record.task) for rank in record.ranks)
     padded = sum(rank.padded_tokens for rank in record.ranks)
     evaluation = over_ranks(record, "evaluate_seconds", lambda ranks: max(each.mean for each in ranks))
     return {
-        # Of a run that was resumed nobody has measured all.
+        # The whole of a resumed run was not measured.
         "duration_seconds": None if is_resumed(record) else over_ranks(record, "wall_seconds", max),
         "steps": record.steps,
         "train_seconds": record.train_seconds,
@@ -108,7 +108,7 @@ def _speed(record: Record) -> Values:
 
 
 def _samples(record: Record) -> int:
-    """Training rows of all ranks in the steps of this attempt: rows x passes x steps, summed over ranks."""
+    """Number of training rows of all ranks in this attempt's steps: rows x passes x steps, summed over ranks."""
     per_step = record.per_device_train_batch_size * record.gradient_accumulation_steps
     return sum(per_step * rank.steps for rank in record.ranks)
 
@@ -117,12 +117,12 @@ def _samples(record: Record) -> int:
 
 
 def _arithmetic(record: Record, best: tuple[float, str] | None) -> Values:
-    """FLOP/s that the model needs, and those of all that the run ran on at its precision, with where they are from.
+    """FLOP/s that the model needs, and peak FLOP/s of all the run's hardware at its precision, with their source.
 
     Operations are the model's, without recomputation: FLOPs of a sample of mean real tokens x samples/s. Tokens are
-    those of source and target; of a causal model all, and those with a loss. The peak is the published one of each
-    rank's GPU, summed; where one is not published, or on CPUs, the best matrix multiplication that rank 0 measured, or
-    another run, x GPUs, or x machines: pods of one machine share its cores.
+    those of source and target; for a causal model, all tokens and those with a loss. The peak is the published one of
+    each rank's GPU, summed; where one is not published, or on CPUs, it is the best matrix multiplication measured by
+    rank 0, or by another run, x GPUs, or x machines: pods of one machine share its cores.
     """
     rate, rows = record.samples_per_second, _samples(record)
     recorded = next((rank.shape for rank in record.ranks if rank.shape), None)
@@ -151,13 +151,13 @@ def _arithmetic(record: Record, best: tuple[float, str] | None) -> Values:
 
 
 def machines(record: Record) -> int | None:
-    """Number of distinct machines that the ranks ran on; pods of one machine are one."""
+    """Number of distinct machines that the ranks ran on; pods of one machine count once."""
     found: int | None = over_ranks(record, "machine", lambda names: len(set(names)))
     return found
 
 
 def matmul_key(record: Record) -> str:
-    """Equal for runs whose matrix multiplications are equally fast: the same device and precision."""
+    """A key that is equal for runs whose matrix multiplications are equally fast: the same device and precision."""
     gpu, hardware = next((rank.gpu for rank in record.ranks), None), record.hardware
     return f"{gpu or (hardware.get('cpu'), hardware.get('instructions'), hardware.get('cores'))} {record.precision}"
 
@@ -169,9 +169,9 @@ def _over_attempts(record: Record, earlier: Sequence[Record]) -> Values:
     """Seconds of the steps that count, and their share of the wall time, from the first attempt's start to the last
     one's end.
 
-    A step counts once: in the last attempt that did it. Lost are the steps that were done again. The seconds are None
-    where one of these steps was not timed; the others for a run without an earlier attempt, or where an attempt or the
-    end is not recorded.
+    A step counts once: in the last attempt that did it. Lost steps are those that were done again. The seconds are None
+    where a step that counts was not timed; the other values are None for a run without an earlier attempt, or where an
+    attempt or the end is not recorded.
     """
     attempts = [*earlier, record]
     useful, timed, lost, following = 0.0, 0, 0, record.steps
@@ -190,22 +190,22 @@ def _over_attempts(record: Record, earlier: Sequence[Record]) -> Values:
     return {**values, "goodput": ratio(useful, max(ended) - began), "lost_steps": lost}
 
 
-# Memory, in bytes: what was used, of each kind, and beside it what was planned.
+# Memory, in bytes: what was used of each kind, and what was planned.
 
 
 def _memory(record: Record) -> Values:
-    """Peaks, of the rank or the pod that needed most, and the states and activations of a model.
+    """Peaks of memory of the rank or the pod that needed most, and the states and activations of a model.
 
     Allocated and reserved peaks are the allocator's own, resident ones are the kernel's (VmHWM); device-used is the
-    highest sample of NVML, context and other processes included. Pods are compared in the first of device-used,
+    highest sample of NVML, context and other processes included. Pods are compared by the first of device-used,
     allocated and resident that every rank has. A pod's device memory is that of its fullest GPU. Its resident memory
-    is the sum of its ranks' peaks: no less than the peak of their sum, since they need not come at one time.
+    is the sum of its ranks' peaks: no less than the peak of their sum, since the peaks need not coincide.
 
-    Within phases it is allocated memory on GPUs, resident on CPUs, whose own counters are reset between them.
+    Peaks of phases are of allocated memory on GPUs and of resident memory on CPUs; their counters are reset in between.
 
-    States are live parameters, gradients and optimizer states before an optimizer step, wherever they lie. Activations
-    are those of a pod's processes at their largest batch, by the plan: nothing counts them on a CPU. Compared with the
-    plan are on GPUs the peak of device-used memory, on CPUs the states, of the rank that needed most.
+    States are live parameters, gradients and optimizer states before an optimizer step, wherever they are. Activations
+    are those of a pod's processes at their largest batch, by the plan: nothing counts them on a CPU. The plan is
+    compared with the peak of device-used memory on GPUs, with the states on CPUs, of the rank that needed most.
     """
     peaks = {kind: of_ranks(record, f"peak_{column_of(kind)}") or [] for kind in (RESERVED, ALLOCATED, RESIDENT)}
     peaks = {DEVICE_USED: [one.peak for one in samples_of(record, column_of(DEVICE_USED))], **peaks}
@@ -237,7 +237,7 @@ def _memory(record: Record) -> Values:
 
 
 def _of_pods(record: Record, values: Sequence[float], rule: Callable[[Iterable[float]], float]) -> list[float]:
-    """One value for each pod, in their order, from those of its ranks."""
+    """One value for each pod, in pod order, from the values of its ranks."""
     pods: dict[int, list[float]] = {}
     for rank, value in zip(record.ranks, values, strict=True):
         pods.setdefault(rank.rank // record.slots, []).append(value)
@@ -248,7 +248,7 @@ def _of_pods(record: Record, values: Sequence[float], rule: Callable[[Iterable[f
 
 
 def _use(record: Record) -> Values:
-    """Of each column of samples the mean over ranks of each one's mean and 95th percentile, None unless all have it;
+    """For each column of samples, the mean over ranks of their means and 95th percentiles, None unless all have it;
     the last losses; the energy of all GPUs."""
     values: Values = {}
     for column in USED:
@@ -264,19 +264,19 @@ def _use(record: Record) -> Values:
 
 
 def samples_of(record: Record, column: str) -> list[Statistics]:
-    """Statistics of each rank's samples of one column; none unless every rank has some."""
+    """Statistics of each rank's samples of one column; an empty list unless every rank has some."""
     found = [sampled.get(column) for sampled in of_ranks(record, "sampled") or ()]
     known = [one for one in found if one is not None]
     return known if len(known) == len(found) else []
 
 
 def column_of(kind: str) -> str:
-    """The column of samples of a kind of memory."""
+    """Name of the column of samples of a kind of memory."""
     return f"{kind.replace('-', '_')}_bytes"
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    """The one over the other; None where it cannot be."""
+    """`value` / `base`; None where it cannot be computed."""
     return None if value is None or not base else value / base
 
 
@@ -284,7 +284,7 @@ def ratio(value: float | None, base: float | None) -> float | None:
 
 
 def of_repeats(runs: Sequence[Values]) -> Values:
-    """Every figure of repeats, from `figures` of each of them that has it."""
+    """Every figure of a group of repeats, from the `figures` of those that have it."""
     known = {key: [run[key] for run in runs if run[key] is not None] for key in RULES}
     together = {key: RULES[key](values) if values else None for key, values in known.items()}
     mixed = [keys for kind, keys in OF_KIND.items() if together[kind] is None]
@@ -310,12 +310,12 @@ RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("peak_flops_run", "machines"), agreed),
     **dict.fromkeys(PLAN_KEYS, median),
 }
-"""Every figure by its name in JSON and CSV, with its rule: the mean; of peaks the largest, for each pod; of words the
-common one."""
+"""Rule for every figure, by its name in JSON and CSV: the mean; for plans the median; for peaks the largest, for each
+pod; for words the common one."""
 OF_KIND = {
     "memory_kind": ("pod_memory_bytes", "peak_memory_bytes"),
     "phase_kind": tuple(f"peak_{phase}_bytes" for phase in PHASES),
     "planned_kind": ("planned_bytes", "measured_bytes", "measured_to_planned"),
     "peak_flops_kind": ("peak_flops_per_second", "model_flops_utilization"),
 }
-"""Figures that are of one kind or another, by the figure that says which: repeats of two kinds have none."""
+"""Figures that are of one kind or another, by the figure that says which kind: repeats of different kinds have none."""

@@ -13,18 +13,18 @@ from zeropods.report.settings import PREFIX, as_key, unequal
 from zeropods.tables import Table, counted
 
 SCHEMA_VERSION = 2
-"""Of `summary.json`."""
+"""Schema version of `summary.json`."""
 RATE_TOLERANCE = 0.05
-"""Share of the old samples/s that may be lost where not both have an interval."""
+"""Share of the old samples/s that may be lost unless both rows have an interval."""
 MEMORY_TOLERANCE = 0.05
 LOSS_TOLERANCE = 0.01
-"""Share of a loss in nats; of a perplexity, which is a power of it, in the exponent."""
+"""Share by which a loss in nats may rise; a perplexity is a power of it, so the share applies to its exponent."""
 ACCURACY_TOLERANCE = 0.05
 """Share of the old accuracy that may be lost where it has no interval."""
 SHARES = ("execution_accuracy", "f1")
 HIGH_IS_GOOD = ("samples_per_second", *SHARES)
 NEEDED = {"name", "status", "settings", "arrangement", "memory_kind", "samples_per_second_interval"}
-"""What every row of a summary has."""
+"""Keys that every row of a summary has."""
 JUDGED = ("samples_per_second", "peak_memory_bytes", "execution_accuracy", "eval_loss", "f1", "perplexity")
 
 
@@ -33,7 +33,7 @@ class Worse:
     """A figure of a row that got worse than is allowed."""
 
     row: str
-    """What the old summary calls it."""
+    """Name of the row in the old summary."""
     figure: str
     old: float | str
     new: float | str | None
@@ -43,7 +43,7 @@ class Worse:
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """What a gate has found."""
+    """The findings of a gate."""
 
     worse: tuple[Worse, ...]
     not_comparable: tuple[str, ...]
@@ -52,7 +52,7 @@ class GateVerdict:
     """Number of rows that were compared."""
 
     def __str__(self) -> str:
-        """What people read of it."""
+        """The verdict as text for people."""
         lines = [f"{counted(len(self.worse), 'figure')} got worse, of {counted(self.judged, 'row')} compared"]
         if self.worse:
             shown = [{key: _shown(value) for key, value in vars(one).items()} for one in self.worse]
@@ -61,7 +61,7 @@ class GateVerdict:
 
 
 def read_rows(path: Path) -> list[Values]:
-    """The rows of a `summary.json`; `UserError` where it is none, or of another version."""
+    """The rows of a `summary.json`; `UserError` where the file is none, or is of another version."""
     document = read_object(path, "expected a summary.json that `zeropods summary` wrote")
     rows: list[Values] = document.get("groups") or []
     whole = all(isinstance(row, dict) and row.keys() >= NEEDED for row in rows)
@@ -71,11 +71,11 @@ def read_rows(path: Path) -> list[Values]:
 
 
 def compare(old: Sequence[Values], new: Sequence[Values]) -> GateVerdict:
-    """Judge every row of an old summary that had ended well; both are the `groups` of their documents.
+    """Judge every row of an old summary that ended well; `old` and `new` are the `groups` of their documents.
 
-    Rows are matched by all settings but versions and seed, by technique and pods. A row that was measured on other
-    hardware is not judged. A row that ended well and is gone, or ends otherwise now, is worse. A summary from before
-    there were causal runs has no `f1` and no `perplexity`.
+    Rows are matched by all settings except versions and seed, and by technique and pods. A row that was measured on
+    other hardware is not judged. A row that ended well and is now missing, or now ends otherwise, is worse. A summary
+    from before there were causal runs has no `f1` and no `perplexity`.
     """
     candidates: dict[str, list[Values]] = {}
     for row in new:
@@ -104,12 +104,12 @@ def compare(old: Sequence[Values], new: Sequence[Values]) -> GateVerdict:
 
 
 def _hardware(row: Values) -> Values:
-    """The settings that say what it ran on."""
+    """The settings that say what a row ran on."""
     return {key: value for key, value in row["settings"].items() if key.startswith("hardware ")}
 
 
 def _key(row: Values) -> str:
-    """Equal for rows that are the same but for hardware, versions and seed.
+    """A key that is equal for rows that differ only in hardware, versions and seed.
 
     DeepSpeed's keys are in the arrangement already, as a digest that older summaries have too.
     """
@@ -121,7 +121,7 @@ def _limit(figure: str, before: Values, now: Values) -> float:
     old: float = before[figure]
     if figure == "samples_per_second":
         spans = [row["samples_per_second_interval"] for row in (before, now)]
-        # Half of both intervals together: their ends then do not meet.
+        # Half of both intervals' widths together: if the rate falls by more, they do not overlap.
         return old - (sum(high - low for low, high in spans) / 2 if all(spans) else old * RATE_TOLERANCE)
     if figure in SHARES:
         interval = before.get(f"{figure}_interval")

@@ -1,4 +1,4 @@
-"""Rows of a summary: runs that are repeats of one another as one row, what rows differ in, and how they scale."""
+"""Rows of a summary: repeats of a run grouped into one row, what rows differ in, and how they scale."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from zeropods.techniques import NAMES
 
 T = TypeVar("T")
 DISTURBED = 0.8
-"""Share of the best matrix multiplication of the same hardware below which something ran beside a run's own."""
+"""Share of the best matmul rate on the same hardware; below it, something else ran beside a run's own matmul."""
 FACTS = (
     *("model_id", "init", "task", "technique", "pods", "world_size", "prompt", "precision", "effective_batch_size"),
     "gradient_checkpointing",
     "technique_text",
 )
-"""Facts of a configuration that a row shows."""
+"""Facts of a run's configuration that a row shows."""
 
 
 class Group:
-    """Repeats: equal in all that is compared, and in technique and pods. A single run is a group of one."""
+    """Repeats: runs with the same compared settings, technique and pods. A single run is a group of one."""
 
     def __init__(self, number: int, letter: str, runs: Sequence[Entry]) -> None:
-        """A row with every raw value by name, over the repeats that were measured; `group_runs` adds those against
-        other rows.
+        """Make a row with every raw value by name, over the repeats that were measured; `group_runs` adds the values
+        that compare it with other rows.
 
-        The name is the run's; of repeats the part of the path that they share, or the first one's. The status is `ok`,
-        or how many ended how.
+        The name is the run's; for repeats, the part of the path that they share, or the name of the first one. The
+        status is the one that all repeats share, or the number of repeats with each status.
 
         Args:
-            number: its place among all rows, from 0.
-            letter: how tables and plots call it.
+            number: place of the row among all rows, from 0.
+            letter: name of the row in tables and plots.
         """
         self.number, self.letter, self.runs, self.first = number, letter, runs, runs[0]
-        # The figures are of those that ended well; where none did, of those that left a record.
+        # Figures come from the runs that ended well; where none did, from those that left a record.
         self.measured = [run for run in runs if run.status == "ok"] or [run for run in runs if run.record is not None]
         # What must be equal for another row to be compared with it.
         self.settings = settings(self.first.config)
@@ -74,21 +74,21 @@ class Group:
         }
 
     def to_json(self) -> Values:
-        """Its raw values, and what another summary needs to find the same row."""
+        """The row's raw values, and what another summary needs to find the same row."""
         return {**self.values, "settings": self.settings, "arrangement": arrangement(self.first.config)}
 
 
 def group_runs(
     entries: Sequence[Entry], price_per_hour: float | None = None, *, allow_differences: bool = False
 ) -> list[Group]:
-    """Rows, those of equal settings together by processes and technique; first the settings with the most runs.
+    """The rows of a summary, by processes and technique within equal settings; the settings with the most runs first.
 
-    A profiled run never stands before one that is not. A run without a record is a row of its own. So is a copy, a
-    second record with the id of another: its figures were measured once.
+    A profiled run never comes before one that is not profiled. A run without a record is a row of its own. So is a
+    copy, a second record with the id of another one: its figures were measured only once.
 
     Args:
-        allow_differences: where no other row may be compared, take any of the same model, task and length of rows,
-            and say what differs. A sample of another is another amount of work, whatever was asked for.
+        allow_differences: where no other row is comparable, compare with any of the same model, task and row length,
+            and say what differs. Where one of these differs, so does the work per sample, and rows are never compared.
     """
     peaks, copied = best_peaks(entries), copies(entries)
 
@@ -133,8 +133,8 @@ def _by_key(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
 
 
 def best_peaks(entries: Iterable[Entry]) -> dict[str, tuple[float, str]]:
-    """By hardware and precision the FLOP/s of the best matrix multiplication that any run measured, and which run that
-    was: others ran beside the rest."""
+    """The FLOP/s of the best matrix multiplication that any run measured, and the name of that run, by hardware and
+    precision. Slower runs are taken to have shared the hardware with something else."""
     best: dict[str, tuple[float, str]] = {}
     for entry in entries:
         if entry.record is not None and entry.record.matmul_flops_per_second is not None:
@@ -169,25 +169,25 @@ def copies(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def letters() -> Iterator[str]:
-    """A, B ... Z, AA, AB and so on."""
+    """The letters A, B ... Z, AA, AB and so on."""
     for length in itertools.count(1):
         yield from map("".join, itertools.product(string.ascii_uppercase, repeat=length))
 
 
-# What rows differ in besides technique and pods, so that nobody compares what cannot be compared.
+# What rows differ in besides technique and pods, so that nobody compares rows that are not comparable.
 
 NOT_RECORDED, BY_DEFAULT = "not recorded", "by default"
 SHOWN_VALUES = 5
-"""Of one setting; the rest is counted."""
+"""Number of values of one setting that a line shows; the rest are counted."""
 SHOWN_LETTERS = 60
-"""Of one value."""
+"""Maximum number of characters of one value that a line shows."""
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
     """A line for each setting in which rows of one task differ: `what: value (rows); value (rows)`.
 
     The task itself comes first: rows of two tasks have little else in common, and are never compared. Rows are named
-    by their letters; `B-E` are all rows from B to E. Runs of which nothing is known are left out.
+    by their letters; `B-E` are all rows from B to E. Runs whose settings are not known are left out.
     """
     by_task = _by_key((group for group in groups if group.settings), lambda group: group.values["task"])
     lines = []
@@ -207,7 +207,7 @@ def differences(groups: Sequence[Group]) -> list[str]:
 
 
 def row_letters(rows: Iterable[Group]) -> str:
-    """Rows by their letters, `A, C-F`."""
+    """The letters of rows as text, such as `A, C-F`."""
     spans = []
     for _, run in itertools.groupby(enumerate(rows), lambda pair: pair[1].number - pair[0]):
         span = [row.letter for _, row in run]
@@ -221,23 +221,23 @@ def _listed(values: Mapping[str, Sequence[Group]]) -> str:
     return "; ".join([*shown, *([f"and {more} more"] if more else [])])
 
 
-# How much faster a row is than the one with the fewest processes: only between rows that may be compared.
+# How much faster a row is than the one with the fewest processes, among rows that may be compared.
 
 LENGTHS = ("max_seq_length", "loss_on")
 """Flags of a causal run that decide what a sample is."""
 NOT_SCALED: Values = {
     "base": None, "speed_up": None, "speed_up_interval": None, "scaling_efficiency": None, "differs_in": [],
 }  # fmt: skip
-"""What a row is against its base where it has no other to be compared with: the base's letter, which may be its own;
+"""Values that compare a row with its base, here of a row without one: the letter of the base, maybe the row's own;
 samples/s of the row / of its base, with the 95 % interval where both have three repeats; that / (processes of the row /
-processes of its base); and, where differences were allowed, the settings in which the two are not equal."""
+processes of its base); and, where differences were allowed, the settings in which the two differ."""
 
 
 def compared_rows(groups: Sequence[Group]) -> set[str]:
-    """Letters of the rows that a summary is about: of each model those that are set against one another.
+    """Letters of the rows that a summary is about: for each model, those that are compared with each other.
 
-    Of several such sets of a model that with the most runs, a profiled one only where there is no other. Rows of the
-    same settings that were not timed, as one that ran out of memory, belong to it.
+    Where a model has several such sets, the one with the most runs is taken, and a profiled one only if there is no
+    other. Rows of the same settings that were not timed, such as one that ran out of memory, belong to the set.
     """
     related = (group for group in groups if group.values["base"] is not None and not group.values["differs_in"])
     sets = [rows for rows in _by_key(related, lambda group: group.values["base"]).values() if len(rows) > 1]
@@ -250,7 +250,7 @@ def compared_rows(groups: Sequence[Group]) -> set[str]:
 
 
 def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
-    """Add to each row's values what it is against the row with the fewest processes, `none` before others."""
+    """Add to each row's values its comparison with the row of fewest processes, `none` before other techniques."""
     well = [group for group in groups if any(run.status == "ok" for run in group.runs)]
     timed = [group for group in well if group.values["samples_per_second"]]
     by_settings, by_work = _by_key(timed, lambda group: required(group.settings)), _by_key(timed, _work)
@@ -270,12 +270,12 @@ def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
 
 
 def base_order(row: Values) -> tuple[int, bool]:
-    """The first of rows in this order is the base of the others: fewest processes, `none` before other techniques."""
+    """Sort key of rows, the first of which is the base of the others: fewest processes, `none` before others."""
     return row["world_size"], row["technique"] != "none"
 
 
 def _work(group: Group) -> str:
-    """Equal where a sample is the same amount of work."""
+    """Key that is equal for rows whose samples are the same amount of work."""
     identity = group.first.config.identity if group.first.config else {}
     values, lengths = group.values, {key: identity.get(key) for key in LENGTHS}
     return as_key({"model_id": values["model_id"], "task": values["task"], **lengths})

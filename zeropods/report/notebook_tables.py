@@ -1,4 +1,4 @@
-"""Tables and plots that notebooks show: data sets raw and as tokens, models by size, a model's answers, its text."""
+"""Tables and plots that notebooks show: raw and tokenized data sets, model sizes, a model's answers and its text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from zeropods.tables import GIB, Table, progress
 
 T = TypeVar("T")
 
-# A prepared data set as tables and plots: what 01 shows.
+# A prepared data set as tables and plots, shown by notebook 01.
 
 COLUMNS = {"source": "input_ids", "target": "labels"}
 MOST_BINS = 100
@@ -60,11 +60,11 @@ def split_table(manifest: Manifest) -> Table:
 
 
 def length_histograms(prepared: Path, split: str = "train") -> Plot:
-    """How many rows have how many source and target tokens."""
+    """Histograms of the rows of a split by their number of source and of target tokens."""
     figure, axes = new_axes(WIDE, 2.6, columns=len(COLUMNS))
     for one, (side, column) in zip(axes, COLUMNS.items(), strict=True):
         lengths = token_lengths(prepared, split, column)
-        # As many whole numbers in each bin: a bin of 1.2 would hold one of them, or two.
+        # Each bin spans the same number of whole numbers: a bin of width 1.2 would hold one of them, or two.
         step = math.ceil((np.ptp(lengths) + 1) / MOST_BINS)
         one.hist(lengths, bins=[first - 0.5 for first in range(lengths.min(), lengths.max() + step + 1, step)])
         one.yaxis.set_major_formatter("{x:,g}")
@@ -73,7 +73,7 @@ def length_histograms(prepared: Path, split: str = "train") -> Plot:
 
 
 def longest_example(prepared: Path, data: Path, split: str = "train") -> Table:
-    """The example with the longest source: its tokens, question, columns and query."""
+    """The example with the longest source: its number of tokens, its question, columns and query."""
     source, target = (token_lengths(prepared, split, column) for column in COLUMNS.values())
     longest = int(source.argmax())
     example = next(itertools.islice(read_split(data, split), longest, None))
@@ -92,7 +92,7 @@ def _described(example: Example) -> dict[str, str]:
 
 
 def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "train") -> Table:
-    """What the tokenizer has no token for, as it stands in sources and targets, and how often."""
+    """The text that the tokenizer has no token for, as it appears in sources and targets, and how often."""
     counted, found = manifest.splits[split], Counter[str]()
     has_any = counted.source.unknown_tokens + counted.target.unknown_tokens
     examples = itertools.islice(read_split(data, split), manifest.limit if has_any else 0)
@@ -121,7 +121,7 @@ def shape_table(*names: str) -> Table:
 
 
 def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
-    """(rows,) tokens of each row of a prepared split."""
+    """Number of tokens of each row of a prepared split, of shape (rows,)."""
     from datasets import load_from_disk
 
     if not (Path(prepared) / split).is_dir():
@@ -130,11 +130,11 @@ def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
     return np.diff(table[column].combine_chunks().offsets.to_numpy())
 
 
-# SQuAD's questions and a model's answers to them: what 11 shows.
+# SQuAD's questions and a model's answers to them, shown by notebook 11.
 
 
 def question_table(data: Path, split: str = "train", count: int = 3) -> Table:
-    """The first questions of a split: the text that the model reads, and what it shall go on with."""
+    """The first questions of a split: the text that the model reads, and the answer that it should continue with."""
     return Table.of(
         {"prompt": squad_prompt(example.question, example.context), "answer": example.answers[0]}
         for example in itertools.islice(read_squad(data, split), count)
@@ -145,8 +145,8 @@ def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> 
     """Question, prediction and expected answer side by side, with exact match and F1.
 
     Args:
-        data: what the predictions are of.
-        count: how many are shown, taken at even distances.
+        data: the data set whose questions were answered.
+        count: number of predictions to show, evenly spaced.
     """
     answers = read_predictions(predictions)
     by_index = {example.index: example for example in itertools.islice(read_squad(data, split), answers[-1].index + 1)}
@@ -166,11 +166,11 @@ def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> 
     )
 
 
-# A language model before and after training: what 14 shows.
+# A language model before and after training, shown by notebook 14.
 
 
 def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
-    """Tokens, loss and perplexity of each unseen split: of a model before its run, and as the run has written it."""
+    """Tokens, loss and perplexity of each unseen split: of a model before its run, and as the run has recorded them."""
     from zeropods.evaluate.generate import text_perplexity
 
     lines = []
@@ -193,7 +193,7 @@ def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
 
 
 def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
-    """What a model writes after a prompt, before its run and after."""
+    """The text that a model writes after a prompt, before its run and after it."""
     from zeropods.evaluate.generate import sample_text
 
     models = {"before": before, "after": run.folder}
@@ -202,21 +202,21 @@ def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
     )
 
 
-# A model's answers beside what was expected: what 05 shows.
+# A model's answers beside the expected ones, shown by notebook 05.
 
 SHOWN_ROWS = 2
-"""Of the rows that a query finds."""
+"""Number of rows shown of those that a query finds."""
 NO_QUERY = "(no query)"
 LEVEL = 0.05
-"""Chance of a difference at least as large between equally good models, below which it counts as more than chance."""
+"""Probability of a difference at least as large between equally good models, below which it is more than chance."""
 
 
 def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example], count: int = 8) -> Table:
-    """Question, prediction, expected query, and the rows that both find, side by side.
+    """Question, prediction, expected query, and the rows that both queries find, side by side.
 
     Args:
         predictions: their `index` names the example that they answer.
-        count: how many are shown, taken at even distances.
+        count: number of predictions to show, evenly spaced.
     """
     by_index, lines = {example.index: example for example in examples}, []
     for prediction in _spread(predictions, count):
@@ -243,12 +243,12 @@ def _rows(execution: Execution, query: Query | None) -> str:
 
 
 def _spread(items: Sequence[T], count: int) -> Sequence[T]:
-    """So many of them, at even distances."""
+    """At most `count` of the items, evenly spaced."""
     return items[:: max(1, len(items) // count)][:count]
 
 
 def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 8) -> Table:
-    """Some questions, the expected query, and what the model of each run answers, a column for each."""
+    """Some questions, the expected query, and what the model of each run answers, with a column for each run."""
     answers = {_run_label(run): read_predictions(run / f"predictions.{split}.jsonl") for run in runs}
     by_index = {run: {one.index: one.text or NO_QUERY for one in found} for run, found in answers.items()}
     asked = sorted(set[int].intersection(*map(set, by_index.values())) if by_index else ())
@@ -265,11 +265,11 @@ def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 
 
 
 def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
-    """Whether the models of runs differ from that of the first by more than chance: the same questions, pair by pair.
+    """Whether the model of each run differs by more than chance from that of the first run, on the same questions.
 
-    Where two models answer one question right and wrong, either is as likely to be the right one if they are equally
-    good: the exact form of McNemar's test (1947), two-sided. Below 0.05 they differ by more than chance, of twenty
-    comparisons of equal models in one.
+    Where one model is right on a question and the other is wrong, either is as likely to be the right one if they are
+    equally good: this is the exact form of McNemar's test (1947), two-sided. With p below 0.05 they differ by more than
+    chance, which happens in one of twenty comparisons of equal models.
     """
     from scipy.stats import binomtest
 
@@ -303,7 +303,7 @@ def _run_label(run: Path) -> str:
 def accuracy_table(score: Score, split: str) -> Table:
     """The measures of a score of any task, with their 95 % intervals where they have one.
 
-    Of text-to-SQL a line for all tables, one each for known and unseen ones, and one for each kind of query.
+    Text-to-SQL has a line for all tables, one each for known and unseen ones, and one for each kind of query.
     """
     lines = list(score_lines(split, [score]))
     for kind, part in (getattr(score, "kinds", None) or {}).items():

@@ -1,4 +1,4 @@
-"""A plan for people: its table, what to choose, every term, plots, plans at several lengths."""
+"""A plan as people see it: its table, what to choose, every term, plots, plans at several lengths."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ CPU_LEGEND = (
     "80% lie within [ ]; what fits has room for 95% of them."
 )
 FAR = 5
-"""Times the longest bar."""
+"""Multiple of the longest bar; a GPU's memory beyond it is not marked."""
 LIMIT: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
-"""Line of the memory that there is."""
+"""Style of the line that marks the memory available."""
 LEGEND = "Memory is of one GPU: context is what CUDA itself takes; host is main memory of a pod, for all its processes."
 
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan in a notebook; itself shown as its table and what to choose."""
+    """A plan in a notebook, which shows it as its table and what to choose."""
 
     plan: Plan
     source: str = ""
-    """Where rates and intervals are from, in words."""
+    """Where rates and intervals come from, in words."""
 
     @cached_property
     def published(self) -> list[Published]:
-        """Published runs of its model, technique and pods; none for a model that none was published of."""
+        """Published runs of the plan's model, techniques and pods; none for a model of which no run was published."""
         model = self.plan.request.model.rsplit("/", 1)[-1]
         keys = {(model, each.technique.name, each.pods) for each in self.plan.estimates if not self.on_cpu}
         return [row for row in published() if (row.model, row.technique, row.pods) in keys]
 
     @property
     def on_cpu(self) -> bool:
-        """Whether no GPU trains."""
+        """Whether the plan is for training without a GPU."""
         return self.plan.request.machines.device == CPU
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class PlanReport:
         return "\n".join(filter(None, parts)).rstrip()
 
     def table(self) -> Table:
-        """A line for each technique: memory of a GPU in GiB, of a pod's host, largest batch, time."""
+        """A table with a line for each technique: memory of a GPU in GiB, of a pod's host, largest batch, time."""
         request, lines = self.plan.request, list[dict[str, object]]()
         for each in self.plan.estimates:
             labels, parts, seconds = each.labels, each.memory.parts(), each.total_seconds
@@ -100,7 +100,7 @@ class PlanReport:
             }
             for heading, cost in (("cost of 1 M samples", each.cost_per_million_samples), ("cost", each.cost)):
                 line[heading] = None if cost is None else f"{cost:.2f}"
-            # Last, where a narrow terminal breaks: what the total is made of.
+            # The parts of the total come last, where a narrow terminal breaks the table.
             line |= {f"{part} (GiB)": gib(parts[part]) for part in PARTS}
             lines.append({heading: text for heading, text in line.items() if text})
         tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
@@ -111,7 +111,7 @@ class PlanReport:
         return Table.of(lines, title)
 
     def choice(self) -> str:
-        """What to choose, in a line or two."""
+        """A recommendation in a line or two."""
         best, made = self.plan.best, self.plan.estimates
         if best is None:
             rows = max((estimate.largest_batch_size or 0 for estimate in made), default=0)
@@ -127,7 +127,7 @@ class PlanReport:
 
     @property
     def reference(self) -> Table:
-        """Published runs of this model beside the plan."""
+        """A table of the published runs of this model beside the plan."""
         lines = []
         for row in self.published:
             (size, seconds), step = row.planned(), row.step_seconds
@@ -139,7 +139,7 @@ class PlanReport:
         return Table.of(lines, "Published on A100-40GB pods, and planned with the settings published")
 
     def formulas(self, technique: str | None = None) -> Table:
-        """Every term with its formula, of all techniques or of one; of one process."""
+        """A table of every term with its formula, for one process, of all techniques or of one."""
         lines = []
         for each in self.plan.estimates:
             if technique not in (None, each.technique.name):
@@ -152,14 +152,14 @@ class PlanReport:
 
     @property
     def memory(self) -> Plot:
-        """Memory of one GPU by part and technique, in GiB; a line where the GPU ends, unless that is far away."""
+        """Plot of one GPU's memory in GiB by part and technique; a line marks the GPU's size unless it is far off."""
         size = self.plan.request.gpu_memory_bytes / GIB
         parts = [each.memory.parts() for each in self.plan.estimates]
         values = {part: [each[part] / GIB for each in parts] for part in PARTS}
         unit = f"GiB of one GPU, which has {size:g}"
         plot, axes = self._bars(values, "memory", unit, "planned memory of one GPU")
         longest = axes.get_xlim()[1]
-        # With a line that is far away the bars could not be told apart.
+        # With a line that is far away, the bars could not be told apart.
         if size <= FAR * longest:
             axes.set_xlim(right=max(longest, 1.05 * size))
             axes.axvline(size, **LIMIT)
@@ -169,12 +169,12 @@ class PlanReport:
 
     @property
     def time(self) -> Plot:
-        """A step's time by technique and what it waits for."""
+        """Plot of a step's time by technique and by what it waits for."""
         values = {label: [getattr(each.time, key) for each in self.plan.estimates] for key, label in TIMES.items()}
         return self._bars(values, "step", "seconds per step", "planned seconds of one step")[0]
 
     def _bars(self, values: dict[str, list[float]], what: str, unit: str, text: str) -> tuple[Plot, Axes]:
-        """A bar for each technique, stacked."""
+        """Draw a stacked bar for each technique."""
         from zeropods.report.plots import WIDE, new_axes, stacked_bars
 
         names = list(map(name, self.plan.estimates))
@@ -192,7 +192,7 @@ class PlanReport:
 
 
 def plan_report(model: str, **asked: Any) -> PlanReport:
-    """The plan of a `Request` with these fields; `UserError` where one is wrong."""
+    """The report of a plan for a `Request` with these fields; `UserError` where one is wrong."""
     return PlanReport(plan(request_for(model, **asked)))
 
 
@@ -201,14 +201,14 @@ def _with_interval(value: float, interval: tuple[float, float] | None, form: Cal
 
 
 def name(estimate: Estimate) -> str:
-    """A technique, with the way of training where a plan compares some: `zero3, sdpa, checkpointing`."""
+    """Name of an estimate: its technique, with the way of training for a causal model: `zero3, sdpa, checkpointing`."""
     labels = estimate.labels
     way = [labels["attention"], *["checkpointing"] * labels["gradient_checkpointing"]] if labels else []
     return ", ".join([estimate.technique.name, *way])
 
 
 def gib(size: float) -> str:
-    """Bytes in GiB, as people read them."""
+    """A number of bytes in GiB, as text."""
     shown = size / GIB
     return f"{shown:,.2f}" if shown >= 1 else digits(shown)
 
@@ -218,15 +218,15 @@ def gib(size: float) -> str:
 
 @dataclass(frozen=True)
 class LengthPlans:
-    """The estimates of one request at each length, in the same order; itself shown as its table."""
+    """The estimates of one request at each length, in the same order; a notebook shows them as their table."""
 
     request: Request
     estimates: dict[int, tuple[Estimate, ...]]
-    """By tokens per row."""
+    """Estimates by tokens per row."""
 
     @property
     def table(self) -> Table:
-        """A line for each technique, way of training and length."""
+        """A table with a line for each technique, way of training and length."""
         request, lines = self.request, []
         for way in zip(*self.estimates.values(), strict=True):
             for length, each in zip(self.estimates, way, strict=True):
@@ -240,7 +240,8 @@ class LengthPlans:
 
     @property
     def plot(self) -> Plot:
-        """Memory of one GPU over the length: a line for each technique and way of training, alike ones together."""
+        """Plot of one GPU's memory by length: a line for each technique and way of training; equal ones share a
+        line."""
         from zeropods.report.plots import WIDE, new_axes
 
         _, (axes,) = new_axes(WIDE, 5.0)
@@ -267,7 +268,7 @@ class LengthPlans:
 
 
 def length_plans(model: str, lengths: Sequence[int], **asked: Any) -> LengthPlans:
-    """Plan a causal model at each of these lengths; `UserError` where a field is wrong, or the model is no causal one.
+    """Plan a causal model at each of these lengths; `UserError` where a field is wrong, or the model is not causal.
 
     Args:
         asked: fields of `Request`.
@@ -290,19 +291,19 @@ def _finished(axes: Axes, title: str, text: str) -> Plot:
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 WIKISQL_STEPS = {1: 5_286, 2: 2_643, 3: 1_764}
-"""Optimizer steps by pods: 3 x ceil(56,355 / (32 x pods))."""
+"""Number of optimizer steps by pods: 3 x ceil(56,355 / (32 x pods))."""
 TOLERANCE = 0.10
-"""Share of the published memory, which is read off a screenshot."""
+"""Relative tolerance of the published memory, which is read off a screenshot."""
 ROWS, TOKENS = 32, 96
-"""Rows of a process; tokens of source and of target."""
+"""Rows per process; tokens of the source and of the target."""
 STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
 STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
-"""What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
+"""Settings of the published configurations, and DeepSpeed's defaults of that time, as far as they are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A row of the published table; None where it says nothing."""
+    """A row of the published table; a field is None where the table says nothing."""
 
     model: str
     technique: str
@@ -310,20 +311,20 @@ class Published:
     train_seconds: float | None
     samples_per_second: float | None
     gigabytes_a_pod_low: float
-    """As `nvidia-smi` showed it: CUDA's own memory and the allocator's cache included."""
+    """GB of a pod, as `nvidia-smi` showed them: CUDA's own memory and the allocator's cache included."""
     gigabytes_a_pod_high: float
     gradient_checkpointing: bool
     effective_batch_size: int
     confounders: str
-    """What makes it hard to compare, in words."""
+    """What makes the row hard to compare, in words."""
 
     @property
     def step_seconds(self) -> float | None:
-        """Duration over optimizer steps, evaluation and saving included."""
+        """Duration divided by optimizer steps, evaluation and saving included."""
         return None if self.train_seconds is None else self.train_seconds / WIKISQL_STEPS[self.pods]
 
     def planned(self) -> tuple[int, float]:
-        """Bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens in FP32."""
+        """Planned bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens in FP32."""
         request = request_for(
             self.model,
             machines=Machines(pods=self.pods),
@@ -338,7 +339,7 @@ class Published:
         return found.memory.device_bytes, found.time.seconds
 
     def to_json(self) -> dict[str, object]:
-        """The row, what is planned, and how the memory differs, and why."""
+        """The row with what is planned for it, how the memory differs, and why."""
         size, seconds = self.planned()
         low, high = GIGA * self.gigabytes_a_pod_low, GIGA * self.gigabytes_a_pod_high
         remark = f"within {TOLERANCE:.0%}"
@@ -356,7 +357,7 @@ class Published:
 
 
 def published() -> list[Published]:
-    """All rows."""
+    """All rows of the published table."""
     from pydantic import TypeAdapter
 
     with PUBLISHED.open(encoding="utf-8", newline="") as file:

@@ -1,6 +1,6 @@
 """Plots of runs and of rows, drawn without a display: speed against memory, losses, rates, memory and use over time.
 
-They are made for a page that may be as narrow as a telephone: few inches wide, words of one size, legends below.
+They are made for a page that may be as narrow as a phone: a few inches wide, text of one size, legends below.
 """
 
 from __future__ import annotations
@@ -30,56 +30,56 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 150
 COMPRESSION = 3
-"""Of 9: a fifth larger, in a third of the time."""
+"""PNG compression level, at most 9: a file is a fifth larger, and written in a third of the time."""
 SHOWN_WIDTH = 720
 """Width of a plot in a notebook, in CSS pixels."""
 WIDTH = 4.8
-"""Inches of a summary's plot: at 420 pixels its words are still 10 pixels high."""
+"""Width of a summary's plot in inches: shown 420 pixels wide, its words are still 10 pixels high."""
 WIDE = 6.4
-"""The same of one that only a notebook shows."""
+"""Width in inches of a plot that only a notebook shows."""
 SHOWN_LETTERS = 34
-"""Of a run's name."""
+"""Maximum number of characters shown of a run's name."""
 SHOWN_CURVES = 8
-"""More cannot be told apart."""
+"""Maximum number of curves in a plot: more could not be told apart."""
 SHOWN_ROWS, SHOWN_PAIRS, SHOWN_RUNS, SHOWN_RANKS = 16, 12, 12, 4
-"""Rows of throughput and of memory, runs and ranks over time: more would make a page of one plot."""
+"""Most rows in plots of speed and memory, runs over time, and ranks in their legend; more would fill a whole page."""
 BAR_INCHES = 0.34
 LINE_STYLES = ("-", ":", "-.", "--")
 COLORS = ("C0", "C1", "C2", "C8", "C4", "C5", "C9", "C3")
-"""By technique."""
+"""Colours of techniques, in the order of `NAMES`."""
 MARKERS = "os^Dv<>pP*Xh"
-"""By number of pods."""
+"""Marker shapes by number of pods."""
 POINT, MARKER = 72, 10
-"""Points of an inch; points across a marker."""
+"""Number of points in an inch; width of a marker in points."""
 LETTER_WIDTH, LETTER_HEIGHT = 6.5, 9
-"""Points of a letter beside a marker, about."""
+"""Approximate size in points of a letter beside a marker."""
 BESIDE = ((7, 4), (7, -12), (-7, 4), (-7, -12), (0, 9), (0, -17), (18, 4), (-18, 4))
-"""Where the letters of a marker may stand, in points from its middle; the first place that is free is taken."""
+"""Places for the letters of a marker, in points from its centre; the first place that is free is taken."""
 LONG = 10
-"""Times the smallest: from there on a scale is logarithmic."""
+"""Ratio of the largest value to the smallest above which a scale is logarithmic."""
 CROWDED = 100
-"""The same, from where on a scale along the width has only the powers of ten."""
+"""The same ratio, above which a horizontal logarithmic scale labels only the powers of ten."""
 HOVER = "hover "
-"""Beginning of the name of what says more when the pointer is over it."""
+"""Prefix of the id of a drawn element; the rest of that id is shown when the pointer is over the element."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A finished plot: shown by a notebook, written by a report."""
+    """A finished plot, which a notebook shows and a report writes."""
 
     figure: Figure
     text: str
-    """What it shows, for those who cannot see it."""
+    """What the plot shows, for those who cannot see it."""
 
     @cached_property
     def svg(self) -> str:
-        """The image for a page, of any width; its words are text. Equal figures give equal texts."""
+        """The SVG image for a page, which scales to any width; its words are text. Equal figures give equal SVG."""
         from matplotlib import rc_context
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 
         buffer = io.StringIO()
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": self.text}):
-            # Not savefig, which would draw twice: once for the layout, which each drawing begins with.
+            # Not savefig, which would draw twice: first for the layout, which every drawing computes anyway.
             FigureCanvasSVG(self.figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
         drawn = buffer.getvalue().partition("<svg ")[2]
         titled = re.sub(rf'<g id="{HOVER}([^"]*)">', r"<g><title>\1</title>", drawn)
@@ -97,7 +97,7 @@ class Plot:
 
 
 def new_axes(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of that many inches with `rows` x `columns` axes, row by row, bound to no display."""
+    """A figure of `width` x `height` inches with `rows` x `columns` axes, row by row, bound to no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -112,12 +112,12 @@ def new_axes(width: float, height: float, columns: int = 1, rows: int = 1) -> tu
 
 
 def technique_color(technique: str) -> str:
-    """The same in every plot; grey for a technique of the user's own."""
+    """The colour of a technique, the same in every plot; grey for a technique of the user's own."""
     return COLORS[NAMES.index(technique)] if technique in NAMES else "0.6"
 
 
 def stacked_bars(axes: Axes, names: Sequence[str], parts: Mapping[str, Sequence[float]]) -> list[BarContainer]:
-    """A bar for each name, the first one on top: its parts one behind the other, each with a colour of its own."""
+    """Draw a bar for each name, the first one on top, with its parts end to end, each in a colour of its own."""
     drawn_parts, ends = [], [0.0] * len(names)
     for label, widths in parts.items():
         drawn_parts.append(axes.barh(range(len(names)), widths, left=ends, height=0.65, label=label))
@@ -130,56 +130,56 @@ def stacked_bars(axes: Axes, names: Sequence[str], parts: Mapping[str, Sequence[
 
 
 def legend_below(figure: Figure, columns: int = 2, handles: Sequence[Any] = ()) -> None:
-    """A legend below all axes, over no curve and no bar; of everything that has a label where no handles are given."""
+    """Put a legend below all axes, where it covers no curve or bar; without handles, it has everything with a label."""
     given = {"handles": handles} if handles else {}
     figure.legend(loc="outside lower center", ncols=columns, fontsize="small", frameon=False, **given)
 
 
 def _nothing(axes: Axes, why: str) -> None:
-    """Say that there is nothing to draw."""
+    """Say in place of a plot why there is nothing to draw."""
     axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, fontsize="small")
     axes.set(xticks=[], yticks=[])
 
 
 def _literal(name: str) -> str:
-    """A name, shortened, in which matplotlib sees no formula, and which its legend does not hide."""
+    """A name, shortened, and changed so that matplotlib sees no formula in it and its legend does not hide it."""
     short = name if len(name) <= SHOWN_LETTERS else f"…{name[1 - SHOWN_LETTERS :]}"
     shown = short.replace("$", r"\$")
     return " " + shown if shown.startswith("_") else shown
 
 
 def _title(axes: Axes, text: str, shown: int = 0, found: int = 0, what: str = "rows") -> None:
-    """A title, which says so where not all is drawn."""
+    """Set a title, which says so where not everything is drawn."""
     axes.set_title(text + (f"\n(the first {shown} of {found} {what})" if shown < found else ""), fontsize="medium")
 
 
 def _plot(figure: Figure, what: str, names: Sequence[str], nothing: str = "", more: str = "") -> Plot:
-    """A plot of something of each name; where there is none it says in words that there is nothing to draw."""
+    """The finished plot of something that each name has; without names, it says in words why nothing is drawn."""
     if nothing and not names:
         _nothing(figure.axes[0], nothing)
     return Plot(figure, f"{what} {', '.join(names) or 'no run'}{more}")
 
 
 def _of_main_kind(lines: Sequence[Values], key: str) -> tuple[str | None, list[Values]]:
-    """The kind of memory that most rows have, and these rows: nothing in the places of others, which are not drawn."""
+    """The kind of memory that most rows have, and all rows, emptied where they have another kind and are not drawn."""
     kinds = Counter(line[key] for line in lines if line[key] is not None)
     main = max(kinds, key=kinds.__getitem__, default=None)
     return main, [line if line[key] == main else {} for line in lines]
 
 
 def _unit(kind: str | None) -> tuple[int, str]:
-    """In which sizes of such a plan are drawn: bytes of it, and its name."""
+    """The unit in which sizes of this kind are drawn: its number of bytes, and its name."""
     return (GIB, "GiB") if kind == DEVICE_USED else (MIB, "MiB")
 
 
-# Speed against memory: a point a row, the first picture of a page.
+# Speed against memory: one point per row, the first plot of a page.
 
 
 def speed_memory_plot(lines: Sequence[Values]) -> Plot:
-    """Samples per second against memory: of GPUs what the fullest one shows as used, on CPUs the live states.
+    """Samples per second against memory: on GPUs the memory in use on the fullest one, on CPUs the live states.
 
-    Of the rows that are set against one another; where none are, of all. Up and to the left is better. Colours are
-    techniques, shapes are numbers of pods; points at one place share their letters.
+    It shows the rows that are compared with each other; where none are, all rows. Up and to the left is better. Colours
+    are techniques, shapes are numbers of pods; points at the same place share one text with their letters.
     """
     about = [line for line in lines if line["is_compared"]] or lines
     timed = [line for line in about if line["samples_per_second"] and line["measured_bytes"]]
@@ -211,7 +211,7 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
 
 
 def _letters(axes: Axes, letters: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
-    """Write each point's letter beside it where it covers no other; points at one place have theirs in one text."""
+    """Write each point's letter beside it where it covers nothing; points at one place share one text of letters."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
@@ -220,7 +220,7 @@ def _letters(axes: Axes, letters: Sequence[str], points: Sequence[tuple[float, f
     for number, place in enumerate(places):
         near = next((one for one in texts if math.dist(one, place) < MARKER / 2), place)
         texts.setdefault(near, []).append(number)
-    # Left, bottom, width and height of what stands there already.
+    # Left, bottom, width and height of everything that is placed already.
     taken: list[Sequence[float]] = [(x - MARKER / 2, y - MARKER / 2, MARKER, MARKER) for x, y in places]
     for (x, y), numbers in texts.items():
         text = ", ".join(letters[number] for number in numbers)
@@ -240,7 +240,7 @@ def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _room(axes: Axes, which: str, values: Sequence[float], top: float = 0.0) -> None:
-    """A scale with room at its ends, up to a top at least; logarithmic where values lie far apart."""
+    """Set a scale with room at its ends, which reaches at least `top`; it is logarithmic where values lie far apart."""
     least, most = min(values), max(values)
     if most > LONG * least > 0:
         _logarithmic(axes, which)
@@ -250,7 +250,7 @@ def _room(axes: Axes, which: str, values: Sequence[float], top: float = 0.0) -> 
 
 
 def _logarithmic(axes: Axes, which: str) -> None:
-    """A logarithmic scale with plain numbers."""
+    """Set a logarithmic scale with plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set(**{f"{which}scale": "log"})
@@ -266,12 +266,12 @@ def _logarithmic(axes: Axes, which: str) -> None:
 
 
 def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
-    """Training and validation loss of each run by optimizer step, on a logarithmic scale; of at most eight curves.
+    """Training and validation loss of each run by optimizer step, on a logarithmic scale, with at most eight curves.
 
-    Runs whose losses are equal but for rounding share a curve: drawn one upon the other only the last would be seen.
+    Runs whose losses are equal after rounding share a curve: if drawn over each other, only the last would be seen.
 
     Args:
-        records: what the runs are called, and their records.
+        records: names of the runs, and their records.
     """
     alike: dict[tuple[Any, ...], tuple[list[str], Record]] = {}
     for name, of in records:
@@ -295,7 +295,7 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
         lasts = [max(point.step for point in (*of.losses, *of.eval_losses)) for _, of in curves]
         _logarithmic(axes, "y")
         if max(lasts) > LONG * min(lasts) > 0:
-            # The longest run would leave the shortest no room.
+            # On a linear scale the longest run would leave no room for the shortest.
             _logarithmic(axes, "x")
         legend_below(figure)
     shown = [" = ".join(names) for names, _ in curves]
@@ -332,7 +332,7 @@ def throughput_plot(lines: Sequence[Values]) -> Plot:
 
 
 def planned_plot(lines: Sequence[Values]) -> Plot:
-    """Peak memory of the fullest pod, and below it the plan and what is measured against it, by row."""
+    """Peak memory of the fullest pod of each row, and below it the planned memory and the measured one."""
     found = [line for line in lines if line["peak_memory_bytes"] is not None or line["planned_bytes"] is not None]
     shown = found[:SHOWN_PAIRS]
     labels = [_literal(line["label"]) for line in shown]
@@ -353,7 +353,7 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
 
 
 def scaling_plot(lines: Sequence[Values]) -> Plot:
-    """Scaling efficiency against processes: a line for each technique of the rows that are set against one another."""
+    """Scaling efficiency against processes: a line for each technique of the rows that are compared with each other."""
     curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for line in lines:
         if line["is_compared"] and line["scaling_efficiency"] is not None:
@@ -381,7 +381,7 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
 def bars_beside(
     axes: Axes, labels: Sequence[str], series: dict[str, list[float | None]], unit: float, first_color: int = 0
 ) -> None:
-    """Bars side by side for each label; what was not measured has none."""
+    """Draw bars side by side for each label; a value that was not measured has none."""
     height = 0.8 / len(series)
     for number, (name, values) in enumerate(series.items()):
         places = [i + (number - (len(series) - 1) / 2) * height for i in range(len(values))]
@@ -409,11 +409,11 @@ PHASE_COLORS = {
 
 
 def over_time(timelines: Sequence[Timeline], found: int, what: str) -> Plot:
-    """Memory or use of each rank over time, by phase, of at most twelve runs: of one scale where they are of one kind.
+    """Memory or use of each rank over time, by phase, of at most twelve runs; those of the same kind share one scale.
 
     Args:
-        found: how many runs there are; the title says if not all are drawn.
-        what: `memory`, of the first kind that has samples; `use` of the GPU, where there is none of the cores.
+        found: number of runs there are; the title says so if not all are drawn.
+        what: `memory`, of the first kind that has samples; `use`, of the GPU, or of the cores if there is no GPU.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -436,7 +436,7 @@ def over_time(timelines: Sequence[Timeline], found: int, what: str) -> Plot:
     more = f"\n(the first {len(shown)} of {found} rows)" if len(shown) < found else ""
     figure.suptitle(f"{what.capitalize()} of each rank over time{more}", fontsize="medium")
     if shown:
-        # What the colours behind the lines mean, and which line is which rank.
+        # The legend says what the colours behind the lines mean, and which line is which rank.
         ranks = min(SHOWN_RANKS, max(max(timeline.ranks) for timeline, _ in shown) + 1)
         handles = [Patch(fc=color, ec="0.8", label=phase.replace("_", " ")) for phase, color in PHASE_COLORS.items()]
         lines = [Line2D([], [], color=f"C{rank % 10}", label=f"rank {rank}") for rank in range(ranks)]
@@ -445,8 +445,8 @@ def over_time(timelines: Sequence[Timeline], found: int, what: str) -> Plot:
 
 
 def _panel(axes: Axes, timeline: Timeline, column: str, unit: int) -> None:
-    """One run: a line for each rank; behind them the phases of the first one, each up to the first sample of the
-    next."""
+    """Draw one run: a line for each rank, and behind them the phases of the first rank, each up to the first sample of
+    the next phase."""
     for number, (rank, samples) in enumerate(timeline.ranks.items()):
         seconds = list(samples["unix_seconds"] - samples["unix_seconds"].iloc[0])
         for phase, members in groupby(enumerate(samples["phase"] if number == 0 else ()), lambda pair: pair[1]):

@@ -1,4 +1,4 @@
-"""A profiler report for people: tables and plots of a report that was read, corrected and checked."""
+"""Tables and plots that show people a profiler report, after it was read, corrected and checked."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ COMPARED = (
     "backward_seconds", "step_seconds", "iteration_seconds", "flops_per_second", "samples_per_second",
 )  # fmt: skip
 SETTING = ("world_size", "batch_size_per_gpu", "model_parallel_size")
-"""What must be equal for a ratio to mean something."""
+"""Figures that must be equal in two reports for their ratios to mean something."""
 PARTS = ("forward", "backward", "step")
 TOPS = (("parameters", "parameters", "parameters"), ("MACs", "macs", "MACs"), ("latency", "seconds", "s"))
-"""Of the top classes at a depth: heading, figure and unit."""
+"""Heading, figure and unit of each list of top classes at a depth."""
 
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """A report in a notebook; itself shown as its summary."""
+    """A report in a notebook, shown as its summary."""
 
     checked: Checked
     name: str
-    """By which tables and plots call it."""
+    """Name of the report in tables and plots."""
 
     @classmethod
     def read(cls, path: Path) -> ProfileReport:
@@ -46,16 +46,16 @@ class ProfileReport:
 
     @property
     def text(self) -> str:
-        """The report as DeepSpeed has written it."""
+        """The report as DeepSpeed wrote it."""
         return self.checked.report.text
 
     @property
     def milliseconds(self) -> dict[str, float]:
-        """Corrected time of each part of an iteration."""
+        """Corrected time of each part of an iteration in milliseconds; 0 where it is not known."""
         return {part: 1e3 * (self.checked.figures[f"{part}_seconds"] or 0.0) for part in PARTS}
 
     def summary(self, *, with_meaning: bool = False) -> Table:
-        """Each line of the summary with its value, the right one where it is wrong, and what the line means."""
+        """Each line of the summary with its value, the corrected value where it is wrong, and what the line means."""
         report, lines = self.checked.report, []
         for key, (_, label) in report.lines.items():
             said, right, unit = report.summary[key], self.checked.figures[key], FIGURES[key].unit
@@ -73,13 +73,13 @@ class ProfileReport:
         return Plot(figure, _times_said(self.name, self))
 
     def icicle(self) -> Plot:
-        """Where MACs and time go: the tree of modules, as wide as their MACs, and as their latency."""
+        """Where MACs and time go: the tree of modules, once as wide as their MACs and once as their latency."""
         return icicle_plot(self._root())
 
     def classes(self, top: int = 8) -> Table:
         """Where MACs and time go: classes of modules by what they do themselves, without the modules inside them.
 
-        Those with the most MACs and those with the most time, `top` of each; most time first.
+        The table has the `top` classes by MACs and the `top` classes by time; the most time comes first.
         """
         by_macs = by_class(self._root())
         by_time = sorted(by_macs, key=lambda share: share.latency_seconds, reverse=True)
@@ -105,8 +105,8 @@ class ProfileReport:
     def to_text(self, depth: int | None = None, top: int = 8, pair: ReportPair | None = None) -> str:
         """What a terminal shows: the summary, shares, classes, the tree down to a depth, a comparison, faults.
 
-        Without a tree that is whole the top classes of each depth, as printed, stand for the classes; a tree that is
-        cut off is shown as it was printed.
+        Where the tree is not whole, the top classes of each depth, as printed, replace the table of classes, and the
+        tree is shown as far as it was printed.
         """
         report, times = self.checked.report, self.milliseconds
         parts = (
@@ -159,20 +159,20 @@ class ProfileReport:
 
 @dataclass(frozen=True)
 class ReportPair:
-    """Two reports side by side, with ratios where they measured the same thing; itself shown as its table."""
+    """Two reports side by side, with ratios where they measured the same thing, shown as their table."""
 
     first: ProfileReport
     second: ProfileReport
 
     @property
     def named(self) -> dict[str, ProfileReport]:
-        """Both by their names."""
+        """Both reports by name; `first` and `second` where the names are equal."""
         names = (self.first.name, self.second.name) if self.first.name != self.second.name else ("first", "second")
         return dict(zip(names, (self.first, self.second), strict=True))
 
     def to_json(self, depth: int | None = None) -> dict[str, Any]:
-        """The second report, what keeps the two from being compared, such as `world_size 3, 2`, and name, first, second
-        and ratio of corrected figures: no ratio where one is missing, or the settings differ."""
+        """The second report; what keeps the two from being compared, such as `world_size 3, 2`; and of each corrected
+        figure the name, both values and their ratio, which is None where one is missing or the settings differ."""
         one, two = self.first.checked.figures, self.second.checked.figures
         differences = [f"{key} {one[key]}, {two[key]}" for key in SETTING if one[key] != two[key]]
         compared = []
@@ -183,7 +183,7 @@ class ReportPair:
         return {"differences": differences, "compared": compared, "second": self.second.checked.to_json(depth)}
 
     def table(self) -> Table:
-        """Corrected figures and their ratio; why there is none, where they measured different things."""
+        """Corrected figures and ratios; if the reports measured different things, the title says why there are none."""
         found, (first, second) = self.to_json(0), self.named
         lines = (
             {
@@ -197,7 +197,7 @@ class ReportPair:
         return Table.of(lines, f"no ratios: {'; '.join(found['differences'])}" if found["differences"] else "")
 
     def plot(self) -> Plot:
-        """Seconds of forward, backward and step, and the forward seconds that each class of module takes itself."""
+        """Times of forward, backward and step, and the forward time that each class of module takes itself."""
         pair = {textwrap.fill(name, NAME_LETTERS): report for name, report in self.named.items()}
         figure, (top, bottom) = new_axes(WIDE, 5.4, rows=2)
         _iteration_bars(figure, top, pair, 1)
@@ -206,7 +206,7 @@ class ReportPair:
             name: {share.class_name: share.latency_seconds for share in by_class(root)} if root else {}
             for name, root in ((name, report.checked.root) for name, report in pair.items())
         }
-        # The classes that take most time in both reports together.
+        # The classes that take the most time in both reports together.
         together = {name: sum(each.get(name, 0.0) for each in times.values()) for name in set().union(*times.values())}
         names = sorted(together, key=lambda name: (-together[name], name))[:CLASSES_COMPARED]
         # The first three colours are those of the iteration's parts above it.
@@ -224,7 +224,7 @@ class ReportPair:
         return repr(self.table())
 
 
-# How figures are written for people.
+# How figures are written for people to read.
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
 PREFIXED = ("s", "FLOP/s", "FLOPs", "MACs", "parameters")
@@ -237,13 +237,13 @@ def written(value: float | None, unit: str) -> str:
     factor, prefix = 1.0, ""
     if unit in PREFIXED:
         factor, prefix = next((each for each in PREFIXES if abs(value) >= each[0]), (1.0, ""))
-    # A word is not written together with a prefix.
+    # A unit that is a word is written apart from its prefix.
     shown = f"{prefix} {unit}".strip() if unit == "parameters" else prefix + unit
     return f"{value / factor:.5g} {shown}".rstrip()
 
 
 def _cells(of: Module | ClassShare, own: str = "") -> dict[str, str]:
-    """Columns of a module, or of what a class does itself: of its figures those that it has."""
+    """Cells by heading for a module, or for what a class does itself: those of the figures that it has."""
     columns = (
         ("parameters (k)", "parameters", 1e3),
         (f"{own}MACs (M)", "macs", 1e6),
@@ -268,9 +268,9 @@ def _times_said(name: str, report: ProfileReport) -> str:
 INCHES_WIDE = 10.0
 CLASSES_COMPARED = 6
 NAME_LETTERS = 22
-"""Of a line of a report's name."""
+"""Maximum number of characters in a line of a report's name."""
 LABELLED = 0.1
-"""Share of a plot's width from which on a part carries its label."""
+"""Share of the longest bar above which a part carries its label."""
 
 
 def _iteration_bars(figure: Figure, axes: Axes, reports: dict[str, ProfileReport], columns: int) -> None:
@@ -287,21 +287,21 @@ def _iteration_bars(figure: Figure, axes: Axes, reports: dict[str, ProfileReport
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns, frameon=False, fontsize=9)
 
 
-# The tree of modules as rectangles: each as wide as its share of the MACs, or of the latency, its parts below it.
+# The tree of modules as rectangles: each as wide as its share of MACs or of latency, with its parts below it.
 
 OTHER, FAINT = "0.8", 0.65
-"""The colour of all other classes, and how much of a colour is seen behind black letters."""
+"""Colour of all other classes, and opacity of every colour behind the black letters."""
 COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")
-"""Of the widest classes; C7 is grey too."""
+"""Colours of the widest classes; C7 is left out since it is grey too."""
 LETTER_INCHES = 0.075
-"""Width of a letter of a label."""
+"""Width in inches of a letter of a label."""
 TITLES = {"macs": "MACs of the forward pass", "latency_seconds": "Latency of the forward pass"}
 NARROWEST = 0.001
 """Share of the whole below which nothing is drawn."""
 
 
 class Box(NamedTuple):
-    """A rectangle; the whole is 1 wide."""
+    """A rectangle of the plot; the whole tree is 1 wide."""
 
     label: str
     class_name: str
@@ -313,8 +313,8 @@ class Box(NamedTuple):
 def boxes(module: Module, figure: str, whole: float, label: str = "", depth: int = 0, left: float = 0) -> Iterator[Box]:
     """The rectangles of a tree by `macs` or `latency_seconds`, a parent before its parts.
 
-    A list of modules is left out: its modules stand below what holds it, as `block.0`. What a module has beyond its
-    parts stays empty at its right.
+    A list of modules has no rectangle: its modules stand below the module that holds it, as `block.0`. What a module
+    has beyond its parts leaves an empty place to their right.
     """
     width = module.total(figure) / whole if whole else 0.0
     if width < NARROWEST:
@@ -329,7 +329,7 @@ def boxes(module: Module, figure: str, whole: float, label: str = "", depth: int
 
 
 def icicle_plot(root: Module) -> Plot:
-    """The tree twice: a module is as wide as its share of the MACs, and of the latency."""
+    """The tree drawn twice: a module is as wide as its share of the MACs, then as its share of the latency."""
     from matplotlib.patches import Patch
 
     figure, panels = new_axes(INCHES_WIDE, 7.0, rows=2)

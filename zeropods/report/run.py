@@ -1,4 +1,4 @@
-"""Runs in a notebook: one by its folder; tables and plots of several, such as what ZeRO divides, or a restart."""
+"""Runs in a notebook: a run by its folder, and tables and plots of several, such as what ZeRO divides, or a restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Run:
 
     @property
     def record(self) -> Record:
-        """`record.json`; `UserError` where there is none."""
+        """The record in `record.json`; `UserError` where there is none."""
         return read_record(self.folder)
 
     @property
@@ -41,7 +41,7 @@ class Run:
         return ProfileReport.read(self.folder)
 
     def summary(self) -> Table:
-        """What the summary's columns say of this run, one per line."""
+        """The figures of this run in the columns of a summary, one per line."""
         return run_table(read_entry(self.folder, self.folder.name))
 
     def losses(self) -> Plot:
@@ -49,12 +49,12 @@ class Run:
         return loss_plot([(self.folder.name, read_entry(self.folder, self.folder.name).record)])
 
     def tensorboard(self) -> Any:
-        """Serve the run's scalars at 127.0.0.1 by TensorBoard, as long as this process lives; returns a link to it."""
+        """Serve the run's scalars with TensorBoard at 127.0.0.1 while this process lives, and return a link to it."""
         from IPython.display import HTML
         from tensorboard import program
 
         server = program.TensorBoard()
-        # Its fast loader is a process of its own, which may outlive this one.
+        # TensorBoard's fast loader is a separate process, which may outlive this one.
         server.configure(
             (None, "--logdir", str(self.folder), "--host", "127.0.0.1", "--port", "0", "--load_fast=false")
         )
@@ -62,14 +62,14 @@ class Run:
         return HTML(f'<a href="{address}" target="_blank">{address}</a>')
 
 
-# Tables of several runs: techniques against a baseline, by memory, speed, and whether the losses are the same.
+# Tables of several runs: techniques against a baseline, in memory, speed, and whether the losses are the same.
 
 
 def technique_table(runs: Sequence[Run]) -> Table:
-    """A line for each run; the first is what the others are compared with.
+    """A line for each run; the others are compared with the first.
 
     `states` are parameters, gradients and optimizer states in memory before an optimizer step, measured where there
-    is no GPU. `loss difference` is the largest of a training step, as a share of the baseline's loss at that step.
+    is no GPU. `loss difference` is the largest at any training step, as a share of the baseline's loss at that step.
     """
     first, lines = runs[0].record, []
     for record in (run.record for run in runs):
@@ -103,7 +103,7 @@ def largest_difference(record: Record, baseline: Record) -> float | None:
 def pod_table(runs: Sequence[Run]) -> Table:
     """A line for each rank: when its process began, how long it took, its last loss and its memory.
 
-    `states` are as in `technique_table`; the loss is the mean over all ranks, which each of them has.
+    `states` are as in `technique_table`; the loss is the mean over all ranks, so it is the same for each of them.
     """
     return Table.of(
         {
@@ -123,14 +123,14 @@ def pod_table(runs: Sequence[Run]) -> Table:
     )
 
 
-# What ZeRO divides: the bytes of a model's states in each process, beside arithmetic.
+# What ZeRO divides: the measured bytes of a model's states in each process, beside the calculated ones.
 
 
 def state_table(runs: Sequence[Run]) -> Table:
-    """A line for each run: the states of its fullest rank, what they come to by arithmetic, and the resident peak.
+    """A line for each run: the states of its fullest rank, their calculated size, and the resident peak.
 
     States are tensors in memory between a backward pass and the optimizer's step, counted one by one. The resident
-    peak is the whole process's: Python and its libraries, activations and buffers too.
+    peak is that of the whole process: Python and its libraries, activations and buffers as well.
     """
     records = [run.record for run in runs]
     held = [_states(record) for record in records]
@@ -149,7 +149,7 @@ def state_table(runs: Sequence[Run]) -> Table:
 
 
 def state_plot(runs: Sequence[Run]) -> Plot:
-    """The same as bars, a part of each colour; a black line is where arithmetic puts the sum."""
+    """The states of `state_table` as stacked bars, one colour per part; a black line marks the calculated sum."""
     figure, (axes,) = new_axes(WIDE, 0.5 * len(runs) + 1.6)
     labels = [f"{run.record.technique}, {run.record.world_size} x" for run in runs]
     states = [_states(run.record) for run in runs]
@@ -163,33 +163,33 @@ def state_plot(runs: Sequence[Run]) -> Plot:
 
 
 def _states(record: Record) -> Values:
-    """Bytes of the rank that holds most by part, their sum `states`, and what arithmetic says of that, `planned`."""
+    """Bytes by part of the rank that holds the most, their sum `states`, and the calculated sum `planned`."""
     held = [rank.live_bytes for rank in record.ranks if rank.live_bytes is not None]
     fullest, plan = max(held, key=lambda live: live.total, default=None), planned(record)
     parts = {} if fullest is None else {**vars(fullest), "states": fullest.total}
     return {**parts, "planned": None if plan is None else plan.state_bytes}
 
 
-# A run that lost a pod and went on, beside one that nothing has disturbed: what 07 shows.
+# A run that lost a pod and continued, beside an undisturbed one, as notebook 07 shows them.
 
 FAULT, JOURNAL = "fault.json", "restarts.json"
 
 
 def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
-    """What was lost, how soon it was found, what the run went on with, and the losses of both.
+    """What was lost, how soon that was detected, what the run continued with, and the losses of both runs.
 
-    `UserError` where the first one did not go on by itself.
+    `UserError` where the first run did not restart by itself.
     """
     if not (disturbed.folder / JOURNAL).is_file():
         raise UserError(f"{disturbed.folder}: did not go on by itself; nothing was lost")
     record, other = disturbed.record, undisturbed.record
     entry = read_json(disturbed.folder / JOURNAL)["restarts"][-1]
     found, fault = entry["found_unix_seconds"], disturbed.folder / FAULT
-    # From the fault to the moment when the supervisor saw that the run had ended.
+    # Seconds from the fault to the moment when the supervisor saw that the run had ended.
     until_found = found - read_json(fault)["killed_unix_seconds"] if fault.is_file() else None
     first, rank = read_record(disturbed.folder, record.attempt - 1), record.ranks[0]
     began, start = rank.began_unix_seconds, rank.start_seconds
-    # To the first step of the last attempt, start of all processes included.
+    # Seconds from that moment to the first step of the last attempt, including the start of all processes.
     until_step = None if began is None or start is None else began + start - found
     flags = " ".join(f"--{name} {value}" for name, value in entry["flags"].items())
     ours, theirs = figures(record), figures(other)
@@ -216,14 +216,14 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
 def training_table(runs: Sequence[Run]) -> Table:
     """Losses and speed: a line for each run, with its evaluation loss after each epoch.
 
-    Losses are nats per label token; samples/s are of all processes. `before` is the evaluation before the first step,
+    Losses are nats per label token; samples/s count all processes. `before` is the evaluation before the first step,
     where there was one.
     """
     found = []
     for run in runs:
         record = run.record
         steps = math.ceil(record.train_rows / record.effective_batch_size)
-        # The last loss within each epoch, from 1; under 0 that before the first step.
+        # The last loss within each epoch, counted from 1; key 0 has the loss before the first step.
         by_epoch = {math.ceil(point.step / steps): point.loss for point in record.eval_losses}
         found.append((run.folder.name, record, figures(record), steps, by_epoch))
     epochs = sorted({epoch for *_, by_epoch in found for epoch in by_epoch})
@@ -245,8 +245,8 @@ def training_table(runs: Sequence[Run]) -> Table:
 def memory_table(runs: Sequence[Run]) -> Table:
     """Memory over a whole run as a log of `nvidia-smi` would give it: peak, mean and minimum of its samples, in MiB.
 
-    Of GPUs device-used memory, context and other processes included; elsewhere the process's resident memory. The peak
-    is of the rank that needed most, the minimum of the one that needed least, the mean of all.
+    On GPUs it is device-used memory, with context and other processes; elsewhere it is the process's resident memory.
+    The peak is that of the rank that needed most, the minimum that of the one that needed least, the mean that of all.
     """
     rules: dict[str, Callable[[Iterable[float]], float]] = {"peak": max, "mean": mean, "minimum": min}
     lines = []

@@ -1,6 +1,6 @@
 """What must be equal for the figures of two runs to be compared: everything but technique, pods and seed.
 
-`report.groups` draws a ratio between rows where `required` is equal and nothing is `unequal`.
+`report.groups` computes a ratio of two rows where `required` is equal and nothing is `unequal`.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from zeropods.report.formulas import machines
 from zeropods.techniques import lookup
 
 Settings = dict[str, Any]
-"""What is compared, by name."""
+"""Values that are compared, by name."""
 SETTING_FACTS = (
     *("model_id", "init", "task", "prompt", "precision", "effective_batch_size", "gradient_checkpointing"),
     "train_rows",
 )
 DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
 TECHNIQUE = {"deepspeed", "per_device_eval_batch_size", *DIVISION}
-"""Flags that a technique or a number of pods changes by itself; the effective batch size is compared."""
+"""Flags that a technique or a number of pods changes by itself; the effective batch size is compared instead."""
 BY_DESIGN = {"seed"}
-"""What repeats of a run may differ in."""
+"""Flags in which repeats of a run may differ."""
 DATA = ("dataset_path", "data")
-"""What the two scripts call the prepared data; a run's identity has its content key there."""
+"""Names of the prepared data in the two scripts; a run's identity has the data's content key there."""
 SHOWN_DIGITS = 12
-"""Of the prepared data's content key and of a configuration's digest."""
+"""Number of digits shown of the prepared data's content key and of a configuration's digest."""
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
-"""Settings of DeepSpeed that a run without them agrees with: buckets need memory whatever the stage."""
+"""DeepSpeed settings that are compared where both runs have them: buckets need memory whatever the stage."""
 
 INSTRUCTIONS = "hardware instructions"
-"""A setting that runs of before do not tell."""
+"""A setting that older runs do not record."""
 
 
 def settings(config: RunConfig | None) -> Settings:
-    """All but technique and pods: model, data, flags, DeepSpeed's keys, hardware, versions, by name; nothing where
-    nothing is known.
+    """All settings except technique and pods, by name: model, data, flags, DeepSpeed's keys, hardware, versions; empty
+    where nothing is known.
 
-    Of GPUs the names count: how many are used is the number of processes.
+    For GPUs, only the names count: the number of GPUs in use is the number of processes.
     """
     if config is None:
         return {}
@@ -68,7 +68,7 @@ def is_profiled(config: RunConfig | None) -> bool:
 
 
 def arrangement(config: RunConfig | None) -> Settings:
-    """Technique, pods and what goes with them: equal, with equal settings, in repeats of one run."""
+    """Technique, pods and what goes with them: equal, like the settings, for repeats of one run."""
     identity = config.identity if config else {}
     asked = identity.get("deepspeed")
     return {
@@ -86,7 +86,7 @@ def unequal(one: Settings, other: Settings) -> list[str]:
 
 
 def is_of(name: str, of_run: Settings) -> bool:
-    """Whether a run has such a setting at all, be it by default: no ZeRO, no buckets; no DeepSpeed, no keys of it."""
+    """Whether a run has a setting, even by default: no buckets without ZeRO, no DeepSpeed keys without DeepSpeed."""
     if name in of_run:
         return True
     if name.startswith(ONLY_WITH) or name == INSTRUCTIONS:
@@ -95,21 +95,21 @@ def is_of(name: str, of_run: Settings) -> bool:
 
 
 def required(compared: Settings) -> str:
-    """Equal where rows may be comparable: the settings that every run has."""
+    """A key that is equal where rows may be comparable: the settings that every run has."""
     return as_key({name: value for name, value in compared.items() if is_of(name, {})})
 
 
 def as_key(*parts: Settings) -> str:
-    """Equal for equal settings."""
+    """A key that is equal for equal settings."""
     return json.dumps(parts, sort_keys=True, ensure_ascii=False)
 
 
 # The keys of an effective DeepSpeed configuration, as it stands.
 
 PREFIX = "deepspeed "
-"""Before the name of each key."""
+"""Prefix of the name of each DeepSpeed key."""
 FROM_FLAGS = "from the flags"
-"""An optimizer or a schedule that the configuration leaves to the flags, which are compared by themselves."""
+"""Value for an optimizer or a schedule that the configuration leaves to the flags, which are compared separately."""
 ZERO = "zero_optimization"
 ON_BY_DEFAULT = (
     *(f"{ZERO}.{name}" for name in ("overlap_comm", "contiguous_gradients", "reduce_scatter", "allgather_partitions")),
@@ -117,10 +117,10 @@ ON_BY_DEFAULT = (
     *(f"{ZERO}.{name}" for name in ("ignore_unused_parameters", "memory_efficient_linear", "override_module_apply")),
     *("zero_force_ds_cpu_optimizer", "bf16.check_grad_overflow"),
 )
-"""Keys of which off says something; of others it is as good as absent, unless only some techniques have them. DeepSpeed
+"""Keys for which off differs from absent; for others it does not, unless only some techniques have them. DeepSpeed
 0.19.8, runtime/zero/config.py, runtime/constants.py, runtime/precision_config.py."""
 ONLY_WITH = tuple(f"{PREFIX}{ZERO}.{name}" for name in ("stage3_", "sub_group_size", "offload_"))
-"""Beginnings of keys that only some techniques have: they are compared where both runs have them."""
+"""Prefixes of keys that only some techniques have: they are compared where both runs have them."""
 LEFT_OUT = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
     *("gradient_clipping", "bf16.enabled", "fp16.enabled"),
@@ -130,8 +130,8 @@ LEFT_OUT = (
     *(f"{ZERO}.{name}" for name in BUCKETS),
     *("tensorboard.output_path", "tensorboard.job_name", "csv_monitor.output_path", "csv_monitor.job_name"),
 )
-"""Beside the profiler's: what the flags say too (a run whose configuration contradicts them does not begin), what the
-technique or the number of pods changes by itself, and what lies in the run folder."""
+"""Keys that are not compared, besides the profiler's: those that flags set too (a run whose configuration contradicts
+them does not begin), those that the technique or the number of pods changes, and places in the run folder."""
 
 
 def deepspeed_settings(config: Mapping[str, Any]) -> Settings:

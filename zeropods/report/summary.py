@@ -1,4 +1,4 @@
-"""Runs side by side: records in; tables, plots and a page out."""
+"""Runs side by side: their records are read, and tables, plots and a page are made of them."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def read_runs(runs: Sequence[Path], *, price_per_hour: float | None = None, allo
 
     Args:
         runs: run folders, or folders that hold some below them. A run without a good record is listed
-            with the reason; a folder without any run raises `UserError`.
+            with the reason; a missing folder, or folders without any run, raise `UserError`.
         price_per_hour: price of a pod, in any currency.
-        allow_differences: draw ratios between rows that differ in more than technique and pods, marked.
+        allow_differences: draw ratios, marked as such, between rows that differ in more than technique and pods.
     """
     entries = [read_entry(folder, name) for name, folder in find_runs(runs).items()]
     groups = group_runs(entries, price_per_hour, allow_differences=allow_differences)
@@ -66,41 +66,41 @@ def read_runs(runs: Sequence[Path], *, price_per_hour: float | None = None, allo
 
 
 class Summary:
-    """What a notebook shows and a report holds of some runs."""
+    """A summary of some runs, which a notebook shows and a report holds."""
 
     def __init__(self, groups: Sequence[Group], *, allow_differences: bool) -> None:
         self.groups, self.allow_differences = groups, allow_differences
         self.entries = [run for group in groups for run in group.runs]
-        # Rows as tables and plots take them.
+        # Rows in the form that tables and plots take.
         self.lines = row_lines(groups)
-        # The first run of each row, with the row's label; of these the ones that have samples of their memory.
+        # The first run of each row, with the row's label; and those of them that have samples of their memory.
         self._firsts = [(group.first, line["label"]) for group, line in zip(groups, self.lines, strict=True)]
         self._sampled = [(entry, label) for entry, label in self._firsts if (entry.folder / "memory").is_dir()]
-        # Results, runs that stand alone, settings, accuracy and whatever else was measured.
+        # Results, runs that are not compared, settings, accuracy and whatever else was measured.
         self.tables = tables(groups, self.lines)
 
     def table(self, title: str) -> Table:
-        """The table of a title, such as `Scaling and arithmetic`; an empty one where no run has anything for it."""
+        """The table with a title, such as `Scaling and arithmetic`; an empty one where no run has anything for it."""
         return next((table for table in self.tables if table.title == title), Table((), (), title))
 
     def answers(self) -> Answers:
-        """Does it fit, which technique, how long and at what cost, is the model still good: a sentence or two each."""
+        """A sentence or two each: does it fit, which technique, how long and at what cost, is the model still good."""
         return answers(self.lines)
 
     @cached_property
     def reference(self) -> list[dict[str, str]]:
-        """The published rows as they were transcribed, beside runs of their task; empty texts are not published."""
+        """The published rows as transcribed, if a run may have their task; an empty string means not published."""
         with open(REFERENCE, encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file)) if any(line["task"] in (TEXT2SQL, None) for line in self.lines) else []
 
     @cached_property
     def timelines(self) -> list[Timeline]:
-        """Memory over time of the first run of each row, of as many rows as are drawn."""
+        """Memory and use over time of the first run of each row, for as many rows as are drawn."""
         return [read_timeline(entry, label) for entry, label in self._sampled[:SHOWN_RUNS]]
 
     @cached_property
     def plots(self) -> dict[str, Plot]:
-        """Every plot by the name of its file; the first stands at the head of the page.
+        """Every plot by the name of its file; the first one comes at the top of the page.
 
         Losses, memory and use over time are of the first run of each row.
         """
@@ -114,8 +114,8 @@ class Summary:
         }
 
     def remarks(self) -> list[str]:
-        """A line for each thing to know about a run: how it ended, what of it could not be read, what is a copy; and
-        for each ratio of rows that differ in more than technique and pods."""
+        """A line for each thing to know about a run: how it ended, what could not be read, whether it is a copy; and
+        for each ratio between rows that differ in more than technique and pods."""
         entries = self.entries
         resumed = (entry.name for entry in entries if entry.record is not None and is_resumed(entry.record))
         return [
@@ -132,7 +132,7 @@ class Summary:
         ]
 
     def origin(self) -> str:
-        """When, on what and with which versions the runs were made, and where their figures are defined."""
+        """When, on which hardware and with which versions the runs were made, and where their figures are defined."""
         configs = [entry.config for entry in self.entries if entry.config is not None]
         days = sorted(config.started_at[:10] for config in configs)
         versions = {f"{name} {c.versions[name]}" for c in configs for name in VERSIONS if c.versions.get(name)}
@@ -177,7 +177,7 @@ class Summary:
         return "\n".join(part for part in (*map(shown, self.tables), *notes, *published, about) if part)
 
     def to_csv(self) -> str:
-        """A line for each run, raw values, empty where nothing was measured, a list's items with spaces between."""
+        """A line of raw values for each run, empty where nothing was measured; spaces separate the items of a list."""
         lines = [{"row": group.letter, **run.values} for group in self.groups for run in group.runs]
         text = io.StringIO()
         table = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
@@ -192,7 +192,7 @@ class Summary:
         folds = {table.title: replace(table, title="").to_html() for table in self.tables[last:]}
         first, *others = (plot.svg for plot in self.plots.values())
         published = reference_table(self.reference).to_html() + html_list(REFERENCE_NOTE, self.confounders)
-        # Not jinja2, whose import takes longer than all tables.
+        # Not jinja2, whose import takes longer than making all tables.
         return Template(PAGE.read_text(encoding="utf-8").rstrip()).substitute(
             title=TITLE,
             answers=self.answers()._repr_html_(),
@@ -206,7 +206,7 @@ class Summary:
         )
 
     def write(self, out: Path) -> dict[str, Any]:
-        """Put the report's files into a folder: each of them whole, none before all are written.
+        """Write the report's files into a folder: each file appears whole, and none before all of them are written.
 
         Returns:
             What `summary.json` holds.
@@ -231,7 +231,7 @@ class Summary:
 
     @cached_property
     def notes(self) -> dict[str, list[str]]:
-        """What to know before reading the tables: lines by what they are about."""
+        """What to know before reading the tables: lists of lines by their heading."""
         return {REMARKS: self.remarks(), ALLOWED if self.allow_differences else DIFFER: self.differences()}
 
     @property
@@ -248,7 +248,7 @@ class Summary:
 
 
 def reference_table(rows: Sequence[dict[str, str]]) -> Table:
-    """The published rows as people read them: figures of other hardware."""
+    """The published rows as people read them: figures that were measured on other hardware."""
     return Table.of(
         (
             {

@@ -1,4 +1,4 @@
-"""What-ifs of a plan, each answered by planning another request; and the whole life of the run that it recommends."""
+"""What-if questions about a plan, each answered by another plan; and the whole life of the run that it recommends."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ MOST_PODS = 1 << 14
 UNITS = {"gpu_memory_bytes": GIB, "host_memory_bytes": GIB, "flops": TERA} | dict.fromkeys(
     ("bandwidth", "pcie_bandwidth", "peer_bandwidth"), GIGA
 )
-"""What a flag's number is multiplied by, where it is not taken as it stands."""
+"""Factors by which a flag's number is multiplied, for flags whose number is not used as it stands."""
 Ask = Callable[[Request], Plan]
 Binds = Callable[[Estimate], str]
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A question to a plan, and what it comes to."""
+    """A question about a plan, and its answer."""
 
     question: str
     answer: str
     binds: str
-    """What there is most of: the memory that no more fits into, or the time that is waited for."""
+    """What limits the answer: the largest part of memory or time, or why no more is possible."""
     command: str
-    """The command line that plans it."""
+    """Command line that plans what was asked."""
     estimate: Estimate | None
-    """None where nothing could be planned."""
+    """The estimate behind the answer; None where nothing could be planned."""
 
     def to_json(self) -> dict[str, object]:
-        """Plain values, with the main figures of what was planned."""
+        """The answer as plain values, with the main figures of what was planned."""
         own = {name: value for name, value in vars(self).items() if name != "estimate"}
         found = self.estimate
         return own if found is None else own | {
@@ -54,24 +54,24 @@ class WhatIf:
 
 
 def what_ifs(made: Plan, ask: Ask = plan, machine: Path | None = None) -> tuple[WhatIf, ...]:
-    """The questions that people have about a plan, about the technique that it recommends.
+    """The answers to the questions that people have about a plan and the technique that it recommends.
 
     Args:
-        ask: plans a request as the plan itself was made.
-        machine: the probe that it was made with, where one was named.
+        ask: function that plans a request in the same way as the plan itself was made.
+        machine: file of the probe that the plan was made with, where one was named.
     """
     named = "" if machine is None else f" --machine {shlex.quote(str(machine))}"
     return tuple(replace(each, command=each.command + named) for each in _Questions(made, ask).answered())
 
 
 def what_if_table(found: tuple[WhatIf, ...]) -> Table:
-    """A line for each question."""
+    """A table with a line for each question."""
     lines = ({"what if": e.question, "answer": e.answer, "binds": e.binds, "command": e.command} for e in found)
     return Table.of(lines, "What if")
 
 
 def what_if_text(found: tuple[WhatIf, ...]) -> str:
-    """The table for a terminal, and below it the commands, which no cell would hold in one piece."""
+    """The table for a terminal, and below it the commands, which no cell could hold in one piece."""
     table = what_if_table(found)
     narrow = replace(table, header=table.header[:-1], rows=tuple(row[:-1] for row in table.rows))
     commands = (f"# {each.question}\n{each.command}\n" for each in found if each.estimate is not None)
@@ -79,10 +79,10 @@ def what_if_text(found: tuple[WhatIf, ...]) -> str:
 
 
 def command_of(request: Request) -> str:
-    """The command line of a request; fields that have no flag are left out."""
+    """The command line that plans a request; fields that have no flag are left out."""
     argv = ["zeropods", "plan", "--model", request.model]
     if request.techniques == ("none",):
-        # One process takes the steps of all.
+        # A single process takes the steps of all processes.
         machines = replace(request.machines, pods=1, slots=1)
         steps = request.steps and request.steps * request.machines.pods * request.machines.slots
         request = replace(request, machines=machines, steps=steps)
@@ -109,12 +109,12 @@ def command_of(request: Request) -> str:
 
 
 def recommended(made: Plan) -> Estimate:
-    """The best estimate of a plan; if none fits, the one that needs least memory."""
+    """The best estimate of a plan; if none fits, the one that needs the least memory."""
     return made.best or min(made.estimates, key=lambda each: each.memory.device_bytes)
 
 
 def changes(old: Estimate, new: Estimate) -> str:
-    """What is different, from the old value to the new one."""
+    """What differs, from the old value to the new one."""
     figures = (
         ("memory", "GiB", lambda each: each.memory.device_bytes / GIB),
         ("host", "GiB", lambda each: each.host_bytes / GIB),
@@ -129,14 +129,14 @@ def changes(old: Estimate, new: Estimate) -> str:
 
 
 def fullest(found: Estimate) -> str:
-    """The largest part of the memory."""
+    """The largest part of the memory, and its share."""
     parts = found.memory.parts()
     part = max(PARTS, key=parts.__getitem__)
     return f"memory: {part}, {parts[part] / parts['total']:.0%}"
 
 
 def slowest(found: Estimate) -> str:
-    """What a step takes most of its time for."""
+    """The part that takes most of a step's time, and its share."""
     part = max(TIMES, key=lambda key: getattr(found.time, key))
     return f"time: {TIMES[part]}, {getattr(found.time, part) / found.time.seconds:.0%}"
 
@@ -147,7 +147,7 @@ class _Questions:
     def __init__(self, made: Plan, ask: Ask) -> None:
         self.ask = ask
         self.base = recommended(made)
-        # Of ways of training that were compared, the one that is recommended.
+        # Of the ways of training that were compared, keep the recommended one.
         self.every = replace(made.request, **self.base.labels)
         self.one = replace(self.every, techniques=(self.base.technique.name,))
 
@@ -178,22 +178,22 @@ class _Questions:
             yield self.cheaper_gpu()
 
     def on(self, **changed: Any) -> Request:
-        """All techniques on other machines."""
+        """A request for all techniques on changed machines."""
         return replace(self.every, machines=replace(self.every.machines, **changed))
 
     def fitting(self, made: Callable[[], Request]) -> Estimate | None:
-        """What is recommended for a request; None where nothing fits, or it cannot be planned."""
+        """The recommended estimate of a request; None where nothing fits, or the request cannot be planned."""
         try:
             return self.ask(made()).best
         except UserError:
             return None
 
     def compared(self, question: str, made: Callable[[], Request], said: str = "", binds: Binds = slowest) -> WhatIf:
-        """Set a changed request against the plan.
+        """Compare a changed request with the plan.
 
         Args:
-            said: the answer's beginning.
-            binds: says what there is most of.
+            said: beginning of the answer.
+            binds: function that says what limits the answer.
         """
         try:
             request = made()
@@ -205,7 +205,7 @@ class _Questions:
         return WhatIf(question, said + changes(self.base, new), binds(new), command, new)
 
     def nothing(self, question: str, answer: str) -> WhatIf:
-        """The answer where nothing fits: the plan itself."""
+        """The answer where nothing fits; its estimate is that of the plan itself."""
         return WhatIf(question, answer, fullest(self.base), command_of(self.one), self.base)
 
     def longest_row(self) -> WhatIf:
@@ -226,7 +226,7 @@ class _Questions:
         return found
 
     def cheaper_gpu(self) -> WhatIf:
-        """The smallest known GPU that is slower, and that it still fits on."""
+        """The answer with the smallest known GPU that is slower and still enough."""
         question, precision = "a cheaper GPU", self.every.precision
         now = self.every.machines.achieved_flops(precision)
 
@@ -244,11 +244,11 @@ class _Questions:
 # The whole life of a run: memory of a pod's host, time and disk, phase by phase.
 
 DISK = 0.5 * GIGA
-"""Bytes a second of loading and saving, with their digests: an allowance."""
+"""Bytes per second of loading and saving, with their digests: an allowance."""
 START_SECONDS = 20.0
-"""Libraries, process group, first kernels: an allowance."""
+"""Seconds for libraries, process group and first kernels: an allowance."""
 EVALUATED = 0.1
-"""Rows of an evaluation, as part of the training set: an allowance. One, and a checkpoint, follow each epoch."""
+"""Rows of an evaluation as a share of the training set: an allowance. It and a checkpoint follow each epoch."""
 
 
 @dataclass(frozen=True)
@@ -257,25 +257,25 @@ class LifePhase:
 
     phase: str
     host_bytes: int
-    """Main memory of the fullest pod."""
+    """Bytes of main memory of the fullest pod."""
     seconds: float | None
-    """None where the plan was not told how many steps or samples there are."""
+    """Duration of the phase; None where the plan was not told how many steps or samples there are."""
     disk_bytes: int
-    """What it leaves on the disk."""
+    """Bytes that the phase leaves on the disk."""
     formula: str
 
 
 def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]:
-    """The phases of the run that a plan recommends, and all of it.
+    """The phases of the run that a plan recommends, and the whole run after them.
 
     Args:
-        save_seconds: of one checkpoint, where it is known.
+        save_seconds: seconds to save one checkpoint, where they are known.
     """
     found, request = recommended(made), made.request
     work, slots, time, times = found.work, found.slots, found.time, math.ceil(request.epochs)
     parameters, stage = work.shape.parameters, work.technique.stage
     weights = Term.of("weights, FP32", MASTER, parameters)
-    # Without a GPU all of a process is in the host's memory.
+    # Without a GPU all memory of a process is the host's.
     terms = found.memory.terms if request.machines.device == CPU else found.memory.host_terms
     kept = [term for term in terms if term.name != LOADING]
     bare, host = total(kept, "context"), slots * total(kept)
@@ -283,12 +283,12 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
     steps = f"{slots} x ({' + '.join(f'{term.name} ({gib(term.bytes)} GiB)' for term in kept)})"
     evaluation = None
     if found.total_seconds is not None:
-        # A forward pass alone; stage 3 waits in it for parameters.
+        # Evaluation is a forward pass alone, in which stage 3 waits for parameters.
         both, again = work.flops()
         waits = time.exposed_communication_seconds if stage == 3 else 0.0
         forward = both / 3 / (both + again) * (time.compute_seconds + waits) / time.seconds
         evaluation = times * EVALUATED * (found.total_seconds / request.epochs) * forward
-    # One checkpoint, of all ranks together.
+    # The parts of one checkpoint, of all ranks together.
     optimizer = MOMENTS + MASTER * (stage > 0 or work.is_half)
     saved = [Term.of("model", MASTER, parameters), Term.of("optimizer", optimizer, parameters)]
     if stage in (1, 2):
@@ -315,7 +315,7 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
 
 
 def life_table(phases: tuple[LifePhase, ...]) -> Table:
-    """A line for each phase."""
+    """A table with a line for each phase."""
     lines = (
         {
             "phase": each.phase,
@@ -333,21 +333,21 @@ def life_table(phases: tuple[LifePhase, ...]) -> Table:
 
 
 def saving(mtbf_seconds: float, save_seconds: float, best: Estimate | None) -> tuple[dict[str, object], str]:
-    """The time between two checkpoints that leaves most of the wall time for steps that count.
+    """The time between two checkpoints that leaves the most wall time for steps that count.
 
-    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are
-    M seconds apart in the mean; M itself where S is at least 2M.
+    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are M
+    seconds apart on average; M itself where S is at least 2M.
 
     Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's, doi:10.1145/361147.361115. Each
     interval loses its save, each failure half an interval; the time of a restart is not counted.
 
     Args:
-        best: what the plan recommends, by whose steps the interval is counted too.
+        best: the plan's recommended estimate, in whose steps the interval is counted too.
 
     Returns:
-        Plain values: seconds of training between the end of one save and the begin of the next; and the goodput, the
-        share of the wall time that is left: without saves, and without what is lost to failures and done again. And
-        the same in a sentence.
+        Plain values: seconds of training between the end of one save and the start of the next; and the goodput, the
+        share of the wall time that is left: without saves, and without what is lost to failures and done again. And the
+        same in a sentence.
     """
     part = save_seconds / (2 * mtbf_seconds)
     interval = mtbf_seconds

@@ -2,10 +2,10 @@
 
 `SELECT [AGG ]COLUMN FROM table[ WHERE COLUMN OP VALUE[ AND COLUMN OP VALUE]...]`, where a column is a name of the
 table's header and a value is a span of the question. Any segmentation of such a text into pieces is accepted. A prefix
-may have several readings (after `New York and` a value can go on, or another condition begin): all are kept, as far as
-they differ in how they can go on. The idea is PICARD's (Scholak et al. 2021, arXiv 2109.05093), which parses the text
-anew at each step; here states are made when they are first reached, and remembered. What a whole text means, is read by
-`parse_query`.
+may have several readings (after `New York and`, the value can go on or another condition can begin): all of those that
+differ in how they can go on are kept. The idea is PICARD's (Scholak et al. 2021, arXiv 2109.05093), which parses the
+text anew at each step; here states are created when they are first reached, and are then remembered. `parse_query`
+reads what a whole text means.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 SPACE = "▁"
 """What SentencePiece writes for a space (U+2581)."""
 UNKNOWN = "\ufffc"
-"""What `<unk>` spells here: it stands for neighbouring characters that have no piece."""
+"""What `<unk>` spells here: it stands for a run of characters that have no piece."""
 
 
 class Vocabulary:
-    """Which pieces begin a given text, with letter case or without.
+    """An index of which pieces begin a given text, with regard to letter case or without.
 
-    A piece that has a space anywhere but in front is left out: with T5's pre-tokenizer, which cuts before
-    every space, no text is ever encoded with one (T5's own vocabulary has none).
+    A piece that has a space anywhere but in front is left out: T5's pre-tokenizer splits before every space,
+    so no text is ever encoded with such a piece (T5's own vocabulary has none).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -60,7 +60,7 @@ class Vocabulary:
             raise ValueError("vocabulary: no piece '▁'; expected the pieces of a SentencePiece tokenizer")
         known = {piece for piece in self.pieces if len(piece) == 1} - {UNKNOWN}
         self.unknown = re.compile(f"[^{re.escape(''.join(sorted(known)))}]+")
-        """Characters that are encoded as `<unk>`."""
+        """Pattern of a run of characters that are encoded as `<unk>`."""
         self.characters = re.compile(f"{self.unknown.pattern}|.")
 
     def normalize(self, text: str) -> str:
@@ -69,11 +69,11 @@ class Vocabulary:
         return " ".join(text.replace(SPACE, " ").split())
 
     def spelled(self, text: str) -> str:
-        """A normal text as pieces spell it."""
+        """A normalized text as pieces spell it."""
         return self.unknown.sub(UNKNOWN, text)
 
     def prefixes(self, folded: str, start: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """The pieces that stand at `start` of a folded text, whatever their case: (ids, end) by length."""
+        """The pieces that begin at `start` of a folded text, in any letter case: (ids, end), the shortest first."""
         for end in range(start + 1, len(folded) + 1):
             ids = self._index.get(folded[start:end])
             if ids is None:
@@ -83,14 +83,14 @@ class Vocabulary:
 
 
 def fold(text: str) -> str:
-    """Lower case of the same length: a character whose lower case is longer (`İ`) stays."""
+    """The text in lower case, at the same length: a character whose lower case is longer (`İ`) stays as it is."""
     lower = text.lower()
     if len(lower) == len(text):
         return lower
     return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
 
 
-# Which pieces can come next while a name, or a value of the question, is being spelled.
+# Which pieces can come next while a name, or a value from the question, is being spelled.
 
 Steps = dict[int, tuple[int, ...]]
 """Each id that can come next, and the offsets to which it may lead."""
@@ -98,13 +98,13 @@ Steps = dict[int, tuple[int, ...]]
 BEGIN = 0
 """The offset at which every spelling begins: before its leading space."""
 AFTER_SPACE = -1
-"""The offset in a `ValueSpelling` where the space is spelled and the value's first character is not."""
+"""The offset in a `ValueSpelling` where the space is spelled and the value's first character is not yet."""
 
 REMEMBERED = 8_192
-"""Names kept spelled: WikiSQL's 18,585 train tables share most of theirs (`Year`, `Player`)."""
+"""Number of spellings kept: WikiSQL's 18,585 train tables share most of their names (`Year`, `Player`)."""
 
 _CUT = r"(?<=[^\W_])(?=[^\W_])|(?<=\d[.,])(?=\d)|(?<=\d)(?=[.,]\d)"
-"""Inside a word, or beside the point or comma of a number (`7.14`, `5,000`)."""
+"""A place inside a word, or beside the point or comma of a number (`7.14`, `5,000`)."""
 _START = re.compile(rf"(?!{_CUT})(?=\S)")
 _END = re.compile(rf"(?<=\S)(?:(?<=\d)(?=[^\W\d_])|(?!{_CUT}))")
 
@@ -119,7 +119,7 @@ class Spelling:
         self._steps: dict[int, Steps] = {}
 
     def steps(self, offset: int) -> Steps:
-        """What can come at this offset; empty at the end of the text."""
+        """The steps that can follow at this offset; empty at the end of the text."""
         steps = self._steps.get(offset)
         if steps is None:
             steps = self._steps[offset] = self._found(offset)
@@ -141,9 +141,9 @@ class Spelling:
 class ValueSpelling(Spelling):
     """A space, then any span of the question, in any letter case.
 
-    After NFKC and lower case every condition value of WikiSQL is a substring of its question. A span begins
-    and ends outside words and numbers, save that a unit may follow it at once (`2.02` in `2.02m`). Of 88,274
-    values in train and dev this loses 4, all of them mistakes (`block i` for `the block is I`).
+    After NFKC and lower-casing, every condition value of WikiSQL is a substring of its question. A span never
+    begins or ends inside a word or number, except that a unit may follow directly (`2.02` in `2.02m`). Of
+    88,274 values in train and dev this loses 4, all of them mistakes (`block i` for `the block is I`).
     """
 
     def __init__(self, vocabulary: Vocabulary, question: str) -> None:
@@ -187,12 +187,12 @@ spelling = lru_cache(REMEMBERED)(Spelling)
 Role = Literal[
     "beginning", "select", "aggregate", "selected", "from", "where", "column", "operator", "value", "and"
 ]  # fmt: skip
-"""What a part of the text does in the query."""
+"""The role that a part of the text has in the query."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A keyword, a name or a value, with its leading space: no piece reaches from one part into the next."""
+    """A keyword, a name or a value, with its leading space; no piece extends from one part into the next."""
 
     role: Role
     spelling: Spelling
@@ -205,25 +205,25 @@ class Reading(NamedTuple):
     end: int
     """The offset in the part's spelling."""
     conditions: int
-    """Number of conditions that were begun."""
+    """Number of conditions begun so far."""
 
 
 MOST_CONDITIONS = 4
-"""WikiSQL's own limit."""
+"""Maximum number of conditions in a query, which is WikiSQL's own limit."""
 OFFERED_OPERATORS = OPERATORS[:3]
-"""None of WikiSQL's 64,776 train and dev queries has the operator `OP`."""
+"""The operators that can be written: none of WikiSQL's 64,776 train and dev queries has the operator `OP`."""
 REMEMBERED_HEADERS = 1_024
-"""Questions about the same table mostly come together."""
+"""Number of headers whose parts are kept: questions about the same table mostly come together."""
 _KEYWORD = re.compile(" (?:WHERE|AND) ")
 
 
 class QueryAutomaton:
-    """The texts of all queries on one table with values from one question."""
+    """Accepts the texts of all queries on one table with values from one question."""
 
     def __init__(self, vocabulary: Vocabulary, header: Sequence[str], question: str) -> None:
-        """Start an automaton; its states come later.
+        """Create the start state; the other states are created when they are reached.
 
-        Columns without a name cannot be spelled, and of equal names the first is meant. `ValueError` where
+        Columns without a name cannot be spelled, and of equal names the first one is meant. `ValueError` if
         no column has a name.
         """
         self.vocabulary = vocabulary
@@ -235,7 +235,7 @@ class QueryAutomaton:
         self.start = GrammarState(self, {Reading(Part("beginning", spelling(vocabulary, "")), BEGIN, 0)})
 
     def follow(self, ids: Iterable[int]) -> GrammarState | None:
-        """The state after these ids from the start; None where one of them is not allowed."""
+        """The state that these ids lead to from the start; None if one of them is not allowed."""
         state: GrammarState | None = self.start
         for id_ in ids:
             if state is None:
@@ -244,10 +244,10 @@ class QueryAutomaton:
         return state
 
     def finish(self, ids: Iterable[int]) -> Query:
-        """The query that generated ids spell, cut short or not.
+        """The query that generated ids spell, whether or not they were cut short.
 
-        Ids may begin with the decoder's start id (T5: `<pad>`) and end with pads. At the first id that is
-        not allowed reading stops, and what is complete up to there counts, without the condition that is not.
+        Ids may begin with the decoder's start id (T5: `<pad>`) and end with pads. Reading stops at the first id
+        that is not allowed; what is complete up to there counts, and an incomplete condition is dropped.
         """
         state, text = self.start, ""
         for id_ in ids:
@@ -262,14 +262,14 @@ class QueryAutomaton:
         whole = [text] if state.is_complete else []
         whole += [text[: found.start()] for found in reversed(list(_KEYWORD.finditer(text)))]
         whole += [f"{text} FROM table", f"SELECT {aggregate} {named} FROM table"]
-        # A column without a name is in no text.
+        # A column without a name occurs in no text.
         names = [name or UNKNOWN * 2 for name in self._names]
         query = next(query for each in whole if (query := parse_query(each, names)))
         conditions = (each._replace(value=self._restored(each.value)) for each in query.conds)
         return Query(query.sel, query.agg, tuple(conditions))
 
     def _restored(self, value: str) -> str:
-        """A value with the question's own characters where it has `<unk>`."""
+        """The value with the question's own characters in place of each `<unk>`."""
         around = map(re.escape, value.split(UNKNOWN))
         found = re.search(f"((?-i:{self.vocabulary.unknown.pattern}))".join(around), self._question, re.IGNORECASE)
         unknown = iter(found.groups() if found else ())
@@ -286,10 +286,10 @@ class QueryAutomaton:
 
 @lru_cache(REMEMBERED_HEADERS)
 def _followers(vocabulary: Vocabulary, names: tuple[str, ...]) -> dict[Role, tuple[Part, ...]]:
-    """What can follow each part of a query on a table of these columns, values aside."""
+    """The parts that can follow each role in a query on a table with these columns, values aside."""
 
     def parts(role: Role, texts: Iterable[str]) -> tuple[Part, ...]:
-        # A keyword with a character that no piece has, as a small vocabulary may lack the X of MAX, is not offered.
+        # A keyword with a character that no piece has is not offered: a small vocabulary may lack the X of MAX.
         known = (text for text in texts if vocabulary.spelled(text) == text)
         return tuple(Part(role, spelling(vocabulary, f" {text}")) for text in known)
 
@@ -311,7 +311,7 @@ def _followers(vocabulary: Vocabulary, names: tuple[str, ...]) -> dict[Role, tup
 
 
 class GrammarState:
-    """All readings of one sequence of ids. Each state has at least one way on to a complete query."""
+    """All readings of one sequence of ids. From each state, at least one way leads to a complete query."""
 
     def __init__(self, automaton: QueryAutomaton, readings: set[Reading], ended: bool = False) -> None:
         self._automaton = automaton
@@ -334,7 +334,7 @@ class GrammarState:
         return any(part.role in ("from", "value") and part.spelling.complete(end) for part, end, _ in self._readings)
 
     def next(self, id_: int) -> GrammarState | None:
-        """The state after one more id; None where it is not allowed."""
+        """The state after one more id; None if that id is not allowed."""
         if id_ in self._next:
             return self._next[id_]
         found: GrammarState | None = None
@@ -353,7 +353,7 @@ class GrammarState:
 
     @cached_property
     def _ways(self) -> list[tuple[Reading, Part, Steps]]:
-        """How each reading can go on, `eos` aside: the part that a piece would belong to, and the pieces."""
+        """How each reading can go on, `eos` aside: the part that the next piece would belong to, and these pieces."""
         ways = []
         for reading in () if self.ended else self._readings:
             spelled, end = reading.part.spelling, reading.end

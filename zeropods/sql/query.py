@@ -1,8 +1,8 @@
 """A WikiSQL query as its parts, as readable text, and executed on its table.
 
-One selected column, one aggregate, conditions joined by AND. The text is WikiSQL's printed form with the header's
-names: `SELECT COUNT Nationality FROM table WHERE NHL team = New Jersey Devils AND Age > 30`. Nothing is quoted, so
-where a name or a value holds `=`, `AND` or another name, the text can be read in several ways.
+It has one selected column, at most one aggregate, and conditions joined by AND. The text is WikiSQL's printed form with
+the header's names: `SELECT COUNT Nationality FROM table WHERE NHL team = New Jersey Devils AND Age > 30`. Nothing is
+quoted, so if a name or a value holds `=`, `AND` or another name, the text can be read in several ways.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORD = re.compile(r"\S+")
 
 
 def _as_text(value: object) -> object:
-    # As the official evaluator writes numbers: pydantic would make `1939` of 1939.0.
+    # Numbers become text as in the official evaluator: pydantic would turn 1939.0 into `1939`.
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -54,15 +54,15 @@ class Query:
         return {"sel": self.sel, "agg": self.agg, "conds": [list(c) for c in self.conds]}
 
     def fits(self, columns: int) -> bool:
-        """Whether a table of so many columns has all that the query names."""
+        """Whether a table with this number of columns has all that the query names."""
         return max([self.sel, *(condition.column for condition in self.conds)]) < columns
 
 
-# A query as text, and back.
+# A query to text, and back.
 
 
 def format_query(query: Query, header: Sequence[str]) -> str:
-    """The readable form; names and values stand in it as they are."""
+    """The readable form of a query, with names and values as they are."""
     words = ["SELECT", AGGREGATES[query.agg], header[query.sel], "FROM table"]
     conditions = (f"{header[column]} {OPERATORS[op]} {value}" for column, op, value in query.conds)
     if query.conds:
@@ -76,17 +76,17 @@ def parse_query(text: str, header: Sequence[str]) -> Query | None:
     Of several readings the one with the most conditions is taken, which is right for each of WikiSQL's
     64,776 train and dev queries; then, from left to right, a column `MAX Speed` before the `MAX` of a column
     `Speed`, the longer column name, the shorter value; of equal names the first. Words are separated by
-    whitespace of any kind and length, which is kept inside a value and dropped around it. Letter case counts,
+    whitespace of any kind and length, which is kept inside a value and dropped around it. Letter case matters,
     and no value is empty.
-    A text that cannot be read as it is, is read once more after NFKC, the form in which T5's tokenizer
-    writes names such as `V²`. Time is linear in words x columns.
+    If a text cannot be read as it is, it is read again after NFKC, the form in which T5's tokenizer writes
+    names such as `V²`. The time is linear in words x columns.
     """
     read = _Reading(text, header).query()
     return read or _Reading(_nfkc(text), [_nfkc(name) for name in header]).query()
 
 
 def cells_text(cells: Sequence[str | int | float | None] | None) -> str:
-    """Cells that a query gives, as people read it; None stands for a query that cannot be run."""
+    """The cells that a query returns, as text for people; None stands for a query that cannot be run."""
     if cells is None:
         return "cannot be run"
     known = [f"{cell:.10g}" if isinstance(cell, float) else str(cell) for cell in cells if cell is not None]
@@ -102,13 +102,13 @@ class _Chain(NamedTuple):
 
     length: int
     keyword: int
-    """Where its `WHERE` or `AND` stands, as an index of words; their number where it is the empty chain."""
+    """Index of the word that is its `WHERE` or `AND`; for the empty chain, the number of words."""
     condition: Condition | None = None
     rest: _Chain | None = None
 
 
 class _Reading:
-    """One text against one header, word by word."""
+    """One text, read word by word against one header."""
 
     def __init__(self, text: str, header: Sequence[str]) -> None:
         self.text = text
@@ -160,7 +160,7 @@ class _Reading:
                 yield column, start + len(name)
 
 
-# A query executed on its table by SQLite, by the rules of WikiSQL's official evaluator.
+# A query executed on its table by SQLite, following the rules of WikiSQL's official evaluator.
 #
 # `lib/dbengine.py` of github.com/salesforce/WikiSQL: text is compared in lower case; on a `real` column the
 # value is a number, or the first number in it. There, two conditions on one column both get the last value;
@@ -170,12 +170,12 @@ _FIRST_NUMBER = re.compile(r"[-+]?\d*\.\d+|\d+")
 
 
 class Execution:
-    """A table in SQLite's memory, for as many queries as wanted; `close` frees it."""
+    """A table in SQLite's memory, for any number of queries; `close` frees it."""
 
     def __init__(self, table: SQLTable) -> None:
         self._table = table
         self._database = sqlite3.connect(":memory:", isolation_level=None)
-        # Names of our own: the header's may repeat.
+        # The columns get names of our own, since those of the header may repeat.
         columns = ", ".join(f"col{i} {kind}" for i, kind in enumerate(table.types))
         places = ", ".join("?" * len(table.types))
         self._database.execute(f"CREATE TABLE cells ({columns})")
@@ -188,18 +188,18 @@ class Execution:
     def execute(self, query: Query) -> list[Cell] | None:
         """The selected cells or the aggregate, in row order.
 
-        None where SQLite cannot run the query: a column that the table has not, the operator `OP`, a sum
+        None if the query cannot be run: it has a column that the table lacks, the operator `OP`, or a sum
         beyond 64 bits. A value without a number matches no cell of a `real` column.
         """
         return self._select(f"{AGGREGATES[query.agg]}(col{query.sel})", query)
 
     def matching_rows(self, query: Query) -> list[tuple[Cell, ...]] | None:
-        """The rows that meet the query's conditions, whole and in their own spelling; None as for `execute`."""
+        """The whole rows that meet the query's conditions, in their own spelling; None as for `execute`."""
         found = self._select("rowid", query)
         return None if found is None else [self._table.rows[rowid - 1] for rowid in found]
 
     def _select(self, selected: str, query: Query) -> list[Any] | None:
-        # SQLite would take a column that the table has not for a text.
+        # A condition on a column that the table lacks would be an IndexError below.
         if not query.fits(len(self._table.header)):
             return None
         conditions = " AND ".join(f"col{c} {OPERATORS[o]} ?" for c, o, _ in query.conds)
@@ -219,10 +219,10 @@ def execute(query: Query, table: SQLTable) -> list[Cell] | None:
 
 
 def is_usable(query: Query, result: list[Cell] | None) -> bool:
-    """Whether a gold query's result can be scored: it found something.
+    """Whether a gold query's result can be scored, because the query found something.
 
-    That is some row, no lone NULL, no count of nothing. On the rows at hand it names exactly the examples
-    of `{train,dev}.executable.json`: 45,281 and 1,935.
+    That means at least one row, no lone NULL, and no count of 0. Where tables have rows, it selects exactly
+    the examples of `{train,dev}.executable.json`: 45,281 and 1,935.
     """
     nothing = 0 if AGGREGATES[query.agg] == "COUNT" else None
     return result is not None and result not in ([], [nothing])
@@ -231,8 +231,8 @@ def is_usable(query: Query, result: list[Cell] | None) -> bool:
 def number(text: str) -> float | None:
     """The number that `text` is (`1,234`, `−6`, `2e3`), else the first one in it (`12.5 km`), else None.
 
-    The official parser looks for the first number with the commas still there, and leaves the choice of
-    minus signs to its locale; the executable lists were made with commas dropped and `−` taken as `-`.
+    The official parser looks for the first number without removing commas, and leaves the choice of minus
+    signs to its locale; the executable lists were made with commas removed and `−` taken as `-`.
     """
     try:
         return float(_plain(text))
@@ -246,7 +246,7 @@ def _plain(text: str) -> str:
 
 
 def _stored(cell: Cell, kind: str) -> str | float | None:
-    """A cell as SQLite holds it: in lower case, or in a `real` column a number where the whole of it is one."""
+    """A cell as SQLite holds it: in lower case or, in a `real` column, as a number if the whole cell is one."""
     text = None if cell is None else str(cell).lower()
     try:
         return text if text is None or kind == "text" else float(_plain(text))

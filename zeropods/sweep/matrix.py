@@ -1,4 +1,4 @@
-"""A matrix of runs: read strictly from YAML, its cells, and what can be seen to be wrong before anything starts."""
+"""A matrix of runs: strict reading from YAML, its cells, and checks that find mistakes before anything starts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from zeropods.train.arguments import SCRIPTS, TextToSQLArguments, arguments_of, 
 AXES = ("model", "technique", "pods", "prompt")
 SCRIPT = TextToSQLArguments.script
 EACH = "*"
-"""Stands for every model or prompt that is not named."""
+"""Key that stands for every model or prompt that is not named."""
 SAMPLE = "sample"
-"""Raw data of this name are generated."""
+"""Name of the raw data that are generated."""
 TINY_STEPS, TINY_EXAMPLES, TINY_QUESTIONS = 3, 300, 8
-"""At tiny scale: optimizer steps of each run, examples of each split, and questions at most."""
+"""Optimizer steps of each run, examples of each split, and most questions, at tiny scale."""
 EFFECTIVE, ROWS, PASSES = "effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
 SET_BY = {
     **dict.fromkeys(("model_id", "model_name_or_path"), "is the model axis"),
@@ -34,7 +34,7 @@ SET_BY = {
     **{"deepspeed": "follows from the technique axis", "task": "is the prompt axis"},
     **{"outputdir": "follows from --out", "local_rank": "is given by the launcher"},
 }
-"""Flags that a matrix gives itself, and from what."""
+"""Flags that a matrix sets itself, and where each of them comes from."""
 
 Value = TypeVar("Value")
 
@@ -56,11 +56,11 @@ class Cell:
 
     @property
     def is_one_process(self) -> bool:
-        """Whether it runs in one process of this machine, without pods."""
+        """Whether the cell runs in one process on this machine, without pods."""
         return techniques.technique_named(self.technique).is_alone
 
 
-# The keys of a file, each with its type; what is of another type is refused with its place.
+# The keys of a file, each with its type; a value of another type is refused, and its place is reported.
 
 
 def _flags(value: object) -> dict[str, object]:
@@ -74,7 +74,7 @@ def _flags(value: object) -> dict[str, object]:
 
 Text = Annotated[StrictStr, Field(pattern=r"\S")]
 Count = Annotated[StrictInt, Field(ge=1)]
-# One value alone needs no list; one text stands for every model or prompt.
+# A single value needs no list; a single text stands for every model or prompt.
 Axis = Annotated[
     tuple[Value, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v]), Field(min_length=1)
 ]
@@ -83,7 +83,7 @@ Texts = Annotated[Mapping[Text, Text], BeforeValidator(lambda v: {EACH: v} if is
 
 
 class Axes(BaseModel):
-    """Values by axis, of a whole matrix or of a part of it; empty where an axis is not named."""
+    """Values by axis, for a whole matrix or a part of it; empty where an axis is not named."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -106,41 +106,41 @@ class MatrixEntry(Axes):
     """A part of a matrix with flags of its own."""
 
     flags: Flags = {}
-    """They win over the common ones."""
+    """Flags that override the common ones."""
 
 
 class Matrix(Axes):
-    """What a file says, read and checked. Paths are relative to the working folder, as in the script's flags."""
+    """The matrix of a file, read and checked. Paths are relative to the working folder, as in the script's flags."""
 
     entries: tuple[MatrixEntry, ...] = Field(default=(), alias="cells", min_length=1)
-    """`cells` of the file: each is a matrix of its own, whose axes win over the common ones."""
+    """`cells` of the file: each is a matrix of its own, whose axes override the common ones."""
     exclude: tuple[Axes, ...] = ()
-    """Cells that have these values are left out."""
+    """Values of the cells that are left out."""
     repeats: Count = 1
     seeds: tuple[Annotated[StrictInt, Field(ge=0)], ...] = ()
-    """One seed for each repeat; the script's own for all where there are none."""
+    """One seed for each repeat; if empty, all repeats use the script's own seed."""
     slots: Count = 1
-    """Processes per pod."""
+    """Number of processes per pod."""
     script: Text = SCRIPT
     data: Text | None = None
     """Raw data, prepared for each model and prompt: a folder, or `sample`, which is generated."""
     limit: Count | None = None
-    """Only the first N examples of each split of `data`."""
+    """Number of examples to use of each split of `data`, from its beginning."""
     tokenizer: Texts = {}
-    """Tokenizer by model, for `data`; the model's own where it is not named."""
+    """Tokenizer by model, for `data`; the model's own where none is named."""
     dataset_path: Texts = {}
-    """A prepared set by prompt, in the place of `data`."""
+    """Prepared data set by prompt, instead of `data`."""
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
-    """A run that takes longer is ended."""
+    """Seconds after which a run is ended."""
     questions: Count | None = None
-    """How many test questions the model of each finished cell answers, of each repeat where these have seeds of their
-    own, to be scored; none if not given."""
+    """Number of test questions that the model of each finished cell (of each repeat, where repeats have seeds of their
+    own) answers to be scored; none if not given."""
     flags: Flags = {}
-    """Flags of the script, for all cells. `effective_batch_size` is divided over the processes of a cell."""
+    """Flags of the script, for all cells. `effective_batch_size` is divided among the processes of a cell."""
 
     @cached_property
     def combinations(self) -> list[tuple[Cell, Mapping[str, Any]]]:
-        """Every cell with its flags, in the order of the file, also those that cannot be or are excluded."""
+        """Every cell with its flags, in the order of the file, including impossible and excluded cells."""
         return [
             (Cell(**dict(zip(AXES, chosen, strict=True))), {**self.flags, **entry.flags})
             for entry in self.entries or (MatrixEntry(),)
@@ -149,12 +149,12 @@ class Matrix(Axes):
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """Combinations that can be, in the order of the file."""
+        """Cells that are possible and not excluded, in the order of the file."""
         return tuple(cell for cell, impossible in self._wanted() if not impossible)
 
     @cached_property
     def left_out(self) -> list[dict[str, str]]:
-        """Combinations that cannot be: each `cell`, and its `reason`."""
+        """Cells that are impossible and not excluded: for each the `cell` and the `reason`."""
         return [{"cell": cell.name, "reason": why} for cell, why in self._wanted() if why]
 
     def flags_of(self, cell: Cell) -> Mapping[str, Any]:
@@ -162,10 +162,10 @@ class Matrix(Axes):
         return next(flags for each, flags in self.combinations if each == cell)
 
     def rows(self, cell: Cell) -> int | None:
-        """Rows per process and forward pass, by which a cell has the effective batch; None where it is not given.
+        """Rows per process and forward pass that give a cell the effective batch size; None where that is not given.
 
         Raises:
-            UserError: it does not divide.
+            UserError: the effective batch size does not divide.
         """
         flags = self.flags_of(cell)
         effective = flags.get(EFFECTIVE)
@@ -181,12 +181,12 @@ class Matrix(Axes):
         return same.rows
 
     def to_json(self) -> dict[str, object]:
-        """The document that is read as this matrix: `matrix_of(matrix.to_json())` equals it."""
+        """The document from which this matrix can be read: `matrix_of(matrix.to_json())` equals it."""
         document = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return {"script": self.script, "repeats": self.repeats, "slots": self.slots, **document}
 
     def _wanted(self) -> Iterator[tuple[Cell, str | None]]:
-        """Cells that are not excluded, and why one cannot be."""
+        """Cells that are not excluded, each with the reason why it is impossible, or None."""
         for cell, _ in self.combinations:
             impossible = None
             if cell.is_one_process and cell.pods > 1:
@@ -201,7 +201,7 @@ class Matrix(Axes):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that occurs twice, of which YAML's own takes the last without a word."""
+    """A loader that refuses a key that occurs twice; YAML's own silently takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
@@ -262,11 +262,11 @@ def write_matrix(matrix: Matrix, path: Path) -> None:
 def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
     """The same cells as a trial that takes minutes on any machine; `place` is where the matrix came from.
 
-    Tiny models of ours with random weights stand for the models, and `TINY_EXAMPLES` generated examples for the data;
+    Our tiny models with random weights replace the models, and `TINY_EXAMPLES` generated examples replace the data;
     runs have `TINY_STEPS` steps and answer `TINY_QUESTIONS` questions at most. Everything else stays.
 
     Raises:
-        UserError: a script of somebody else's, a model of no known shape, or two for which the same one stands.
+        UserError: the script is not ours, a model's shape is unknown, or one tiny model would replace two models.
     """
     kind = arguments_of(matrix.script)
     if kind is None:
@@ -287,7 +287,7 @@ def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
     return matrix_of(document, f"{place} --scale tiny")
 
 
-# Checks of a matrix as a whole; the first fault is said. Flags and models are checked with the runs that have them.
+# Checks of a matrix as a whole; the first fault is reported. Flags and models are checked with the runs that use them.
 
 
 def _faults(matrix: Matrix) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What came of a sweep: `sweep.json`, written after each run, its models' answers, and all of it as a table."""
+"""The results of a sweep: `sweep.json`, written after each run, its models' answers, and a table of all results."""
 
 from __future__ import annotations
 
@@ -29,54 +29,54 @@ from zeropods.tables import Table, digits, progress
 FILE = "sweep.json"
 SCHEMA_VERSION = 1
 RESULTS = ("ok", "oom", "timeout", "failed", "pod_lost")
-"""Statuses of a run that has been measured, whatever came of it; `interrupted` is none."""
+"""Statuses of a run that has been measured, however it ended; `interrupted` is not one of them."""
 LONGEST_REASON = 120
-"""Most letters of a reason in a table; `sweep.json` has all of it."""
+"""Most characters of a reason in a table; `sweep.json` has the whole reason."""
 
 
 @dataclass(kw_only=True)
 class Trial:
-    """A cell of a matrix, once: what is run, and what came of it."""
+    """One run of a cell of a matrix: what is run, and what came of it."""
 
     cell: Cell
     repeat: int
     """Number of the repeat, counted from 1."""
     launch: Launch
-    """What is launched into `OUT/CELL/REPEAT`, as far as it is known without pods: enough to recognise it."""
+    """The launch into `OUT/CELL/REPEAT`, as far as it is known without pods: enough to recognise it."""
     is_prepared: bool
-    """Whether the sweep prepares its data; else it is given them."""
+    """Whether the sweep prepares the data of this run; otherwise they are given."""
     status: str | None = None
-    """Status as in a record, `refused` where it never began; None where it has not run yet."""
+    """Status as in a record, or `refused` if the run never began; None where it has not run yet."""
     reason: str | None = None
     samples_per_second: float | None = None
     seconds: float | None = None
-    """Wall time from the launch to the record, of the attempt that gave it."""
+    """Wall time in seconds from the launch to the record, for the attempt that produced the record."""
 
     @property
     def name(self) -> str:
-        """The run folder below OUT."""
+        """Path of the run folder below OUT."""
         return f"{self.cell.name}/{self.repeat}"
 
     @property
     def command(self) -> str:
-        """What somebody would type to get this run alone."""
+        """The command that somebody would type to get this run alone."""
         alone, pods = [sys.executable], ["zeropods", "launch", "--num-pods", str(self.cell.pods), "--"]
         script = [str(self.launch.script), *self.launch.arguments]
         return shlex.join([*(alone if self.cell.is_one_process else pods), *script])
 
     @property
     def is_measured(self) -> bool:
-        """Whether it needs no further run."""
+        """Whether this trial has a result and needs no further run."""
         return self.status in RESULTS
 
     def take(self, record: Record, seconds: float | None) -> None:
-        """Take up what a record says."""
+        """Take over the result from a record."""
         place = f"{record.pod}: " if record.pod else ""
         self.reason = None if record.reason is None else f"{place}{record.reason}"
         self.status, self.samples_per_second, self.seconds = record.status, record.samples_per_second, seconds
 
     def to_json(self) -> dict[str, object]:
-        """The run in `sweep.json`."""
+        """The entry of this run in `sweep.json`."""
         said = ("status", "reason", "samples_per_second", "seconds")
         run = {"cell": self.cell.name, "repeat": self.repeat, **asdict(self.cell), "folder": self.name}
         return {**run, **{name: getattr(self, name) for name in said}}
@@ -109,9 +109,9 @@ class Sweep:
         }
 
     def table(self) -> Table:
-        """A line for each cell; samples per second are the mean of its repeats that ended well.
+        """A table with a line for each cell; samples per second are the mean over its repeats that ended well.
 
-        How good the answers are is a column where questions are asked.
+        Where questions are asked, another column says how good the answers are.
         """
         asked = self.matrix.questions is not None
         header = ("cell", "repeats ok", "samples/s", *(["inference result"] if asked else []), "result")
@@ -144,20 +144,20 @@ def _result(row: Trial) -> str:
     return f"{row.status}: {reason}" if reason else row.status
 
 
-# What a run is worth: its model answers questions that it never saw, and the answers are scored.
+# How good a run's model is: it answers questions that it never saw, and the answers are scored.
 #
-# Nothing here loads torch into the process that asks: it may be a notebook's, whose next run needs the GPU.
+# Nothing here loads torch into the calling process: it may be a notebook's, whose next run needs the GPU.
 
 IMPORTED = ["zeropods.evaluate.generate", "zeropods.evaluate.score", "evaluate"]
-"""What every answer needs; importing it takes longer than a tiny model's answers."""
+"""Modules that every answer needs; importing them takes longer than a tiny model's answers."""
 
 
 def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
-    """Let each run answer the first questions of its test split, of dev where there is no test, and score them.
+    """Let each run answer the first questions of its test split (dev if there is no test split), and score the answers.
 
     Leaves `predictions.SPLIT.jsonl` and `score.SPLIT.json` in the run folder. Queries are constrained. Each run that
-    has not answered as many yet, nor all that its split has, does so in a process of its own. What keeps one from being
-    scored is said in a line on stderr, and the next run answers.
+    has answered neither that many questions yet nor all of its split does so in a process of its own. If a run cannot
+    be scored, a line on stderr says why, and the next run answers.
     """
     if questions is None:
         return

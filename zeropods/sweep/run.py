@@ -36,7 +36,7 @@ from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLA
 
 LOCK = "sweep.lock"
 MATRIX = "matrix.yaml"
-"""The matrix as it was read, beside its runs."""
+"""File beside the runs that holds the matrix as it was read."""
 
 
 def run_sweep(
@@ -48,22 +48,22 @@ def run_sweep(
     again: bool = False,
     argv: Callable[[Launch, Path], list[str]] = runner_argv,
 ) -> Sweep:
-    """Run what a matrix asks for and return all of its results; what has a result already is not run.
+    """Run what a matrix asks for and return all of its results; runs that already have a result are not repeated.
 
-    `OUT/sweep.json` is written after each run, so that a call that was interrupted or killed goes on where
-    it was. Ctrl-C ends the run that goes on, which leaves its record, and then the sweep.
+    `OUT/sweep.json` is written after each run, so that after an interrupt or a kill the next call goes on where
+    the last one was. Ctrl-C ends the current run, which still writes its record, and then the sweep.
 
     Args:
-        cluster: its pods; if not given, pods of this sweep's own, which end with it.
-        hostfile: hosts for pods of its own.
-        again: try once more what ran out of memory or time, failed, or lost a pod.
+        cluster: the cluster to run on; if not given, the sweep starts pods of its own, which end with it.
+        hostfile: hosts for the sweep's own pods.
+        again: run once more whatever ran out of memory or time, failed, or lost a pod.
         argv: makes the launcher's command, see `Supervision`.
 
     Raises:
-        UserError: nothing was started: another sweep is there, a data set is missing, the pods are too few.
+        UserError: nothing was started: the folder has another sweep, a data set is missing, or there are too few pods.
     """
     out = Path(out).resolve()
-    # A second sweep in the folder is refused, and so is a folder of something else.
+    # A second sweep in the folder is refused, and so is a folder that holds something else.
     held = folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
     with ending_in_order(), held, sweep_pods(matrix, cluster, hostfile) as ready:
         planned = trials(matrix, out)
@@ -81,7 +81,7 @@ def run_sweep(
         waiting = [trial for trial in planned if not trial.is_measured]
         if len(waiting) < len(planned):
             said_above(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
-        # Repeats with one seed end with one model, which answers once.
+        # Repeats with the same seed end with the same model, which answers once.
         asked = [trial for trial in planned if matrix.seeds or trial.repeat == 1]
         answer_runs([trial.launch.folder for trial in asked if trial.status == "ok"], matrix.questions)
         supervision = Supervision(argv=argv, timeout_seconds=matrix.timeout_seconds)
@@ -107,7 +107,7 @@ def run_sweep(
 
 
 def _run(trial: Trial, ready: Callable[[], Cluster], supervision: Supervision) -> None:
-    """Run one, and take up what came of it, whatever that is."""
+    """Run one trial and store its result in it, whatever it is."""
     began, asked = time.monotonic(), trial.launch
     try:
         if trial.cell.is_one_process:
@@ -121,27 +121,27 @@ def _run(trial: Trial, ready: Callable[[], Cluster], supervision: Supervision) -
     except (UserError, OSError) as error:
         trial.status, trial.reason = "refused", " ".join(str(error).split())
         if isinstance(error, UnopenedError):
-            # One that failed before it began has measured nothing: the next call tries again.
+            # A run that failed before it began has measured nothing: the next call tries again.
             trial.status, trial.reason = "refused" if error.status == "failed" else error.status, error.reason
         if trial.status == "interrupted":
             raise KeyboardInterrupt(trial.reason) from None
         trial.seconds = time.monotonic() - began
         return
     if record.status == "interrupted":
-        # The supervisor has taken the signal, which was for all of us.
+        # The supervisor has caught the signal, which was meant for the whole sweep.
         raise KeyboardInterrupt(record.reason)
     trial.take(record, time.monotonic() - began)
 
 
-# What earlier calls have left, and what of it stays as it is.
+# What earlier calls have left, and which parts of it are kept.
 
 
 def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None:
-    """Refuse what a run would refuse before its first step; data that the sweep prepares only where they are there."""
+    """Refuse what a run would refuse before its first step; the sweep's own data are checked only if `are_prepared`."""
     for trial in {each.cell: each for each in trials}.values():
         try:
             command.check_arguments(trial.launch)
-            # An earlier matrix may have prepared what lies there.
+            # The data that lie there may have been prepared by an earlier matrix.
             data = are_prepared or not trial.is_prepared
             command.check_inputs(trial.launch.script, trial.launch.arguments, data=data)
         except UserError as error:
@@ -149,7 +149,7 @@ def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None
 
 
 def refuse_other_runs(trials: Sequence[Trial]) -> None:
-    """Refuse where a run folder holds a run with other settings than the matrix gives it now."""
+    """Refuse run folders that hold a run with settings that differ from those of the matrix now."""
 
     def by_flag(identity: Mapping[str, Any]) -> dict[str, object]:
         flags = flag_values(identity["arguments"])
@@ -166,13 +166,13 @@ def refuse_other_runs(trials: Sequence[Trial]) -> None:
 
 
 def take_up(trial: Trial, seconds: float | None, *, again: bool) -> None:
-    """Take up what a run has left if nothing is left to do for it.
+    """Take over the result of an earlier call, if the run needs no further attempt.
 
-    A run that is finished stays finished. Out of memory, too slow, failed and lost are results too; `again` asks for
-    another try of those. What was killed, interrupted, or refused before it began has no result yet.
+    A finished run stays finished. Running out of memory or time, failing and losing a pod are results too; `again` asks
+    for another try of those. A run that was killed, interrupted, or refused before it began has no result yet.
 
     Args:
-        seconds: what an earlier call has said of its wall time.
+        seconds: wall time of the run, in seconds, if an earlier call recorded it.
     """
     if (trial.launch.folder / RECORD).is_file():
         record = read_record(trial.launch.folder)
@@ -180,14 +180,14 @@ def take_up(trial: Trial, seconds: float | None, *, again: bool) -> None:
             trial.take(record, seconds)
 
 
-# The prepared data sets: made, or checked to be what the matrix says.
+# The prepared data sets, which are made, or checked against the matrix.
 
 
 def provide_datasets(matrix: Matrix, out: Path, *, dry: bool = False) -> None:
-    """Make the set of each model and prompt that is not there yet, or look at those that the matrix names.
+    """Make the data set of each model and prompt if it does not exist yet, or check those that the matrix names.
 
     Args:
-        dry: make nothing, but refuse raw data that are not there.
+        dry: make nothing, but refuse raw data that do not exist.
     """
     kind, raw = arguments_of(matrix.script), matrix.data
     for cell in {(cell.model, cell.prompt): cell for cell in matrix.cells}.values():
@@ -214,7 +214,7 @@ def provide_datasets(matrix: Matrix, out: Path, *, dry: bool = False) -> None:
 
 
 def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
-    """What is made of the raw data for a cell; for a causal one what its run would make itself."""
+    """How the raw data are prepared for a cell; for a causal script, as its run would prepare them itself."""
     tokenizer = matrix.tokenizer.get(cell.model, matrix.tokenizer.get(EACH, cell.model))
     if arguments_of(matrix.script) is not CausalArguments:
         return Preparation(data=Path(data), tokenizer=tokenizer, prompt=cell.prompt, limit=matrix.limit)
@@ -231,17 +231,17 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
     )
 
 
-# The pods: those that a sweep is given, or its own, which are renewed when one of them is lost.
+# The pods: those that a sweep is given, or its own, which are replaced when one of them is lost.
 
 
 @contextmanager
 def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> Iterator[Callable[[], Cluster]]:
-    """Yields what gives the cluster for the next run; pods of the sweep's own start at the first need, and end then.
+    """Yield a function that gives the cluster for the next run; the sweep's own pods start when needed and end on exit.
 
-    Pods that were given are not renewed: they are somebody else's.
+    Pods that were given are not replaced: they are somebody else's.
 
     Args:
-        hostfile: of hosts on which the sweep's own pods are started; this machine if not given.
+        hostfile: names the hosts on which the sweep's own pods are started; this machine if not given.
     """
     count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
     hosts = (given.hosts if given else read_hostfile(hostfile) if hostfile else ())[:count]
@@ -273,16 +273,16 @@ def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> 
             own.down()
 
 
-# One run of a sweep as data, and the order in which runs are made.
+# The runs of a sweep as data, and their order.
 
 OF_RAW_DATA = ("dataset_config", "text_field")
-"""Flags that say how raw data are read: a sweep has read them by then."""
+"""Flags that say how raw data are read; runs do not get them if the sweep itself has read the data."""
 PREPARED = "prepared"
-"""Folder of the sets that a sweep prepares, beside its cells."""
+"""Folder of the data sets that a sweep prepares, beside its cells."""
 
 
 def trials(matrix: Matrix, out: Path) -> list[Trial]:
-    """All runs of a matrix in the order in which they are run; reads and starts nothing but finds the script."""
+    """All runs of a matrix in the order in which they are run; finds the script, but reads and starts nothing."""
     script, cells = find_script(matrix.script), matrix.cells
     kind = arguments_of(script) or TextToSQLArguments
     found = []
@@ -312,7 +312,7 @@ def trials(matrix: Matrix, out: Path) -> list[Trial]:
 
 
 def dataset_of(matrix: Matrix, cell: Cell, out: Path) -> Path | None:
-    """The prepared set of a cell, made already or not; None for a script that needs none."""
+    """Path of the prepared data set of a cell, whether it exists yet or not; None for a script that needs none."""
     if matrix.data is not None:
         return out / PREPARED / f"{Path(matrix.data).name}-{Path(cell.model).name}-{cell.prompt}"
     named = matrix.dataset_path.get(cell.prompt, matrix.dataset_path.get(EACH))
@@ -320,13 +320,13 @@ def dataset_of(matrix: Matrix, cell: Cell, out: Path) -> Path | None:
 
 
 def order_of(cells: int, repeat: int) -> tuple[int, ...]:
-    """The order of the cells 0 ... cells - 1 in one repeat, counted from 1: a machine that slows down favours no cell.
+    """The order of cells 0 ... cells - 1 in one repeat, counted from 1; a machine that slows down favours no cell.
 
     Each repeat runs every cell once. Repeats come in pairs: a row of a Williams design (Williams 1949,
     Aust. J. Sci. Res. A 2, 149-168), and the same row backwards. After every pair, the mean place of all cells is
     the same, so that a steady drift cancels out. After as many repeats as there are cells (twice as many where
     their number is odd), each cell has had each place equally often, and has followed each other cell equally often.
-    The order of a repeat does not depend on how many follow: more repeats go on where fewer have ended.
+    The order of a repeat does not depend on how many follow, so more repeats can be added later.
     """
     shift, backwards = divmod(repeat - 1, 2)
     # 0, 1, n - 1, 2, n - 2 ...: all differences between neighbours are different, modulo n.

@@ -1,6 +1,6 @@
 """Fine-tuning on any number of ranks: one engine for both training scripts, whose runs differ in their `job.Task`.
 
-`run_script` is what a script does: parse the flags and train. It imports torch only after the threads are set up.
+`run_script` is all that a script does: parse the flags and train. It imports torch only after the threads are set up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zeropods.errors import UserError
 from zeropods.programs import prepare_compiling, wait_passively
 
 UNUSED = ("datasets", "scipy", "sklearn")
-"""Packages that no training here calls."""
+"""Packages that transformers imports wherever they are installed, and that no training here uses."""
 
 
 def run_script() -> int:
@@ -37,7 +37,7 @@ def run_script() -> int:
         if is_first:
             flags.check_inputs()
     except UserError as error:
-        # All ranks have the same flags: one of them says what is wrong.
+        # All ranks have the same flags: only one of them says what is wrong.
         if is_first:
             raise
         return error.exit_status
@@ -51,10 +51,10 @@ def run_script() -> int:
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import what a run needs within this block, without what transformers imports wherever it is installed.
+    """Make imports within this block faster: hide packages that transformers imports wherever they are installed.
 
-    Importing is most of the time that a small run takes, and pods on one machine share its cores for it. Modules come
-    by the thousand and none of them is garbage: the collector shall not look at them, then or later.
+    Imports take most of the time of a small run, and pods on one machine share its cores for them. Modules are loaded
+    by the thousand and none of them is garbage, so the garbage collector does not scan them, now or later.
     """
     hidden = [name for name in UNUSED if name not in sys.modules]
     gc.disable()
@@ -70,10 +70,10 @@ def quick_imports() -> Iterator[None]:
 
 
 def run_parsed(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:
-    """Train as `argv` says, the script's name first; an error that all ranks share is said by one of them.
+    """Train as `argv` says, which begins with the script's name; only one rank raises an error that all ranks share.
 
     Args:
-        age_seconds: how long ago the run's own process began; 0 where it is one among others of a process.
+        age_seconds: returns how many seconds ago the run's process began; 0 where several runs share a process.
     """
     from zeropods.train.arguments import SCRIPTS, parse_flags
     from zeropods.train.processes import SharedError

@@ -1,7 +1,7 @@
 """The flags of the training scripts: fields of a dataclass with their help and bounds, read strictly.
 
-A launch and a sweep read them as well, before anything starts, and look at the model and the data that they name; so
-nothing here imports torch or transformers.
+A launch and a sweep also read them before anything starts, and check the model and the data that they name, so nothing
+here imports torch or transformers.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ INITS = ("pretrained", "random")
 TASKS = ("squad", "lm")
 TEXT2SQL = "text2sql"
 OWN = "data"
-"""The set that a run makes of raw data, in its run folder."""
+"""Folder, within the run folder, of the prepared set that a run makes from raw data."""
 COMMON = ("model_id", "dataset_path", "epochs", "max_steps", "warmup_steps")
-"""What every script has, some of it by another name: the model, a hub id, local folder or name of a known shape; what
-the data are named by; passes over the train split; optimizer steps, -1 for as many as these take; and those over which
-the rate rises."""
+"""Settings that every script has, some under another name: the model (a hub id, a local folder or the name of a known
+shape); the name of the data; passes over the train split; optimizer steps, -1 for as many as these passes take; and the
+number of steps over which the learning rate rises."""
 SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
     "reduce_lr_on_plateau",
 )  # fmt: skip
-"""transformers' schedules that need no settings of their own, for which there is no flag."""
+"""transformers' schedules that need no settings of their own, since there are no flags for such settings."""
 MAX_SEQ_LENGTH = 512
-"""Tokens of a row of raw data, where nothing else is said: the workshop's."""
+"""Default number of tokens per row of raw data: the workshop's value."""
 MOST_ROWS = 2**31 - 1
 MOST_SEED = 2**32 - 1
-"""NumPy's generators take no more."""
+"""Largest seed that NumPy's generators accept."""
 MOST_THREADS = 1_024
-"""More than any machine has cores: so many threads or processes end the machine, not the run."""
+"""Most threads of a process: more than any machine has cores. Too many threads or processes crash the whole machine."""
 NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval", "save_total_limit")
-"""Flags that change where and how a run is written down, not what it does."""
+"""Flags that change where and how a run is recorded, not what it does."""
 LATER = {"compile": "off", "pad_to_multiple_of": 1, "tf32": False}
-"""Flags that came after runs had been recorded: at these values a run is the same as one from before them."""
+"""Flags that were added after runs had been recorded: at these values a run is the same as one from before the flag."""
 BOUNDS = {
     "least": ("at least", operator.ge),
     "above": ("more than", operator.gt),
     "most": ("at most", operator.le),
     "below": ("less than", operator.lt),
 }
-"""What bounds of a flag are called, in words too, and what holds within them."""
+"""Bounds of a flag by name: the words for each in a message, and the comparison that holds within it."""
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 METAVARS = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}
 WORDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
@@ -67,8 +67,8 @@ Flags = TypeVar("Flags", bound="RunArguments")
 
 
 def flag(default: Any, text: str, choices: tuple[str, ...] = (), **bounds: float) -> Any:
-    """A field with its help, and what its value may be where it is not the default: a choice, or finite and within
-    `BOUNDS`."""
+    """A dataclass field with its help, and with the values that it may have besides the default: one of `choices`, or a
+    finite number within `bounds`, whose names are those of `BOUNDS`."""
     return field(default=default, metadata={"help": text, "choices": choices, "bounds": bounds})
 
 
@@ -77,16 +77,16 @@ class RunArguments:
     """The flags that every training script has. A script's own class adds others, and its own defaults."""
 
     script: ClassVar[str]
-    """The file's name, at the top of the project."""
+    """Name of the script's file, at the top of the project."""
     task_class: ClassVar[str]
-    """Where its `job.Task` is: a run of one script loads nothing of the other."""
+    """Module and class of its `job.Task`, by name, so that a run of one script loads nothing of the other."""
     description: ClassVar[str]
     called: ClassVar[Mapping[str, str]] = {name: name for name in COMMON}
-    """The script's own flag for each of `COMMON`."""
+    """The script's own name for each setting of `COMMON`."""
     prompts: ClassVar[tuple[str, ...]]
-    """What a row's text may be made by; the first one is usual."""
+    """Prompts with which a row's text may be made; the first one is the default."""
     fp16_fault: ClassVar[str | None] = None
-    """Why these models do not train in FP16; None where they do."""
+    """The reason why these models do not train in FP16; None where they do."""
 
     outputdir: str = flag("runs/run", "the run folder")
     init: str = flag("pretrained", "random, or a RUN")
@@ -115,7 +115,7 @@ class RunArguments:
     seed: int = flag(42, "of weights, order, dropout", least=0, most=MOST_SEED)
     local_rank: int = flag(-1, "from DeepSpeed's launcher")
 
-    # What the engine asks of every script, at the value that it has where a script has no such flag.
+    # Settings that the engine reads for every script, with the values that hold where a script has no such flag.
     model_id = dataset_path = ""
     epochs = 0.0
     max_steps = warmup_steps = 0
@@ -155,7 +155,7 @@ class RunArguments:
 
     @property
     def model_flag(self) -> str:
-        """The flag that names the model, as it is written."""
+        """The flag that names the model, as it is written on the command line."""
         return f"--{self.called['model_id']}"
 
     @property
@@ -163,14 +163,14 @@ class RunArguments:
         """Whether the run ends with its best checkpoint, not its last weights."""
         return self.load_best_model or self.early_stopping_patience > 0
 
-    # What the model and the data that the flags name show, before anything starts.
+    # Checks of the model and the data that the flags name, before anything starts.
 
     @property
     def source(self) -> str:
-        """Where the weights lie: what the model flag names, or the model of the run that `--init` names.
+        """The source of the weights: what the model flag names, or the model of the run that `--init` names.
 
         Raises:
-            UserError: that run has trained another model than the call names.
+            UserError: that run trained another model than the call names.
         """
         if self.init in INITS:
             return self.model_id
@@ -182,11 +182,11 @@ class RunArguments:
         return str(Path(self.init) / "model")
 
     def manifest(self) -> Manifest | None:
-        """That of the prepared set, checked against the flags; None for raw data, which are looked for."""
+        """The prepared set's manifest, checked against the flags; None for raw data, after looking for them."""
         raise NotImplementedError
 
     def check_model(self) -> tuple[str, int | None]:
-        """Name of a model and rows of its embedding, as far as they are known here; `UserError` if it is not there."""
+        """The model's name and embedding rows, None if unknown here; `UserError` if it is missing or unsuitable."""
         if self.init == "random":
             kind = "t5" if isinstance(self, TextToSQLArguments) else "causal"
             return self.model_id, known_config(self.model_id, kind)["vocab_size"]
@@ -201,7 +201,7 @@ class RunArguments:
         return name, config.get("vocab_size")
 
     def check_inputs(self) -> None:
-        """Refuse a model and data that are not there or do not fit each other. No hub is asked: a run will do that."""
+        """Refuse a model or data that are missing or do not fit each other. No hub is asked: a run will do that."""
         manifest = self.manifest()
         name, rows = self.check_model()
         if manifest is None:
@@ -218,7 +218,7 @@ class RunArguments:
 
     def check_fit(self, name: str, rows: int | None, tokens: int, *vocabularies: Mapping[str, int]) -> None:
         """Refuse a model that does not fit the prepared set: its embedding has fewer `rows` than the set's tokenizer
-        has `tokens`, or its own tokenizer gives other ids; `vocabularies`: that one's and the set's, if it has one."""
+        has `tokens`, or its own tokenizer gives other ids. `vocabularies`: the model's and the set's, if known."""
         own, prepared = vocabularies or ({}, {})
         for token, index in own.items():
             if prepared.get(token) != index:
@@ -234,14 +234,14 @@ class RunArguments:
             )
 
     def comparable(self) -> dict[str, object]:
-        """What must be equal for two calls to mean the same run."""
+        """The flags that must be equal for two calls to mean the same run."""
         flags = {k: v for k, v in asdict(self).items() if k not in NO_SETTINGS}
         return {k: v for k, v in flags.items() if k not in LATER or v != LATER[k]}
 
 
 @dataclass(kw_only=True)
 class TextToSQLArguments(RunArguments):
-    """Flags of `textsql_train.py`: the original's names, and what it lacked."""
+    """Flags of `textsql_train.py`: the original script's, under the same names, and others that it lacked."""
 
     script: ClassVar[str] = "textsql_train.py"
     task_class: ClassVar[str] = "zeropods.train.text2sql:TextToSQL"
@@ -277,7 +277,7 @@ class TextToSQLArguments(RunArguments):
             raise UserError(f"--compile graphs {other}: cannot be recorded as a graph; take --compile blocks")
 
     def manifest(self) -> Manifest:
-        """That of the set at `--dataset_path`."""
+        """The manifest of the set at `--dataset_path`."""
         found = read_manifest(Path(self.dataset_path))
         if found.task != TEXT2SQL:
             place = f"--dataset_path {self.dataset_path}"
@@ -287,7 +287,7 @@ class TextToSQLArguments(RunArguments):
 
 @dataclass(kw_only=True)
 class CausalArguments(RunArguments):
-    """Flags of `causal_train.py`; without any, the SQuAD workshop's settings."""
+    """Flags of `causal_train.py`; the defaults are the SQuAD workshop's settings."""
 
     script: ClassVar[str] = "causal_train.py"
     task_class: ClassVar[str] = "zeropods.train.causal:Causal"
@@ -332,7 +332,7 @@ class CausalArguments(RunArguments):
             raise UserError("--loss_on answer: the text of --task lm has no answers; leave it out")
 
     def manifest(self) -> Manifest | None:
-        """That of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
+        """The manifest of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
         given, place = Path(self.data), f"--data {self.data}"
         if not (given / FILE).is_file():
             if self.task != "lm":
@@ -367,14 +367,14 @@ SCRIPTS: dict[str, type[RunArguments]] = {kind.script: kind for kind in (TextToS
 
 
 def arguments_of(script: str | Path) -> type[RunArguments] | None:
-    """The flags of one of our scripts, by its name or its place; None for another one."""
+    """The class of flags of one of our scripts, by the script's name or path; None for any other script."""
     path = Path(script)
     ours = path == Path(path.name) or path == PROJECT / path.name
     return SCRIPTS.get(path.name) if ours else None
 
 
 def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
-    """Read flags strictly: no abbreviation, no unknown flag; `UserError` names the flag, the value and the remedy."""
+    """Read flags strictly: no abbreviations, no unknown flags; `UserError` names the flag, the value and the remedy."""
     parser = argparse.ArgumentParser(
         prog=kind.script,
         description=kind.description,
@@ -384,20 +384,20 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
     )
     hints = get_type_hints(kind)
     for each in fields(kind):
-        # The type of `X | None` is X.
+        # A flag of type `X | None` is read as X.
         read = (get_args(hints[each.name]) or (hints[each.name],))[0]
         alone: dict[str, Any] = {"nargs": "?", "const": True} if read is bool else {}
         about = {"metavar": METAVARS[read], "help": each.metadata["help"]}
         parser.add_argument(f"--{each.name}", default=each.default, type=partial(_value, read), **about, **alone)
     try:
-        # A flag's name may be written with dashes.
+        # A flag's name may be written with dashes instead of underscores.
         words = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in argv]
         values, unknown = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise UserError(str(error).removeprefix("argument ")) from None
     if unknown:
         word = unknown[0].partition("=")[0]
-        # Whoever gives the other script's name of a thing is told this script's.
+        # A user who gives the other script's name for a flag is told this script's name for it.
         names = {other.called[name]: kind.called[name] for other in SCRIPTS.values() for name in COMMON}
         names |= {each.name: each.name for each in fields(kind)}
         near = get_close_matches(word.removeprefix("--"), names, 1)
@@ -412,10 +412,10 @@ def _value(kind: type, text: str) -> Any:
         raise argparse.ArgumentTypeError(f"{text!r}; expected {WORDS[kind]}") from None
 
 
-# The batch of N ranks: what each contributes to an optimizer step, so that the effective batch is the same for any N.
+# The batch of N ranks: the share of each in an optimizer step, so that the effective batch size is the same for any N.
 
 ROWS, PASSES = "per_device_train_batch_size", "gradient_accumulation_steps"
-"""The flags of a training script that say it."""
+"""Flags of a training script that set the share of a rank."""
 
 
 @dataclass(frozen=True)
@@ -434,9 +434,9 @@ class Batch:
 
 
 def batch_on(ranks: int, effective: int, most_rows: int) -> Batch | None:
-    """The share of each rank in `effective` rows per step; None where these do not divide among so many ranks.
+    """The share of each rank in `effective` rows per step; None where they do not divide evenly among the ranks.
 
-    As many rows per pass as divide the share, and never more than `most_rows`, since more may not fit into memory.
+    The rows per pass are the largest divisor of the share up to `most_rows`, since more may not fit into memory.
     """
     if not 1 <= ranks <= effective or effective % ranks:
         return None

@@ -1,4 +1,4 @@
-"""The task of `causal_train.py`: a causal language model on questions or text, one text in each row, and its loss."""
+"""The task of `causal_train.py`: a causal language model on questions or text, one text per row, and its loss."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from zeropods.train.trainer import MeasuredTrainer
 
 GENERATED = "generated.json"
-"""What the trained model goes on with after `--generation_prompt`, in the run folder."""
+"""File in the run folder with the text that the trained model generates after `--generation_prompt`."""
 FLAG = "--model_name_or_path"
 SEES_AHEAD = ("xlnet",)
-"""In transformers' list of causal models, yet without a mask of its own a token sees those after it."""
+"""Model types that transformers lists as causal, but in which tokens see later ones unless a special mask is given."""
 DROPOUTS = (
     "attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "emb_pdrop", "embed_dropout",
     "embedding_dropout", "residual_dropout", "activation_dropout", "dropout", "attention_probs_dropout_prob",
     "hidden_dropout_prob",
 )  # fmt: skip
-"""What configurations of transformers call the rates of their dropouts."""
+"""Names of dropout rates in transformers' configurations."""
 log = logging.getLogger(__name__)
 
 
@@ -64,10 +64,10 @@ class Causal(Task):
         self.is_prepared = (given / FILE).is_file()
         """Whether `--data` is a prepared set."""
         self.set = given if self.is_prepared else self.folder / OWN
-        """Where the prepared set is, or will be."""
+        """The folder where the prepared set is, or will be."""
 
     def check_model(self) -> None:
-        """Refuse an attention that cannot run, and a model that is not there."""
+        """Refuse an attention implementation that cannot run here, and a model that is missing or not causal."""
         attention = self.arguments.attn_implementation
         has_kernels = is_ampere() and self.precision != "fp32" and importlib.util.find_spec("flash_attn")
         if attention == "flash_attention_2" and not has_kernels:
@@ -80,11 +80,11 @@ class Causal(Task):
             _class_of(self.arguments.source, config)
 
     def prepare(self) -> None:
-        """Make `data/` of the run folder where it is not there yet; a set of other data is never replaced."""
+        """Make `data/` in the run folder if it does not exist yet; a set made from other data is never replaced."""
         if self.is_prepared:
             return
         a, task = self.arguments, self.arguments.task or TASKS[0]
-        # The small models of ours have a tokenizer that is trained on the data.
+        # Our own small models have a tokenizer that is trained on the data.
         tiny = a.init == "random" and a.model_id in CAUSAL_TINY
         wanted = Preparation(
             task=task,
@@ -110,32 +110,32 @@ class Causal(Task):
 
     @cached_property
     def data(self) -> Prepared:
-        """The set at `--data`, or the one that was made of it."""
+        """The set at `--data`, or the one that was made from it, cut to what the flags ask for."""
         whole, a = Prepared.read(self.set), self.arguments
         if whole.tokenizer.pad_token_id is None:
             raise UserError(f"{self.set}: its tokenizer has no token to pad with; prepare the data again")
-        # Of raw data the subset was prepared.
+        # From raw data only the subset was prepared.
         subset = a.subset if self.is_prepared else None
         evaluated = a.max_eval_steps and a.max_eval_steps * a.per_device_eval_batch_size
         dev = None if whole.dev is None else whole.dev.first(subset).first(evaluated)
         return replace(whole, train=whole.train.first(subset), dev=dev)
 
     def _said(self) -> CausalArguments:
-        """The flags, with those filled in that a prepared set decides."""
+        """The flags, with the values that a prepared set decides filled in."""
         manifest = self.data.manifest
         decided = {name: getattr(manifest, name) for name in ("task", "max_seq_length", "loss_on")}
         return replace(self.arguments, **decided)
 
     def settings(self) -> dict[str, object]:
-        """The flags, with the data's own in the place of those that the data decide."""
+        """The flags to compare, with the data's values where the data decide and their content key for `--data`."""
         return {**self._said().comparable(), "data": self.data.manifest.content_key}
 
     def model(self) -> PreTrainedModel:
-        """A causal model; one for questions carries the prompt, so that it knows how it wants to be asked."""
+        """A causal model; one for questions carries the prompt, so that the saved model says how to prompt it."""
         data, prompt = self.data, self.arguments.generation_prompt
         model = load_causal(self._said(), data.tokenizer)
         if prompt is not None:
-            # What could not be gone on with is refused before training.
+            # A prompt that the model could not continue is refused before training.
             tokens, positions = len(data.tokenizer(prompt).input_ids), positions_of(model.config)
             if not prompt.strip() or tokens == 0:
                 raise UserError(f"--generation_prompt {prompt!r}: no words; give some to continue")
@@ -147,11 +147,11 @@ class Causal(Task):
         return model
 
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
-        """Rows padded to the longest."""
+        """A batch of rows, padded to the longest."""
         return collate_causal(rows, self.data.tokenizer.pad_token_id)
 
     def score(self, trainer: MeasuredTrainer) -> str:
-        """Write the perplexity of text over all ranks, and what the model goes on with after a prompt."""
+        """Write the perplexity of text over all ranks, and the model's continuation of the prompt."""
         from zeropods.evaluate.generate import sample_text
         from zeropods.evaluate.score_json import text_score
 
@@ -180,7 +180,7 @@ def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
     Returns:
         input_ids: (rows, tokens) int64.
         attention_mask: the same shape, 1 for a token and 0 for a pad; left out where no row is padded.
-        labels: the same shape, not shifted; -100 where there is no loss, and at first tokens, which nothing predicts.
+        labels: the same shape, not shifted; -100 where there is no loss, and at first tokens, which no token predicts.
         label_positions: (n,) int64, flat positions p of the tokens that predict a label: the one at p + 1.
     """
     ids, is_token = padded([row[0] for row in rows], pad)
@@ -203,11 +203,11 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
     """The model that the arguments name, in FP32, with the loss of `with_causal_loss`, checked against the data.
 
     Args:
-        arguments: `max_seq_length` is that of the data.
-        tokenizer: that of the data.
+        arguments: the flags; `max_seq_length` is that of the data.
+        tokenizer: the data's tokenizer.
 
     Raises:
-        UserError: what the arguments name cannot be had, is no causal model, or does not fit the data.
+        UserError: the model that the arguments name cannot be loaded, is not causal, or does not fit the data.
     """
     name, options, vocabularies, is_random = arguments.model_id, {}, [], arguments.init == "random"
     if is_random:
@@ -242,7 +242,7 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
         model = random_causal(config, arguments.seed)
     else:
         model = load_weights(with_causal_loss(model_class), name, flag=FLAG, config=config, **options)
-    # Generated text ends where the texts that it is trained on do.
+    # Generated text ends with the token that ends the texts on which the model is trained.
     generation = model.generation_config
     ends = generation.eos_token_id if isinstance(generation.eos_token_id, list) else [generation.eos_token_id]
     if tokenizer.eos_token_id not in ends:
@@ -255,8 +255,8 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
 def random_causal(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """A model with its family's own initialisation; the same seed gives the same weights.
 
-    They are drawn whole on every rank, in FP32, also where ZeRO-3 divides them later: so that they are the same
-    weights on any number of processes and in any precision.
+    The weights are drawn whole and in FP32 on every rank, even where ZeRO-3 divides them later, so that they are the
+    same on any number of processes and in any precision.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -264,10 +264,10 @@ def random_causal(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 
 
 def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class, where it is one that predicts each token from those before it."""
+    """transformers' class of a model; `UserError` if it does not predict each token from those before it."""
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     kind = config.model_type
-    # Encoders are in both lists; unless they are told to be decoders, a token sees those after it.
+    # Encoders are in both lists; unless configured as decoders, their tokens see those after them.
     encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
     if found is None or encoder or kind in SEES_AHEAD or getattr(config, "is_encoder_decoder", False):
         raise UserError(
@@ -284,7 +284,7 @@ def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def causal_config(sizes: Mapping[str, Any]) -> PreTrainedConfig:
-    """transformers' configuration of a model that is made here, without tokens that begin or end a text.
+    """transformers' configuration of a model that is made here, without begin and end tokens unless `sizes` has them.
 
     Args:
         sizes: its `config.json`, as `plan.known_models.known_config` gives it.
@@ -306,7 +306,7 @@ def set_dropout(config: PreTrainedConfig, rate: float) -> None:
 
 
 def positions_of(config: PreTrainedConfig) -> int | None:
-    """The longest sequence of a model: learned positions, or those that it was trained at; None if it does not say."""
+    """Tokens of a model's longest sequence: learned positions, or the trained length; None if it does not say."""
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
         found = getattr(config, name, None)
         if isinstance(found, int) and found > 0:
@@ -314,19 +314,19 @@ def positions_of(config: PreTrainedConfig) -> int | None:
     return None
 
 
-# The loss: right on any number of processes, with logits only where there is a label.
+# The loss: correct on any number of processes, with logits only where there is a label.
 
 
 def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The class with another loss in its `forward`; everything else, its name too, stays as it is.
+    """The class with another loss in its `forward`; everything else, including its name, stays as it is.
 
     `forward` takes `labels` (rows, tokens), not shifted, -100 where there is no loss; `label_positions`, (n,) flat
     positions p of tokens whose successor p + 1 has a label; and `num_items_in_batch`, the labels of the whole optimizer
     step, over all ranks (the batch's own count if None). It returns the sum of the token losses / `num_items_in_batch`,
-    in nats, without logits. Without labels, or without their positions, it is the class's own.
+    in nats, without logits. Without labels, or without their positions, the class's own runs.
 
     The model's own head and whatever it does to its logits (scale, soft cap) are used, on the positions that predict a
-    label and no others: a loss on answers alone would otherwise spend most of its memory on logits that nobody reads.
+    label and no others: a loss on answers alone would otherwise spend most of its memory on logits that are never read.
     Submodules are called through the model's own `forward`, so hooks of DDP, ZeRO-3 and checkpointing see all of them.
     """
     own = model_class.forward
@@ -341,7 +341,7 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
     ) -> Any:
         if labels is None or label_positions is None:
             return own(self, *args, labels=labels, **kwargs)
-        # Rows are padded on the right: nothing that has a loss can see a pad. Without a mask attention may take its
+        # Rows are padded on the right: no token that has a loss can see a pad. Without a mask, attention may take its
         # fast causal path.
         kwargs.pop("attention_mask", None)
         head, is_selected = self.get_output_embeddings(), False
@@ -365,7 +365,7 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
         count = max(wanted.numel(), 1) if num_items_in_batch is None else num_items_in_batch
         return CausalLMOutput(loss=total / count)
 
-    # generate() asks the signature what the model takes.
+    # generate() looks up in the signature which arguments the model takes.
     forward.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
     members = {"__module__": model_class.__module__, "forward": forward, "accepts_loss_kwargs": True}
     return type(model_class.__name__, (model_class,), members)

@@ -1,11 +1,11 @@
-"""Checkpoints that are complete or do not count. No torch.
+"""Checkpoints that are complete, or do not count. Nothing here imports torch.
 
 How `checkpoints/checkpoint-STEP` of a run folder comes to count:
 
     rank 0: make_room -> all ranks write -> all ranks: hashed(their share) -> rank 0: complete
 
-A writer may be killed at any moment: without its manifest, which is written last, a checkpoint is not there. Whoever
-calls `make_room`, `complete` or `prune` holds the run's lock.
+A writer may be killed at any moment: without its manifest, which is written last, a checkpoint does not count. The
+caller of `make_room`, `complete` or `prune` holds the run's lock.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from zeropods.measure.record import STRICT
 
 MANIFEST = "manifest.json"
 POINTER = "latest.json"
-"""The name of the checkpoint that was saved last, for a reader whose listing of a shared folder is a minute old. It is
-a hint: what it names is verified like any other."""
+"""File that names the checkpoint saved last, for a reader whose listing of a shared folder is a minute old. It is a
+hint: the checkpoint that it names is verified like any other."""
 STATE = "trainer_state.json"
 UNIVERSAL = "universal"
-"""The folder of checkpoints in the form that any number of ranks can load; they are made when they are needed."""
+"""Folder of checkpoints in the form that any number of ranks can load; they are made when they are needed."""
 NAME = re.compile(r"checkpoint-(\d{1,18})", re.ASCII)
 NUMBERED = re.compile(r"(?:pp_rank_|rng_state_)(\d+)")
-"""Names that DeepSpeed and transformers give to what one rank writes; rank 0 writes the others."""
+"""Names, with the rank, of the files that DeepSpeed and transformers write on each rank; rank 0 writes the others."""
 DIVIDED = "_optim_states.pt"
-"""How names of files end in which DeepSpeed keeps a rank's share of the FP32 weights and of the optimizer's states."""
+"""End of the names of DeepSpeed's files with a rank's shard of the FP32 weights and of the optimizer's states."""
 THREADS = 4
-"""Hashing leaves the interpreter's lock; a disk or a server is seldom faster than four cores hash."""
+"""Threads that hash files. Hashing releases the GIL; a disk or a server is seldom faster than four cores can hash."""
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
-"""Some network file systems force no folder down; a folder's entries are on their server already."""
+"""Errors of network file systems that cannot sync a folder, whose entries are on their server already."""
 
 
 class UnsoundError(Exception):
-    """Why a checkpoint does not count."""
+    """A checkpoint does not count; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a checkpoint belongs to: who saved it, or what a run may go on from."""
+    """The run and model that a checkpoint belongs to: those that saved it, or those that a run may resume from."""
 
     __pydantic_config__ = STRICT
 
@@ -60,7 +60,7 @@ class Origin:
     settings: str
     """`digest` of everything that must be equal for two calls to mean the same run."""
     model: dict[str, int | str | bool | None]
-    """What must be equal for the files to fit at all: parameters, precision, technique."""
+    """Values that must be equal for the files to fit at all: parameters, precision, technique."""
     world_size: int
     """Number of ranks that wrote it."""
 
@@ -72,13 +72,13 @@ class Origin:
         return None
 
     def other_run(self, wanted: Origin) -> str | None:
-        """Why it does not belong to the wanted run; None where settings and model are the same."""
+        """Why such a checkpoint does not belong to the wanted run; None where settings and model are the same."""
         other = None if self.settings == wanted.settings else f"of run {self.run_id}, which has other settings"
         return self.other_model(wanted) or other
 
 
 Refuse = Callable[[Origin], str | None]
-"""Why a checkpoint of such an origin is not wanted; None where it is."""
+"""A function that says why a checkpoint of an origin is not wanted; it returns None where it is."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class CheckpointManifest:
     files: dict[str, SavedFile]
     """The files by path, relative to the checkpoint."""
     digest: str = ""
-    """That of all the others, so that a manifest proves itself too."""
+    """Digest of all other fields, so that a manifest proves itself too."""
 
     def sealed(self) -> CheckpointManifest:
-        """The same with the digest that it should have."""
+        """The same manifest with the digest that it should have."""
         return replace(self, digest=digest({key: value for key, value in asdict(self).items() if key != "digest"}))
 
     def shards(self) -> str | None:
-        """The folder that holds what ZeRO's ranks have divided; None without ZeRO."""
+        """The folder, relative to the checkpoint, of the shards that ZeRO's ranks saved; None without ZeRO."""
         return next((str(Path(name).parent) for name in self.files if name.endswith(DIVIDED)), None)
 
 
@@ -128,11 +128,11 @@ def name_of(step: int) -> str:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Steps of all that look like checkpoints, newest first; the one that the pointer names is among them."""
+    """Steps of everything that looks like a checkpoint, newest first, including the one that the pointer names."""
     names = {path.name for path in folder.glob("*")}
     with suppress(OSError, ValueError, KeyError, TypeError):
         pointed = str(json.loads((folder / POINTER).read_bytes())["checkpoint"])
-        # The listing of a shared folder may be old on this machine; this name is looked up by itself.
+        # The listing of a shared folder may be old on this machine, so this name is looked up by itself.
         names |= {pointed} if (folder / pointed).is_dir() else set()
     return sorted((int(found[1]) for found in map(NAME.fullmatch, names) if found), reverse=True)
 
@@ -141,10 +141,10 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def make_room(folder: Path, step: int) -> Path:
-    """The empty folder that a step is to be written in.
+    """Make the empty folder that a step is to be written into, and return it.
 
-    What was there is removed, so that files of a killed save do not mix with the new ones. So is what was made of
-    checkpoints for other numbers of ranks, which only the beginning of an attempt needs.
+    Anything that was there is removed, so that files of a killed save do not mix with the new ones. So are checkpoints
+    in universal form, made for other numbers of ranks, which are needed only at the beginning of an attempt.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".discarded-*"):
@@ -161,17 +161,17 @@ def make_room(folder: Path, step: int) -> Path:
 def names_in(checkpoint: Path) -> set[str]:
     """Paths of the files below a checkpoint, relative, with `/`.
 
-    Names that begin with a dot are left out: network file systems keep deleted files so, and writers unfinished ones.
+    Names that begin with a dot are left out: network file systems' deleted files, and writers' unfinished ones.
     """
     paths = (path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
     return {path.relative_to(checkpoint).as_posix() for path in paths} - {MANIFEST}
 
 
 def hashed(checkpoint: Path, rank: int = 0, world_size: int = 1, *, sync: bool = True) -> dict[str, SavedFile]:
-    """Sizes and digests of a rank's share of the files below a checkpoint, which are forced down to the disk.
+    """Sizes and digests of a rank's share of the files below a checkpoint; `sync` forces these files to the disk.
 
-    Its own files are its share, which its machine still has in memory; each file belongs to some rank, also one with a
-    name of no known kind. `OSError` where one cannot be read.
+    A rank's share is what it wrote, which its machine still has in memory; every file belongs to some rank, even one
+    whose name is of no known kind. `OSError` where a file cannot be read.
     """
 
     def one(name: str) -> SavedFile:
@@ -189,13 +189,13 @@ def hashed(checkpoint: Path, rank: int = 0, world_size: int = 1, *, sync: bool =
 def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile]) -> None:
     """Make a checkpoint count, once all ranks have written and hashed their files.
 
-    Everything but the manifest is on the disk before it, and it before the pointer.
+    Everything else is on the disk before the manifest is written, and the manifest before the pointer.
 
     Args:
         files: the files of all ranks.
 
     Raises:
-        UserError: there are other files than were hashed.
+        UserError: the files in the folder are not those that were hashed.
     """
     place = folder / name_of(step)
     strange = sorted(names_in(place) ^ files.keys())
@@ -211,21 +211,21 @@ def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder, where there is one: its name is free at once, its content goes after that.
+    """Remove a folder, if it exists: rename it, so that its name is free at once, then delete its content.
 
-    The new name counts for nothing, and takes no room on a full disk; `make_room` removes what a killed process left.
+    The new name is no checkpoint's, and takes no room on a full disk; `make_room` removes what a killed process left.
     """
     if not folder.exists():
         return
     away = folder.with_name(f".discarded-{folder.name}-{secrets.token_hex(4)}")
     os.rename(folder, away)
-    # Were the new name lost in a power cut and files already gone, a broken checkpoint would be there again.
+    # If a power cut undid the rename once files were deleted, there would be a broken checkpoint under the old name.
     sync_folder(folder.parent)
     shutil.rmtree(away, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's entries down: without it a renamed file may be gone after a power cut."""
+    """Force a folder's entries to the disk: without this, a renamed file may be gone after a power cut."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -237,16 +237,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None = None) -> list[str]:
-    """Delete what lies before the checkpoint of `step` and goes beyond `keep`; returns the names, oldest first.
+    """Delete checkpoints older than that of `step` until `keep` are left; return their names, oldest first.
 
-    The newest ones stay, and the best one instead of the oldest of these; with `keep` 1 both the newest and the best
-    stay. What has no manifest of this run was made by another, or by a save that did not end, and is neither counted
-    nor touched.
+    The newest ones stay, with the best one in place of the oldest of these; with `keep` 1 both the newest and the best
+    stay. A checkpoint without a manifest of this run was made by another run, or by a save that did not finish: it is
+    neither counted nor touched.
 
     Args:
         folder: `checkpoints/` of a run folder.
         step: the step that was saved last.
-        keep: how many may stay, at least 1.
+        keep: number of checkpoints that may stay, at least 1.
         best: name of the best model's checkpoint, where one is known.
 
     Raises:
@@ -275,11 +275,11 @@ def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None =
 def newest_good(
     folder: Path, refused: Refuse, passed_over: Callable[[Path, str], None] = lambda path, why: None
 ) -> tuple[Path, CheckpointManifest] | None:
-    """The newest checkpoint of a run that is whole; None where there is none.
+    """The newest whole checkpoint of a run, with its manifest; None where there is none.
 
     Args:
         folder: `checkpoints/` of a run folder; it may be missing.
-        passed_over: is told of each newer one, newest first, and why it does not count.
+        passed_over: called with each newer checkpoint, newest first, and the reason why it does not count.
     """
     for step in saved_steps(folder):
         place = folder / name_of(step)
@@ -291,9 +291,9 @@ def newest_good(
 
 
 def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
-    """The manifest of a checkpoint of which every file is there, unchanged, and nothing else is; else `UnsoundError`.
+    """The manifest of a checkpoint that holds all of its files, unchanged, and no others; else `UnsoundError`.
 
-    The manifest's names are those that are found below the folder, so none of them can lead out of it.
+    The manifest's names must be those found below the folder, so none of them can lead out of it.
     """
     if not checkpoint.is_dir():
         raise UnsoundError("no such checkpoint")
@@ -305,7 +305,7 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
     for name in sorted(manifest.files.keys() ^ names_in(checkpoint)):
         raise UnsoundError(f"{name}: {'missing' if name in manifest.files else 'not in the manifest'}")
     try:
-        # A file that was cut off is found without reading the others.
+        # Sizes come first: a truncated file is found without reading the others.
         for name, expected in manifest.files.items():
             if (size := (checkpoint / name).stat().st_size) != expected.bytes:
                 raise UnsoundError(f"{name}: {size} bytes, expected {expected.bytes}")
@@ -319,7 +319,7 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
 
 
 def read_manifest(checkpoint: Path) -> CheckpointManifest:
-    """The manifest of a checkpoint; `UnsoundError` where there is none, or one that cannot be believed."""
+    """The manifest of a checkpoint; `UnsoundError` where it is missing, cannot be read or is damaged."""
     from pydantic import TypeAdapter, ValidationError
 
     try:

@@ -1,6 +1,6 @@
-"""A DeepSpeed configuration: read, checked against the flags that say the same, and pointed into the run folder.
+"""A DeepSpeed configuration: read, checked against flags that set the same values, and directed into the run folder.
 
-A launch checks it too, before anything starts, so nothing here imports torch but `check_blocks`.
+A launch checks it too, before anything starts, so only `check_blocks` and the `spare_` functions here import torch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _TOP_LEVEL = """
     zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
 """
 TOP_LEVEL = frozenset(_TOP_LEVEL.split())
-"""Keys that DeepSpeed 0.19 knows; it takes no notice of others. A test compares them with what it asks for."""
+"""Keys that DeepSpeed 0.19 knows; it ignores others. A test compares them with those that it reads."""
 OBJECTS = ("zero_optimization", "bf16", "fp16", "flops_profiler", "tensorboard", "optimizer", "scheduler")
 STAGES = (0, 1, 2, 3)
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 OPTIMIZER, SCHEDULER = "optimizer.params", "scheduler.params"
 EPSILON = 1e-8
-"""AdamW's, in every run."""
+"""AdamW's epsilon in every run."""
 DEFAULTS: dict[str, Any] = {
     "gradient_clipping": 0.0,
     f"{OPTIMIZER}.lr": 1e-3,
@@ -50,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
     f"{SCHEDULER}.warmup_num_steps": 1_000,
     f"{SCHEDULER}.total_num_steps": None,
 }
-"""What DeepSpeed 0.19 takes without a word where a value is absent; None: it must be there."""
+"""Values that DeepSpeed 0.19 silently uses where a key is absent; None: the key must be there."""
 SAME = {
     "train_micro_batch_size_per_gpu": [ROWS],
     "gradient_accumulation_steps": [PASSES],
@@ -61,9 +61,9 @@ SAME = {
     f"{SCHEDULER}.warmup_num_steps": ["warmup_steps", "num_warmup_steps"],
     f"{SCHEDULER}.total_num_steps": ["max_steps", "max_train_steps"],
 }
-"""Keys that say what a flag says too, by whichever name a script has."""
+"""Keys that set the same value as a flag, each with the names that scripts have for that flag."""
 FILLED = frozenset({*DEFAULTS, f"{SCHEDULER}.warmup_min_lr"})
-"""Where transformers puts a number in the place of `auto`."""
+"""Keys at which transformers replaces `auto` with a number."""
 WARMUP = frozenset({"warmup_num_steps", "warmup_type"})
 RATES = WARMUP | {"warmup_min_lr", "warmup_max_lr"}
 SCHEDULES = {
@@ -71,23 +71,23 @@ SCHEDULES = {
     "WarmupDecayLR": ("linear", RATES | {"total_num_steps"}),
     "WarmupCosineLR": ("cosine", WARMUP | {"total_num_steps", "warmup_min_ratio", "cos_min_ratio"}),
 }
-"""Schedules by DeepSpeed's name: what `--lr_scheduler_type` calls it, and its parameters."""
+"""Schedules by DeepSpeed's name: the name of each for `--lr_scheduler_type`, and its parameters."""
 
 
 def read_config(path: Path) -> Config:
-    """The JSON object in a file; `UserError` if it is not there or not one."""
+    """The JSON object in a file; `UserError` if there is no file or no object in it."""
     if not path.is_file():
         raise UserError(f"--deepspeed {path}: no such file; expected one like dsconfig/zero1.json")
     return read_object(path, "correct the file")
 
 
 def check_config(config: Config, path: str | Path, arguments: Mapping[str, Any], fp16_fault: str | None = None) -> None:
-    """Refuse keys that DeepSpeed does not know, settings without effect, and what contradicts the flags.
+    """Refuse keys that DeepSpeed does not know, settings without effect, and values that contradict the flags.
 
     Args:
         path: where the configuration was read from, for messages.
-        arguments: the script's flags by name, typed; `world_size`, the number of processes, where it is
-            known; `optimizer_steps` likewise. What is missing is not compared.
+        arguments: the script's flags by name, typed; where they are known, also `world_size`, the number of
+            processes, and `optimizer_steps`. Missing ones are not compared.
         fp16_fault: why the model does not train in FP16; None where it does.
     """
     fault = next(_faults(config, arguments, fp16_fault), None)
@@ -96,7 +96,7 @@ def check_config(config: Config, path: str | Path, arguments: Mapping[str, Any],
 
 
 def check_blocks(config: Config, path: str | Path) -> None:
-    """Refuse what DeepSpeed's own models of its blocks refuse; for a process that is going to import DeepSpeed."""
+    """Refuse values that DeepSpeed's own models of its blocks refuse; for a process that will import DeepSpeed."""
     from deepspeed.monitor.config import TensorBoardConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -169,7 +169,7 @@ def _faults(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None
 
 
 def _parameter_faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the optimizer and the schedule, and which key says another value than its flag."""
+    """Faults of the optimizer and the schedule, and keys whose value is not that of their flag."""
     for block in (OPTIMIZER, SCHEDULER):
         for name, value in (lookup(config, block) or {}).items():
             if value == "auto" and f"{block}.{name}" not in FILLED:
@@ -201,13 +201,13 @@ def _parameter_faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[
 
 
 def _expected(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """What each key must be, and by which flag, of the flags that are known."""
+    """The value that each key must have, and in words what sets it; only for flags that are known."""
     told = {name: (value, f"--{name} {value}") for name, value in arguments.items()}
     expected = {key: told[name] for key, names in SAME.items() for name in names if name in told}
     expected[f"{OPTIMIZER}.eps"] = EPSILON, f"AdamW's here is {EPSILON}"
     warmup, total = f"{SCHEDULER}.warmup_num_steps", f"{SCHEDULER}.total_num_steps"
     if warmup in expected:
-        # DeepSpeed takes no 0.
+        # DeepSpeed does not accept 0.
         expected[warmup] = max(1, expected[warmup][0]), expected[warmup][1]
     if total in expected and expected[total][0] <= 0:
         del expected[total]
@@ -229,14 +229,14 @@ def _expected(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
 def spare_compiler(config: Mapping[str, Any]) -> None:
     """Import DeepSpeed's Muon without torch's compiler, unless the configuration asks for that optimizer.
 
-    DeepSpeed imports it to ask whether the optimizer of a run is one, and decorates it to be compiled: loading the
-    compiler takes each rank more than a second and 40 MB. Nothing is compiled for another optimizer: its numbers stay.
+    DeepSpeed imports Muon to check whether the optimizer of a run is one, and decorates it to be compiled: loading the
+    compiler costs each rank more than a second and 40 MB. Other optimizers compile nothing, so results stay the same.
     Source: deepspeed/runtime/zero/utils.py, `is_zero_supported_optimizer`; torch/_dynamo/eval_frame.py, `_optimize`.
     """
     optimizer = config.get("optimizer") or {}
     if str(optimizer.get("type", "")).lower() == "muon":
         return
-    # One of another version of DeepSpeed may have none.
+    # Another version of DeepSpeed may not have this module.
     with variable_set("TORCHDYNAMO_DISABLE", "1"), suppress(ImportError):
         import_module("deepspeed.runtime.zero.muon.original_muon")
 
@@ -244,13 +244,13 @@ def spare_compiler(config: Mapping[str, Any]) -> None:
 # DeepSpeed's operation that adds tensors up in shared memory, which training never calls.
 #
 # DeepSpeed (0.19.8, comm/torch.py) loads it wherever ranks have no GPU, for tensor-parallel inference. Loading it
-# compiles it, or waits for whoever does; each rank then puts a buffer of 66 MiB into `/dev/shm`, which stays there
-# however the rank ends, and which a container with the usual 64 MiB has no room for (ops/csrc/cpu/comm/shm.cpp).
+# compiles it, or waits for the process that does; each rank then puts a buffer of 66 MiB into `/dev/shm`, which stays
+# there however the rank ends, and which a container with the usual 64 MiB has no room for (ops/csrc/cpu/comm/shm.cpp).
 
 
 def spare_shared_memory() -> None:
-    """Let DeepSpeed make its process groups without that operation, in this process."""
+    """Let DeepSpeed create its process groups without that operation, in this process."""
     import deepspeed.ops
 
-    # Not by attribute, which would first try the compilers of every operation; nothing else is looked up here.
+    # Reading the attribute would first try the compilers of every operation; nothing else is looked up in this dict.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False

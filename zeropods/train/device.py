@@ -21,11 +21,11 @@ from zeropods.train.deepspeed import read_config
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What torch says of the device that this process trains on.
+# What torch reports about the device that this process trains on.
 
 
 class CudaCounters(Counters):
-    """Peaks of the process, and of torch's allocator on its GPU, which begins anew."""
+    """Memory peaks of the process, and of torch's allocator on its GPU, whose peaks are reset at the start."""
 
     def __init__(self) -> None:
         torch.cuda.init()
@@ -37,7 +37,7 @@ class CudaCounters(Counters):
         return replace(super().peaks(), **{f"peak_{kind}_bytes": most for kind, most in held.items()})
 
     def reset(self) -> bool:
-        """Begin all of them anew."""
+        """Reset all peaks; False where the kernel's peak of the process cannot be reset."""
         torch.cuda.reset_peak_memory_stats()
         return super().reset()
 
@@ -57,7 +57,7 @@ def gpu_name() -> str | None:
 
 
 def gpu_by_nvml() -> Gpu | None:
-    """This process's GPU as NVML knows it."""
+    """This process's GPU as NVML knows it; None on a CPU."""
     if not torch.cuda.is_available():
         return None
     device: Any = torch.cuda.get_device_properties()
@@ -66,12 +66,12 @@ def gpu_by_nvml() -> Gpu | None:
 
 
 def synchronize() -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its queued work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-# Which number format a run uses, and whether the hardware multiplies it.
+# Which number format a run uses, and whether the hardware multiplies in it.
 
 
 def is_ampere() -> bool:
@@ -87,33 +87,33 @@ def multiplies_bf16() -> bool:
 
 
 def resolve_precision(asked: str, model_id: str) -> str:
-    """`fp32`, `bf16` or `fp16`; `auto` takes BF16 where the hardware has it and the model gains by it.
+    """`fp32`, `bf16` or `fp16`; `auto` chooses BF16 where the hardware has it and the model gains from it.
 
     Args:
-        model_id: name or folder.
+        model_id: the model's name or folder.
     """
     if asked == "fp16" and not torch.cuda.is_available():
         raise UserError(NO_FP16)
     if asked != "auto":
         return asked
-    # A CPU makes a BF16 kernel for each new length, keeps it, and takes longer for that than a tiny model saves.
+    # A CPU builds and keeps a BF16 kernel for each new length, which takes longer than a tiny model saves.
     gains_nothing = model_id.endswith("-tiny") and not torch.cuda.is_available()
     return "bf16" if multiplies_bf16() and not gains_nothing else "fp32"
 
 
 # A T5 whose passes are compiled: fewer kernels to launch, or none at all.
 #
-# A small model at a small batch waits for its launches, not for arithmetic. `blocks` compiles each layer, once for all
-# of them and for all lengths, and fuses what lies between products. `graphs` compiles encoder and decoder whole and
-# replays them as CUDA graphs, one for each pair of lengths: a whole pass is then a handful of launches.
+# A small model with a small batch waits for kernel launches, not for arithmetic. `blocks` compiles each layer, once for
+# all of them and for all lengths, and fuses what lies between matrix products. `graphs` compiles encoder and decoder
+# whole and replays them as CUDA graphs, one for each pair of lengths: a whole pass is then a handful of launches.
 # Source: torch.compile's regional compilation, and CUDA graph trees (`mode="reduce-overhead"`).
 
 MOST_SHAPES = 256
-"""Graphs of one function before torch gives up compiling it; there are two for each pair of lengths."""
+"""Number of graphs of one function before torch gives up compiling it; each pair of lengths has two."""
 
 
 def compile_model(model: Any, how: str) -> None:
-    """Compile a T5's layers in place; names of parameters stay, and so do saved files.
+    """Compile a T5's layers, or encoder and decoder, in place; names of parameters, and so saved files, do not change.
 
     Args:
         how: `off`, `blocks` or `graphs`.
@@ -125,12 +125,12 @@ def compile_model(model: Any, how: str) -> None:
     torch._dynamo.config.recompile_limit = max(MOST_SHAPES, torch._dynamo.config.recompile_limit)
     stacks = (model.encoder, model.decoder)
     for part in stacks if how == "graphs" else [block for stack in stacks for block in stack.block]:
-        # A second compilation for each new length would never end: lengths are symbols from the beginning.
+        # Compiling again for each new length would never end, so lengths are symbols from the beginning.
         part.compile(dynamic=True, mode="reduce-overhead" if how == "graphs" else None)
 
 
 def check_compiled(how: str, deepspeed: str | None) -> None:
-    """Refuse what cannot be compiled: ZeRO-3 fetches weights between the operations of a layer."""
+    """Refuse to compile under ZeRO-3, which fetches weights between the operations of a layer."""
     if how == "off" or deepspeed is None:
         return
     zero = read_config(Path(deepspeed)).get("zero_optimization") or {}
@@ -140,17 +140,17 @@ def check_compiled(how: str, deepspeed: str | None) -> None:
         )
 
 
-# A model in operations that suit a CPU; names of parameters stay, and so do saved files.
+# A model made of operations that suit a CPU; names of parameters, and so saved files, do not change.
 #
-# Dropout at a quarter of the cost: 16 random bits an element instead of a Bernoulli draw, and a mask of bits.
+# Dropout at a quarter of the cost: 16 random bits per element instead of a Bernoulli draw, and a mask of bits.
 #
 # On a CPU `bernoulli_` draws with one thread and takes a fifth of T5's training step. Sixteen bits of
-# the same generator, compared with a threshold, give the rate to 1 in 65,536. The mask has all bits of
-# an element or none, so that one `and` applies it: `where` takes three to seven times as long.
+# the same generator, compared with a threshold, give the rate to within 1 in 65,536. The mask sets all bits
+# of an element or none, so that one `and` applies it: `where` takes three to seven times as long.
 
 LEVELS = 1 << 16
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by the bytes of an element."""
+"""Integer types by the number of bytes of an element."""
 
 
 class _Dropout(torch.autograd.Function):
@@ -158,13 +158,13 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, rate: float) -> Tensor:
         dropped = min(round(rate * LEVELS), LEVELS - 1)
         words = torch.empty((values.numel() + 3) // 4, dtype=torch.int64)
-        # The range of all 64 bits; without it the top bit of every fourth element would be 0.
+        # Draw from the range of all 64 bits; otherwise the top bit of every fourth element would be 0.
         bits = words.random_(-(1 << 63), None).view(torch.int16)[: values.numel()]
         # -1, all bits set, for each element that stays, and 0 for the others; the scale keeps the mean.
         kept = torch.ge(bits, dropped - LEVELS // 2, out=torch.empty_like(bits)).neg_().view(values.shape)
         ctx.scale = LEVELS / (LEVELS - dropped)
         ctx.save_for_backward(kept)
-        # Not there any more while the result is made.
+        # Free both before the result is made.
         del words, bits
         return _masked(values, kept, ctx.scale)
 
@@ -187,9 +187,9 @@ class BitDropout(nn.Dropout):
         return _Dropout.apply(input, self.p) if self.p else input
 
 
-# Products with weights that no longer change, laid out once as oneDNN multiplies them.
+# Products with weights that no longer change, laid out once in the format that oneDNN multiplies.
 #
-# MKL multiplies FP32 on an AMD without AVX-512, at half the speed; where there is none both are as fast.
+# On AMD, MKL multiplies FP32 without AVX-512, at half the speed; on CPUs that have no AVX-512 both are equally fast.
 
 
 class PackedLinear(nn.Module):
@@ -201,15 +201,15 @@ class PackedLinear(nn.Module):
         self.weight, self.bias = nn.Parameter(packed, requires_grad=False), layer.bias
 
     def forward(self, values: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs)."""
+        """Map (..., inputs) to (..., outputs)."""
         return torch.ops.mkldnn._linear_pointwise(values, self.weight, self.bias, "none", [], "")
 
 
 def prepack(model: PreTrainedModel) -> None:
     """Replace the linear layers of a model that only predicts, in place, on a CPU with AVX-512.
 
-    PyTorch's operations have no public name: where they are missing, layers stay as they are. The head stays, whose
-    rows are embeddings too.
+    PyTorch's operations for this have no public name: where they are missing, layers stay as they are. The head stays,
+    since its rows are embeddings too.
     """
     head, known = model.get_output_embeddings(), hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if model.device.type == "cpu" and known and torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
@@ -217,7 +217,7 @@ def prepack(model: PreTrainedModel) -> None:
 
 
 def suit_cpu(model: nn.Module) -> None:
-    """Replace every dropout, in place; those within attention are PyTorch's own."""
+    """Replace every dropout module in place; dropout inside attention stays PyTorch's own."""
     _replace(model, nn.Dropout, lambda dropout: BitDropout(dropout.p))
 
 
@@ -231,7 +231,7 @@ def _replace(model: nn.Module, kind: type[nn.Module], made: Callable[[Any], nn.M
 # How fast this machine multiplies matrices: the peak that a CPU's manufacturer does not publish.
 
 SECONDS = 0.06
-"""Time for one size, after a multiplication that warms up."""
+"""Seconds of measurement for one size, after a warm-up multiplication."""
 SIDES = {"cpu": (256, 512, 1_024), "cuda": (2_048, 4_096, 8_192)}
 """Sides of the square matrices that are tried: small ones wait for memory, large ones take long."""
 
@@ -239,19 +239,19 @@ SIDES = {"cpu": (256, 512, 1_024), "cuda": (2_048, 4_096, 8_192)}
 def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
     """FLOP/s of matrix multiplications on this rank's device by side, with all cores that the process may use.
 
-    2 n^3 FLOP for two n x n matrices; the number of threads and the allocator's cache are left as they were.
+    Two n x n matrices take 2 n^3 FLOP. Afterwards the number of threads is as before, and the GPU cache is emptied.
     A size that would take too long is not tried: some CPUs only emulate BF16.
 
     Args:
         precision: `fp32` (without TF32, as a run trains), `bf16` or `fp16`.
-        cores: with so many cores, not all.
+        cores: number of cores to use instead of all.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     threads, rates = torch.get_num_threads(), dict[int, float]()
 
     def product_seconds(side: int) -> float:
-        # A generator of its own: the run's random numbers are those of its seed.
+        # A separate generator: the run's own random numbers must depend on its seed alone.
         options: Any = {"dtype": dtype, "device": device, "generator": torch.Generator(device).manual_seed(0)}
         left, right = torch.randn(side, side, **options), torch.randn(side, side, **options)
         product = torch.empty_like(left)
@@ -271,11 +271,11 @@ def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
 
 
 OPERATIONS = 500
-"""Small operations in a row, then their gradients."""
+"""Number of small operations in a row, followed by their gradients."""
 
 
 def python_seconds(seconds: float = SECONDS) -> float:
-    """What one small operation and its gradient cost beside their arithmetic: what a small model's step is made of."""
+    """Seconds that one small operation and its gradient cost besides arithmetic: most of a small model's step."""
     small = torch.ones(16, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
 
     def operations() -> None:
@@ -288,7 +288,7 @@ def python_seconds(seconds: float = SECONDS) -> float:
 
 
 def fastest_seconds(action: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest of as many rounds as fit into a time, after one that warms up."""
+    """Seconds of the fastest of as many rounds of `action` as fit into `seconds`, after a warm-up round."""
     action()
     synchronize()
     fastest, began = float("inf"), time.perf_counter()

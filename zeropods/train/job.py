@@ -1,4 +1,4 @@
-"""A checked call of a training script: its task, how transformers is told what to do, and what its run folder says."""
+"""A checked call of a training script: its task, the arguments that transformers gets, and what its run folder says."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from zeropods.train.trainer import MeasuredTrainer
 
 UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.stage)
-"""Techniques that keep the same files."""
+"""Techniques without ZeRO, whose checkpoints consist of the same files."""
 UNCHANGED = (
     *(ROWS, PASSES, "per_device_eval_batch_size", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps"),
     *("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "seed", "dataloader_num_workers"),
 )
 """Flags that transformers has under the same names."""
 STRATEGIES = {None: "epoch", 0: "no"}
-"""What a number of steps between two evaluations or checkpoints means, where it is none."""
+"""Strategies of transformers for `--eval_steps` and `--save_steps` where the flag is not given, and where it is 0."""
 
 
 class Task(ABC):
@@ -61,13 +61,13 @@ class Task(ABC):
     """
 
     joint: ClassVar[bool] = False
-    """Whether a row is one text, of which some tokens carry a loss; else it is a source and a target."""
+    """Whether a row is one text in which some tokens carry a loss; otherwise it is a source and a target."""
     precision: str
-    """`fp32`, `bf16` or `fp16`, once the call has been checked."""
+    """Precision of the run, `fp32`, `bf16` or `fp16`; known once the call has been checked."""
     template: Config | None = None
     """The DeepSpeed configuration as it was read."""
     deepspeed: Config | None = None
-    """The configuration that is in effect: its output goes into the run folder."""
+    """The DeepSpeed configuration in effect, whose output goes into the run folder."""
     arguments: RunArguments
     """The flags of the call."""
 
@@ -77,7 +77,7 @@ class Task(ABC):
         """The run folder."""
 
     def check(self) -> None:
-        """Read what the flags name, before processes meet; refuse what contradicts itself or is seen to be wrong."""
+        """Read what the flags name, before processes connect; refuse contradictions and what is visibly wrong."""
         arguments, ranks = self.arguments, int(os.environ.get("WORLD_SIZE", "1"))
         self.precision = resolve_precision(arguments.precision, arguments.model_id)
         if arguments.deepspeed is not None:
@@ -91,7 +91,7 @@ class Task(ABC):
         self.check_model()
 
     def check_template(self, ranks: int, **known: object) -> None:
-        """Refuse a DeepSpeed configuration that contradicts the flags, or what else is known of the run."""
+        """Refuse a DeepSpeed configuration that contradicts the flags, or anything else that is known of the run."""
         if self.template is not None and self.arguments.deepspeed is not None:
             said = {"adam_beta1": self.arguments.adam_beta1, "precision": self.precision, "world_size": ranks}
             said = {**asdict(self.arguments), **said, **known}
@@ -99,10 +99,10 @@ class Task(ABC):
 
     @abstractmethod
     def check_model(self) -> None:
-        """Refuse a model that is not there, or that cannot run here as it was asked to."""
+        """Refuse a model that is missing, or that cannot run here as the flags ask."""
 
     def prepare(self) -> None:  # noqa: B027
-        """Prepare data that are raw; most are not. Called on rank 0, which holds the lock of the run folder."""
+        """Prepare data that are raw; most are prepared already. Called on rank 0, which holds the run folder's lock."""
 
     @cached_property
     @abstractmethod
@@ -111,47 +111,47 @@ class Task(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
-        """What must be equal for two calls to mean the same run: flags, and what the data say instead of flags."""
+        """What must be equal for two calls to mean the same run: flags, and facts of the data in place of flags."""
 
     @abstractmethod
     def model(self) -> PreTrainedModel:
         """The model in FP32, checked against the data.
 
-        Its `forward` returns the sum of the token losses, in nats, divided by `num_items_in_batch`: the label tokens of
-        the whole optimizer step, over all ranks.
+        Its `forward` returns the sum of the token losses, in nats, divided by `num_items_in_batch`: the number of
+        label tokens of the whole optimizer step, over all ranks.
         """
 
     @abstractmethod
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
-        """A batch of rows; `label_positions` are among it."""
+        """The tensors of a batch of rows, including `label_positions`."""
 
     def score(self, trainer: MeasuredTrainer) -> str:
-        """Score the model that is trained and saved, and say how good it is; every rank takes part."""
+        """Score the model that was trained and saved, and return in words how good it is; every rank takes part."""
         return ""
 
-    # To be asked once processes have met.
+    # These may be used only after the processes have connected.
 
     @property
     def technique(self) -> str:
-        """The technique's name."""
+        """Name of the run's technique."""
         return technique_of(self.deepspeed, processes.world_size())
 
     def effective_batch_size(self) -> int:
-        """Rows of an optimizer step, over all ranks."""
+        """Number of rows of an optimizer step, over all ranks."""
         rows = self.arguments.per_device_train_batch_size * self.arguments.gradient_accumulation_steps
         return rows * processes.world_size()
 
     def identity(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run.
 
-        On another number of processes the same rows per step are divided otherwise: that is the same run.
+        On another number of processes the same rows per step are divided differently: that is still the same run.
         """
         flags = {key: value for key, value in self.settings().items() if key not in (ROWS, PASSES)}
-        # The same folder may hold another run by then.
+        # The same folder may hold another run later, so the run's id is kept.
         init, template = self.arguments.init, self.template
         run = {} if init in INITS else {"init": record.read_config(Path(init)).run_id}
         if template is not None:
-            # The flags and the number of processes say the batch too, and were compared with it.
+            # The flags and the number of processes give the batch too, and have been compared with it.
             template = {key: "auto" if key in BATCH else value for key, value in template.items()}
         size = self.effective_batch_size()
         return {**flags, **run, "effective_batch_size": size, "precision": self.precision, "deepspeed": template}
@@ -164,7 +164,7 @@ def open_folder(task: Task, argv: list[str], hosts: list[str]) -> Opening:
         hosts: the pods, each once, in the order of their ranks.
 
     Raises:
-        UserError: the data show that something is wrong, or the folder holds another run.
+        UserError: the flags or the DeepSpeed configuration do not fit the data, or the folder holds another run.
     """
     arguments, data = task.arguments, task.data
     if data.dev is None and arguments.wants_best_model:
@@ -178,7 +178,7 @@ def open_folder(task: Task, argv: list[str], hosts: list[str]) -> Opening:
     if opening.finished:
         return opening
     ranks = processes.world_size()
-    # As torchrun or DeepSpeed's launcher say. DeepSpeed's first: accelerate puts LOCAL_WORLD_SIZE=1 beside it on a CPU.
+    # Set by DeepSpeed's launcher or torchrun. DeepSpeed's comes first: on a CPU accelerate adds LOCAL_WORLD_SIZE=1.
     slots = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or ranks)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     config = {
@@ -215,9 +215,9 @@ def open_folder(task: Task, argv: list[str], hosts: list[str]) -> Opening:
 
 
 def _check_same_run(task: Task) -> None:
-    """Refuse another technique than that of the run in the folder, and other rows per step.
+    """Refuse a technique or a number of rows per step that differs from that of the run in the folder.
 
-    Both may be meant for another number of pods. Other differences are `open_run`'s to find.
+    Either may have been chosen for another number of pods. `open_run` finds all other differences.
     """
     if task.arguments.resume == "never" or not is_claimed(task.folder):
         return
@@ -231,7 +231,7 @@ def _check_same_run(task: Task) -> None:
     rows_before, rows_now, ranks = before.effective_batch_size, task.effective_batch_size(), processes.world_size()
     if rows_before != rows_now:
         rows, passes = task.arguments.per_device_train_batch_size, task.arguments.gradient_accumulation_steps
-        # No more rows per pass than were asked for, since memory was enough for these.
+        # Offer no more rows per pass than were asked for, since memory suffices for those.
         same = batch_on(ranks, rows_before, rows)
         numbers = ", ".join(str(n) for n in range(1, min(rows_before, 64) + 1) if rows_before % n == 0)
         fits = f"{rows_before} does not divide by {ranks}: take {numbers} processes"
@@ -244,11 +244,11 @@ def _check_same_run(task: Task) -> None:
 
 
 def training_arguments(task: Task) -> TrainingArguments:
-    """transformers' arguments; under DeepSpeed making them starts the process group."""
+    """Make transformers' arguments; under DeepSpeed this starts the process group."""
     arguments, on_gpu = task.arguments, torch.cuda.is_available()
     if task.deepspeed is not None:
         if "RANK" not in os.environ:
-            # DeepSpeed needs a process group even for one process, for which there was no launcher to say this.
+            # DeepSpeed needs a process group even for one process, for which no launcher has set these variables.
             alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
             os.environ.update(alone, MASTER_PORT=str(free_port()))
         compile_in_turns()
@@ -274,21 +274,21 @@ def training_arguments(task: Task) -> TrainingArguments:
         remove_unused_columns=False,
         label_names=["labels"],
         dataloader_pin_memory=on_gpu,
-        # A copy that blocks waits for all that the GPU still has to do.
+        # A blocking copy would wait for all the work that the GPU still has to do.
         accelerator_config={"non_blocking": True} if on_gpu else None,
         ddp_find_unused_parameters=False,
         use_cpu=not on_gpu,
         logging_first_step=True,
-        # It would wait for the device in each step, and log another number in place of NaN.
+        # The filter would wait for the device in each step, and log another number in place of NaN.
         logging_nan_inf_filter=False,
         disable_tqdm=not sys.stderr.isatty(),
     )
     if settings.n_gpu > 1:
-        # A process trains on one GPU. transformers would divide its model over all that it sees, by `DataParallel`, and
+        # A process trains on one GPU. transformers would copy its model to all that it sees, by `DataParallel`, and
         # give each of them a whole batch.
         settings._n_gpu = 1
     if task.deepspeed is not None:
-        # On a CPU transformers leaves this to the trainer, and ZeRO-3 then loads a model as if on one process.
+        # On a CPU transformers leaves this to the trainer, and ZeRO-3 would then load a model as if on one process.
         import deepspeed
 
         deepspeed.init_distributed(verbose=False)

@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 
 MOST_LOSSES = 4_096
-"""A curve with so many points loses every second one; TensorBoard has all."""
+"""Number of points at which a curve loses every second one; TensorBoard has all of them."""
 
 
 class Meter(TrainerCallback):
-    """Measures while it is entered, and writes a rank's measurement at any time.
+    """Measures a rank while its context is entered, and can write the measurement at any time.
 
     As a callback of the trainer it times every optimizer step apart from evaluation and saving, and keeps the losses.
     """
@@ -49,17 +49,17 @@ class Meter(TrainerCallback):
 
         Args:
             folder: the run folder.
-            measured: gets losses and steps at once, the rest when it is written.
+            measured: receives losses and steps at once, the rest when it is written.
             interval: seconds between two samples of memory; 0: none.
-            age_seconds: how long ago the process began.
-            joint: whether a row is one text, of which some tokens carry a loss; else it is a source and a target.
+            age_seconds: seconds since the process began.
+            joint: whether a row is one text in which some tokens carry a loss; otherwise it is a source and a target.
         """
         measured.machine, measured.gpu = environment.machine(), gpu_name()
         self.folder, self.measured, self.joint = folder, measured, joint
         self.tokens = Tokens()
-        """What the present step is made of, so far."""
+        """Tokens of the current step so far."""
         self._largest: BatchShape | None = None
-        """The pass with the most tokens, padding included."""
+        """Shape of the pass with the most tokens, padding included."""
         self.phases = Phases(CudaCounters() if torch.cuda.is_available() else Counters(), age_seconds)
         self.clock = StepClock()
         self._gpu = gpu_by_nvml()
@@ -70,7 +70,7 @@ class Meter(TrainerCallback):
         self.sampler = Sampler(path, interval, lambda: held_bytes() | device.read(), phase)
         self.heartbeat = HeartbeatWriter(folder, measured.rank, phase)
         self.failed_in: str | None = None
-        """The phase in which an error came up."""
+        """Phase in which an error was raised; None where there was none."""
 
     def __enter__(self) -> Meter:
         self.heartbeat.__enter__()
@@ -85,9 +85,9 @@ class Meter(TrainerCallback):
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """A phase between steps: the device is waited for at both ends, and no step counts it in.
+        """Enter a phase between steps: wait for the device at both ends, and count the phase in no step.
 
-        How long saving takes is kept, a model within a checkpoint with it.
+        The duration of each save is kept; a model that is saved within a checkpoint is part of the checkpoint's save.
         """
         synchronize()
         before, began = self.phases.enter(phase), time.perf_counter()
@@ -115,7 +115,7 @@ class Meter(TrainerCallback):
         self.clock.restart()
 
     def count(self, inputs: dict[str, Tensor]) -> None:
-        """Count a forward pass of a collator's batch. Without a mask no token of it is padding."""
+        """Count the tokens of a forward pass of a collator's batch. Without a mask none of them is padding."""
         (rows, source), target = inputs["input_ids"].shape, 0 if self.joint else inputs["labels"].shape[1]
         mask, padded = inputs.get("attention_mask"), rows * (source + target)
         real, labels = rows * source if mask is None else mask.sum(), inputs["label_positions"].numel()
@@ -128,7 +128,7 @@ class Meter(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         taken, self.tokens = self.tokens, Tokens()
         if isinstance(taken.source, Tensor):
-            # On its way to the CPU; it is there when the step's mark is past.
+            # The copy to the CPU is under way; it has arrived when the step's mark is past.
             taken = taken._replace(source=taken.source.to("cpu", non_blocking=True))
         self.clock.lap(taken)
         self.measured.largest_batch = self._largest
@@ -156,7 +156,7 @@ class Meter(TrainerCallback):
                 log.info("step %d %s %.6g", step, key, logs[key])
 
     def write(self, measured: RankMeasurement) -> None:
-        """Write what was measured so far, whole steps only.
+        """Write what has been measured so far, whole steps only.
 
         Beside the measurement, `steps/N.npy` has the wall time of every step, (steps,) float32 in seconds.
         """
@@ -182,22 +182,22 @@ class Meter(TrainerCallback):
         measured.write(self.folder)
 
 
-# Times and tokens of optimizer steps, of which none waits for the device.
+# Times and tokens of optimizer steps, measured without making any step wait for the device.
 
 
 class Tokens(NamedTuple):
-    """What a step was made of, on this rank."""
+    """Numbers of tokens of a step, on this rank."""
 
     source: int | Tensor = 0
-    """A tensor where a GPU counts them."""
+    """A tensor where a GPU counts the tokens."""
     target: int = 0
     padded: int = 0
 
 
 class Mark:
-    """A moment in the device's work: by the process's clock, or as an event among what a GPU was given to do.
+    """A moment in the device's work: a time of the process's clock, or an event in a GPU's queue of work.
 
-    A CPU has done its work when a call returns; a GPU's host runs ahead undisturbed.
+    A CPU has done its work when a call returns; the host of a GPU runs ahead, and the event does not stop it.
     """
 
     def __init__(self) -> None:
@@ -207,11 +207,11 @@ class Mark:
             self.event.record()
 
     def is_past(self) -> bool:
-        """Whether the device has come there."""
+        """Whether the device has reached this moment."""
         try:
             return self.event is None or self.event.query()
         except torch.AcceleratorError:
-            # A device that has failed comes no further; what it had done before stays measured.
+            # A device that has failed gets no further; what it did before stays measured.
             return False
 
     def seconds_since(self, earlier: Mark) -> float:
@@ -222,14 +222,14 @@ class Mark:
 
 
 STEP = [(name, "f8") for name in ("seconds", "source_tokens", "target_tokens", "padded_tokens")]
-"""What is known of an optimizer step that is done."""
+"""Fields of the NumPy record of a finished optimizer step."""
 
 
 class StepClock:
-    """Times of training steps, without what lies between them."""
+    """Times of training steps, without what happens between them."""
 
     def __init__(self, mark: Callable[[], Mark] = Mark) -> None:
-        """`mark` makes the present moment."""
+        """`mark` returns the current moment."""
         self._mark = mark
         self._began = mark()
         self._laps: dict[int, tuple[Mark, Mark, Tokens]] = {}
@@ -237,7 +237,7 @@ class StepClock:
         self._done = array("d")
 
     def restart(self) -> None:
-        """Begin a step here: what was before belongs to none."""
+        """Begin a step here; the time before it belongs to no step."""
         self._began = self._mark()
 
     def lap(self, tokens: Tokens) -> None:
@@ -248,7 +248,7 @@ class StepClock:
         self._began = now
 
     def steps(self, first: int = 0) -> np.ndarray:
-        """`STEP` of those that the device has done, from `first` on. An interruption at any place leaves them right."""
+        """`STEP` of the steps that the device has done, from `first` on. An interruption anywhere leaves them right."""
         while (number := len(self._done) // len(STEP)) in self._laps:
             began, ended, tokens = self._laps[number]
             if not ended.is_past():
@@ -258,10 +258,10 @@ class StepClock:
         return np.array(self._done[len(STEP) * first :]).view(STEP)
 
 
-# Bytes of a model's tensors while it trains: what ZeRO divides, as it lies in memory.
+# Bytes of a model's tensors while it trains: what ZeRO divides, as it is held in memory.
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
-"""Where DeepSpeed 0.19's optimizers keep a rank's master partition: stages 1 and 2, stage 3, `BF16_Optimizer`."""
+"""DeepSpeed 0.19's attributes for a rank's master partition: at stages 1 and 2, at stage 3, in `BF16_Optimizer`."""
 PARTITIONS = (
     "averaged_gradients",
     "all_grad_tensors",
@@ -269,26 +269,26 @@ PARTITIONS = (
     "grad_partitions_flat_buffer",
     "fp32_groups_gradients_flat",
 )
-"""Where they keep gradients that are reduced."""
+"""Attributes in which its optimizers keep reduced gradients."""
 STATES = (*MASTERS, "param_groups", "state")
-"""Where they and torch's keep states, and master weights where there are any."""
+"""Attributes in which its optimizers and torch's keep states, and master weights where there are any."""
 
 
 @dataclass(eq=False)
 class LiveBytesRecorder(TrainerCallback):
     """Counts the bytes of parameters, gradients and optimizer states once, at the second step of an attempt.
 
-    The first one may still be different: ZeRO-3 learns in it what it will need. It is taken where it is the only one.
-    Parameters and gradients are counted before the optimizer's step, its states after it.
+    The first step may still be different, since ZeRO-3 learns in it what it will need; it is used where it is the only
+    one. Parameters and gradients are counted before the optimizer's step, the optimizer's states after it.
 
-    Memory is counted by storage, each once: tied weights, views into a flat buffer and a partition that is its own
-    master are one piece of memory. Padding of flat buffers counts. Buckets through which gradients and parameters
-    travel do not: they are no state.
+    Each storage is counted once: tied weights, views into a flat buffer, and a partition that is its own master are
+    one piece of memory. Padding of flat buffers counts. Buckets through which gradients and parameters travel do not,
+    since they hold no state.
     """
 
     measured: RankMeasurement
     engine: Callable[[], Any]
-    """Gives DeepSpeed's engine, None where there is none."""
+    """Returns DeepSpeed's engine; None where there is none."""
     due: bool = field(default=False, init=False)
     before: tuple[int, int] | None = field(default=None, init=False)
     """Bytes of parameters and gradients."""
@@ -297,7 +297,7 @@ class LiveBytesRecorder(TrainerCallback):
         wanted = self.measured.first_step + (state.max_steps > self.measured.first_step + 1)
         self.due, engine = state.global_step == wanted, self.engine()
         if self.due and engine is not None:
-            # DeepSpeed reduces, steps and drops the gradients inside of the backward pass, as accelerate sees it.
+            # In accelerate's view, DeepSpeed reduces the gradients, steps and drops the gradients in the backward pass.
             step = engine.step
 
             def counted(*arguments: Any, **options: Any) -> Any:
@@ -325,7 +325,7 @@ class LiveBytesRecorder(TrainerCallback):
 
 
 def _bytes(tensors: Iterable[Any], besides: Iterable[Any] = ()) -> int:
-    """Bytes of the memory that holds tensors, except for what holds others too."""
+    """Bytes of the storages that hold `tensors`, without those that also hold any of `besides`."""
     found, others = (
         [each.untyped_storage() for each in group if isinstance(each, Tensor)] for group in (tensors, besides)
     )
@@ -336,12 +336,12 @@ def _bytes(tensors: Iterable[Any], besides: Iterable[Any] = ()) -> int:
 def _parameters(model: nn.Module) -> Iterator[Any]:
     for parameter in model.parameters():
         yield parameter.data
-        # ZeRO-3's share of it; the parameter itself is empty unless gathered.
+        # This rank's share of it under ZeRO-3; the parameter itself is empty unless gathered.
         yield getattr(parameter, "ds_tensor", None)
 
 
 def _held(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
-    """Tensors under these names of the optimizer and of those that it wraps: accelerate's, DeepSpeed's, torch's."""
+    """Tensors in these attributes of the optimizer and of those that it wraps: accelerate's, DeepSpeed's, torch's."""
     seen: list[Any] = []
     while optimizer is not None and not any(optimizer is known for known in seen):
         seen.append(optimizer)
@@ -361,12 +361,12 @@ USE = (
     *("allocated_bytes", "resident_bytes"),
     *("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent"),
 )
-"""What is drawn of a device."""
+"""Figures of a device that are drawn as curves."""
 
 
 @dataclass(eq=False)
 class Curves(TrainerCallback):
-    """Training and validation loss in one chart (one tag, two runs), and what the steps since the last point took."""
+    """Draws training and validation loss in one chart (one tag, two runs), and figures of the steps between points."""
 
     folder: Path
     """TensorBoard's folder in the run folder."""
@@ -397,15 +397,15 @@ class Curves(TrainerCallback):
             writer.flush()
 
     def _since_last_point(self) -> dict[str, float]:
-        """Memory and use now; of the steps since, if any: mean seconds, samples of all ranks per second, share of
-        padding among this rank's tokens."""
+        """Memory and utilization now; for the steps since the last point, if any: mean seconds, samples of all ranks
+        per second, and the share of padding among this rank's tokens."""
         fresh = self.meter.clock.steps(self.drawn)
         self.drawn += len(fresh)
         now = {**self.meter.sampler.last, **held_bytes()}
         told = {key: value for key in USE if (value := now.get(key)) is not None}
         if len(fresh):
             seconds, source, target, padded = (float(fresh[name].sum()) for name, _ in STEP)
-            # Label tokens of one text are among the source's.
+            # Where a row is one text, its label tokens are among the source tokens.
             real = source + (0.0 if self.meter.joint else target)
             told["step_seconds"] = seconds / len(fresh)
             told["samples_per_second"] = self.effective_batch_size * len(fresh) / seconds

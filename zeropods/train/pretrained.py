@@ -1,4 +1,4 @@
-"""Weights of a saved model: safetensors only, and all of them."""
+"""Loading the weights of a saved model: from safetensors files only, and all of them."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 
 FAULTS = (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
-"""What loading raises."""
+"""Exceptions that loading a model raises."""
 NO_SIZES = {"_name_or_path", "transformers_version", "architectures", "dtype", "use_cache", "prompt"}
-"""Keys of a configuration that say nothing of the model's tensors and operations."""
+"""Keys of a configuration that say nothing about the model's tensors and operations."""
 
 
 def configuration_of(model: PreTrainedModel) -> dict[str, object]:
-    """Configuration of a model, by which a plan knows it; whether its head is its table is asked of the model."""
+    """Configuration by which a plan knows a model; whether its head and embeddings are tied is read from the model."""
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     given = {name: said for name, said in model.config.to_dict().items() if name not in NO_SIZES}
-    # Some families have bounds that are infinite, which no record holds as a number.
+    # Some families have infinite bounds, which a record cannot hold as numbers.
     finite: dict[str, object] = json.loads(json.dumps(given, default=str), parse_constant=str)
     return {**finite, "tie_word_embeddings": head is not None and head.weight is table.weight}
 
 
 def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "float32", **options: Any) -> Any:
-    """A model of the class with the weights that `name` has, on the CPU.
+    """Load a model of the class, with the weights of `name`, on the CPU.
 
     Args:
         model_class: a model's class, or one of transformers' `Auto` classes.
         name: a local folder or a hub id.
-        flag: the flag that gave the name of a model to train, for what is said when it cannot be loaded.
-        dtype: of the weights, by PyTorch's name.
-        options: for `from_pretrained`, those of `source_options` among them.
+        flag: the flag that named a model to train, for the message where it cannot be loaded; empty for other models.
+        dtype: type of the weights, by PyTorch's name.
+        options: arguments of `from_pretrained`, including those of `source_options`.
 
     Raises:
-        UserError: it cannot be read, or a tensor is missing or of another size: transformers would draw that at random.
+        UserError: it cannot be read, or a tensor is missing or of another size; transformers would draw it at random.
     """
     model, fault, level = None, None, logging.get_verbosity()
-    # transformers prints a table of what is missing; here that is an error of one line.
+    # transformers prints a table of what is missing; here that is a one-line error.
     logging.set_verbosity_error()
     how = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
@@ -60,7 +60,7 @@ def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "f
             for key, saved, expected in sorted(found["mismatched_keys"])[: fault is None]:
                 fault = f"its tensor {key!r} is of size {list(saved)}, its config.json says {list(expected)}"
     except RuntimeError as error:
-        # ZeRO-3's way to say it.
+        # This is how ZeRO-3 reports a tensor of another size.
         unfit = next((line.strip() for line in str(error).split("\n") if "size mismatch" in line), None)
         if unfit is None:
             raise
@@ -68,7 +68,7 @@ def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "f
     finally:
         logging.set_verbosity(level)
     if is_deepspeed_zero3_enabled():
-        # Rank 0 alone has read the tensors, and may be the only one that knows.
+        # Only rank 0 has read the tensors, so it may be the only one that knows of a fault.
         fault = next(filter(None, processes.gathered(fault)), None)
     if fault is not None:
         remedy = "save the model again" + ", or train it with --init random" * bool(flag)
@@ -77,14 +77,14 @@ def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "f
 
 
 def source_options(name: str) -> dict[str, Any]:
-    """How `from_pretrained` is to look for a model; a local folder needs weights, and none of another format."""
+    """Options with which `from_pretrained` finds a model; refuse a folder whose weights are missing or wrong."""
     check_weights(Path(name))
     check_digests(Path(name))
     return hub_options(name)
 
 
 def check_source(arguments: RunArguments) -> PreTrainedConfig | None:
-    """The configuration of the model; refused as far as it and the heads of its files tell that it cannot be loaded."""
+    """The model's configuration, None for random weights; refuse what it or its files' headers show to be unusable."""
     if arguments.init == "random":
         return None
     name = arguments.source
@@ -103,7 +103,7 @@ def loading(name: str, flag: str = "") -> Iterator[None]:
         yield
     except FAULTS as error:
         if flag and isinstance(error, RuntimeError):
-            raise  # A run out of memory is recorded as such.
+            raise  # A run that is out of memory is recorded as such.
         # The first line of a `StrictDataclassError` names a field; what is wrong with it comes after that.
         reason = " ".join(str(error).split())[:200] if isinstance(error, StrictDataclassError) else first_line(error)
         place, remedy = name, "expected a run, a model folder or a hub id"

@@ -1,8 +1,8 @@
-"""`zeropods probe`: a process on each pod, or some of this machine; what its machine reaches, and their collectives.
+"""`zeropods probe`: measure machines and their collectives, with a process on each pod or a few on this machine.
 
     RANK=0 WORLD_SIZE=3 MASTER_ADDR=... MASTER_PORT=... python -m zeropods.train.probe
 
-is one of these processes. Rank 0 prints what was measured, as a JSON document, last.
+is one of these processes. Rank 0 prints what was measured, a JSON document, as its last line.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from zeropods.programs import free_port
 
 MOST_SECONDS = 40.0
 LOCAL = 2
-"""Processes of this machine, where no pods are up: on more there is less of it for each."""
+"""Number of processes on this machine where no pods are up; with more, each has less of the machine."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SECONDS = 0.5
-"""Time for one figure, after a round that warms up."""
+"""Seconds for measuring one figure, after a warm-up round."""
 PARAMETERS = 4_000_000
-"""Of the optimizer's step: more than caches hold."""
+"""Number of parameters of the optimizer's step: more than caches hold."""
 LARGE, SMALL = 1 << 24, 1
-"""Elements of the all-reduces, FP32: one that shows the bandwidth, one that shows the latency."""
+"""Numbers of FP32 elements of the all-reduces: one shows the bandwidth, one the latency."""
 PINNED_BYTES = 1 << 28
 
 
 def probe(cluster: Cluster | None = None) -> MachineProbe:
-    """Probe the machines of a cluster's pods, a process on each, or this one.
+    """Probe the machines of a cluster's pods, with a process on each, or this machine.
 
     Raises:
-        UserError: it took too long, a process failed, or pods of this machine are more than its GPUs.
+        UserError: it took too long, a process failed, or this machine has more pods than GPUs.
     """
     # GPUs of this machine that this process may use, as CUDA names them.
     count = own_gpus()
@@ -64,7 +64,7 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
         variables |= {VISIBLE: gpus[number] if gpus else ""} if shares else {}
         variables |= {"RANK": number, "WORLD_SIZE": len(hosts), "MASTER_ADDR": hosts[0], "MASTER_PORT": port}
         settings = [f"{name}={value}" for name, value in variables.items()]
-        # On a pod it outlives the ssh that began it, and would wait for the other ranks.
+        # On a pod the process outlives the ssh that started it, and would wait for the other ranks.
         limit = ["timeout", "-k", "5", f"{MOST_SECONDS + 1:.0f}"]
         command = [*limit, "env", *settings, sys.executable, "-m", "zeropods.train.probe"]
         if cluster:
@@ -75,7 +75,7 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
         cluster.preflight(Expectation.of_this_machine(PROJECT, master_port=port)).require()
     ends = run_all(commands, MOST_SECONDS)
     bad = [number for number, end in enumerate(ends) if end.returncode != 0]
-    # Those that did not end may have waited for one that did.
+    # Processes that did not end may have been waiting for one that did.
     failed = min(bad, key=lambda number: ends[number].returncode == TIMED_OUT, default=None)
     if failed is not None:
         end, place = ends[failed], f"probe: process {failed} on {hosts[failed]}"
@@ -89,15 +89,15 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
         return read_probe(path)
 
 
-# One rank.
+# What one rank does.
 
 
 def measure() -> MachineProbe | None:
-    """What rank 0 found out; None on the others."""
+    """Measure as one rank; return what was found on rank 0, None on the others."""
     import torch
     import torch.distributed as dist
 
-    # What imports transformers comes after a rank's own imports, which leave out a part of it.
+    # These import transformers, so they come after `import_for_ranks`, which leaves out some of its imports.
     from zeropods.train.device import gpu_name
     from zeropods.train.processes import gathered, rank, world_size
 
@@ -158,7 +158,7 @@ def _alone() -> dict[str, object]:
 
 
 def _reduced_seconds(size: int) -> float:
-    """Seconds of an all-reduce; every rank makes as many."""
+    """Mean seconds of an all-reduce; every rank makes the same number of them."""
     import torch
     import torch.distributed as dist
 
@@ -176,7 +176,7 @@ def _reduced_seconds(size: int) -> float:
 
 
 def main() -> None:
-    """Import what a rank imports; measure, print, leave."""
+    """Import what a rank imports, measure, leave the process group and print."""
     from zeropods.launch.forks import import_for_ranks
 
     import_for_ranks()

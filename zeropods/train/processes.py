@@ -1,8 +1,8 @@
-"""What the processes of a run tell one another outside of training, and the signals that they hear.
+"""What the processes of a run tell one another outside of training, and how they react to signals.
 
-A signal ends a run, or asks it to save at its next step and end, so that it can go on elsewhere. Schedulers announce an
-end so: SLURM with `--signal=USR1@120`, clouds before they take a machine back. `ZEROPODS_SAVE_SIGNAL` names the signal;
-where it names none, nothing here costs a step anything.
+A signal ends a run, or asks it to save at its next step and end, so that it can go on elsewhere. Schedulers announce
+an end this way: SLURM with `--signal=USR1@120`, clouds before they take a machine back. `ZEROPODS_SAVE_SIGNAL` names
+the signal to save; where it names none, nothing here costs a step anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 from zeropods.errors import UserError
 
 UNHEARD_SECONDS = 2.0
-"""How long the main thread may take to act on a signal before it counts as waiting."""
+"""Seconds that the main thread may take to act on a signal before it counts as waiting."""
 ENDINGS = (signal.SIGINT, signal.SIGTERM)
 VARIABLE = "ZEROPODS_SAVE_SIGNAL"
 NAMES = ("USR1", "USR2", "TERM", "HUP", "CONT", "URG")
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 
 
 class SharedError(UserError):
-    """An error that every rank has learned of; one of them says it."""
+    """An error that every rank knows of; only one of them reports it."""
 
 
 def rank() -> int:
-    """This process's rank; 0 where there is one process."""
+    """This process's rank; 0 where there is only one process."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -46,7 +46,7 @@ def world_size() -> int:
 
 
 def gathered(value: Any) -> list[Any]:
-    """The value of every rank, in the order of ranks."""
+    """The values of all ranks, in the order of ranks."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * world_size()
@@ -55,7 +55,7 @@ def gathered(value: Any) -> list[Any]:
 
 
 def on_every_rank(action: Callable[[], Any]) -> list[Any]:
-    """Do something on every rank, and give each of them all results, or the first `UserError` as a `SharedError`."""
+    """Run `action` on every rank; return all results on each, or raise the first `UserError` as a `SharedError`."""
     result, failure = None, None
     try:
         result = action()
@@ -70,14 +70,14 @@ def on_every_rank(action: Callable[[], Any]) -> list[Any]:
 
 
 def on_rank_zero(action: Callable[[], Any]) -> Any:
-    """Do something on rank 0 and give every rank its result, or its `UserError` as a `SharedError`."""
+    """Run `action` on rank 0; return its result on every rank, or raise its `UserError` as a `SharedError`."""
     return on_every_rank(action if rank() == 0 else lambda: None)[0]
 
 
 def leave() -> None:
     """End the process group after every rank is done.
 
-    Without it one CPU run in three that succeeded aborts at exit with status 250, and DeepSpeed's
+    Without this, one CPU run in three that succeeded aborts at exit with status 250, and DeepSpeed's
     launcher then ends the ranks beside it.
     """
     if dist.is_initialized():
@@ -90,20 +90,20 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def heard_while_waiting(act: Callable[[str], None], *, saving: signal.Signals | None = None) -> Iterator[None]:
-    """Call `act` with a signal's name, in a thread, where the main thread does not leave this block on it.
+    """Call `act` with a signal's name, in a thread, where the main thread does not leave this block because of it.
 
     Python's own handlers run in the main thread between two instructions, which a rank that waits in a collective for
-    a lost pod never reaches. The operating system's byte on a wake-up socket reaches another thread all the same.
-    To be entered in the main thread.
+    a lost pod never reaches. The byte that a signal puts on a wake-up socket still reaches another thread.
+    Enter this in the main thread.
 
     Args:
-        saving: a signal on which the main thread goes on, until it has saved.
+        saving: a signal after which the main thread goes on until it has saved; `act` is not called for it.
     """
     hearing, waking = socket.socketpair()
     waking.setblocking(False)
 
     def listen() -> None:
-        """Read signal numbers until the other end is closed, which ends the waiting too."""
+        """Read signal numbers until the other end is closed, which also ends the wait for the main thread."""
         while number := hearing.recv(1):
             if number[0] in ENDINGS and number[0] != saving:
                 hearing.settimeout(UNHEARD_SECONDS)
@@ -134,10 +134,10 @@ class SavedOnSignalError(SharedError):
 
 
 class SaveOnSignal(TrainerCallback):
-    """Saves at the end of the step in which any rank heard the signal, then ends the run.
+    """Saves at the end of the step in which any rank received the signal, then ends the run.
 
-    All ranks have one: they ask one another which signal it is as training begins, and after each step whether it came.
-    Where no rank listens, nothing is asked.
+    All ranks have one: they tell one another which signal it is as training begins, and after each step whether it
+    came. Where no rank listens for a signal, steps exchange nothing.
     """
 
     def __init__(self) -> None:
@@ -148,12 +148,12 @@ class SaveOnSignal(TrainerCallback):
             raise UserError(f"{VARIABLE} {said!r}; expected {', '.join(NAMES)}")
         self.number = signal.Signals[f"SIG{name}"] if name else None
         self.name: str | None = None
-        """That of any rank's signal."""
+        """Name of the signal that some rank listens for; None where no rank does."""
         self.heard = self.saving = False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take notice of the signal; another SIGTERM ends a run as Ctrl-C does. In the main thread."""
+        """Listen for the signal; any other SIGTERM ends a run as Ctrl-C does. For use in the main thread."""
 
         def hear(number: int, frame: Any) -> None:
             # A flag and nothing else, so that a second signal disturbs no save.
@@ -168,7 +168,7 @@ class SaveOnSignal(TrainerCallback):
             yield
         finally:
             for number, former in before.items():
-                # A process that ends because of it shall not be killed by the next one on its last steps.
+                # A process that ends because of the signal must not be killed by a second one in its last moments.
                 signal.signal(number, signal.SIG_IGN if self.heard and number == self.number else former)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: saved together, verified by rank 0, and gone on from, also by other ranks."""
+"""Checkpoints of several ranks: saved together, verified by rank 0, and resumed on any number of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zeropods.train.checkpoints import CheckpointManifest, Origin, SavedFile, Un
 
 REMEDY = "free or repair the disk, then run again: it resumes from the checkpoint before"
 UNDIVIDED = (checkpoints.STATE, "scheduler.pt")
-"""What each checkpoint holds undivided, and resuming reads."""
+"""Files that each checkpoint holds undivided, and that resuming reads."""
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +36,16 @@ class Checkpoints:
     folder: Path
     """`checkpoints/` of the run folder, which all ranks share."""
     origin: Origin
-    """This run's."""
+    """Origin of this run's checkpoints."""
     keep: int | None = None
-    """How many may stay when a newer one is whole; None: all."""
+    """Number of checkpoints that may stay once a newer one is whole; None: all."""
 
     def save(self, step: int, write: Callable[[], None], best: Callable[[], str | None] = lambda: None) -> None:
-        """Save an optimizer step, then prune older ones.
+        """Save a checkpoint of an optimizer step, then prune older checkpoints.
 
         Args:
             write: writes this rank's files into the step's folder.
-            best: gives the folder of the best model's checkpoint, asked after writing; it is never deleted.
+            best: returns the folder of the best model's checkpoint, which is never deleted; it is called after writing.
 
         Raises:
             UserError: the disk is full, or may not be written; earlier checkpoints stay as they are.
@@ -62,14 +62,14 @@ class Checkpoints:
                 files |= theirs
             processes.on_rank_zero(in_one_line(lambda: checkpoints.complete(self.folder, step, self.origin, files)))
         except UserError:
-            # The run's record still has to be written: give back the room that an unfinished checkpoint takes.
+            # The run's record still has to be written: free the space that an unfinished checkpoint takes.
             if not (place / checkpoints.MANIFEST).exists():
                 with contextlib.suppress(OSError):
                     checkpoints.discard(place)
             raise
         if self.keep is None or processes.rank() != 0:
             return
-        # What cannot be deleted takes room, and is no reason to end a run.
+        # Checkpoints that cannot be deleted take space, but are no reason to end a run.
         try:
             kept = best()
             for name in checkpoints.prune(self.folder, step, self.origin, self.keep, Path(kept).name if kept else None):
@@ -80,10 +80,10 @@ class Checkpoints:
             _say(f"{place}: {unsound}; older checkpoints stay", logging.WARNING)
 
     def check(self, checkpoint: Path, place: str, remedy: str) -> CheckpointManifest:
-        """The manifest of a checkpoint, which may be another run's.
+        """Verify a checkpoint, which may be another run's, and return its manifest.
 
         Args:
-            place: what the message begins with.
+            place: the beginning of the message.
 
         Raises:
             UserError: it is not whole, or not of this model.
@@ -98,13 +98,13 @@ class Checkpoints:
         return processes.on_rank_zero(checked)
 
     def fitted(self, checkpoint: Path, manifest: CheckpointManifest) -> Path:
-        """What this number of ranks can load of a checkpoint that verifies: itself, or the universal form made of it.
+        """What this number of ranks can load of a verified checkpoint: itself, or the universal form made from it.
 
         Args:
-            manifest: the checkpoint's own.
+            manifest: the checkpoint's manifest.
 
         Raises:
-            UserError: it cannot be made.
+            UserError: the universal form cannot be made.
         """
         technique, saved_by = self.origin.model.get("deepspeed"), manifest.origin.world_size
         if technique is None or saved_by == self.origin.world_size:
@@ -131,17 +131,17 @@ def _say(line: str, level: int = logging.INFO) -> None:
 
 
 def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) -> None:
-    """Make the form of a checkpoint that any number of ranks can load, by DeepSpeed's own converter.
+    """Make the form of a checkpoint that any number of ranks can load, with DeepSpeed's own converter.
 
-    It is made for the attempt that is about to load it, and gone with the next checkpoint, so no manifest proves it.
+    It is made for the attempt that is about to load it, and deleted at the next checkpoint, so it has no manifest.
 
     Args:
         place: the folder to make; what is there is replaced.
-        checkpoint: a checkpoint that verifies. The converter makes tensors and plain values only of what it reads.
-        manifest: the checkpoint's.
+        checkpoint: a verified checkpoint. The converter makes only tensors and plain values from what it reads.
+        manifest: the checkpoint's manifest.
 
     Raises:
-        UserError: there are no shards of ZeRO, or they hold what is no plain value or cannot be converted.
+        UserError: there are no ZeRO shards, or they hold something other than plain values, or cannot be converted.
     """
     from deepspeed.checkpoint import ds_to_universal
 
@@ -180,23 +180,23 @@ class Resumption:
     """A checkpoint that an attempt goes on from."""
 
     checkpoint: Path
-    """What is loaded: the checkpoint itself, or its universal form."""
+    """The folder that is loaded: the checkpoint itself, or its universal form."""
     saved: CheckpointManifest
     wanted: Origin
     """The origin of the checkpoints that this attempt saves."""
     kept: dict[str, Any]
-    """What each of the trainer's callbacks had put into it, by the callback's name."""
+    """State that each of the trainer's callbacks had saved in it, by the callback's name."""
 
     @property
     def universal(self) -> bool:
-        """Whether another number of ranks had saved it with ZeRO, so that its universal form is loaded."""
+        """Whether another number of ranks saved it with ZeRO, so that its universal form is loaded."""
         return self.checkpoint.parent.name == checkpoints.UNIVERSAL
 
     def has_ended(self, state: TrainerState) -> bool:
-        """Whether the run had ended when the checkpoint was saved: by steps, the clock, or want of progress.
+        """Whether the run had ended when the checkpoint was saved: by steps, by the clock, or by early stopping.
 
-        A run may be killed after its last checkpoint and before its record. transformers looks for the end only
-        after a step, and would train one too many.
+        A run may be killed after its last checkpoint and before its record. transformers checks for the end only
+        after a step, and would train one step too many.
 
         Args:
             state: the state of a trainer that has loaded the checkpoint.
@@ -207,10 +207,10 @@ class Resumption:
 
 
 def resumption(asked: str, opening: Opening, ours: Checkpoints) -> Resumption | None:
-    """What `--resume` asks for: the newest checkpoint that counts, nothing, or one that is named and verified."""
+    """Find what `--resume` asks for: the newest checkpoint that counts, nothing, or a named one, which is verified."""
 
     def newest() -> tuple[Path, CheckpointManifest] | None:
-        """Those that are passed over are named, with the reason."""
+        """Find the newest checkpoint that counts; report each one that is passed over, with the reason."""
         return checkpoints.newest_good(
             ours.folder,
             lambda found: found.other_run(ours.origin),

@@ -39,7 +39,7 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
 
     Args:
         argv: the call, for `config.json`.
-        age_seconds: how long ago the run's own process began; 0 where it is one among others of a process.
+        age_seconds: seconds since the run's own process began; 0 where several runs share one process.
     """
     began, arguments = time.monotonic() - age_seconds, task.arguments
     save_signal = SaveOnSignal()
@@ -47,7 +47,7 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
         around.enter_context(save_signal.listening())
         if arguments.threads:
             torch.set_num_threads(arguments.threads)
-            # Without the variable accelerate sets a number of its own, under DeepSpeed and for several processes.
+            # Without the variable, accelerate sets a number of its own, under DeepSpeed and for several processes.
             around.enter_context(variable_set("OMP_NUM_THREADS", str(arguments.threads)))
         task.check()
         if arguments.tf32:
@@ -57,7 +57,7 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
             with contextlib.ExitStack() as stack:
                 processes.on_rank_zero(lambda: stack.enter_context(locked(task.folder)))
                 processes.on_rank_zero(task.prepare)
-                # A rank that cannot read the rows tells the others, which would wait for it.
+                # A rank that cannot read the rows tells the others, which would otherwise wait for it.
                 if any(processes.on_every_rank(lambda: task.data.dev is None)):
                     settings.eval_strategy = IntervalStrategy.NO
                 hosts = list(dict.fromkeys(processes.gathered(environment.host())))
@@ -75,17 +75,17 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
 def attempt(
     task: Task, settings: TrainingArguments, opening: Opening, age_seconds: float, save_signal: SaveOnSignal
 ) -> None:
-    """Train; whatever happens, this rank's measurement is written, and by rank 0 the record.
+    """Train; whatever happens, write this rank's measurement and, on rank 0, the record.
 
-    Where a supervisor started the ranks (`ZEROPODS_RUN` is set) it composes the record: it knows of pods that
-    are gone.
+    Where a supervisor started the ranks (`ZEROPODS_RUN` is set), the supervisor composes the record: it knows of pods
+    that are gone.
 
     Args:
-        age_seconds: how long ago the process began.
+        age_seconds: seconds since the process began.
         save_signal: tells whether the run is to save and end.
     """
     profiler = (task.deepspeed or {}).get("flops_profiler", {})
-    # A rate leaves out the first step, and those up to the profiler's, which is far slower.
+    # Rates leave out the first step, and all steps up to and including the profiled one, which is far slower.
     warmup = profiler.get("profile_step", 1) + 1 if profiler.get("enabled") else 1
     measured = RankMeasurement(rank=processes.rank(), host=environment.host(), warmup_steps=warmup)
     with train_log(task.folder):
@@ -113,7 +113,7 @@ def attempt(
             raise
         finally:
             meter.write(measured)
-            # Where all ranks have come here, rank 0 waits for what they write.
+            # Where all ranks get here, rank 0 waits for what they write.
             if together and processes.world_size() > 1:
                 torch.distributed.barrier()
             if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
@@ -127,7 +127,7 @@ def attempt(
 
 
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
-    """Status and reason of an attempt that ended with an exception; out of memory, with the phase and the peak."""
+    """Status and reason of an attempt that ended with an exception; for a lack of memory, with phase and peak."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     first = text.split("\n")[0]
     if isinstance(error, SavedOnSignalError | KeyboardInterrupt):
@@ -145,7 +145,7 @@ def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def train_log(folder: Path) -> Iterator[None]:
-    """Lines of this package and warnings of others go to `train.log` of the run; rank 0 writes it."""
+    """Write this package's log lines, from INFO on, to the run's `train.log`; on rank 0 only."""
     if processes.rank() != 0:
         yield
         return
@@ -177,13 +177,13 @@ def _train(
         if not on_gpu:
             measured.python_seconds = python_seconds()
             measured.one_core_flops_per_second = max(matmul_rates(task.precision, 1).values())
-    processes.gathered(None)  # The others would take cores from what is measured.
+    processes.gathered(None)  # Otherwise the other ranks would take cores from what is measured.
     model = task.model()
-    disable_progress_bar()  # What was to be fetched is here: from now on it would be one for each model that is saved.
+    disable_progress_bar()  # Downloads are over; from now on each saved model would show a progress bar.
     if not on_gpu:
         suit_cpu(model)
     compile_model(model, arguments.compile)
-    # Tied parameters count once, and one that ZeRO-3 has divided counts whole.
+    # Tied parameters count once, and a parameter that ZeRO-3 has divided counts as a whole.
     measured.parameters = sum(getattr(each, "ds_numel", each.numel()) for each in model.parameters())
     measured.shape = configuration_of(model)
     masters = task.precision == "bf16" and task.deepspeed is None
@@ -210,7 +210,7 @@ def _train(
     if patience:
         stopping = EarlyStoppingCallback(patience, arguments.early_stopping_threshold)
         if resumed is not None:
-            # It counts on from the checkpoint: otherwise a resumed run would be more patient.
+            # The counter goes on from the checkpoint: otherwise a resumed run would be more patient.
             kept = resumed.kept.get(EarlyStoppingCallback.__name__, {}).get("attributes", {})
             stopping.early_stopping_patience_counter = kept.get("early_stopping_patience_counter", 0)
         trainer.add_callback(stopping)
@@ -232,5 +232,5 @@ def _train(
 
 
 def adamw_settings(arguments: RunArguments) -> dict[str, object]:
-    """What AdamW is made with where DeepSpeed does not make it; weight decay comes with the groups of parameters."""
+    """Arguments of AdamW where DeepSpeed does not make the optimizer; weight decay comes with the parameter groups."""
     return {"lr": arguments.learning_rate, "betas": (arguments.adam_beta1, arguments.adam_beta2), "fused": True}

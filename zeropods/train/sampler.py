@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# The order of training rows: batches of like length, the same on any number of processes.
+# The order of training rows: batches of similar length, the same on any number of processes.
 
 POOL = 64
-"""Effective batches that are sorted together by source: enough for little padding, few enough for chance."""
+"""Number of effective batches sorted together by source: enough for little padding, few enough to stay random."""
 LIKE = 8
-"""Effective batches of like sources that are then sorted by target: 9 % of WikiSQL targets stay padding, not 26."""
+"""Number of effective batches of similar sources, sorted by target: 9 % of WikiSQL targets stay padding, not 26 %."""
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class LengthGroupedSampler(Sampler[int]):
     """
 
     lengths: np.ndarray
-    """(rows, 2) source and target tokens."""
+    """(rows, 2) numbers of source and target tokens."""
     effective_batch_size: int
     seed: int
     epoch: int = 0
@@ -60,7 +60,7 @@ class LengthGroupedSampler(Sampler[int]):
         """(steps, effective batch size) row indices of the epoch."""
         generator = np.random.default_rng((self.seed, self.epoch))
         rows = np.resize(generator.permutation(len(self.lengths)), len(self))
-        # Sources (0) of many batches are sorted together, then targets (1) of few.
+        # Sources (0) of many batches are sorted together, then targets (1) of fewer.
         for side, batches in enumerate((POOL, LIKE)):
             size = batches * self.effective_batch_size
             runs = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -88,24 +88,24 @@ class TokenizedSplit(Dataset[Row]):
         return self.sources[index], self.targets[index]
 
     def first(self, count: int | None) -> TokenizedSplit:
-        """The first rows; all of them for None."""
+        """The first `count` rows; all of them for None."""
         return TokenizedSplit(self.sources[:count], self.targets[:count])
 
     def lengths(self) -> np.ndarray:
-        """(rows, 2): source and target tokens of every row."""
+        """(rows, 2): numbers of source and target tokens of every row."""
         pairs = zip(self.sources, self.targets, strict=True)
         return np.array([(len(s), len(t)) for s, t in pairs], dtype=np.int64).reshape(-1, 2)
 
 
 def load_split(folder: Path, split: str) -> TokenizedSplit | None:
-    """A split of a prepared set; None if the set has none of that name."""
+    """A split of a prepared set; None if the set has no split of that name."""
     import pyarrow
 
     place, columns = folder / split, []
     if not place.is_dir():
         return None
     try:
-        # What `Dataset.save_to_disk` wrote, without `datasets`: Arrow streams that state.json names in their order.
+        # Read without `datasets` what `Dataset.save_to_disk` wrote: Arrow streams, named in order by state.json.
         files = json.loads((place / "state.json").read_text(encoding="utf-8"))["_data_files"]
         streams = [pyarrow.ipc.open_stream(pyarrow.memory_map(str(place / each["filename"]))) for each in files]
         table = pyarrow.concat_tables([stream.read_all() for stream in streams])
@@ -149,7 +149,7 @@ class Prepared:
 
 
 def collate(rows: list[Row], multiple: int = 1) -> dict[str, Tensor]:
-    """Pad rows to the longest of the batch, or to the next multiple of a length.
+    """Pad rows to the longest of the batch, rounded up to a multiple of `multiple`.
 
     Returns:
         input_ids, attention_mask: (rows, source tokens) int64.
@@ -167,7 +167,7 @@ def collate(rows: list[Row], multiple: int = 1) -> dict[str, Tensor]:
 
 
 def padded(rows: list[np.ndarray], fill: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, longest up to a multiple) int64, filled up on the right, and which of its places a row has."""
+    """(rows, longest rounded up to a multiple) int64, filled up on the right, and a mask of the places of the rows."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(-(-lengths.max() // multiple) * multiple)[None, :] < lengths[:, None]
     filled = np.full(mask.shape, fill, dtype=np.int64)

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class TextToSQL(Task):
-    """Text-to-SQL with T5. Predictions are made with constrained decoding, by `zeropods predict`: nothing is scored."""
+    """Text-to-SQL with T5. `zeropods predict` makes predictions, with constrained decoding: nothing is scored here."""
 
     arguments: TextToSQLArguments
 
     def check_model(self) -> None:
-        """Refuse to compile what ZeRO-3 fetches layer by layer, TF32 where no hardware has it, a model not there."""
+        """Refuse compilation where ZeRO-3 fetches weights by layer, TF32 where no GPU has it, and a missing model."""
         check_compiled(self.arguments.compile, self.arguments.deepspeed)
         if self.arguments.tf32 and not is_ampere():
             raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
@@ -39,17 +39,17 @@ class TextToSQL(Task):
 
     @cached_property
     def data(self) -> Prepared:
-        """The set at `--dataset_path`."""
+        """The prepared set at `--dataset_path`."""
         return Prepared.read(Path(self.arguments.dataset_path))
 
     def settings(self) -> dict[str, object]:
-        """The flags, with the data's content in the place of their path."""
+        """The flags, with the key of the data's content in place of their path."""
         return {**self.arguments.comparable(), "dataset_path": self.data.manifest.content_key}
 
     def model(self) -> PreTrainedModel:
         """A T5: pretrained weights from safetensors, or random ones of a known shape.
 
-        Its configuration carries the prompt, so that a saved model knows how it wants to be asked.
+        Its configuration carries the prompt, so that a saved model says which prompt it was trained with.
         """
         arguments, tokenizer, vocabularies = self.arguments, self.data.tokenizer, []
         name, rate = arguments.model_id, arguments.dropout
@@ -70,18 +70,18 @@ class TextToSQL(Task):
         return model
 
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
-        """Sources and targets, each padded to the longest."""
+        """Sources and targets, each padded to the longest of the batch, up to a multiple of `--pad_to_multiple_of`."""
         return collate(rows, multiple=self.arguments.pad_to_multiple_of)
 
 
-# T5 with a loss that is right on any number of processes, projected over label positions only.
+# T5 with a loss that is right on any number of processes; logits are computed at label positions only.
 
 
 class T5ForTextToSQL(T5ForConditionalGeneration):
     """`T5ForConditionalGeneration` whose loss is the sum over label tokens / `num_items_in_batch`.
 
-    transformers' T5 takes a plain mean and ignores `num_items_in_batch`, while `Trainer` believes
-    that it does not and multiplies the loss by the process count. Here the promise is kept. Logits
+    transformers' T5 takes a plain mean and ignores `num_items_in_batch`, while `Trainer` assumes
+    that it does not and multiplies the loss by the process count. Here the assumption holds. Logits
     are computed where there is a label and nowhere else, so they are not returned with a loss.
     """
 
@@ -129,14 +129,14 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
 
 
 def whole_masks(mask: Tensor, targets: int) -> tuple[Tensor, Tensor]:
-    """A mask of source tokens, as attention uses it: of sources to sources, and of targets to sources.
+    """Attention masks made from a mask of source tokens: of sources to sources, and of targets to sources.
 
-    transformers makes the same of it, but asks first whether any token is masked; a GPU would have to end all its work
-    to answer. Source: transformers/masking_utils.py, `_ignore_bidirectional_mask_sdpa`.
+    transformers makes the same masks, but first checks whether any token is masked, for which a GPU would have to end
+    all its work. Source: transformers/masking_utils.py, `_ignore_bidirectional_mask_sdpa`.
 
     Args:
         mask: (rows, source tokens), 0 where there is padding.
-        targets: tokens of a target.
+        targets: number of tokens of a target.
 
     Returns:
         (rows, 1, source tokens, source tokens) and (rows, 1, targets, source tokens), True where attended to.

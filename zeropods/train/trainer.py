@@ -34,14 +34,14 @@ class MeasuredTrainer(Trainer):
     lr_scheduler: Any
     optimizer: Any
     checkpoints: Checkpoints
-    """Makes what is saved complete, and verifies what is loaded; set before training that saves."""
+    """Completes what is saved, and verifies what is loaded; must be set before training that saves."""
 
     def __init__(self, task: Task, meter: Meter, **kwargs: Any) -> None:
-        """`Trainer` over a task's rows, with its tokenizer and its batches.
+        """Set up `Trainer` with a task's rows, tokenizer and batches.
 
         Args:
-            task: what a script's runs have of their own; its arguments may ask for rates by kind of weight, for
-                compiled passes, and for an end by the clock.
+            task: what is particular to a script's runs; its arguments may ask for rates by kind of weight, for
+                compiled passes, and for an end after some time.
             meter: measures the run.
         """
         super().__init__(
@@ -55,9 +55,9 @@ class MeasuredTrainer(Trainer):
         self.limit = TimeLimit(self.asked.max_train_seconds) if self.asked.max_train_seconds else None
         self.sampler: LengthGroupedSampler | None = None
         self.resumption: Resumption | None = None
-        """What training goes on from."""
+        """What training resumes from; None for a new start."""
         self.evaluated: tuple[float, int] | None = None
-        """Summed loss and label tokens of the last evaluation."""
+        """Summed loss in nats, and number of label tokens, of the last evaluation."""
         self.meter = meter
         self.add_callback(meter)
         if self.limit is not None:
@@ -69,10 +69,10 @@ class MeasuredTrainer(Trainer):
         return self.sampler
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """One forward and backward pass; its tokens are counted."""
+        """Do one forward and backward pass, and count its tokens."""
         self.meter.count(inputs)
         if self.asked.compile == "graphs":
-            # Results of the step before are not wanted any more: graphs write where they wrote then.
+            # Results of the previous step are no longer needed: CUDA graphs overwrite them.
             torch.compiler.cudagraph_mark_step_begin()
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.meter.heartbeat.mark()
@@ -95,7 +95,7 @@ class MeasuredTrainer(Trainer):
             warmup = max(1, self.args.get_warmup_steps(num_training_steps))
 
             def rate(step: int) -> float:
-                """Linear decay over steps or seconds, whichever is further, after the warm-up."""
+                """Factor of the rate: linear decay over steps or seconds, whichever is further, after the warm-up."""
                 left = 1.0 - min(1.0, max(step / num_training_steps, limit.share()))
                 return left * min(1.0, (step + 1) / warmup)
 
@@ -119,9 +119,9 @@ class MeasuredTrainer(Trainer):
 
     @torch.no_grad()
     def summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
-        """Loss in nats and label tokens of all rows, over all ranks; every rank takes part."""
+        """Summed loss in nats and number of label tokens of all rows, over all ranks; every rank takes part."""
         args = self.args
-        # It runs as it is written: an evaluation is of other sizes, and short.
+        # The model runs uncompiled: an evaluation has batches of other sizes, and is short.
         eager = nullcontext() if self.asked.compile == "off" else torch.compiler.set_stance("force_eager")
         with self.meter.within("evaluate"), eager:
             was_training = self.model.training
@@ -147,7 +147,7 @@ class MeasuredTrainer(Trainer):
                 self._save(output_dir, whole_weights(self.model, keep=self.args.should_save))
             else:
                 super().save_model(output_dir, _internal_call)
-            # What is saved by the way is part of a checkpoint, whose manifest holds its digests.
+            # A model that is saved internally is part of a checkpoint, whose manifest holds its digests.
             if self.args.should_save and not _internal_call:
                 seal_model(folder)
 
@@ -158,10 +158,10 @@ class MeasuredTrainer(Trainer):
             self.checkpoints.save(self.state.global_step, write, lambda: self.state.best_model_checkpoint)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train for an epoch in its own order, unless the checkpoint that was loaded is of the end.
+        """Train for an epoch in its own order, unless the loaded checkpoint is that of the run's end.
 
-        transformers tells the sampler its epoch too, but does not reach it on several processes once a resumed run has
-        skipped rows of its first epoch: that epoch would have the order of epoch 0.
+        transformers sets the sampler's epoch too, but does not reach the sampler on several processes once a resumed
+        run has skipped rows of its first epoch: that epoch would have the order of epoch 0.
         """
         if self.sampler is not None:
             self.sampler.set_epoch(int(self.state.epoch or 0))
@@ -171,20 +171,20 @@ class MeasuredTrainer(Trainer):
             super()._run_epoch(*args, **kwargs)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare, and load what is resumed: an engine is told by its configuration that it is a universal one."""
+        """Prepare, and load what is resumed; DeepSpeed's configuration tells its engine if that is a universal one."""
         if self.resumption is not None and self.resumption.universal:
             config = self.accelerator.state.deepspeed_plugin.deepspeed_config
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
         return super()._prepare_for_training(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load what DeepSpeed has not loaded just before."""
+        """Load what DeepSpeed has not already loaded."""
         if self.resumption is not None and self.resumption.universal:
             correct_universal(self.model_wrapped)
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Go on with this rank's random numbers; on another number of ranks, with new ones by seed, step and place.
+        """Go on with this rank's random numbers; on another number of ranks, start new ones from seed, step and rank.
 
         The order of rows does not depend on them; dropout masks do.
         """
@@ -205,7 +205,7 @@ class MeasuredTrainer(Trainer):
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             open_to_readers(folder)
-            # Our classes differ from transformers' in their loss alone.
+            # Our classes differ from transformers' only in their loss.
             bases = (base for base in type(self.model).__mro__ if base.__module__.startswith("transformers."))
             self.model.config.architectures = [next(bases).__name__]
             self.model.config.dtype = self.model.config.dtype if state_dict is None else torch.float32
@@ -230,20 +230,20 @@ class MeasuredTrainer(Trainer):
                     masters[id(named[name])].copy_(saved)
 
     def _masters(self) -> dict[int, Tensor]:
-        """The FP32 master of each parameter by `id(parameter)`; none where there are no masters."""
+        """The FP32 master of each parameter by `id(parameter)`; empty where there are no masters."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return optimizer.masters_by_copy() if isinstance(optimizer, MasterAdamW) else {}
 
 
 @dataclass(eq=False)
 class TimeLimit(TrainerCallback):
-    """Ends training when its time is up; one process only, since clocks differ."""
+    """Ends training when its time is up; for one process only, since clocks differ."""
 
     seconds: float
     began: float | None = None
 
     def share(self) -> float:
-        """How much of the time has passed, of 1; 0 before training."""
+        """Fraction of the time that has passed, 1 at its end; 0 before training."""
         return 0.0 if self.began is None else (time.monotonic() - self.began) / self.seconds
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -255,13 +255,13 @@ class TimeLimit(TrainerCallback):
 
 
 def correct_universal(engine: Any) -> None:
-    """Correct what DeepSpeed's engine has loaded, and let what it loads after that be checkpoints of its own.
+    """Correct the universal checkpoint that DeepSpeed's engine has loaded, and let it load ordinary ones from then on.
 
-    ZeRO-3 gives all its sub-groups one tensor that counts their steps: each sub-group would count for all, and Adam's
-    correction of its averages would be that of a later step.
+    ZeRO-3 gives all its sub-groups one shared tensor that counts steps: each sub-group would advance it for all, and
+    Adam's bias correction would be that of a later step.
     """
     engine._config.load_universal_checkpoint = False
-    # DeepSpeed's optimizer has torch's within; without ZeRO it is that itself.
+    # DeepSpeed's optimizer wraps torch's; without ZeRO it is torch's own.
     optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
     for state in optimizer.state.values():
         if torch.is_tensor(state.get("step")):
@@ -270,11 +270,11 @@ def correct_universal(engine: Any) -> None:
 
 @torch.no_grad()
 def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """What ZeRO has divided among the ranks, put together; every rank must call it.
+    """Gather the weights that ZeRO has divided among the ranks; every rank must call this.
 
-    FP32 weights by name, on the CPU, a tied one once, and the buffers that are saved with them. DeepSpeed's own
-    gathering gives ZeRO-3's BF16 copies, which have lost their low bits, and a copy for each name of a tied weight.
-    Here the optimizer's masters are gathered, one at a time.
+    The result holds FP32 weights by name, on the CPU, tied weights once, and the buffers that are saved with them.
+    DeepSpeed's own gathering gives ZeRO-3's BF16 copies, which have lost their low bits, and a copy for each name of a
+    tied weight. Here the optimizer's masters are gathered, one at a time.
 
     Args:
         keep: False for a rank that only takes part; its result is empty.
@@ -285,7 +285,7 @@ def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     for name, parameter in model.named_parameters():
         master = safe_get_full_fp32_param(parameter)
         if keep:
-            # Stage 0 has no master beside the parameter itself; stage 3 has divided the parameter's own shape.
+            # Stage 0 has no master besides the parameter itself; at stage 3 the parameter's own shape is not whole.
             gathered = parameter.detach() if master is None else master
             shape = getattr(parameter, "ds_shape", parameter.shape)
             whole[name] = gathered.to("cpu", torch.float32, copy=True).view(shape)
@@ -331,7 +331,7 @@ class MasterAdamW(AdamW):
         trained = [(master, copy.grad) for master, copy in pairs if copy.grad is not None]
         wide = [torch.empty_like(master) for master, _ in trained]
         if wide:
-            # On a GPU a few kernels do it for all, not one for each.
+            # On a GPU this takes a few kernels for all gradients, not one for each.
             torch._foreach_copy_(wide, [narrow for _, narrow in trained])
         for (master, _), gradient in zip(trained, wide, strict=True):
             master.grad = gradient
@@ -351,7 +351,7 @@ class MasterAdamW(AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the masters back from a state, and round them into the copies."""
+        """Restore the masters from a state, and round them into the copies."""
         state = dict(state_dict)
         for master, saved in zip(self.masters, state.pop("masters"), strict=True):
             master.copy_(saved)
@@ -373,16 +373,16 @@ def round_to_bf16(model: Model) -> Model:
 # Learning rates by kind of weight, for a T5 that starts from random weights.
 #
 # AdamW moves every weight by about the learning rate, whatever its size. T5 was made with Adafactor, which
-# steps in proportion to a weight's size (Shazeer & Stern 2018, arXiv:1804.04235), and it is drawn for that:
-# the embedding with deviation 1, norms at 1, others with about d_model ** -0.5. Above all the relative
-# position bias must grow from 0.1 to several units before a head can look at the neighbouring token: at a
+# steps in proportion to a weight's size (Shazeer & Stern 2018, arXiv:1804.04235), and its weights are drawn for
+# that: the embedding with deviation 1, norms at 1, others with about d_model ** -0.5. Above all the relative
+# position bias must grow from 0.1 to several units before a head can attend to the neighbouring token: at a
 # common rate of 0.001 that alone takes thousands of steps. In trials of t5-tiny, after
 # 1,000 steps of 16 rows, a target cost 8.8 nats with only the embedding raised, 4.3 with the position bias
 # at 30 as well, 3.2 with all three: one run each, and the first had a longer schedule and another
 # initialisation, so the size of the gain is rough. The factors were not searched further.
 
 RATES = {"shared": 30.0, "relative_attention_bias": 100.0, "layer_norm": 10.0}
-"""Rate over the common one, for weights whose name contains the key."""
+"""Factors of the common learning rate, for weights whose name contains the key."""
 
 
 def rate_groups(model: nn.Module, rate: float, weight_decay: float) -> list[dict[str, Any]]:

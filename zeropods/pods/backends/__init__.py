@@ -1,1 +1,1 @@
-"""Where pods come from: processes of this machine, CML's workers, hosts of the user's own."""
+"""Where pods come from: processes of this machine, CML's workers, or the user's own hosts."""

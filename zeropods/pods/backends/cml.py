@@ -23,14 +23,14 @@ from zeropods.pods.backends.local import WORKER_SCRIPT, LocalWorkers, Place, Set
 from zeropods.pods.hostfile import own_address
 
 MODULES = ("cml.workers_v1", "cdsw")
-"""The newer and the older name of the same functions."""
+"""The newer and the older module, which have the same functions."""
 SESSION_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_PROJECT")
 REASONS = ("reason", "status_reason", "status_message", "message")
-"""Under these names CML may say why a worker waits."""
+"""Names of the fields in which CML may say why a worker waits."""
 ENDED = frozenset(
     {"succeeded", "success", "failed", "failure", "error", "stopped", "killed", "timedout", "terminated", "exited"}
 )
-"""The words that a status can be when a worker is over; they vary with CML's version."""
+"""Words for the status of a worker that has ended; they vary with CML's version."""
 
 
 class CmlWorkers(LocalWorkers):
@@ -60,7 +60,7 @@ class CmlWorkers(LocalWorkers):
             memory=self.settings.memory,
             nvidia_gpu=self.settings.nvidia_gpu,
             script="",
-            # As a command, and this very Python: a CML worker's own kernel may not have our packages.
+            # Run as a command, with this very Python, since a CML worker's own kernel may not have our packages.
             code=f"!{shlex.join([sys.executable, str(WORKER_SCRIPT)])}",
             env={ORDERS: json.dumps({**orders, "slots": self.settings.slots})},
         )
@@ -80,7 +80,7 @@ class CmlWorkers(LocalWorkers):
 
 
 def described(listed: Mapping[str, Any], asked: Settings) -> Worker:
-    """A worker from CML's description, whatever the version's words."""
+    """A worker as CML describes it, whatever words its version uses."""
     status, code = str(listed.get("status") or "unknown").lower(), listed.get("exit_code")
     has_ended, url = bool(listed.get("finished_at")) or status in ENDED, listed.get("app_url")
     state, says = f"is {status}", f"see {url}" if url else "it wrote nothing"

@@ -1,7 +1,7 @@
-"""Hosts of the user's own as pods: a hostfile instead of a number, the user's own ssh instead of a backend.
+"""The user's own hosts as pods: a hostfile instead of a number, the user's own ssh instead of a backend.
 
-`python -m zeropods.pods.backends.hosts CONFIG HOST PROGRAM ...` stands here for a worker over there, which ends
-with it. What a worker is told, the cluster's secret included, goes by ssh's stdin, never on a command line.
+`python -m zeropods.pods.backends.hosts CONFIG HOST PROGRAM ...` stands in here for a worker on a host, which
+ends with it. What a worker is told, the cluster's secret included, goes through ssh's stdin, never on a command line.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from zeropods.programs import end_with_parent
 
 MAX_AT_ONCE = 32
 TOLD = ("ZEROPODS_", "CDSW_IP_ADDRESS", "CDSW_ENGINE_ID", "CDSW_MASTER_IP")
-"""How the names of the variables begin that a worker is told."""
+"""Prefixes of the names of the environment variables that are passed to a worker."""
 KEEP_ALIVE = {"ServerAliveInterval": 15, "ServerAliveCountMax": 4}
-"""A host that is cut off is given up after a minute; the worker there ends with its lease."""
+"""ssh options by which a host that is cut off is given up after a minute; the worker there ends with its lease."""
 SSH_FAILED = 255
 THERE = "; ".join(
     [
@@ -41,22 +41,22 @@ THERE = "; ".join(
         'exec "$@"',
     ]
 )
-"""A script for sh, whose arguments are host, folder and command. One line: not every login shell quotes more."""
+"""Script for sh, with arguments host, folder and command. It is one line, as not every login shell can quote more."""
 
 
 class OwnHosts(LocalWorkers):
-    """A process of this machine for each host, which runs the agent there over ssh.
+    """One process of this machine for each host, which runs the agent there over ssh.
 
-    Names of hosts may be those of the user's ssh configuration, as for DeepSpeed.
+    Host names may be names from the user's ssh configuration, as for DeepSpeed.
     """
 
     def master_address(self) -> str:
-        """This machine's address on the way to the hosts."""
+        """This machine's address on the route to the hosts."""
         return _towards([place.address for place in self.places])
 
     @cached_property
     def places(self) -> Sequence[Place]:
-        """The hosts in the order of the hostfile, looked up when they are first needed: not for a cluster's end."""
+        """The hosts in the order of the hostfile, looked up on first use: ending a cluster needs no look-up."""
         hosts = parse_hostfile("\n".join(self.settings.hosts), "hostfile")
         ssh_config = self.settings.ssh_config or ""
         with ThreadPoolExecutor(min(len(hosts), MAX_AT_ONCE)) as threads:
@@ -66,7 +66,7 @@ class OwnHosts(LocalWorkers):
         places = []
         for host, (address, user) in zip(hosts, found, strict=True):
             if others and is_loopback(address):
-                # This machine under a name of its own; here is the address that the others know.
+                # The host is this machine under a name of its own; take the address that the other hosts know.
                 address = _towards(others)
             if (known := names.setdefault(address, host.address)) != host.address:
                 raise UserError(f"hostfile: {known} and {host.address} are both {address}; remove one of them")
@@ -76,7 +76,7 @@ class OwnHosts(LocalWorkers):
 
 
 def _look_up(ssh_config: str, host: Host) -> tuple[str, str]:
-    """Ask ssh, which contacts nobody for that, whom it would reach under a name: the address, and the account there."""
+    """Ask ssh, which contacts no host for that, where it would connect to: the address, and the account there."""
     argv = ["ssh", "-G", *(["-F", ssh_config] if ssh_config else []), "--", host.address]
     said = said_by(argv, f"host {host.address}", "fix ssh's configuration")
     facts = dict(line.partition(" ")[::2] for line in said.splitlines())
@@ -95,10 +95,10 @@ def _towards(addresses: list[str]) -> str:
 
 
 def main() -> int:
-    """Stand here for a worker: run its program on the host until it ends, or until this process is asked to end."""
+    """Stand in for a worker: run its program on the host until it ends, or until this process is asked to end."""
     ssh_config, host, *program = sys.argv[1:]
     told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
-    # Not for ssh, whose configuration may start other programs.
+    # The orders are kept from ssh, whose configuration may start other programs.
     os.environ.pop(ORDERS, None)
     there = ["sh", "-c", THERE, host, str(Path.cwd()), *program]
     argv = ssh_argv(Path(ssh_config) if ssh_config else None, host, there, **KEEP_ALIVE)
@@ -112,7 +112,7 @@ def main() -> int:
     ) as ssh:
         assert ssh.stdin is not None and ssh.stderr is not None
         stdin = ssh.stdin
-        # An ssh that has ended already says on stderr why.
+        # If ssh has already ended, it says on stderr why.
         with suppress(BrokenPipeError):
             stdin.write(json.dumps(told).encode() + b"\n")
         # The end of stdin tells the other side to end.

@@ -23,20 +23,20 @@ from zeropods.pods.processes import Process, end, find_process, is_alive
 from zeropods.pods.ssh import account
 
 SSH_PORT = 2222
-"""Where CML's own sshd listens, and ours where it can."""
+"""Port on which CML's own sshd listens, and ours where it can."""
 WORKER_SCRIPT = ROOT / "worker_p.py"
 RECORDS, LOGS = "workers", "logs"
 STOP_SECONDS = 15.0
-"""Time from SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
+"""Seconds from SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
 MOST = 500
-"""Pods on one machine: each is a few processes and ports."""
+"""Largest number of pods on one machine: each takes a few processes and ports."""
 CLOCK_SECONDS = 10.0
-"""By so much the start of a process moves at most when the clock is set."""
+"""Largest shift, in seconds, of a process's start time when the clock is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What was asked for: two calls of `up` that differ in it mean two clusters."""
+    """What was asked for: two calls of `up` with different settings mean two clusters."""
 
     count: int
     slots: int | None
@@ -49,7 +49,7 @@ class Settings:
     hosts: tuple[str, ...] = ()
     """Lines of the user's hostfile, where the hosts are the user's own."""
     ssh_config: str | None = None
-    """The ssh configuration by which they are reached; None for the user's usual one."""
+    """Path of the ssh configuration with which they are reached; None for the user's usual one."""
 
 
 @dataclass(frozen=True)
@@ -59,32 +59,32 @@ class Worker:
     id: str
     has_ended: bool
     told: str
-    """Which one it is, what it does or how it ended, and what it said or where that is to be read."""
+    """Which worker it is, what it does or how it ended, and what it said or where to read that."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an agent is that a process of this machine starts."""
+    """Where and how a process of this machine starts an agent."""
 
     address: str
     slots: int | None
-    """None for as many as it has GPUs."""
+    """Number of slots; None for one per GPU, at least 1."""
     user: str = field(default_factory=account)
     """The account under which the pod runs."""
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    """Words around the agent's command."""
+    """Arguments before and after the agent's command."""
 
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """A worker on disk: how its process is known again later, by any process of this user."""
+    """A worker's record on disk, by which any process of this user can find its process again later."""
 
     id: str
     address: str
     pid: int
     started: float
-    """Start of the process, in seconds since 1970."""
+    """Start time of the process, in seconds since 1970."""
 
     def find(self) -> Process | None:
         """The process; None where it has ended."""
@@ -95,10 +95,10 @@ class WorkerProcess:
 
 
 class LocalWorkers:
-    """The workers of one cluster. Other backends are variations of this one.
+    """The workers of one cluster. Other backends are subclasses of this one.
 
     Args:
-        folder: the cluster's; holds a record and a log for each worker.
+        folder: the cluster's folder; it holds a record and a log for each worker.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -106,12 +106,12 @@ class LocalWorkers:
         self._popens: dict[str, subprocess.Popen[bytes]] = {}
 
     def master_address(self) -> str:
-        """Where pods reach the process that starts them."""
+        """Address at which pods reach the process that starts them."""
         return "127.0.0.1"
 
     @cached_property
     def places(self) -> Sequence[Place]:
-        """From 127.A.B.1 on; A and B are drawn, so that other clusters have others."""
+        """One place per worker, from 127.A.B.1 on; A and B are random, so that other clusters have others."""
         if self.settings.count > MOST:
             raise UserError(f"--count {self.settings.count}; expected at most {MOST} pods on a machine")
         drawn = random.SystemRandom().randrange(1 << 8, (1 << 16) - (1 << 8))
@@ -119,11 +119,11 @@ class LocalWorkers:
         return [Place(str(first + number), self.settings.slots) for number in range(self.settings.count)]
 
     def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
-        """Start an agent on each worker, told by the fields of `Orders` what it needs; returns their ids.
+        """Start an agent on each worker, with the fields of `Orders` that it needs; return the workers' ids.
 
-        Those here are processes of this machine, whose cores, memory and GPUs are not limited.
+        The workers here are processes of this machine; their cores, memory and GPUs are not limited.
         """
-        # Nobody else can read what lies in a cluster's folder.
+        # Only this user can read what is in a cluster's folder.
         (self.folder / LOGS).mkdir(exist_ok=True)
         for place in self.places:
             worker = secrets.token_hex(8)
@@ -144,18 +144,18 @@ class LocalWorkers:
                     env={**os.environ, **told},
                 )
             self._popens[worker] = popen
-            # Not reaped yet, so that its number is still its own.
+            # It has not been reaped yet, so its pid is still its own.
             record = WorkerProcess(worker, place.address, popen.pid, Process(popen.pid).create_time())
             files.write_json(self.folder / RECORDS / f"{worker}.json", asdict(record))
         return tuple(self._popens)
 
     def list(self) -> Sequence[Worker]:
-        """All workers."""
+        """All workers of the cluster, as they are now."""
         found = []
         for each in self.processes():
             has_ended, state, popen = each.find() is None, "is running", self._popens.get(each.id)
             if has_ended:
-                # Nobody knows the exit code of what another process has started.
+                # The exit code of a worker that another process started is not known.
                 state = "ended with status stopped" if popen is None else f"ended with exit code {popen.poll()}"
             said = self._log(each.id).read_text(encoding="utf-8", errors="replace").split("\n")
             last = next(
@@ -165,7 +165,7 @@ class LocalWorkers:
         return found
 
     def stop(self, ids: Sequence[str]) -> None:
-        """End the workers with these ids, and all that are processes of this machine; then they are gone."""
+        """End the workers with these ids and all that are processes of this machine, and wait until these are gone."""
         end(lambda: filter(None, (each.find() for each in self.processes())), STOP_SECONDS)
         for popen in self._popens.values():
             popen.poll()

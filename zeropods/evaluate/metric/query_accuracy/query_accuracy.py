@@ -28,11 +28,11 @@ class QueryAccuracy(evaluate.Metric):
     A query is its readable text or its JSON, `{"sel", "agg", "conds"}`, as text. The result holds the shares
     `exact_match` (of the text) and `logical_form_accuracy` (of the parts) and the count `unparseable`.
 
-    Further arguments, each with one entry per prediction:
+    Further arguments; `tables` and `queries` have one entry per prediction:
         tables: `zeropods.data.wikisql.SQLTable`s; then the result also has `execution_accuracy`, over the `executable`
             references, which are those that find something on the rows at hand.
-        queries: what each prediction means, where that is known; it is read from the text otherwise.
-        average: False for lists with one value per prediction, `execution_accuracy` None where it was not executable.
+        queries: the query that each prediction means, where it is known; otherwise it is read from the text.
+        average: False for lists with one value per prediction, `execution_accuracy` None where it is not executable.
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -64,7 +64,7 @@ class QueryAccuracy(evaluate.Metric):
             gold.append(query)
         lists: dict[str, Values] = {"exact_match": [], "logical_form_accuracy": [], "unparseable": []}
         for text, query, right, header in zip(predictions, queries, gold, headers, strict=True):
-            # JSON is put into words first.
+            # A prediction in JSON is first formatted as readable text.
             words = format_query(query, header) if query is not None and text.startswith("{") else text
             lists["exact_match"].append(words == format_query(right, header))
             is_right = query is not None and _logical_form(query) == _logical_form(right)
@@ -87,7 +87,7 @@ def _logical_form(query: Query) -> tuple[int, int, frozenset[tuple[int, int, str
 
 
 def _executed(queries: Sequence[Query | None], gold: Sequence[Query], tables: Sequence[SQLTable]) -> Values:
-    """Whether both queries find the same; None where the gold query finds nothing. Each table is loaded once."""
+    """Whether both queries find the same result; None where the gold query finds nothing. Each table is loaded once."""
     results: Values = [None] * len(gold)
     order = sorted((i for i, table in enumerate(tables) if table.rows), key=lambda i: tables[i].id)
     for _, places in groupby(order, key=lambda i: tables[i].id):

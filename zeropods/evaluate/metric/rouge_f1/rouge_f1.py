@@ -1,7 +1,7 @@
 """ROUGE F1 for `evaluate.load`, from this folder and without a network.
 
-The numbers of the hub's `rouge` metric (Lin, 2004; package rouge_score), but with plain means: its bootstrap
-draws at random around the same value.
+The numbers are those of the hub's `rouge` metric (Lin, 2004; package rouge_score), but with plain means: its
+bootstrap draws at random around the same value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 class RougeF1(evaluate.Metric):
     """`compute(predictions=[text], references=[text], average=True)`: F1 by ROUGE type, from 0 to 1.
 
-    With `average=False` each type has a list, one value for each pair.
+    With `average=False` each type has a list, with one value per pair.
     """
 
     def _info(self) -> evaluate.MetricInfo:

@@ -1,7 +1,7 @@
 """Exact match and F1 of SQuAD's answers for `evaluate.load`, from this folder and without a network.
 
 The rules are those of SQuAD's official evaluator, version 1.1 (`evaluate-v1.1.py`; Rajpurkar et al. 2016,
-arXiv:1606.05250), the numbers are of 1 and not of 100.
+arXiv:1606.05250); the numbers range from 0 to 1, not to 100.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 class SquadAccuracy(evaluate.Metric):
     """`compute(predictions=[text], references=[[right answers]], average=True)`: `exact_match` and `f1`, from 0 to 1.
 
-    Each prediction counts by the best of its right answers. With `average=False` each result has a list, with one
-    value per prediction.
+    Each prediction is scored against its best-matching right answer. With `average=False` each result is a list, with
+    one value per prediction.
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -50,12 +50,12 @@ class SquadAccuracy(evaluate.Metric):
 
 
 def normalized(text: str) -> str:
-    """What is compared: lower case, without ASCII punctuation and articles, words one space apart."""
+    """The text as it is compared: lower case, without ASCII punctuation and articles, words one space apart."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
 def word_f1(predicted: list[str], gold: list[str]) -> float:
-    """F1 of words; one counts as often as both have it. Without words it is 0, as in the official evaluator."""
+    """F1 of words; one counts as often as both texts have it. Without words F1 is 0, as in the official evaluator."""
     shared = sum((Counter(predicted) & Counter(gold)).values())
     if not shared:
         return 0.0
