@@ -10,6 +10,7 @@ import pytest
 from tests.made import a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.measure.calibration import planned
+from zeropods.plan.cpu import new_bytes
 from zeropods.plan.facts import shape_named, shape_recorded
 from zeropods.plan.known_models import known_config
 from zeropods.plan.machines import GIGA, Machines, published_flops, step_time, traffic
@@ -196,6 +197,13 @@ def test_tensors_alone_never_exceed_what_must_fit_and_parts_are_its_sum(model: s
     for made in (each.memory for each in plan_report(model, **asked).plan.estimates):
         parts = made.parts()
         assert made.peak_allocated_bytes <= made.device_bytes == parts.pop("total") == sum(parts.values())
+
+
+def test_an_untied_head_takes_as_much_new_memory_for_its_gradient_as_the_table() -> None:
+    # Two gradients, each used once; a block of less than 32 MiB would stay in the heap.
+    table = Weight(9_000_000, "embedding")
+    shape = replace(LLAMA, weights=[table, *LLAMA.weights[1:-1], table])
+    assert new_bytes(replace(LLAMA_WORK, shape=shape, precision="fp32")) == 2 * 4 * table.size
 
 
 @pytest.mark.parametrize("asked", [{"batch_size": -4}, {"gradient_accumulation": 0}, {"machines": Machines(pods=0)}])

@@ -126,8 +126,8 @@ def new_bytes(work: Workload) -> int:
     They are the gradients of a large embedding, one for each use and their sum, and the loss's tensors; under DDP also
     the other gradients; under ZeRO also its copies of all gradients.
     """
-    shape, tables = work.shape, 2 - work.shape.tied
-    table, uses = work.element_bytes * shape.embedding // tables, 2 if shape.joint else 3
+    shape = work.shape
+    table, uses = work.element_bytes * shape.embedding, 2 if shape.joint else 3
     # An untied head has a gradient of its own, beside those of the table.
     summed = uses + 1 if shape.tied else uses + (uses > 2)
     head = Activations(work).head
