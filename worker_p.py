@@ -14,7 +14,7 @@ from zeropods.errors import guarded
 def main() -> int:
     """Run as a pod until it ends."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("stdin", nargs="?", choices=["stdin"], help="its variables come as the first line on stdin")
+    parser.add_argument("stdin", nargs="?", choices=["stdin"], help="read its variables from the first line of stdin")
     parser.parse_args()
     from zeropods.pods.agent import main as warden
 

@@ -1,4 +1,4 @@
-"""Measure the figures that the README states, print them beside what was asked, keep them in results/.
+"""Measure the figures that the README states, print each beside what was asked for, and keep them in results/.
 
 make bench
 python -m benchmarks training prediction
@@ -37,7 +37,7 @@ NAMES = (
 
 
 def main() -> None:
-    """Run the benchmarks that are named, all if none is."""
+    """Run the named benchmarks, or all of them if none is named."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _keep(name: str, figures: list[dict[str, object]], out: Path) -> None:
-    """Put a benchmark's result into the file, in place of its earlier one; the others stay."""
+    """Write a benchmark's result to the file in place of its earlier one; the results of the others stay."""
     document = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
     document[name] = {
         "hardware": environment.hardware(),

@@ -1,6 +1,6 @@
-"""A pod that waits for work: processor time and memory of its warden and its agent.
+"""Processor time and memory of a pod that waits for work: of its warden and its agent.
 
-Its lease is renewed each 5 s, as a notebook does: what it costs to wait includes answering that.
+Its lease is renewed every 5 s, as a notebook does, so the cost of waiting includes answering these requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECONDS, RENEWAL_SECONDS = 20, 5
 
 
 def measure(work: Path) -> list[Figure]:
-    """Share of a core over 20 s, and memory after them."""
+    """Share of a core used over 20 s, and memory in use after them."""
     with variable_set("ZEROPODS_HOME", str(work / "home")):
         cluster = pods.up(1, name="idle", backend="local", lease="idle")
         try:
@@ -45,7 +45,7 @@ def measure(work: Path) -> list[Figure]:
 
 
 def _processor_seconds(pids: tuple[int, ...]) -> float:
-    """Time on a processor (proc(5), `schedstat`: nanoseconds), which ticks of 10 ms are too coarse for."""
+    """Seconds spent on a processor (proc(5), `schedstat`: nanoseconds); ticks of 10 ms would be too coarse."""
     return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
 
 

@@ -1,7 +1,7 @@
-"""Causal training: padding of packed text, speed against the workshop's recipe, and what a resumed run does again.
+"""Causal training: padding of packed text, speed against the workshop's recipe, and steps that a resumed run repeats.
 
 The workshop (SYSTEMS: BLOOM and SQuAD) pads every question to 512 tokens, takes the inputs as labels, and trains in
-FP32 through a plain Trainer. Rounds of all ways alternate in one process, so that a noisy neighbour slows all.
+FP32 through a plain Trainer. Rounds of all variants alternate in one process, so that a noisy neighbour slows them all.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from zeropods.train.sampler import LengthGroupedSampler, Prepared
 ROUNDS, BATCH, PASSES, LENGTH = 3, 4, 4, 512
 HOW: dict[str, Any] = {"rows": BATCH, "rate": 5e-5, "gradient_accumulation_steps": PASSES, "weight_decay": 0.01}
 SHAPE = {"model_type": "bloom", "hidden_size": 256, "n_layer": 6, "n_head": 8, "vocab_size": 50_304}
-"""A BLOOM of 17.6 M parameters, for the 50,257 tokens of gpt2."""
+"""A BLOOM with 17.6 M parameters, for the 50,257 tokens of gpt2."""
 SAVE_STEPS, KILLED_AT = 5, 13
 
 
 def measure(work: Path) -> list[Figure]:
-    """Padding, speed-ups over the workshop's recipe, steps done twice."""
+    """Padding, speed-ups over the workshop's recipe, and steps done twice."""
     return [*_padding(work), *_speed(work), _resume(work)]
 
 
 def _padding(work: Path) -> list[Figure]:
-    """Of what a training step multiplies, the share that is no token."""
+    """Share of the positions in the batches of training steps that hold padding and no token."""
     data, tokenizer, what = raw_data(work, "lm")
     wanted = Preparation(task="lm", data=data, tokenizer=tokenizer, max_seq_length=LENGTH)
     manifest, _ = prepare(wanted, work / "text")
@@ -85,7 +85,7 @@ def _speed(work: Path) -> list[Figure]:
 
 
 def _control(data: Prepared, work: Path) -> Trainer:
-    """Plain transformers: every row padded to 512, pads too are labels."""
+    """A trainer of plain transformers: every row is padded to 512 tokens, and pads are labels too."""
     pad = data.tokenizer.pad_token_id
 
     def collate(rows: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, torch.Tensor]:
@@ -105,7 +105,7 @@ def _ours(data: Prepared, precision: str, work: Path) -> Trainer:
 
 
 def _resume(work: Path) -> Figure:
-    """Kill a run between two checkpoints; what the next attempt does again is at most what lies between them."""
+    """Kill a run between two checkpoints; the next attempt repeats at most the steps that lie between them."""
     write_sample(work / "sample", task="lm")
     flags: dict[str, Any] = {
         **{"task": "lm", "data": work / "sample", "max_seq_length": 64, "init": "random"},
@@ -124,7 +124,7 @@ def _resume(work: Path) -> Figure:
 
 
 def _killed(argv: list[str], log: Path, seconds: float = 300) -> int:
-    """Start a run and kill it after some steps; returns the last step that it has logged."""
+    """Start a run and kill it after some steps; returns the last step that it logged."""
     run = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + seconds
     try:

@@ -1,4 +1,4 @@
-"""The data that benchmarks run on: the real sets where they are, else the samples."""
+"""The data that benchmarks run on: the real sets where they are present, otherwise the samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REAL = {
 
 
 def raw_data(work: Path, task: str = TEXT2SQL) -> tuple[Path, str, str]:
-    """(raw folder, tokenizer, what it is)."""
+    """Return (raw folder, tokenizer, description of the data)."""
     name, tokenizer, own = REAL[task]
     if (SHARED / name).is_dir():
         return SHARED / name, str(SHARED / tokenizer), name
@@ -30,7 +30,7 @@ def raw_data(work: Path, task: str = TEXT2SQL) -> tuple[Path, str, str]:
 
 
 def prepared_questions(work: Path) -> tuple[Path, str]:
-    """A set with prompt `question`, and what it is."""
+    """Prepare a set with prompt `question`; returns its folder and a description of its data."""
     raw, tokenizer, what = raw_data(work)
     wanted = Preparation(data=raw, tokenizer=tokenizer, prompt="question")
     prepare(wanted, work / "question")

@@ -16,7 +16,7 @@ RUNS = "random weights, which write longer queries than trained ones"
 
 
 def measure(work: Path) -> list[Figure]:
-    """The first answer after the page was started, and the most memory that it had by then."""
+    """Seconds to the first answer after the page was started, and the page's peak memory by then."""
     write_sample(work / "sample")
     runs = untrained_runs(work / "runs", work / "sample")
     served = start(["-m", "zeropods", "demo", runs, "--data", work / "sample"], work / "log")
@@ -34,7 +34,7 @@ def measure(work: Path) -> list[Figure]:
 
 
 def _first_answer(served: Served) -> float | None:
-    """Seconds from the click on the question that stands ready to its answer; None without a browser."""
+    """Seconds from the click that asks the preset question to its answer; None without a browser."""
     if shutil.which("chromium") is None:
         return None
     with opened_chromium() as browser:

@@ -45,7 +45,7 @@ def measure(work: Path) -> list[Figure]:
 
 
 def _fresh(work: Path, name: str) -> Figure:
-    """Questions that nobody looked at while the training flags were chosen."""
+    """Execution accuracy on questions that nobody saw while the training flags were chosen."""
     write_sample(work / "fresh", seed=1)
     seen = {_words(e) for split in SPLITS for e in read_split(work / "sample", split)}
     known = {e.table.id for e in read_split(work / "sample", "train")}

@@ -1,4 +1,4 @@
-"""A measured figure beside the one that was asked for, and how commands and repeats are measured."""
+"""A measured figure beside the one that was asked for, and functions that measure commands and repeats."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Figure:
     unit: str
     asked: str = "-"
     interval: tuple[float, float] | None = None
-    """95 %, where the figure comes from repeats."""
+    """95 % confidence interval, where the figure comes from repeats or from many answers."""
     note: str = ""
 
     def line(self) -> str:
-        """The figure for people."""
+        """The figure as a line for people."""
         value = "not measured" if self.value is None else f"{self.value:.3g} {self.unit}"
         interval = "" if self.interval is None else f" [{self.interval[0]:.3g}, {self.interval[1]:.3g}]"
         return f"{self.name:58} {value + interval:34} asked: {self.asked}  {self.note}"
@@ -57,7 +57,7 @@ def ratio(name: str, slow: Sequence[float], fast: Sequence[float], asked: str, n
 
 
 def median(name: str, seconds: Sequence[float], asked: str, note: str = "") -> Figure:
-    """The median of repeats; the note has the slowest."""
+    """The median of repeats; the note gives the slowest."""
     said = f"median of {len(seconds)}, slowest {max(seconds):.2f} s"
     value = statistics.median(seconds)
     return Figure(name=name, value=value, unit="s", asked=asked, note="; ".join(filter(None, [note, said])))

@@ -1,4 +1,4 @@
-"""Pods from nothing, what supervision adds to a launch of ranks that train nothing, and how ranks that train start."""
+"""Seconds to start pods, to launch idle ranks with and without supervision, and to reach a first training step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASKED = {"zeropods launch: more than the bare deepspeed command": "at most 1"}
 
 
 def measure(work: Path) -> list[Figure]:
-    """Rounds alternate between what is compared, so that other load of the machine meets both."""
+    """Measure in rounds that alternate between the variants, so that other load on the machine affects both."""
     os.environ["ZEROPODS_HOME"] = str(work / "home")
     write_sample(work / "sample")
     prepare(Preparation(data=work / "sample", tokenizer=TINY), work / "tiny")
@@ -73,7 +73,7 @@ def measure(work: Path) -> list[Figure]:
 
 
 def _alternating(rounds: int, first: Callable[[int], float], second: Callable[[int], float]) -> tuple[float, float]:
-    """The median of each."""
+    """The medians of the first and of the second, whose rounds alternate."""
     pairs = [(first(round_), second(round_)) for round_ in range(rounds)]
     return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
 
@@ -98,7 +98,7 @@ def _launch_seconds(cluster: Cluster, folder: Path) -> float:
 
 
 def _first_step_seconds(start: Callable[..., Run], data: Path, folder: Path) -> float:
-    """From a call that trains one step until rank 0 begins with it."""
+    """Seconds from a call that trains one step until rank 0 begins that step."""
     began = time.time()
     run = start(
         outputdir=folder, model_id=TINY, init="random", dataset_path=data, max_steps=1, eval_steps=0, save_steps=0

@@ -1,10 +1,10 @@
-"""The plan against runs of this machine: a grid of settings, half of it to fit, half to judge.
+"""Compare the plan with runs of this machine: a grid of settings, half of them to fit, half to judge.
 
 make bench-plan                               # goes on where it was interrupted
 python -m benchmarks.plan_grid --cells 20     # a trial of the first cells
 python -m benchmarks.plan_grid --fold         # ship the fit, once all cells have run
-python -m benchmarks.plan_grid --beside FILE  # fitted and judged together with what another machine measured
-python -m benchmarks.plan_grid --further 24   # that fit against cells which nobody had seen when it was made
+python -m benchmarks.plan_grid --beside FILE  # fit and judge together with the results of another machine
+python -m benchmarks.plan_grid --further 24   # judge the shipped fit on cells that nobody had seen when it was made
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from zeropods.train.causal import causal_config, random_causal
 from zeropods.train.probe import probe
 
 CELLS, DRAWN, STEPS = 64, 400, 4
-"""Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""
+"""Number of runs in the grid, of random combinations from which each is chosen, and of optimizer steps in a run."""
 SEEN = 72
-"""Cells beyond the grid that were looked at when the plan's parts were chosen."""
+"""Number of cells beyond the grid whose results were already known when the parts of the plan were chosen."""
 REPEATED = 8
-"""One run in so many is made twice."""
+"""One in this many runs is made twice."""
 T5 = ("t5-tiny", "t5-efficient-mini", "t5-small")
 CAUSAL: dict[str, dict[str, object] | None] = {
     "distilgpt2": None,
@@ -66,7 +66,7 @@ CAUSAL: dict[str, dict[str, object] | None] = {
         "max_position_embeddings": 2_048, "tie_word_embeddings": True,
     },
 }  # fmt: skip
-"""BLOOM and Qwen in sizes that this machine trains in seconds; those without numbers are known by name."""
+"""BLOOM and Qwen have sizes that this machine trains in seconds; a model without a shape is known by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +78,18 @@ class GridCell:
     processes: int
     rows: int
     is_long: bool
-    """T5: table and question in the source, not the question alone; causal: 64 tokens of a row, not 32."""
+    """T5: the source has table and question, not the question alone; causal: a row has 64 tokens, not 32."""
     checkpointing: bool
 
     @property
     def name(self) -> str:
-        """Name of its run folder."""
+        """Name of the cell's run folder."""
         length, again = ("long" if self.is_long else "short"), ("-again" if self.checkpointing else "")
         return f"{self.model}-{self.technique}-x{self.processes}-{self.rows}-{length}{again}"
 
     @property
     def is_possible(self) -> bool:
-        """Whether the technique runs in so many processes."""
+        """Whether the technique can run with this number of processes."""
         return (
             (self.processes == 1)
             if technique_named(self.technique).is_alone
@@ -108,7 +108,7 @@ AXES: dict[str, Sequence[Any]] = {
 
 
 def grid(number: int = CELLS) -> list[GridCell]:
-    """So many different cells in which every possible pair of settings occurs; those of even number are to fit."""
+    """Return `number` different cells that cover every possible pair of settings; those at even indices are to fit."""
     draw, cells, seen = random.Random(0), list[GridCell](), set[tuple[Any, ...]]()
     every = [cell for values in itertools.product(*AXES.values()) if (cell := _cell(values)).is_possible]
     while len(cells) < number:
@@ -131,7 +131,7 @@ def _pairs(cell: GridCell) -> set[tuple[Any, ...]]:
 
 
 def flags_of(cell: GridCell, work: Path, runs: str) -> dict[str, Any]:
-    """The flags of a cell's run, which lies in that folder of `work`."""
+    """The flags of a cell's run, which lies in the folder `runs` of `work`."""
     common: dict[str, Any] = {
         "per_device_train_batch_size": cell.rows, "gradient_checkpointing": cell.checkpointing, "eval_steps": 0,
         "save_steps": 0, "logging_steps": 1, "precision": "fp32", "memory_interval": 0.1, "threads": 1,
@@ -155,7 +155,7 @@ def flags_of(cell: GridCell, work: Path, runs: str) -> dict[str, Any]:
 
 
 def prepared(work: Path) -> None:
-    """Make data and models, where they are not there yet."""
+    """Make the data and models that do not exist yet."""
     limit = 120
     write_sample(work / "sample")
     for prompt in ("schema", "question"):
@@ -179,12 +179,12 @@ def run(cell: GridCell, work: Path, runs: str = "runs") -> Path:
     return found.folder
 
 
-# What came of the runs, kept after each of them.
+# The results of the runs, saved after each run.
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridRun:
-    """A cell that has run: its plan's parts and what it measured, or why it failed."""
+    """A cell that has run: the parts of its plan and what it measured, or why it failed."""
 
     cell: GridCell
     half: str
@@ -192,13 +192,13 @@ class GridRun:
     status: str
     sample: Sample | None = None
     live_bytes_ratio: float | None = None
-    """Live bytes of states, measured / planned."""
+    """Live bytes of states: measured divided by planned."""
     repeated: dict[str, float | None] = field(default_factory=dict)
-    """What the same run measured once more, by quantity."""
+    """What a second run of the same cell measured, by quantity."""
 
 
 def measured(cell: GridCell, half: str, work: Path, machine: MachineProbe, repeat: bool) -> GridRun:
-    """Run a cell, and the same once more if asked."""
+    """Run a cell, and once more if `repeat` is set."""
     try:
         record = read_record(run(cell, work))
         again = read_record(run(cell, work, "again")) if repeat else None
@@ -218,7 +218,7 @@ def measured(cell: GridCell, half: str, work: Path, machine: MachineProbe, repea
 def judged(
     runs: Sequence[GridRun], machine: MachineProbe, others: Sequence[GridRun] = ()
 ) -> tuple[list[Figure], Calibration]:
-    """The figures of the half that judges, and the fit to the other one.
+    """The figures of the half that judges, and the calibration fitted to the other half.
 
     Args:
         others: runs of another machine, half of which are fitted too; the figures are of this machine alone.
@@ -229,12 +229,12 @@ def judged(
 
 
 def read_runs(path: Path) -> list[GridRun]:
-    """The runs of a file that this program has written."""
+    """Read the runs from a file that this program wrote."""
     return [files.validated(GridRun, path, json.dumps(each).encode()) for each in json.loads(path.read_bytes())["runs"]]
 
 
 def errors(runs: Sequence[GridRun], calibration: Calibration) -> list[Figure]:
-    """How far off plans by a calibration are from runs that had no part in it."""
+    """How far plans made with a calibration are off, for runs that it was not fitted to."""
     judges = [each for each in runs if each.sample]
     figures, inside = list[Figure](), list[bool]()
     for quantity, name, most in (("memory", "resident memory above the bare process", 0.08), ("time", "step", 0.2)):
@@ -273,7 +273,7 @@ def errors(runs: Sequence[GridRun], calibration: Calibration) -> list[Figure]:
 
 
 def _fastest(runs: Sequence[GridRun], calibration: Calibration) -> list[bool]:
-    """Of each model, batch and length that ran in several ways, whether the way that was planned as fastest was."""
+    """Whether the planned fastest is within 5 % of the best, for each model, batch and length with several runs."""
     groups: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for each in runs:
         if each.sample and (seconds := each.sample.measured["time"]):
@@ -290,7 +290,7 @@ def _share(holds: Iterable[bool]) -> float:
 
 
 def main() -> None:
-    """Run what has not run yet, and print the table."""
+    """Run the cells that have not run yet, and print the figures."""
     parser = argparse.ArgumentParser(prog="benchmarks.plan_grid", description=__doc__, allow_abbrev=False)
     parser.add_argument("--cells", type=int, default=CELLS, metavar="N", help="only the first N of the grid")
     parser.add_argument("--work", type=Path, default=Path("runs/plan-grid"), help="where the runs are")
@@ -309,7 +309,7 @@ def main() -> None:
     cells = grid(CELLS + SEEN + further)[CELLS + SEEN :] if further else grid(arguments.cells)
     halves = ["judge" if further else ("fit", "judge")[number % 2] for number in range(len(cells))]
     work.mkdir(parents=True, exist_ok=True)
-    # Both halves are named before the first run.
+    # The cells of both halves are written down before the first run.
     named = {cell.name: half for cell, half in zip(cells, halves, strict=True)}
     files.write_json(work / ("further.json" if further else "halves.json"), named)
     path = work / "machine.json"

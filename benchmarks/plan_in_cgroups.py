@@ -1,8 +1,8 @@
-"""Whether what the plan says to fit does fit: pods whose memory a cgroup limits to what the plan asks for.
+"""Check that what fits by the plan does fit, in pods whose memory a cgroup limits to what the plan asks for.
 
 python -m benchmarks.plan_in_cgroups     # as root, with cgroups of version 1; goes on where it was interrupted
 
-Of each setting the largest planned batch is run, and one of a third more rows, which must not run.
+Each setting runs with the largest planned batch, and with a third more rows, which must run out of memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zeropods.techniques import technique_named
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A setting that is tried."""
+    """A setting to try."""
 
     model: str
     technique: str
@@ -53,39 +53,39 @@ CELLS = tuple(
     )
 )  # fmt: skip
 ROWS, TOKENS, MORE = 24, 64, 4 / 3
-"""Rows for which a pod's memory is chosen, tokens of each side of a row, and how many times too many rows are."""
+"""Rows for which a pod's memory is chosen, tokens of a causal row, and the factor that makes planned rows too many."""
 STEPS = 2
-"""The first has no moments of Adam yet. A T5 takes twice as many: its longest batch may be the first one."""
+"""Optimizer steps: the first has no moments of Adam yet. A T5 takes twice as many: its longest batch may come first."""
 PLENTY_GIB = 64.0
 AGENT_BYTES = 80 << 20
-"""Of a pod's own processes and the buffers of its connections, which no plan of a training process counts."""
+"""Bytes of a pod's own processes and the buffers of its connections, which no plan of a training process counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Cell):
-    """What came of it."""
+    """A setting and how its two runs ended."""
 
     limit_gib: float
-    """Of a pod, as the plan asks for it."""
+    """Memory of a pod, as the plan asks for it."""
     rows: int
-    """The largest planned batch."""
+    """Rows of the largest planned batch."""
     more_rows: int
     status: str
-    """Of the run with the largest batch."""
+    """Status of the run with the largest planned batch."""
     more_status: str
 
     @property
     def is_right(self) -> bool:
-        """Whether the one runs and the other does not."""
+        """Whether the planned batch ran and the larger one ran out of memory."""
         return self.status == "ok" and self.more_status == "oom"
 
 
 @contextmanager
 def limited(cluster: Cluster, limit: int) -> Iterator[None]:
-    """Each pod with all its processes in a memory cgroup of so many bytes.
+    """Put each pod with all its processes into a memory cgroup of `limit` bytes; the pods are ended on exit.
 
     Raises:
-        UserError: no such group can be made.
+        UserError: such a group cannot be made.
     """
     groups = []
     try:
@@ -108,7 +108,7 @@ def limited(cluster: Cluster, limit: int) -> Iterator[None]:
 
 
 def planned(cell: Cell, lengths: list[str], memory_gib: float) -> dict[str, Any]:
-    """What `zeropods plan` says of a cell's pods with so much memory each."""
+    """What `zeropods plan` says about a cell whose pods have `memory_gib` GiB each."""
     words = ["--device", "cpu", "--model", cell.model, "--technique", cell.technique, "--pods", str(cell.pods),
              "--hosts", str(cell.pods), "--host-memory", f"{memory_gib:.4f}", "--threads", "1", "--batch-size",
              str(ROWS), *lengths]  # fmt: skip
@@ -122,7 +122,7 @@ def planned(cell: Cell, lengths: list[str], memory_gib: float) -> dict[str, Any]
 
 
 def prepared(work: Path) -> dict[str, list[str]]:
-    """Make the two sets, of as many rows as the largest trial takes; the lengths of each in the flags of a plan."""
+    """Make the two sets, with as many rows as the largest trial takes; returns flags of a plan for their lengths."""
     rows = math.ceil(MORE * ROWS) * max(cell.pods for cell in CELLS)
     write_sample(work / "text", task="lm")
     prepare(
@@ -138,7 +138,7 @@ def prepared(work: Path) -> dict[str, list[str]]:
 
 
 def status(cell: Cell, rows: int, limit: int, work: Path) -> str:
-    """How a run with so many rows ends on pods of so many bytes."""
+    """Status with which a run of `rows` rows ends on pods limited to `limit` bytes."""
     folder = work / "runs" / f"{cell.model}-{cell.technique}-x{cell.pods}-{rows}"
     is_t5 = cell.model.startswith("t5")
     flags: dict[str, Any] = {
@@ -162,7 +162,7 @@ def status(cell: Cell, rows: int, limit: int, work: Path) -> str:
 
 
 def main() -> None:
-    """Run the trials, and print what came of each."""
+    """Run the trials, and print the result of each."""
     parser = argparse.ArgumentParser(prog="benchmarks.plan_in_cgroups", description=__doc__, allow_abbrev=False)
     parser.add_argument("--work", type=Path, default=Path("runs/plan-in-cgroups"), help="where the runs are")
     parser.add_argument("--out", type=Path, default=Path("results/plan_in_cgroups.json"))

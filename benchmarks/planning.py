@@ -1,4 +1,4 @@
-"""How long a plan takes, as a command: the interpreter's start, all techniques of t5-3b, its JSON."""
+"""How long a plan takes as a command: the interpreter's start, all techniques for t5-3b, and JSON output."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ ROUNDS = 7
 
 
 def measure(work: Path) -> list[Figure]:
-    """Median of some rounds, after one that warms the disk's cache."""
+    """The median of seven rounds, after one that warms the disk's cache."""
     seconds = [called("plan", "--model", "t5-3b", "--json")[0] for _ in range(1 + ROUNDS)][1:]
     return [median("plan for t5-3b", seconds, "under 0.5")]

@@ -1,4 +1,4 @@
-"""Prediction speed at equal new tokens: against transformers' own `generate`, and against one question at a time."""
+"""Prediction speed for equally many new tokens, against transformers' `generate` and against one question at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS, ROUNDS, BATCH = 22, 6, 64
 
 
 def measure(work: Path) -> list[Figure]:
-    """Ratios of seconds a question."""
+    """Ratios of seconds per question."""
     raw, _, what = raw_data(work)
     folder, _ = prepared_questions(work)
     examples = list(itertools.islice(read_split(raw, "dev"), BATCH))
@@ -52,7 +52,7 @@ def _save_random_model(prepared: Path, out: Path) -> None:
 
 
 def _seconds(answerer: QueryAnswerer, examples: list[Example], batch: int, constrained: bool = False) -> float:
-    """Seconds a question, with every answer exactly as long."""
+    """Seconds per question, with all answers exactly `TOKENS` tokens long."""
     how = Generation(max_new_tokens=TOKENS, batch_size=batch, constrained=constrained, fixed_length=True)
     began = time.perf_counter()
     answerer.answer(examples, how)
@@ -69,7 +69,7 @@ def _identical(answerer: QueryAnswerer, examples: list[Example]) -> Figure:
 
 
 def _constraint(answerer: QueryAnswerer, examples: list[Example]) -> Figure:
-    """Constrained over unconstrained seconds a question."""
+    """Ratio of constrained to unconstrained seconds per question."""
     plain, constrained = [], []
     for _ in range(ROUNDS):
         plain.append(_seconds(answerer, examples, BATCH))
@@ -78,7 +78,7 @@ def _constraint(answerer: QueryAnswerer, examples: list[Example]) -> Figure:
 
 
 def _against_stock(folder: Path, examples: list[Example]) -> list[Figure]:
-    """Ours, constrained, against what transformers has for the same questions, unconstrained."""
+    """Speed of this project's constrained answers against transformers' unconstrained ones to the same questions."""
     figures = []
     for precision, dtype, asked in (("fp32", torch.float32, "1.9"), ("bf16", torch.bfloat16, "1.3")):
         name = f"prediction, constrained {precision.upper()} over transformers' free"

@@ -1,4 +1,4 @@
-"""Preparing a data set: seconds, peak memory, size on disk; and the start of the command line."""
+"""Preparing a data set: seconds, peak memory and size on disk; and how fast the command line starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.figure import Figure, called, median
 
 
 def measure(work: Path) -> list[Figure]:
-    """Each command in a process of its own, as a user calls it."""
+    """Measure each command in a process of its own, as a user calls it."""
     raw, tokenizer, what = raw_data(work)
     out = work / "schema"
     arguments = ["prepare", "--data", str(raw), "--tokenizer", tokenizer, "--out", str(out)]

@@ -10,12 +10,12 @@ from zeropods.measure.profile_checks import check
 
 MADE = Path(__file__).resolve().parents[1] / "tests" / "fast" / "data" / "made-wide-twice.txt"
 LAYERS = 91
-"""Of 11 modules each; with the embedding, the list, the output layer and the root 1,005."""
+"""Number of blocks of 11 modules each; with the embedding, the list, the output layer and the root 1,005 modules."""
 ROUNDS = 7
 
 
 def measure(work: Path) -> list[Figure]:
-    """Median of seven rounds, with the slowest."""
+    """The median of seven rounds, with the slowest in the note."""
     path = work / "profile.txt"
     path.write_text(_report())
     seconds = [_seconds(path) for _ in range(ROUNDS)]
@@ -25,7 +25,7 @@ def measure(work: Path) -> list[Figure]:
 
 
 def _report() -> str:
-    """The made report of a small model, its only block many times."""
+    """The made-up report of a small model, with its only block repeated `LAYERS` times."""
     text = MADE.read_text(encoding="utf-8")
     begin, end = text.index("    (0): Block("), text.index("  )\n  (head)")
     blocks = (text[begin:end].replace("(0): Block(", f"({number}): Block(") for number in range(LAYERS))

@@ -1,4 +1,4 @@
-"""How long 1,000 workers take to register: simulated ones, each with a connection of its own, all at once."""
+"""How long 1,000 simulated workers take to register, all at once and each over a connection of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 60.0
 
 
 def measure(work: Path) -> list[Figure]:
-    """Seconds from the first worker's start to the hostfile, and the hosts in it."""
+    """Seconds from the first worker's start to the hostfile, in which every worker has to be."""
     rounds = [_round(work / f"hostfile.{number}") for number in range(ROUNDS)]
     seconds = [taken for taken, _ in rounds]
     assert {found for _, found in rounds} == {WORKERS}, "a worker is missing in the hostfile"
@@ -32,7 +32,7 @@ def measure(work: Path) -> list[Figure]:
 
 
 def _round(hostfile: Path) -> tuple[float, int]:
-    """Seconds, and different hosts in the hostfile; reading it refuses a host that occurs twice."""
+    """Seconds, and the number of different hosts in the hostfile; reading it refuses a host that occurs twice."""
     secret = secrets.token_bytes(32)
     rendezvous = Rendezvous(secret=secret, count=WORKERS, address="127.0.0.1", port=0)
     with rendezvous, _workers(rendezvous.port, secret) as start:
@@ -46,7 +46,7 @@ def _round(hostfile: Path) -> tuple[float, int]:
 
 @contextmanager
 def _workers(port: int, secret: bytes) -> Iterator[Any]:
-    """A process that waits with all workers; what is yielded lets them go."""
+    """Start a process that holds all workers back; yields a function that lets them register."""
     argv = [sys.executable, "-m", "benchmarks.rendezvous"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -84,7 +84,7 @@ def _worker(number: int) -> Pod:
 
 
 def _main() -> None:
-    """The workers' side: announce itself, wait for the word, register all."""
+    """The process of the workers: say that it is ready, wait for port and secret, and register all workers."""
     allow_open_files(WORKERS + 64)
     print("here", flush=True)
     told = json.loads(sys.stdin.readline())

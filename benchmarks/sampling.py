@@ -1,8 +1,8 @@
-"""What sampling a rank's memory costs: the time of its steps with the sampler on, over that with it off.
+"""What sampling a rank's memory costs: the time of its steps with the sampler on, relative to that with it off.
 
-Blocks of steps of both kinds alternate in one process, and neighbours are compared, so that a noisy neighbour slows
-both. The sampler runs a hundred times as often as by default, so that what it costs can be told from the noise; a
-hundredth of that is the figure.
+Blocks of steps of both kinds alternate in one process, and adjacent blocks are compared, so that a noisy neighbour
+slows both. The sampler runs a hundred times as often as by default, so that its cost can be told from the noise; the
+figure is a hundredth of the measured cost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zeropods.train.text2sql import random_t5
 INTERVAL = TextToSQLArguments.memory_interval
 FASTER = 100
 BLOCKS, SECONDS = 30, 0.5
-"""Pairs of blocks, and how long a block lasts at least."""
+"""Number of pairs of blocks, and the least seconds that a block lasts."""
 
 
 def measure(work: Path) -> list[Figure]:
@@ -78,7 +78,7 @@ def _training_step(work: Path) -> Callable[[], None]:
 
 
 def _seconds_a_step(step: Callable[[], None]) -> float:
-    """Mean over a block; the sampler's beginning and end are outside."""
+    """Mean seconds per step of a block; starting and ending the sampler is not included."""
     began, steps = time.perf_counter(), 0
     while time.perf_counter() - began < SECONDS:
         step()

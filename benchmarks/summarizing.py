@@ -1,4 +1,4 @@
-"""The summary of many run folders, and of long runs, as a user calls it."""
+"""How long the summary of many run folders, and of long runs, takes as a user calls it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeropods.tables import MIB
 
 RUNS, REPEATS, RANKS, STEPS, SAMPLES, ROUNDS = 1_000, 5, 3, 40, 30, 5
 LONG_RANKS, LONG_SAMPLES = 8, 520_000
-"""Three days of samples, two per second; a run that grows old is sampled less often now."""
+"""Ranks of a long run, and samples of each: three days, two per second. Long runs are sampled less often now."""
 MANY_RANKS, MANY_STEPS, MANY_LOSSES = 64, 1_000_000, 4_095
 TECHNIQUES = ("ddp", "zero1", "zero2", "zero3", "zero3_offload")
 HEADER = (

@@ -1,8 +1,8 @@
-"""Training speed of t5-small's shape: this project's way against two others, on the same rows.
+"""Training speed of t5-small's shape: this project's trainer against two others, on the same rows.
 
-The original pads both sides to 96 tokens, in FP32, through a plain Trainer (SYSTEMS: the published CML
-notebooks). transformers' own trainer has every switch on that it has for this. Rounds of all alternate
-in one process, so that a noisy neighbour slows all.
+The original pads both sides to 96 tokens and trains in FP32 through a plain Trainer (SYSTEMS: the published CML
+notebooks). transformers' own trainer has all its switches for speed on. Rounds of all three alternate in one
+process, so that a noisy neighbour slows them all.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _stock(data: Prepared, precision: str, work: Path) -> Seq2SeqTrainer:
     arguments = trainer_arguments(
         work, bf16=precision == "BF16", train_sampling_strategy="group_by_length", optim="adamw_torch_fused"
     )
-    from datasets import load_from_disk  # The control on a GPU has no need of it.
+    from datasets import load_from_disk  # The control on a GPU does not need it.
 
     rows = load_from_disk(str(data.folder / "train"))
     collator = DataCollatorForSeq2Seq(data.tokenizer, model)
@@ -108,7 +108,7 @@ def _stock(data: Prepared, precision: str, work: Path) -> Seq2SeqTrainer:
 
 
 def our_trainer(model: PreTrainedModel, task: Task, precision: str, work: Path, **how: Any) -> Trainer:
-    """This project's way, in FP32 or in BF16 with FP32 masters; `how` is as `trainer_arguments` takes it."""
+    """This project's trainer, in FP32 or in BF16 with FP32 master weights; `how` is passed to `trainer_arguments`."""
     suit_cpu(model)
     masters, arguments = precision == "BF16", trainer_arguments(work, **how)
     meter = Meter(work, RankMeasurement(rank=0, host=""), interval=0, age_seconds=0.0)
@@ -119,7 +119,7 @@ def our_trainer(model: PreTrainedModel, task: Task, precision: str, work: Path, 
 
 
 def trainer_arguments(work: Path, rows: int = BATCH, rate: float = 1e-4, **switches: Any) -> Seq2SeqTrainingArguments:
-    """Steps of which nothing is kept or said."""
+    """Arguments of a trainer that neither saves nor reports its steps."""
     quiet: dict[str, Any] = {
         "max_steps": 1,
         "save_strategy": "no",
@@ -135,7 +135,7 @@ def trainer_arguments(work: Path, rows: int = BATCH, rate: float = 1e-4, **switc
 
 
 def padded_to_96(rows: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, torch.Tensor]:
-    """Both sides padded to 96; pads are labels and are attended to, as in the original."""
+    """Pad both sides to 96 tokens; pads are labels and are attended to, as in the original."""
 
     def side(index: int) -> torch.Tensor:
         padded = np.zeros((len(rows), 96), dtype=np.int64)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # One machine with eight A100 (80 GB, or 40): a quick test of the set-up, or the full training of a 7B model.
 #
-#     cloud/a100x8.sh quick      20 steps of a small model, a look at everything that can be wrong
+#     cloud/a100x8.sh quick      20 steps of a small model, a check of everything that can go wrong
 #     cloud/a100x8.sh full       Mistral-7B at 4,096 tokens on some 100 M tokens of C4, ZeRO-3, global batch 1,024
 #
-# The published recipe offloads (DSCONFIG=dsconfig/causal_zero3_offload.json); eight cards need not. Costs: docs/cloud.md.
+# The published recipe offloads (DSCONFIG=dsconfig/causal_zero3_offload.json); eight cards do not need it.
+# Costs: docs/cloud.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . cloud/machine.sh
@@ -12,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${MODEL:=mistralai/Mistral-7B-v0.1}"
 : "${QUICK_MODEL:=distilbert/distilgpt2}"
 : "${DSCONFIG:=dsconfig/zero3.json}"
-: "${ATTENTION:=}"     # flash_attention_2 where the package flash-attn is installed, else sdpa
+: "${ATTENTION:=}"     # flash_attention_2 where the package flash-attn is installed, otherwise sdpa
 
 best_attention() {
     if has_module flash_attn; then

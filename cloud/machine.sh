@@ -1,19 +1,19 @@
 # shellcheck shell=bash
-# What both machines do, sourced by their scripts: check the GPUs, set up, fetch the data, train.
+# Functions that the scripts of both machines source: check the GPUs, set up, fetch the data, train.
 #
 # Parameters come from the environment.
 
 WIKITEXT=data/wikitext-2
-: "${DATA:=$WIKITEXT}"                # a folder of text, or a hub id; WikiText-2 is fetched where it is missing
-: "${PYTHON:=.venv/bin/python}"       # made by make setup, which the script runs first
-: "${DRY_RUN:=}"                      # anything: print what would be run, and run nothing
+: "${DATA:=$WIKITEXT}"                # a folder of text, or a hub id; WikiText-2 is fetched if it is missing
+: "${PYTHON:=.venv/bin/python}"       # made by tools/setup, which the script runs first
+: "${DRY_RUN:=}"                      # if not empty: print what would be run, and run nothing
 
 fail() {
     echo "${0##*/}: $*" >&2
     exit 1
 }
 
-# kind WORD ...: quick or full; 1 and 2 are the words of the template that this stands for.
+# kind WORD ...: print quick or full; 1 and 2 are the words of the template that these scripts replace.
 kind() {
     case $* in
         quick | 1) echo quick ;;
@@ -22,7 +22,7 @@ kind() {
     esac
 }
 
-# need_gpus COUNT: what the settings were chosen for; a run on fewer takes memory and time that nobody planned.
+# need_gpus COUNT: fail without the GPUs that the settings were chosen for: nobody planned memory and time for fewer.
 need_gpus() {
     local listed='' count
     GPUS=$1
@@ -41,7 +41,7 @@ set_up() {
 # has_module NAME: whether the interpreter has a Python package.
 has_module() { "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$1"; }
 
-# train NAME FLAG ...: causal_train.py on every GPU of this machine, into runs/NAME.
+# train NAME FLAG ...: run causal_train.py on every GPU of this machine, into runs/NAME, and summarize the run.
 train() {
     local name=$1
     shift

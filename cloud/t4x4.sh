@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One machine with four T4 (16 GB each): a quick test of the set-up, or the template's full training.
 #
-#     cloud/t4x4.sh quick        20 steps, a look at everything that can be wrong
+#     cloud/t4x4.sh quick        20 steps, a check of everything that can go wrong
 #     cloud/t4x4.sh full         distilgpt2 on WikiText-2, one epoch
 #
 # A T4 has no BF16 and no FlashAttention. Costs: docs/cloud.md.

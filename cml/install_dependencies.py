@@ -1,13 +1,13 @@
-"""Install what zeropods needs and this user can install, without root; what is there already stays.
+"""Install what zeropods needs, without root; what is already installed stays as it is.
 
 Packages of requirements.txt, DeepSpeed's compiled operations, and the programs for several pods (pdsh, sshd).
 
     python cml/install_dependencies.py
     python cml/install_dependencies.py --no-operations
 
-In CML packages go to ~/.local, which the project's sessions, jobs, applications and workers share. The image of
+In CML, packages go to ~/.local, which the project's sessions, jobs, applications and workers share. The image of
 docker/ has them all; Cloudera's own editions lack pdsh, which is unpacked there from Debian's or Ubuntu's archive.
-Elsewhere `make setup` is the way: it makes an environment of its own.
+Elsewhere use `make setup`, which makes an environment of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zeropods.programs import find_program
 
 PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 PROGRAMS = {"pdsh": ("pdsh", "usr/bin/pdsh.bin"), "sshd": ("openssh-server", "usr/sbin/sshd")}
-"""What several pods need beside Python packages: the Debian package of each, and the program in it."""
+"""Programs that several pods need besides Python packages: the Debian package of each, and the program in it."""
 WRAPPER = """#!/bin/sh
 export LD_LIBRARY_PATH={libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}} PDSH_MODULE_DIR={libraries}/pdsh
 exec {program} "$@"
@@ -36,7 +36,7 @@ exec {program} "$@"
 
 
 def main() -> None:
-    """Packages, then the project itself, then DeepSpeed's operations."""
+    """Install the packages, then the project itself and the programs, then compile DeepSpeed's operations."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def read_pins(requirements: Path) -> dict[str, str]:
-    """Names and versions of a requirements file whose lines all are `NAME==VERSION` or `NAME[EXTRA]==VERSION`."""
+    """Names and versions in a requirements file whose lines are all `NAME==VERSION` or `NAME[EXTRA]==VERSION`."""
     pins = {}
     for number, line in enumerate(requirements.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip() and not line.startswith("#"):
@@ -68,7 +68,7 @@ def read_pins(requirements: Path) -> dict[str, str]:
 
 
 def installed(name: str) -> str | None:
-    """The version that is there, without what a builder adds (`2.13.0+cpu`); None if there is none."""
+    """The installed version, without what a builder adds (`2.13.0+cpu`); None if the package is not installed."""
     try:
         return version(name).partition("+")[0]
     except PackageNotFoundError:
@@ -76,7 +76,7 @@ def installed(name: str) -> str | None:
 
 
 def install_project() -> None:
-    """Make `import zeropods` work from any folder: a notebook's is not the project's."""
+    """Make `import zeropods` work from any folder: a notebook's folder is not the project's."""
     if installed("zeropods") is not None:
         print("zeropods is there", flush=True)
         return
@@ -86,7 +86,7 @@ def install_project() -> None:
 def install_program(name: str, prefix: Path) -> None:
     """Unpack a program of the distribution's archive below `prefix`, without root, and make `prefix/bin/NAME` start it.
 
-    apt-get verifies what it fetches by the archive's signed index, as for root.
+    apt-get verifies what it fetches against the archive's signed index, as it does for root.
     """
     if find_program(name) is not None:
         print(f"{name} is there", flush=True)
@@ -108,7 +108,7 @@ def install_program(name: str, prefix: Path) -> None:
 
 
 def unpack_package(package: str, folder: Path) -> None:
-    """Fetch a Debian package and those it needs that are not installed, and unpack them into a folder."""
+    """Fetch a Debian package and the packages it needs that are not installed, and unpack them into a folder."""
     lists, cache = folder / "apt/lists", folder / "apt/cache"
     for each in (lists / "partial", cache / "archives/partial"):
         each.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def unpack_package(package: str, folder: Path) -> None:
 
 
 def compile_operations() -> None:
-    """Compile once what the first training run would compile in the midst of what it measures."""
+    """Compile what the first training run would otherwise compile in the middle of what it measures."""
     try:
         run_task("tools/compile_ops.py")
     except TaskError as error:

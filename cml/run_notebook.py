@@ -1,8 +1,8 @@
-"""Execute one notebook, as a job of CML or on any machine; an error cell fails it.
+"""Execute one notebook, as a job of CML or on any machine; the job fails if a cell does.
 
     python cml/run_notebook.py 01_prepare_dataset
 
-Executed copies are in `build/notebooks/`, runs where ZEROPODS_RUNS says. What an earlier job finished is used again.
+Executed copies go to `build/notebooks/`, runs to ZEROPODS_RUNS. What an earlier job has finished is used again.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def free_port(said: str | None) -> int:
-    """The port that was asked for, if it can be listened on."""
+    """The port that was asked for, after checking that it can be listened on."""
     if not said:
         raise UserError("no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port")
     if not said.isascii() or not said.isdigit() or not 0 < int(said[:6]) < 65_536:
@@ -54,7 +54,7 @@ def free_port(said: str | None) -> int:
 
 
 def serve(runs: Path, port: int) -> int:
-    """TensorBoard as a child; whatever ends this process ends it too."""
+    """Run TensorBoard as a child process; whatever ends this process ends it too."""
     command = ["-m", "tensorboard.main", "--logdir", str(runs), "--host", HOST, "--port", str(port)]
     with ending_in_order(), subprocess.Popen(bound_argv([sys.executable, *command])) as server:
         try:
@@ -66,7 +66,7 @@ def serve(runs: Path, port: int) -> int:
             except subprocess.TimeoutExpired:
                 server.kill()
             return 0
-    raise UserError(f"tensorboard ended with status {status}; what it said is above")
+    raise UserError(f"tensorboard ended with status {status}; see its output above")
 
 
 if __name__ == "__main__":

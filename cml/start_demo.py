@@ -11,7 +11,7 @@ from zeropods.cml_task import conclude, run_task
 
 
 def main() -> None:
-    """An application takes no arguments."""
+    """Run `cml/run_demo.py`; an application takes no arguments."""
     run_task("cml/run_demo.py")
 
 

@@ -11,7 +11,7 @@ from zeropods.cml_task import conclude, run_task
 
 
 def main() -> None:
-    """An application takes no arguments; a folder of runs that is not there yet is made."""
+    """Run `cml/run_tensorboard.py`, after making the folder of runs if needed; an application takes no arguments."""
     os.makedirs("runs", exist_ok=True)
     run_task("cml/run_tensorboard.py")
 

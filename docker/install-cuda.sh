@@ -3,7 +3,7 @@
 #
 #     install-cuda.sh 13.0
 #
-# The repository is added where the base image does not have it, and only with NVIDIA's key.
+# The repository is added if the base image does not have it, and only with NVIDIA's key.
 set -euo pipefail
 
 : "${REPOSITORIES:=https://developer.download.nvidia.com/compute/cuda/repos}"
@@ -19,7 +19,7 @@ fail() {
     exit 1
 }
 
-# distribution: its name and version as NVIDIA writes them, ubuntu2404 or debian12.
+# distribution: print the distribution's name and version as NVIDIA writes them, ubuntu2404 or debian12.
 distribution() {
     # shellcheck source=/dev/null
     (. "$ROOT/etc/os-release" && echo "$ID${VERSION_ID//./}")
@@ -36,7 +36,7 @@ add_repository() {
     esac
     url=$REPOSITORIES/$name/$(uname -m)
     work=$(mktemp -d)
-    # shellcheck disable=SC2064  # the folder of now
+    # shellcheck disable=SC2064  # expand the folder's name now
     trap "rm -rf '$work'" EXIT
     curl --fail --silent --show-error --location --retry 3 --output "$work/key" "$url/$KEY_FILE" ||
         fail "$url/$KEY_FILE: cannot be fetched"

@@ -3,7 +3,7 @@
 #
 #     install-efa.sh 1.51.0
 #
-# The installer is unpacked only if AWS's key has signed it. The kernel's part is the host's, not the image's.
+# The installer is unpacked only if AWS's key has signed it. The kernel module belongs to the host, not to the image.
 # Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-installer-containers.html
 set -euo pipefail
 
@@ -25,7 +25,7 @@ main() {
     [[ $# == 1 && $1 =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "${*:-nothing}; expected a version such as 1.51.0"
     local archive=aws-efa-installer-$1.tar.gz work signer
     work=$(mktemp -d)
-    # shellcheck disable=SC2064  # the folder of now
+    # shellcheck disable=SC2064  # expand the folder's name now
     trap "rm -rf '$work'" EXIT
     cd "$work"
     export GNUPGHOME=$work

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Point /usr/local/cuda at the CUDA that torch was built with, then let DeepSpeed say what it can compile and run.
+# Point /usr/local/cuda at the CUDA that torch was built with, then have DeepSpeed report what it can compile and run.
 #
 #     zeropods-cuda                   in a session of CML: !zeropods-cuda
 #     zeropods-cuda --no-report
 #
-# DeepSpeed compiles its operations at their first use, with the compiler below CUDA_HOME, and refuses another CUDA.
+# DeepSpeed compiles operations at their first use, with the compiler below CUDA_HOME, and refuses any other CUDA.
 set -euo pipefail
 
-: "${PREFIX:=/usr/local}"  # where CUDA lies, as PREFIX/cuda-13.0
-: "${PYTHON:=python3}"     # whose torch is meant
+: "${PREFIX:=/usr/local}"  # folder that holds CUDA, as PREFIX/cuda-13.0
+: "${PYTHON:=python3}"     # interpreter whose torch is meant
 
 fail() {
     echo "zeropods-cuda: $*" >&2
     exit 1
 }
 
-# torch_cuda: the CUDA that torch was built with, nothing for a build without; torch itself is not loaded.
+# torch_cuda: print the CUDA that torch was built with, or an empty line if without; torch itself is not loaded.
 torch_cuda() {
     "$PYTHON" - <<'END'
 import runpy, sys
@@ -29,7 +29,7 @@ print(runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"] or
 END
 }
 
-# installed: the versions that are there with their compiler.
+# installed: print the versions of CUDA that are installed with their compiler.
 installed() {
     local compiler
     for compiler in "$PREFIX"/cuda-*/bin/nvcc; do
@@ -47,7 +47,7 @@ point_at() {
     if [ "$(readlink -f "$link")" = "$(readlink -f "$folder")" ]; then
         echo "$link is $folder"
     elif [ -w "$PREFIX" ]; then
-        # Moved into place: a compiler that starts meanwhile finds the old one or the new one.
+        # The link is moved into place, so that a compiler that starts meanwhile finds the old or the new CUDA.
         ln -s "$folder" "$link.$$"
         mv -T "$link.$$" "$link"
         echo "$link is now $folder"

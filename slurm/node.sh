@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What one node of a job does, run by srun with what job.sh exports: a process for each slot, and a memory log.
+# The part of a job on one node, run by srun with what job.sh exports: a process for each slot, and a memory log.
 #
 #     node.sh SCRIPT [ARGUMENT ...]
 #
-# The processes are ranks of torch.distributed, which meet on the first node. Each is started by this script itself:
-# an agent between them would hide their exit status, and answer SLURM's signals in its own way.
+# The processes are ranks of torch.distributed, which meet on the first node. This script itself starts each of them:
+# an agent in between would hide their exit status, and answer SLURM's signals in its own way.
 set -euo pipefail
 
-readonly TERM_SECONDS=10 KILL_SECONDS=25  # after the first rank has failed: time for the others to say so
+readonly TERM_SECONDS=10 KILL_SECONDS=25  # after the first failure: time for the others to say why
 
 fail() {
     echo "slurm: ${SLURMD_NODENAME:-?}: $*" >&2
@@ -20,7 +20,7 @@ gpus() {
     grep -c '^GPU' <<<"$listed" || true
 }
 
-# What is to be had here: interpreter, shared folder, CUDA, slots.
+# Check and set what this node provides: interpreter, shared folder, CUDA, slots.
 prepare() {
     command -v "$PYTHON" >/dev/null || fail "PYTHON $PYTHON: not there; run make setup, or give another"
     [ -z "$MOUNT" ] || [ -d "$MOUNT" ] || fail "MOUNT $MOUNT: not there; mount it, or give another folder"
@@ -37,7 +37,7 @@ prepare() {
     export ZEROPODS_POD=$SLURMD_NODENAME ZEROPODS_SAVE_SIGNAL=USR1
 }
 
-# As the BLOOM workshop keeps it: the fourth column is memory.used, in MiB.
+# Log memory as the BLOOM workshop does: the fourth column is memory.used, in MiB.
 log_memory() {
     if command -v nvidia-smi >/dev/null; then
         (trap '' USR1; exec nvidia-smi --query-gpu=timestamp,index,utilization.gpu,memory.used --format=csv --loop=1) \
@@ -46,7 +46,7 @@ log_memory() {
     fi
 }
 
-# A rank that is still starting does not listen to the signal that asks it to save; nor does it die of it.
+# Start the ranks. One that is still starting ignores the signal that asks it to save, and does not die of it.
 start() {
     local slot first
     if [ "$((SLURM_NNODES * SLOTS))" -gt 1 ]; then
@@ -65,7 +65,7 @@ start() {
 
 signal() { kill "-$1" "${ranks[@]}" 2>/dev/null || true; }
 
-# Keep those that still run; the status of the first that failed is the node's.
+# Keep the ranks that still run; the status of the first one that failed becomes the node's.
 reap() {
     local rank code left=()
     for rank in "${ranks[@]}"; do
@@ -79,8 +79,8 @@ reap() {
     ranks=("${left[@]+"${left[@]}"}")
 }
 
-# Until every rank has ended. Both signals of SLURM mean that there is something to save: the time limit's, which job.sh
-# sends, and SIGTERM, which comes before a preemption and with a cancellation.
+# Wait until every rank has ended. Both of SLURM's signals mean that there is something to save: the time limit's, which
+# job.sh sends, and SIGTERM, which comes before a preemption and with a cancellation.
 follow() {
     local nap
     exec {nap}<> <(:)

@@ -4,11 +4,11 @@
 #     slurm/setup-pyxis.sh /fsx/zeropods.sqsh
 #     TORCH_CUDA_ARCH_LIST="9.0" slurm/setup-pyxis.sh /fsx/hopper.sqsh
 #
-# CUDA_VERSION must be the CUDA of the torch in requirements.txt: the build ends where it is another.
+# CUDA_VERSION must be the CUDA of the torch in requirements.txt: the build fails if it is another.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-: "${BASE_IMAGE:=python:3.11-bookworm}"  # nothing of CML is needed under SLURM
+: "${BASE_IMAGE:=python:3.11-bookworm}"  # SLURM needs nothing from CML
 : "${CUDA_VERSION:=13.0}"
 : "${TORCH_CUDA_ARCH_LIST:=8.0 8.6 8.9 9.0 10.0 10.3}"
 : "${EFA_VERSION:=}"                     # AWS's fast network: a version of its installer, such as 1.51.0
@@ -33,7 +33,7 @@ main() {
     docker build --file "$DOCKERFILE" --build-arg "CUDA_VERSION=$CUDA_VERSION" \
         --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --build-arg "BASE_IMAGE=$BASE_IMAGE" \
         --build-arg "EFA_VERSION=$EFA_VERSION" --tag "$TAG" .
-    # Beside it first: a job that starts meanwhile finds the old image or the new one.
+    # It is made beside the old image first, so that a job that starts meanwhile finds the old or the new one.
     rm -f "$out.new"
     enroot import --output "$out.new" "dockerd://$TAG"
     mv "$out.new" "$out"

@@ -1,4 +1,4 @@
-"""Debian's Chromium without a display, as a person's browser; tests skip where there is none."""
+"""Debian's Chromium without a display, in place of a person's browser; tests are skipped where there is none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-"""So that it asks nobody for itself."""
+"""Flags with which Chromium sends no requests of its own."""
 
 
 @contextmanager
 def opened_chromium() -> Iterator[Browser]:
-    """A browser as long as the block lasts. While it lives, nothing else may run an event loop in this process."""
+    """A browser that lives until the block ends. Meanwhile nothing else may run an event loop in this process."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("no chromium on PATH; install it with: apt-get install chromium")

@@ -1,4 +1,4 @@
-"""Fixtures of both lanes, and what holds for every test."""
+"""Fixtures of all lanes, and settings that hold for every test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 wait_passively()
 prepare_compiling()
-# A machine that is shared is slow now and then.
+# A shared machine is slow now and then.
 settings.register_profile(
     "shared", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
@@ -32,12 +32,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let SIGINT be heard: a script that starts the tests in the background has them, and all they start, ignore it."""
+    """Heed SIGINT: if a script starts the tests in the background, they and all that they start would ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_worker():
-        # Several at once share the cores; torch would start a thread for each core in each.
+        # Several processes share the cores; torch would start a thread for each core in each of them.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        # A rank that is ended by SIGABRT says where it was.
+        # With this, a rank that is ended by SIGABRT says where it was.
         os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     else:
         config.pluginmanager.register(Watch())
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    """Files stay with one process, as with `--dist loadfile`, and some files with one another."""
+    """Keep the tests of a file in one process, as with `--dist loadfile`, and those of some files together."""
     return FilesTogether(config, log)
 
 
@@ -64,7 +64,7 @@ def is_worker() -> bool:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data sets; skips where there is none."""
+    """The folder of real data sets; the test is skipped where there is none."""
     folder = Path(os.environ.get("ZEROPODS_TEST_DATA", ROOT.parent / "shared" / "data"))
     if not (folder / "wikisql" / "train.jsonl").is_file():
         pytest.skip(f"no real data at {folder}; set ZEROPODS_TEST_DATA")
@@ -73,6 +73,6 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A real browser, as a person has it; of a module, so that those of other modules may run an event loop."""
+    """A real browser, as a person has it; it ends with the module, so that other modules may run an event loop."""
     with opened_chromium() as browser:
         yield browser

@@ -1,4 +1,4 @@
-"""The instructions of a Dockerfile: what this reader does not know is an error."""
+"""A reader of the instructions of a Dockerfile; one that it does not know is an error."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Instruction:
     name: str
     text: str
     stage: int
-    """0 before the first FROM."""
+    """Number of the build stage; 0 before the first FROM."""
 
 
 def read_dockerfile(path: Path) -> list[Instruction]:

@@ -104,7 +104,7 @@ def a_record(*, ranks: list[dict[str, Any]] | None = None, **values: Any) -> dic
 SETTINGS = Settings(
     count=2, slots=None, backend="local", lease="idle", lease_seconds=60.0, cpu=1, memory=1, nvidia_gpu=0
 )
-"""Of a cluster that nobody starts."""
+"""Settings of a cluster that nobody starts."""
 
 
 def a_pod(number: int, **changes: Any) -> Pod:
@@ -117,7 +117,7 @@ def a_pod(number: int, **changes: Any) -> Pod:
 
 
 def as_record(document: dict[str, Any]) -> Record:
-    """The record that such a document is."""
+    """Parse such a document as a record."""
     return RECORD.validate_json(json.dumps(document))
 
 
@@ -142,7 +142,7 @@ def a_score(**values: Any) -> dict[str, Any]:
 
 
 def write_run(folder: Path, record: dict[str, Any] | str, **files: dict[str, Any]) -> Path:
-    """A run folder with its record; of other files, `score_test` is `score.test.json`."""
+    """Write a run folder with its record, and other files: `score_test` becomes `score.test.json`."""
     folder.mkdir(parents=True)
     text = record if isinstance(record, str) else json.dumps(record)
     (folder / "record.json").write_text(text)
@@ -160,7 +160,7 @@ def a_run(
     mebibytes: int = 8,
     **values: Any,
 ) -> Path:
-    """A run of 48 samples per step, of that many seconds each, whose states take so many MiB of each process.
+    """A run with steps of 48 samples and `seconds` each, whose states take `mebibytes` MiB in each process.
 
     Args:
         values: keys of the record; `rank`, what each rank measured; `score_test` and `score_dev`, its scores.

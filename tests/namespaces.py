@@ -1,4 +1,4 @@
-"""Pods with a network each, to cut off at will.
+"""Pods that each have a network of their own, from which they can be cut off at will.
 
     BACKENDS["namespaces"] = Namespaces
     pods.up(2, backend="namespaces")
@@ -22,16 +22,16 @@ from zeropods.pods.backends.local import LocalWorkers, Place
 RECORD = "network.json"
 COMMAND_SECONDS = 10.0
 MASTER = 254
-"""The bridge's own address is 10.77.X.254; pods count from 1."""
+"""Last number of the bridge's own address, 10.77.X.254; pods count from 1."""
 
 
 def are_possible() -> bool:
-    """Whether this process may make them."""
+    """Whether this process may make network namespaces."""
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
 class Namespaces(LocalWorkers):
-    """Workers with a network each. All that is made carries a random name, kept in the cluster's folder."""
+    """Workers with a network each. Everything made for them carries a random name, kept in the cluster's folder."""
 
     def master_address(self) -> str:
         """The bridge's address; the bridge is made when it is first asked for."""
@@ -61,7 +61,7 @@ class Namespaces(LocalWorkers):
         ]
 
     def command(self, address: str, argv: list[str]) -> list[str]:
-        """The command as it is run in an address's namespace; `ip` becomes the program, it is no parent of it."""
+        """The command as it is run in an address's namespace; `ip` becomes the program and is not its parent."""
         return ["ip", "netns", "exec", self._space(address), *argv]
 
     def stop(self, ids: Sequence[str]) -> None:
@@ -69,12 +69,12 @@ class Namespaces(LocalWorkers):
         self.close()
 
     def close(self) -> None:
-        """Remove bridge, cables and namespaces; the pods' processes have ended."""
+        """Remove bridge, cables and namespaces, after the pods' processes have ended."""
         if (self.folder / RECORD).is_file():
             ours = tuple(
                 link["ifname"] for link in json.loads(ip("-j", "link")) if link["ifname"].startswith(self._name)
             )
-            # A namespace's interfaces go some time after it; taken first, they are gone when this returns.
+            # A namespace's interfaces vanish some time after it; deleted first, they are gone when this returns.
             for link in ours:
                 ip("link", "del", link)
             for space in (space["name"] for space in json.loads(ip("-j", "netns", "list") or "[]")):
@@ -103,7 +103,7 @@ class Namespaces(LocalWorkers):
         return f"{self._name}-{address.rpartition('.')[2]}"
 
     def _open(self) -> None:
-        # The lock of this machine's network, which leaves no file: others do not choose the same addresses.
+        # A lock on this machine's network, which leaves no file, keeps others from choosing the same addresses.
         with open("/proc/self/ns/net", "rb") as network:
             fcntl.flock(network, fcntl.LOCK_EX)
             taken = ip("-o", "route", "show", "table", "all") + ip("-o", "addr")
@@ -116,6 +116,6 @@ class Namespaces(LocalWorkers):
 
 
 def ip(*arguments: str) -> str:
-    """What iproute2 prints."""
+    """Run iproute2's `ip`, and return what it prints."""
     command = ["ip", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True).stdout

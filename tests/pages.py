@@ -11,19 +11,19 @@ SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
 def pages() -> dict[str, str]:
-    """Text by path from the project's folder: every page that people read, but for generated reports."""
+    """Text by path from the project's folder: every page that people read, except generated reports."""
     paths = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("d*/README.md")})
     return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def blocks(text: str) -> list[str]:
-    """The code blocks, with lines that a backslash continues made one."""
+    """The code blocks, with lines that a backslash continues joined."""
     found = FENCE.findall(text) + INDENTED.findall(FENCE.sub("", text))
     return [re.sub(r"\\\n\s*", " ", block) for block in found]
 
 
 def spans(text: str) -> list[str]:
-    """Code within lines."""
+    """Code within lines of text."""
     return SPAN.findall(FENCE.sub("", text))
 
 
@@ -33,7 +33,7 @@ def code(text: str) -> list[str]:
 
 
 def commands(text: str, program: str) -> list[list[str]]:
-    """The calls of a program: its words, without the comment behind it."""
+    """The calls of a program: the words of each, without the comment behind it."""
     found = []
     for line in code(text):
         calls = re.findall(rf"(?:^|(?<=[ ;])){re.escape(program)}(?= |$)[^#`]*", line)
@@ -49,6 +49,6 @@ def _words(call: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """What GitHub makes of the headings."""
+    """Anchors that GitHub makes from the headings."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.replace("`", "")).strip().lower().replace(" ", "-") for heading in headings}

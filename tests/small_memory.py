@@ -1,4 +1,4 @@
-"""Memory cgroups of a few MiB, for tests in which the kernel ends a process."""
+"""Memory cgroups of a few MiB, for tests in which the kernel kills a process."""
 
 import os
 import time
@@ -13,7 +13,7 @@ EMPTY_SECONDS = 20.0
 
 @contextmanager
 def small_memory(mebibytes: int) -> Iterator[Path]:
-    """A memory cgroup below our own (v1), removed when it is empty; skips where none can be made."""
+    """A memory cgroup below our own (v1), removed when it is empty; the test is skipped where none can be made."""
     own = [line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
     group = Path("/sys/fs/cgroup/memory", (own or ["/"])[0].lstrip("/"), f"zeropods-test-{os.getpid()}")
     try:
@@ -31,5 +31,5 @@ def small_memory(mebibytes: int) -> Iterator[Path]:
 
 
 def within(group: Path, command: list[object]) -> list[str]:
-    """The command that runs a command in a group."""
+    """Command that runs `command` in a group."""
     return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *map(str, command)]

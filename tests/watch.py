@@ -1,4 +1,4 @@
-"""What was being tested when a run of the tests was cut short, and an end to every process that it left behind."""
+"""Tell what was being tested when a run of the tests was cut short, and end every process that it left behind."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 MARK = "TESTS_RUN"
-"""In the environment of every process that a test starts, and of those that they start."""
+"""Variable in the environment of every process that a test starts, and of those that they start."""
 OWN = b"zeropods.launch.forks"
 GRACE_SECONDS = 15.0
-"""What ends by itself once its test has ended is given this long; a pod's lease takes the longest."""
+"""Seconds that processes have to end by themselves once their test has ended; a pod's lease takes the longest."""
 
 
 class Watch:
-    """A plugin of the process that reports; the tests may run in others."""
+    """A plugin of the process that reports; the tests may run in other processes."""
 
     def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
         self._grace_seconds = grace_seconds
@@ -32,7 +32,7 @@ class Watch:
         self._begun.pop(nodeid, None)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Name what had not ended, and end what is left."""
+        """Name the tests that had not ended, and kill the processes that are left."""
         for nodeid, began in self._begun.items():
             terminalreporter.write_line(f"NOT ENDED after {time.monotonic() - began:.0f} s: {nodeid}", red=True)
         for pid, line in self._killed().items():
@@ -51,11 +51,11 @@ class Watch:
     def _left(self) -> dict[int, str]:
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
-            # Others come and go meanwhile, or are not ours to read.
+            # Other processes come and go meanwhile, or are not ours to read.
             with suppress(OSError):
                 if self._mark.encode() in (folder / "environ").read_bytes():
                     words = (folder / "cmdline").read_bytes().split(b"\0")
-                    # The fork server of a process ends with it.
+                    # This process's own fork server ends with it.
                     if OWN in words and f"PPid:\t{os.getpid()}\n" in (folder / "status").read_text():
                         continue
                     found[int(folder.name)] = b" ".join(words).decode(errors="replace").strip()

@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/compile_ops.py
 
-The first training run would compile them otherwise, in the middle of what it measures. They are compiled
-again where the version of ninja differs, so .venv/bin must come first on PATH.
+Otherwise the first training run would compile them, in the middle of what it measures. They are compiled
+again if the version of ninja differs, so .venv/bin must come first on PATH.
 """
 
 from __future__ import annotations

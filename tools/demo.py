@@ -1,11 +1,11 @@
-"""Execute notebooks in sequence, then print the summary and where the report lies.
+"""Execute notebooks in sequence, then print the summary and the path of the report.
 
     tools/demo.py
     tools/demo.py 01_prepare_dataset 02_train_single_pod
 
 Runs go to `runs/demo`, unless ZEROPODS_RUNS names another folder; executed copies, as notebooks and as
 HTML, to `build/notebooks`. What an earlier call has finished is used again. With ZEROPODS_MODELS=t5-small,t5-large
-all but the summary is executed for each model, with copies in a folder of its name.
+all notebooks but the summary are executed for each model, with copies in a folder named after it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NOTEBOOKS = (
     "05_inference",
     "06_summary",
 )
-"""What the demo runs, in this order."""
+"""Notebooks that the demo runs, in this order."""
 SUMMARY = NOTEBOOKS[-1]
 FOLDER = ROOT / "notebooks"
 RUNS = "runs/demo"
 SAY_SECONDS = 8.0
-"""Without a terminal, which shows progress bars, a line says so often how far the work is."""
+"""Seconds between two lines about progress where there is no terminal, which would show progress bars."""
 
 
 def main() -> None:
@@ -79,13 +79,13 @@ class _InterruptError(Exception):
 
 
 class _Live(NotebookClient):
-    """An execution whose progress is seen, and which Ctrl-C ends as it ends a cell."""
+    """An execution that shows its progress, and that Ctrl-C ends as it ends a cell."""
 
     interrupted = False
     name = ""
     cell = 0
     last_words = ""
-    """The last line of a progress bar, or of whatever else a cell has written on stderr."""
+    """The last line of a progress bar, or of whatever else a cell has written to stderr."""
     saying: asyncio.Task[None] | None = None
 
     def output(self, outs: list[Any], msg: dict[str, Any], display_id: str | None, cell_index: int) -> Any:
@@ -97,7 +97,7 @@ class _Live(NotebookClient):
         return super().output(outs, msg, display_id, cell_index)
 
     async def take_interrupts(self, **_: Any) -> None:
-        """From now on Ctrl-C interrupts the kernel; nbclient's own handler would kill it."""
+        """Make Ctrl-C interrupt the kernel from now on; nbclient's own handler would kill it."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, lambda: loop.create_task(self._interrupt()))
         if not sys.stderr.isatty():
@@ -110,7 +110,7 @@ class _Live(NotebookClient):
         self.cell, self.last_words = cell_index + 1, ""
 
     async def _say(self) -> None:
-        """Say how far the work is, until the notebook ends."""
+        """Print how far the work has come, until the notebook ends."""
         began = time.monotonic()
         while True:
             await asyncio.sleep(SAY_SECONDS)
@@ -125,7 +125,7 @@ class _Live(NotebookClient):
     async def _async_cleanup_kernel(self) -> None:
         if self.saying is not None:
             self.saying.cancel()
-        # nbclient calls this a second time after a signal, and fails.
+        # nbclient calls this a second time after a signal, and would fail.
         if self.km is not None:
             await super()._async_cleanup_kernel()
 
@@ -167,7 +167,7 @@ def _client(notebook: nbformat.NotebookNode) -> _Live:
 
 
 def _reason(error: CellExecutionError) -> str:
-    """A user's error in a line; any other error with its traceback, on stderr before it."""
+    """The error in one line; the traceback of any error but a user's goes to stderr first."""
     if error.ename != UserError.__name__:
         print(error.traceback, file=sys.stderr)
     return f"{error.ename}: {error.evalue}"
@@ -186,7 +186,7 @@ def _conclude(report: Path) -> None:
 
 
 def _next_steps() -> str:
-    """What a newcomer may do with the runs, as the commands that do it."""
+    """What a newcomer may do next with the runs, each with its command."""
     runs = os.environ["ZEROPODS_RUNS"]
     ask = "make ask" if runs == RUNS else f"make ask RUN={runs}"
     steps = {

@@ -2,7 +2,7 @@
 
     tools/gallery.py
 
-Reads what `make demo` left in `build/notebooks`, writes `build/gallery`. No page asks the network for anything.
+Reads what `make demo` left in `build/notebooks`, writes `build/gallery`. No page loads anything from the network.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ BUILD = TOOLS.parent / "build"
 
 @dataclass(frozen=True)
 class Card:
-    """What the index says of a notebook."""
+    """What the index says about a notebook."""
 
     name: str
     title: str
     text: str
-    """Its first paragraph, in Markdown."""
+    """The notebook's first paragraph, in Markdown."""
     picture: bytes | None
-    """Its last plot, as PNG; None where it draws none."""
+    """The notebook's last plot, as PNG; None where it draws none."""
     faulty: bool
-    """Whether a cell of it ended with an error."""
+    """Whether one of its cells ended with an error."""
 
 
 def main() -> None:
@@ -51,8 +51,8 @@ def main() -> None:
 def write_gallery(notebooks: Path, out: Path) -> Path:
     """Write a page for each executed notebook and return the index.
 
-    The folder appears whole, and replaces an older gallery. `UserError` where nothing has been executed, or where
-    `out` holds something else.
+    The folder appears whole, and replaces an older gallery. A `UserError` is raised where nothing has been executed, or
+    where `out` holds something else.
     """
     executed = {path.stem: _read(path) for path in sorted(notebooks.glob("*.ipynb"))}
     executed = {name: notebook for name, notebook in executed.items() if _outputs(notebook)}
@@ -84,7 +84,7 @@ def _write_page(folder: Path, each: Card, notebook: NotebookNode) -> None:
 
 
 def card(name: str, notebook: NotebookNode) -> Card:
-    """The title and the first paragraph as the notebook has them, its last plot, and whether it failed."""
+    """A notebook's title and first paragraph as written there, its last plot, and whether it failed."""
     first = next((cell.source for cell in notebook.cells if cell.cell_type == "markdown"), "")
     title, _, rest = first.partition("\n")
     pictures = [output.data["image/png"] for output in _outputs(notebook) if "image/png" in output.get("data", {})]

@@ -1,4 +1,4 @@
-"""Measure the house: its size, what stands behind each script, and whether imports point one way.
+"""Measure the house, this code base: its size, what each script imports, and whether imports point one way.
 
     python tools/house.py          # the table
     python tools/house.py --check  # the same; status 1 where an import points upwards or in a circle
@@ -24,14 +24,14 @@ FLOORS = (
     {"sweep"},
     {"cli", "demo", "workshop", "__main__"},
 )
-"""From the ground up: a package imports what lies below it, or beside it on its own floor."""
+"""Packages by floor, from the ground up: a package imports what lies below it, or beside it on its own floor."""
 
 CLOSURES = {
     "textsql_train.py on one pod": (("textsql_train",), 60, 7_000),
     "zeropods launch with agents and ranks": (("zeropods.cli.launch", "textsql_train", "worker_p"), 110, 11_500),
     "zeropods summary": (("zeropods.cli.summary",), 30, 3_000),
 }
-"""Each with where it begins, and how many modules and lines are asked for at most."""
+"""The modules at which each closure of imports begins, and the most modules and lines that it should have."""
 
 
 class House:
@@ -49,7 +49,7 @@ class House:
         return [name for name in self.paths if name.startswith("zeropods")]
 
     def behind(self, starts: Iterable[str]) -> set[str]:
-        """Modules of the package that these need, whenever they import them; the package's own `__init__` aside."""
+        """Modules of the package that `starts` need, whenever they import them; not the package's own `__init__`."""
         seen, left = set[str](), list(starts)
         while left:
             name = left.pop()
@@ -76,7 +76,7 @@ class House:
         ]
 
     def lonely(self, lines: int = 60) -> list[str]:
-        """Short modules that at most one other imports."""
+        """Short modules that at most one other module imports."""
         users = Counter(other for imported in self.imports.values() for other in imported)
         short = (name for name in self.modules() if self.lines[name] < lines and self.paths[name].stem[:2] != "__")
         return [name for name in short if users[name] <= 1]
@@ -99,7 +99,7 @@ class House:
     def _floor(self, name: str) -> int:
         room = [*name.split("."), "__init__"][1]
         found = [number for number, rooms in enumerate(FLOORS) if room in rooms]
-        # The package itself holds its version.
+        # The package's own `__init__`, which holds its version, lies below all floors.
         return found[0] if found else -1 if room == "__init__" else len(FLOORS)
 
 
@@ -108,7 +108,7 @@ def _module_name(path: Path) -> str:
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below one, but for what only a type checker sees."""
+    """All nodes below a node, except what only a type checker sees."""
     for child in ast.iter_child_nodes(node):
         if not (isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"):
             yield child
@@ -120,7 +120,7 @@ def _text(*patterns: str) -> str:
 
 
 def rows(house: House) -> Iterator[tuple[str, str, str]]:
-    """What is measured, what it is, and what is asked for."""
+    """What is measured, its value, and the limit that is asked for."""
     modules = house.modules()
     yield "lines in zeropods/", f"{sum(house.lines[name] for name in modules):,}", "20,000"
     yield "modules in zeropods/", f"{len(modules)}", "125"

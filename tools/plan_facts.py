@@ -1,4 +1,4 @@
-"""Trace the models that `zeropods plan` knows by name, in all ways of training, and ship what was found.
+"""Trace the models that `zeropods plan` knows by name, in all ways of training, and save the facts that ship with it.
 
 .venv/bin/python -m tools.plan_facts
 """
@@ -16,7 +16,7 @@ from zeropods.plan.workload import EAGER, FUSED, MASKED, PLAIN
 
 
 def fresh(name: str) -> dict[str, Any]:
-    """What is found of a known name, as `facts.json` has it."""
+    """Facts about a model with a known name, as `facts.json` has them."""
     config = json.dumps(known_models()[name])
     found = facts(config, None)
     for way in sorted(ways(found["facts"]) - found["saved"].keys()):

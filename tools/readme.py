@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SECTION = "Results"
 """Section of the demo's summary that the README shows."""
 COLUMNS = ("row", "throughput (samples/s)", "speed-up", "states of each pod (MiB)", "inference result", "duration (s)")
-"""Its columns there, so that the table fits a page; `results/demo/summary.md` has all."""
+"""Columns of that section in the README, few enough to fit a page; `results/demo/summary.md` has all of them."""
 
 
 def pages() -> dict[Path, str]:
-    """Each page with measured figures, as results/ has them."""
+    """The text of each page that shows measured figures, with those that are in results/ now."""
     blocks = {ROOT / "README.md": ("demo", _demo()), ROOT / "docs" / "benchmarks.md": ("bench", _bench())}
     return {path: filled(path, name, block) for path, (name, block) in blocks.items()}
 
@@ -41,7 +41,7 @@ def filled(path: Path, name: str, block: str) -> str:
 
 
 def _demo() -> str:
-    """The demo's answers, and its first table, narrow enough for a page."""
+    """The demo's answers, and its table of results, narrowed to fit a page."""
     path = ROOT / "results" / "demo" / "summary.md"
     answers, *sections = re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = next((section for section in sections if section.startswith(f"{SECTION}\n")), None)
@@ -52,7 +52,7 @@ def _demo() -> str:
 
 
 def narrowed(section: str, columns: tuple[str, ...]) -> str:
-    """The Markdown table of a section with some of its columns, in their order."""
+    """The Markdown table of a section with only the given columns, in their order."""
     lines = [line for line in section.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     missing = [column for column in columns if not rows or column not in rows[0]]
@@ -64,7 +64,7 @@ def narrowed(section: str, columns: tuple[str, ...]) -> str:
 
 
 def _bench() -> str:
-    """What was measured as two tables: ratios, which other machines have too, and figures of the machine alone."""
+    """The measured figures as two tables: ratios, which other machines show too, and figures of this machine alone."""
     document = json.loads((ROOT / "results" / "bench.json").read_text(encoding="utf-8"))
     found = [(figure, _place(group)) for group in document.values() for figure in group["figures"]]
     return (
@@ -85,7 +85,7 @@ def is_ratio(figure: dict[str, Any]) -> bool:
 
 
 def _place(group: dict[str, Any]) -> str:
-    """Processor and revision; `+` where files were changed since."""
+    """Processor and revision; `+` where files had been changed since."""
     processor = next(name for name in ("EPYC", "Xeon", group["hardware"]["cpu"]) if name in group["hardware"]["cpu"])
     revision, _, changed = group["git_revision"].partition("-")
     return f"{processor}:{revision[:7]}{'+' if changed else ''}"

@@ -26,7 +26,7 @@ class TaskError(UserError):
     """A task's process did not end with status 0."""
 
     def __init__(self, words: Sequence[str], status: int) -> None:
-        super().__init__(f"{shlex.join(words)}: ended with status {status}; what it said is above")
+        super().__init__(f"{shlex.join(words)}: ended with status {status}; see its output above")
         self.exit_status = status if status > 0 else 128 - status
 
 

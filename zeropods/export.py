@@ -96,7 +96,7 @@ def export(
     progress(1)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and bool((tensor.to(kind).isinf() & tensor.isfinite()).any()):
-            raise UserError(f"--dtype {dtype}: {name} holds larger numbers; take bfloat16")
+            raise UserError(f"--dtype {dtype}: {name} holds numbers too large for it; use bfloat16")
     # Otherwise the last tensor, often the largest, would be kept in FP32 to the end.
     del name, tensor
     model.to(kind)
@@ -117,7 +117,7 @@ def export(
         for name, tensor in model.state_dict().items():
             # transformers keeps some weights of some models in FP32 whatever their files hold.
             if name not in found or not torch.equal(tensor, found[name].to(tensor.dtype)):
-                raise UserError(f"{out}: {name} has other values once it is read back; {REMEDY}")
+                raise UserError(f"{out}: {name} was read back with different values; {REMEDY}")
         progress(1)
         size = sum(path.stat().st_size for path in built.glob(f"*{SUFFIX}"))
     return Exported(
@@ -149,7 +149,7 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
     run_id, saved = read_config(run).run_id, run / "checkpoints"
 
     def refused(origin: Origin) -> str | None:
-        return None if origin.run_id == run_id else f"of run {origin.run_id}"
+        return None if origin.run_id == run_id else f"belongs to run {origin.run_id}"
 
     if asked is not None:
         place = saved / checkpoints.name_of(asked)
@@ -157,7 +157,7 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
             manifest = checkpoints.verified(place, refused)
         except UnsoundError as unsound:
             there = ", ".join(map(str, checkpoints.saved_steps(saved))) or "none"
-            raise UserError(f"--checkpoint {asked}: {place}: {unsound}; there are: {there}") from None
+            raise UserError(f"--checkpoint {asked}: {place}: {unsound}; available: {there}") from None
         return place, manifest.step, manifest.shards() is not None
     record = read_record(run) if (run / RECORD).is_file() and has_weights(run / "model") else None
     if record is not None and record.status == "ok":
@@ -169,6 +169,6 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
         saved, refused, lambda place, why: print(f"{place}: passed over: {why}", file=sys.stderr)
     )
     if newest is None:
-        raise UserError(f"{run}: not finished, and has no checkpoint that counts; train on, with --save_steps above 0")
+        raise UserError(f"{run}: unfinished, and has no usable checkpoint; continue training with --save_steps above 0")
     place, manifest = newest
     return place, manifest.step, manifest.shards() is not None

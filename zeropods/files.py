@@ -71,7 +71,7 @@ def write_json(path: Path, document: Any) -> None:
 def given_path(text: str) -> Path:
     """A path that a flag names; an empty one, which would be the current folder, is refused."""
     if not text:
-        raise argparse.ArgumentTypeError("expected a name; '.' is the folder in which you are")
+        raise argparse.ArgumentTypeError("expected a name; '.' means the current folder")
     return Path(text)
 
 
@@ -181,7 +181,7 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
     folder.mkdir(parents=True, exist_ok=True)
     was_empty = not any(folder.iterdir())
     if not was_empty and not any((folder / name).exists() for name in signs):
-        raise UserError(f"{folder}: holds something that is no {kind}; choose another {flag}")
+        raise UserError(f"{folder}: is not empty and is not a {kind} folder; choose another {flag}")
     with open(folder / lock, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,7 +254,7 @@ def check_digests(folder: Path, *, weights: bool = True) -> None:
     for path in [*tokenizer, *(folder.glob(f"*{SUFFIX}") if weights else ())]:
         if not path.is_file() or sha256(path) not in sums:
             remedy = f"copy it again or export a checkpoint; if you changed it on purpose, remove {SUMS}"
-            what = "its bytes have changed" if path.is_file() else "it is gone"
+            what = "its bytes have changed" if path.is_file() else "it has been removed"
             raise UserError(f"{path}: {what} since it was saved; {remedy}")
 
 
@@ -346,5 +346,5 @@ def home() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise UserError(f"{folder}: is not this user's alone; remove it, or set {HOME}")
+        raise UserError(f"{folder}: is not private to this user; remove it, or set {HOME}")
     return folder

@@ -26,14 +26,14 @@ def out_file(text: str) -> Path:
     # A link such as /dev/stdout may lead to a file: replacing the link would change it for every process.
     of_system = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")
     if text and path.exists() and (of_system or not path.is_file()):
-        kind = "a folder" if path.is_dir() else "no file that can be replaced"
+        kind = "a folder" if path.is_dir() else "not a file that can be replaced"
         raise UserError(f"--out {text!r}: is {kind}; give the name of a file")
     return _place(text, Path(text).parent)
 
 
 def _place(text: str, folder: Path) -> Path:
     if not text:
-        raise UserError("--out '': expected a name; '.' is the folder in which you are")
+        raise UserError("--out '': expected a name; '.' means the current folder")
     check_utf8(text, "--out")
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:

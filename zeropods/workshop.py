@@ -265,7 +265,7 @@ class Workshop(WorkshopSettings):
     def going_on(self) -> Flags:
         """Flags of a run of a few steps that begins with the model of 02, so that it can answer questions."""
         if not has_weights(self.run_folder / "model"):
-            raise UserError(f"{self.run_folder}: no trained model is there yet; run notebook 02 first")
+            raise UserError(f"{self.run_folder}: contains no trained model yet; run notebook 02 first")
         steps = self.steps or (TINY_STEPS if self.model in T5_TINY else SHORT_STEPS)
         return self.training | SHORT | {"init": self.run_folder, "max_steps": steps}
 
@@ -279,7 +279,8 @@ class Workshop(WorkshopSettings):
         same = batch_on(self.pods, effective, effective)
         if same is None:
             raise UserError(
-                f"{self.pods} pods: an effective batch of {effective} rows does not divide; choose batch_size"
+                f"{self.pods} pods: an effective batch of {effective} rows cannot be divided evenly among them; "
+                "choose another batch_size"
             )
         return {
             **flags,
@@ -540,7 +541,10 @@ class CausalWorkshop(WorkshopSettings):
         effective = rows * flags.get(PASSES, 4)
         same = batch_on(processes, effective, rows)
         if same is None:
-            raise UserError(f"{processes} processes: an effective batch of {effective} rows does not divide")
+            raise UserError(
+                f"{processes} processes: an effective batch of {effective} rows cannot be divided evenly among them; "
+                "choose another batch_size"
+            )
         return {
             **flags,
             **same.flags,

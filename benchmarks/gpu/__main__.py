@@ -1,10 +1,10 @@
 """Measure training and prediction on one NVIDIA GPU, without a network: `make bench-gpu OUT=DIR DATA=DIR`.
 
     python -m benchmarks.gpu --out build/gpu --data data
-    python -m benchmarks.gpu --out build/gpu --data data --max-seconds 500   # again, until all are there
+    python -m benchmarks.gpu --out build/gpu --data data --max-seconds 500   # call again until all are measured
     python -m benchmarks.gpu --out build/tiny --data data --device cpu       # tiny shapes: does it work?
 
-A cell that has a record is not measured again. docs/gpu.md says what each figure is.
+A cell that has a record is not measured again. docs/gpu.md explains each figure.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _forecast(cells: Sequence[Cell], asked: argparse.Namespace) -> int:
 
 
 def _failed(out: Path, cells: Sequence[Cell]) -> list[str]:
-    """What to say of cells that went wrong; running out of memory is a result like others."""
+    """Remarks about cells that failed; running out of memory is a result like any other."""
     records = _records(out)
     failed = [cell.name for cell in cells if records.get(cell.name, {}).get("status", "ok") not in ENDED_WELL]
     return [f"failed: {', '.join(failed)}; summary.md says why, --retry measures them again"] if failed else []
@@ -143,11 +143,11 @@ def _measure_all(cells: Sequence[Cell], asked: argparse.Namespace, machine: Mach
     from zeropods.pods.processes import ending_in_order
 
     with ending_in_order():
-        # The shape of a CPU's cells has too few rows for another vocabulary.
+        # The model of a CPU's cells has too few embeddings for another vocabulary.
         data = find_data(asked.data, asked.out, asked.tokenizer or (TINY if asked.device == "cpu" else None))
         bench = Bench(out=asked.out, data=data, machine=machine, seconds=asked.seconds, warm=asked.warm_steps)
         for number, cell in enumerate(cells):
-            # A call that measures nothing would never end what several calls are for.
+            # Each call measures at least one cell: otherwise repeated calls might never get to the end.
             if number and asked.max_seconds is not None and time.monotonic() - began > asked.max_seconds:
                 print(f"--max-seconds {asked.max_seconds:g}: {len(cells) - number} cells are left; call again")
                 return

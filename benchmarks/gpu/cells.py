@@ -7,12 +7,12 @@ from typing import Any
 
 ORIGINAL_BATCH = 32
 PROMPTS = ("question", "schema")
-"""Of the control and what stands beside it; of the best batch."""
+"""Prompts of the control and the cells compared with it, and of cells with the best batch."""
 MULTIPLE = 8
-"""Lengths are padded to multiples of it: few shapes for the compiler, and rows that tensor cores take whole."""
+"""Lengths are padded to multiples of this: few shapes for the compiler, and rows that tensor cores take whole."""
 PREDICTED_QUESTIONS = 2_000
 NEW_TOKENS = 32
-"""Of an answer: random weights never stop, and a target of WikiSQL has 22 on average."""
+"""Number of tokens of an answer: random weights never stop, and a target of WikiSQL has 22 tokens on average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,29 +26,29 @@ class Cell:
     technique: str = "none"
     prompt: str = "question"
     batch: int | None = ORIGINAL_BATCH
-    """Rows; None: the best, as planned and tried."""
+    """Number of rows; None: the best batch, as planned and tried."""
     precision: str = "bf16"
     compile: str = "off"
     multiple: int = MULTIPLE
     dropout: float | None = None
     steps: int | None = None
-    """Optimizer steps; None: as many as the time gives."""
+    """Number of optimizer steps; None: as many as the time allows."""
     seed: int = 42
     without: str | None = None
-    """A measure that has no flag and is taken away, as `without.TAKEN` has it."""
+    """A measure that has no flag and is taken away, by its name in `without.TAKEN`."""
 
     @property
     def needs_deepspeed(self) -> bool:
-        """Whether it cannot run without that package."""
+        """Whether the cell cannot run without that package."""
         return self.technique != "none"
 
 
 def matrix() -> list[Cell]:
-    """The twelve cells; what others are compared with first."""
+    """The twelve cells; those that others are compared with come first."""
     cells = []
     for model in ("t5-small", "t5-large"):
-        # At 32 rows per step waits for launches, of which few are left where both stacks are replayed. To compile these
-        # takes minutes for 24 layers; a large batch does as well with each layer compiled.
+        # A step of 32 rows waits for launches, of which few are left where both stacks are replayed. Compiling the
+        # stacks takes minutes for 24 layers; a large batch is as fast with each layer compiled.
         cells += [
             Cell(name=f"{model}-control", kind="control", model=model, precision="fp32", multiple=96),
             Cell(name=f"{model}-none-32", kind="train", model=model, compile="graphs"),
@@ -77,19 +77,19 @@ ABLATION: dict[str, tuple[dict[str, Any], str]] = {
         "ZeRO-1 without fused AdamW, beside t5-small-zero1-32",
     ),
 }  # fmt: skip
-"""What each run of the ablation has otherwise than the fast path, and that in words."""
+"""What each run of the ablation changes in the fast path, and the same in words."""
 ABLATED_FROM = {"ablation-zero1-unfused": "t5-small-zero1-32"}
-"""What a run is compared with where it is not `ablation-fast`."""
+"""The cell that a run is compared with, where that is not `ablation-fast`."""
 
 
 def ablation() -> list[Cell]:
-    """The fast path of t5-small at batch 32, and each of its measures taken away once."""
+    """The fast path of t5-small at batch 32, and the same with each of its measures taken away once."""
     fast = Cell(name="ablation-fast", kind="train", model="t5-small", compile="graphs")
     return [replace(fast, name=name, **changes) for name, (changes, _) in ABLATION.items()]
 
 
 def comparison(steps: int) -> list[Cell]:
-    """Runs over the same rows in the same order without dropout, in FP32 and as the fast path; one more for noise."""
+    """Runs over the same rows in the same order without dropout, in FP32 and on the fast path; one more for noise."""
     exact = Cell(
         name="losses-fp32",
         kind="train",
@@ -107,14 +107,14 @@ def comparison(steps: int) -> list[Cell]:
 
 
 def for_cpu(cell: Cell) -> Cell:
-    """The same cell at a shape that a CPU trains in seconds, as it is written: there is nothing to launch."""
+    """The same cell with a model that a CPU trains in seconds, uncompiled: a CPU has no launches to save."""
     precision = "fp32" if cell.precision == "fp32" else "auto"
     batch = None if cell.batch is None else min(cell.batch, ORIGINAL_BATCH)
     return replace(cell, model="t5-tiny", compile="off", precision=precision, batch=batch)
 
 
 def recompiled(cell: Cell, how: str | None) -> Cell:
-    """The cell, compiled as a call asks for in place of its own way; ZeRO-3 and the control are never compiled."""
+    """The cell, compiled in the way that a call asks for, if any; ZeRO-3 and the control are never compiled."""
     fixed = cell.kind != "train" or cell.technique.startswith("zero3")
     if how is None or fixed:
         return cell

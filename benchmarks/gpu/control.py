@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.control --model t5-small --set DIR --out FILE --steps 100 --seconds 60
 
-Pads carry a loss and are attended to, logits are computed everywhere, as in the published CML notebooks. AdamW is what
-transformers takes by itself, which is fused: a little faster than the original's.
+Pads carry a loss and are attended to, and logits are computed everywhere, as in the published CML notebooks. AdamW is
+the fused one, which transformers uses by default: it is a little faster than the original's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zeropods.train.sampler import Prepared, TokenizedSplit
 
 
 class _Clock(TrainerCallback):
-    """Times steps without waiting for the device, and ends training when the time is over."""
+    """Times steps without waiting for the device, and ends training when the time is up."""
 
     def __init__(self, seconds: float) -> None:
         self.clock = StepClock()
@@ -47,7 +47,7 @@ class _Clock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.clock.lap(Tokens(0, 0, 0))
-        # The last of its steps ends training by itself.
+        # The trainer has already set this at its last step.
         control.should_training_stop |= time.monotonic() - self.began >= self.left
 
 
@@ -83,7 +83,7 @@ def _flags() -> argparse.Namespace:
 
 
 def _trainer(asked: argparse.Namespace, rows: TokenizedSplit, clock: _Clock, work: Path) -> Seq2SeqTrainer:
-    # The original logs in this interval.
+    # The original logs every 500 steps, too.
     on_cpu = not torch.cuda.is_available()
     arguments = trainer_arguments(work, asked.batch, max_steps=asked.steps, logging_steps=500, use_cpu=on_cpu)
     model = T5ForConditionalGeneration(T5Config.from_dict(known_config(asked.model)))

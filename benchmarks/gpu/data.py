@@ -1,4 +1,4 @@
-"""The data that cells run on: prepared sets and raw questions, found in a folder or made of it."""
+"""The data that cells run on: prepared sets and raw questions, found in a folder or made from it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PREPARE_SECONDS = 1_800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Folders, all of them there."""
+    """Folders of data, all of which exist, and the lengths of their rows."""
 
     sets: dict[str, Path]
     """Prepared sets by prompt."""
     raw: Path | None
-    """WikiSQL as it is published; None: nothing to predict from."""
+    """Folder of WikiSQL as it is published; None: there are no questions to predict answers for."""
     lengths: dict[str, np.ndarray]
     """(rows, 2) source and target tokens of the train split, by prompt."""
 
@@ -42,15 +42,15 @@ class Data:
         return self.shapes(cell.prompt, batch, cell.multiple)
 
     def mean_tokens(self, prompt: str) -> list[float]:
-        """Source and target tokens of a mean row, without padding."""
+        """Mean source and target tokens of a row, without padding."""
         return [float(mean) for mean in self.lengths[prompt].mean(axis=0)]
 
 
 def find_data(place: Path, out: Path, tokenizer: str | None) -> Data:
-    """The sets in `place`, or sets prepared of the raw data there, in `out`.
+    """Find the sets in `place`, or prepare sets in `out` from the raw data there.
 
     Raises:
-        UserError: neither is there, or there is no tokenizer to prepare with.
+        UserError: neither is there, there is no tokenizer to prepare with, or preparing failed.
     """
     from zeropods.train.sampler import Prepared
 

@@ -1,7 +1,7 @@
 """How a cell's programs run: as forks of a server that has imported what they need, where there is no GPU and importing
-takes longer than a cell trains; else each in a process of its own, as users start them.
+takes longer than a cell trains; otherwise each in a process of its own, as users start them.
 
-    python benchmarks/gpu/jobs.py MODULE WORDS...     # a module as such a server is asked for it: as a script
+    python benchmarks/gpu/jobs.py MODULE WORDS...     # run a module as a script, which is what such a server forks
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LAST_CHARACTERS = 600
 
 
 def train(flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Record:
-    """Run textsql_train.py into a run folder; one that takes longer is ended, and has a record all the same.
+    """Run textsql_train.py into a run folder; a run that takes longer than `seconds` is ended, and still has a record.
 
     Args:
-        without: a measure of `without.TAKEN`.
+        without: a measure in `without.TAKEN` that is taken away.
 
     Raises:
-        UnopenedError: it ended before it had opened its folder.
+        UnopenedError: the run ended before it had opened its folder.
     """
     script = [str(PROJECT / "textsql_train.py")] if without is None else ["-m", "benchmarks.gpu.without", without]
     with locked(folder, LAUNCH_LOCK):
@@ -42,7 +42,7 @@ def train(flags: Sequence[str], folder: Path, seconds: float, without: str | Non
 
 
 def call(module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Run a module as a program; its status, and the end of what it said. Nothing of it is left."""
+    """Run a module as a program; returns its status and the end of its output. No process of it is left."""
     with tempfile.TemporaryFile() as output:
         process = _started(["-m", module, *words], output)
         try:
@@ -59,7 +59,7 @@ def call(module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
 
 
 def _started(words: Sequence[str], output: IO[bytes]) -> Started:
-    """A script or module that runs."""
+    """Start a script or module, as a fork where there is a server for it."""
     server, script = own_server(), [__file__, *words[1:]] if words[0] == "-m" else words
     with open(os.devnull, "rb") as nothing:
         streams = (nothing.fileno(), output.fileno(), output.fileno())
@@ -68,8 +68,8 @@ def _started(words: Sequence[str], output: IO[bytes]) -> Started:
 
 
 def main() -> None:
-    """Be a module of the project, with the words that follow its name."""
-    # Not the folder of this file, whose modules have names of others.
+    """Run a module of the project with the words that follow its name."""
+    # Imports must not find the folder of this file, whose modules share names with others, before the project.
     sys.path[0], sys.argv = str(PROJECT), sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -1,6 +1,6 @@
-"""What is here: the GPU, as torch sees it, and the packages that cells need.
+"""What this machine has: the GPU, as torch sees it, and the packages that cells need.
 
-Run as a program it prints the GPU as JSON, and no CUDA context stays.
+Run as a program, it prints the GPU as JSON, and leaves no CUDA context behind.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from zeropods.train.arguments import PROJECT
 
 BANDWIDTHS = (("h200", 4.8e12), ("gh200", 4.0e12), ("h100 pcie", 2.0e12), ("h100", 3.35e12), ("a100 40gb", 1.555e12))
 OTHER_BANDWIDTH = 2.0e12
-"""Bytes per second between a GPU and its memory, as published, by words of its name; and of one that is not there."""
+"""Bytes per second between a GPU and its memory, as published, by words of its name; and those of an unlisted GPU."""
 CPU_FLOPS, GPU_FLOPS = 1e11, 3e14
-"""Of a CPU, and of a GPU that is not known here: a batch is chosen by them; nothing is predicted."""
+"""FLOP/s of a CPU, and of a GPU that is not known here: they only choose a batch; no rate is predicted from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the cells run on."""
+    """The machine that the cells run on."""
 
     device: str
     """`cuda` or `cpu`."""
     gpu: str | None
     memory_bytes: int
-    """That tensors and CUDA may take."""
+    """Bytes that tensors and CUDA may take."""
 
     def peak(self, precision: str) -> float | None:
-        """Published FLOP/s, dense; None where none is known."""
+        """Published dense FLOP/s; None where they are not known."""
         return None if self.gpu is None else published_flops(self.gpu, precision)
 
     @property
@@ -53,7 +53,7 @@ class Machine:
 
 
 def said_of_gpu(said: str) -> dict[str, Any] | None:
-    """What this module printed as a program, among whatever else was said there; None without a GPU."""
+    """What this module printed as a program, found among other output; None without a GPU."""
     for line in reversed(said.splitlines()):
         if line.startswith('{"gpu"'):
             found: dict[str, Any] = json.loads(line)
@@ -67,36 +67,36 @@ def see_one_gpu() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "0" if seen is None else seen.split(",")[0]
 
 
-# Packages that cells need, and how the missing ones are brought to a machine without a network.
+# Packages that cells need, and how to bring the missing ones to a machine without a network.
 
 REQUIREMENTS = PROJECT / "requirements.txt"
 NEEDED = (
     "torch", "transformers", "accelerate", "tokenizers", "sentencepiece", "safetensors", "protobuf", "tensorboard",
     "numpy", "pyarrow", "pydantic", "nvidia-ml-py",
 )  # fmt: skip
-"""What every cell needs."""
+"""Packages that every cell needs."""
 PREPARING = "datasets"
-"""What making a set of raw data needs besides; training reads a set without it."""
+"""Package that making a set from raw data also needs; training reads a set without it."""
 DEEPSPEED = "deepspeed"
 BELOW_DEEPSPEED = ("einops", "hjson", "msgpack", "ninja", "psutil", "py-cpuinfo")
-"""What it needs of its own; it is published as source, and a wheel is made of it."""
+"""Packages that only DeepSpeed needs; DeepSpeed itself is published as source, and a wheel is built from it."""
 ON_TORCH = ("accelerate", "deepspeed")
-"""They depend on torch: pip would fetch another one, gigabytes, and of a CUDA that the driver may not run."""
+"""Packages that depend on torch: pip would fetch another torch, gigabytes for a CUDA that the driver may not run."""
 
 
 def missing(*packages: str) -> list[str]:
-    """Those of the packages that are not installed."""
+    """Return those of the packages that are not installed."""
     return [package for package in packages if not any(Distribution.discover(name=package))]
 
 
 def runnable(cells: Sequence[Cell], *, prepares: bool) -> tuple[list[Cell], list[str]]:
-    """The cells that can run here, and what to say of the packages that the others need.
+    """The cells that can run here, and remarks about the packages that the others need.
 
     Args:
-        prepares: whether sets are to be made of raw data first.
+        prepares: whether sets have to be made from raw data first.
 
     Raises:
-        UserError: what every cell needs is missing.
+        UserError: a package that every cell needs is missing.
     """
     basic = missing(*NEEDED, *([PREPARING] if prepares else []))
     if basic:
@@ -109,7 +109,7 @@ def runnable(cells: Sequence[Cell], *, prepares: bool) -> tuple[list[Cell], list
 
 
 def sets_to_prepare(place: Path, out: Path) -> list[str]:
-    """The prompts of which neither folder holds a set."""
+    """The prompts for which neither folder holds a set."""
     return [
         prompt
         for prompt in PROMPTS
@@ -118,7 +118,7 @@ def sets_to_prepare(place: Path, out: Path) -> list[str]:
 
 
 def how_to_bring(packages: Sequence[str]) -> list[str]:
-    """Commands, for a machine with a network and the same Python, and for this one."""
+    """Commands that fetch packages on a machine with a network and the same Python, and install them on this one."""
     alone = [required(package) for package in packages if package in ON_TORCH]
     wanted = [required(package) for package in packages if package not in ON_TORCH]
     wanted += BELOW_DEEPSPEED if DEEPSPEED in packages else ()
@@ -130,7 +130,7 @@ def how_to_bring(packages: Sequence[str]) -> list[str]:
 
 
 def required(package: str) -> str:
-    """The line of requirements.txt, `datasets==5.2.0`."""
+    """The package's line in requirements.txt, such as `datasets==5.2.0`; its name if there is no such line."""
     for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines():
         if re.split(r"[\[=]", line)[0] == package:
             return line.strip()
@@ -138,7 +138,7 @@ def required(package: str) -> str:
 
 
 def main() -> None:
-    """Print name, memory in bytes and CUDA version; `null` without a GPU."""
+    """Print the GPU's name, its memory in bytes and the CUDA version; `null` without a GPU."""
     import torch
 
     found = None

@@ -25,26 +25,26 @@ from zeropods.techniques import technique_named
 from zeropods.train.arguments import PROJECT
 
 SLACK_SECONDS = 300.0
-"""For start, evaluation and saving, beyond what is asked for."""
+"""Seconds for start, evaluation and saving, beyond those asked for."""
 MODEL_OF_PREDICTION = "t5-small-none-32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What all cells of a call share."""
+    """What all cells of a call share, and how each is measured."""
 
     out: Path
     data: Data
     machine: Machine
     seconds: float
-    """Of steady steps."""
+    """Seconds of steady steps."""
     warm: int | None = None
-    """Steps before those that count, in place of each cell's own."""
+    """Number of steps before those that count, in place of each cell's own."""
     limit_seconds: float = 1_800.0
-    """Of a cell's program; one that takes longer is ended."""
+    """Time limit of a cell's program; one that takes longer is ended."""
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        """The record of a cell, whatever came of it."""
+        """Measure a cell and return its record, which says how it ended."""
         measure = {"control": self._control, "train": self._train, "predict": self._predict}[cell.kind]
         return {
             "cell": asdict(cell),
@@ -101,7 +101,7 @@ class Bench:
         folder = self.out / "runs" / (cell.name if cell.batch else f"{cell.name}-{batch}")
         shapes = self.data.padded(cell, batch)
         if (folder / CONFIG).is_file():
-            # Of a call that was killed within this cell, or of a try before: other flags would not be its run.
+            # Left by a call that was killed within this cell, or by an earlier try: other flags would make another run.
             shutil.rmtree(folder)
         lasts = self._duration(cell, batch, shapes)
         measured: dict[str, Any] = {"batch": batch, "samples_per_second": None, "step_seconds": []}
@@ -184,7 +184,7 @@ def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str,
 
 
 def _training_peak(rank: RankMeasurement) -> int | None:
-    """Of steps alone, as the plan has it: an evaluation at 256 rows may need more than a step at 32."""
+    """Peak bytes of steps alone, as in the plan: an evaluation at 256 rows may need more than a step at 32."""
     peaks = [rank.phases[name].peak_allocated_bytes for name in ("first_step", "steady") if name in rank.phases]
     return max((peak for peak in peaks if peak is not None), default=None)
 

@@ -1,7 +1,7 @@
-"""What is predicted of a cell before it runs: its rate, how long it trains, its best batch; and a page of forecasts.
+"""Predictions for a cell before it runs: its rate, how long it trains, its best batch; and a page of forecasts.
 
-Launches were counted as PyTorch's operations that are no views, of a T5 of one,
-two and three layers, forward and backward.
+Launches were counted as PyTorch operations that are not views, in forward and backward passes of a T5 with one, two
+and three layers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from zeropods.plan.workload import Workload
 from zeropods.tables import GIB, Table
 from zeropods.techniques import technique_named
 
-# A step's seconds: arithmetic or the host, whichever takes longer, and the optimizer.
+# Seconds of a step: arithmetic or the host, whichever takes longer, plus offload and the optimizer.
 
 OUTSIDE_LAYERS, PER_LAYER = 177, 375
-"""Launches of a step: embeddings, masks, head and loss; an encoder layer and a decoder layer together."""
+"""Launches of a step: for embeddings, masks, head and loss; and for an encoder and a decoder layer together."""
 LAUNCH_SECONDS = 6e-6
-"""Of the host, for an operation of PyTorch and its part of autograd."""
+"""Seconds that the host needs for a PyTorch operation and its part of autograd."""
 LEFT = {"off": 1.0, "blocks": 0.35, "graphs": 0.02}
-"""Share of the layers' launches that is left: what lies between products is fused, or all of it replayed."""
+"""Share of the layers' launches that remains: operations between matrix products are fused, or all are replayed."""
 HOST_SECONDS = 2e-3
-"""Of Python around a step: the batch, the trainer, the optimizer: an estimate, from parts of it timed on a CPU."""
+"""Seconds of Python around a step (batch, trainer, optimizer), estimated from parts of it that were timed on a CPU."""
 OPTIMIZER_LAUNCHES = 40
 DEEPSPEED_LAUNCHES = 12
-"""Of a weight: hooks, copies into buckets, the norm that DeepSpeed reads from the GPU."""
+"""Launches per weight: hooks, copies into buckets, and the norm that DeepSpeed reads from the GPU."""
 ADAM_BYTES = {"fp32": 28, "bf16": 44}
-"""A parameter: weight, gradient and both moments read, all but the gradient written; in BF16 also the gradient widened
-and its norm, and the copy written."""
+"""Bytes per parameter: weight, gradient and both moments are read, all but the gradient are written; in BF16 the
+gradient is also widened and its norm taken, and the BF16 copy is written."""
 
 
 def mean_shape(shapes: np.ndarray) -> tuple[int, int]:
@@ -50,7 +50,7 @@ def mean_shape(shapes: np.ndarray) -> tuple[int, int]:
 
 
 def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Workload:
-    """A pass of a cell."""
+    """The workload of a cell's pass."""
     dropout = cell.dropout is None or cell.dropout > 0
     return Workload(
         shape=shape_named(cell.model),
@@ -64,7 +64,7 @@ def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Work
 
 
 def predicted_seconds(cell: Cell, rows: int, shapes: np.ndarray, machine: Machine) -> float:
-    """Seconds of a mean step."""
+    """Predicted seconds of a mean step."""
     precision = cell.precision if cell.precision in ACHIEVED else "fp32"
     peak = machine.peak(precision)
     flops = machine.unknown_flops if peak is None else ACHIEVED[precision] * peak
@@ -96,37 +96,37 @@ def _optimizer_seconds(cell: Cell, precision: str, machine: Machine) -> float:
     return ADAM_BYTES[precision] * shape_named(cell.model).parameters / machine.bandwidth
 
 
-# How long a cell trains: enough steps for a rate, after those that warm up.
+# How long a cell trains: enough steps for a rate, after the warm-up steps.
 
 WARM_STEPS = {"off": 20, "blocks": 40, "graphs": 400}
-"""Before those that count: allocators, compilation, and a graph of each usual pair of lengths."""
+"""Steps before those that count: they serve allocators, compilation, and a graph for each usual pair of lengths."""
 MOST_WARM_SECONDS = {"off": 60.0, "blocks": 180.0, "graphs": 420.0}
-"""What these may take, on a machine of few cores."""
+"""Most seconds that these steps may take, on a machine with few cores."""
 FEWEST_STEPS = 20
-"""That count, however slow they are thought to be."""
+"""Fewest steps that count, however slow they are predicted to be."""
 PATIENCE = 2.0
-"""Times the seconds asked for, where steps take longer than predicted."""
+"""Factor on the seconds asked for that is allowed where steps take longer than predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """Whichever of both ends is reached first."""
+    """How long a cell trains: until `steps` or `seconds` are reached, whichever comes first."""
 
     steps: int
     warm: int
-    """Of these, the first ones that do not count."""
+    """Number of first steps that do not count."""
     seconds: float
-    """Of training."""
+    """Seconds of training."""
 
 
 def duration(
     cell: Cell, batch: int, shapes: np.ndarray, machine: Machine, *, seconds: float, warm: int | None
 ) -> Duration:
-    """So many steps as are predicted to take `seconds`, after `warm` others; as many as the cell has, where it says.
+    """As many steps as are predicted to take `seconds`, after `warm` others; or the cell's own number, if it has one.
 
     Args:
         shapes: (steps, 2) padded lengths of an epoch's batches.
-        warm: in place of the cell's own.
+        warm: number of warm-up steps in place of the cell's own; None: the cell's own.
     """
     first = (0 if cell.steps else WARM_STEPS[cell.compile]) if warm is None else warm
     counted = max(FEWEST_STEPS, math.ceil(seconds / predicted_seconds(cell, batch, shapes, machine)))
@@ -138,21 +138,21 @@ def duration(
 
 UNIT = 32
 NEARLY = 0.97
-"""Share of the rate of the largest: memory that brings less than this is better left free."""
+"""Share of the largest batch's rate that is fast enough: memory that only brings the rest is better left free."""
 STEPS = 8
-"""An epoch has at least so many: a batch that is a large part of the data trains nothing."""
+"""Fewest steps of an epoch: a batch that is a large part of the data trains nothing."""
 Shapes = Callable[[int], np.ndarray]
 
 
 def best_batch(cell: Cell, shapes: Shapes, rows: int, machine: Machine) -> tuple[int, int]:
-    """Rows to begin with, and the most that the plan says fit.
+    """Number of rows to begin with, and the most rows that fit by the plan.
 
     Args:
-        shapes: (steps, 2) padded lengths of an epoch's batches, of so many rows.
-        rows: of the data.
+        shapes: function that returns the (steps, 2) padded lengths of an epoch's batches of a given number of rows.
+        rows: number of rows of the data.
 
     Returns:
-        Multiples of 32; of a device or data too small for 32 rows, powers of 2.
+        Multiples of 32; powers of 2 where device or data are too small for 32 rows.
     """
     unit = UNIT
     while unit > 1 and not _fits(cell, unit, shapes, rows, machine):
@@ -166,7 +166,7 @@ def best_batch(cell: Cell, shapes: Shapes, rows: int, machine: Machine) -> tuple
 
 
 def planned(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> list[PlannedMemory]:
-    """Memory at each of an epoch's longest batches."""
+    """Planned memory at each of an epoch's longest batches."""
     precision = cell.precision if cell.precision in ("fp32", "bf16") else "fp32"
     context = CONTEXT_BYTES if machine.device == "cuda" else 0
     return [plan_memory(job(cell, batch, source, target, precision), context) for source, target in _worst(shapes)]
@@ -188,15 +188,15 @@ def _worst(shapes: np.ndarray) -> list[tuple[int, int]]:
     return [p for p in pairs if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in pairs)]
 
 
-# A page of every cell on a GPU that is not at hand: rates, memory, time of three epochs.
+# A page with every cell on a GPU that is not at hand: rates, memory, time of three epochs.
 
 
 FORECAST = ("cell", "batch", "samples/s", "x control", "MFU (%)", "planned peak (GiB)", "3 epochs (s)", "asked")
-"""What is forecast of the summary's columns."""
+"""Columns of the summary that are forecast."""
 
 
 def forecast(cells: Sequence[Cell], data: Data, machine: Machine) -> str:
-    """A page in Markdown; prediction by a model has no forecast."""
+    """The page in Markdown; the cell that predicts with a model has no forecast."""
     records = {cell.name: _record(cell, data, machine) for cell in cells if cell.kind != "predict"}
     lines = []
     for row in rows(records, machine):
@@ -223,6 +223,6 @@ def _record(cell: Cell, data: Data, machine: Machine) -> dict[str, Any]:
         "batch": batch,
         "samples_per_second": predicted_rate(cell, batch, shapes, machine),
         "tokens_per_sample": data.mean_tokens(cell.prompt),
-        # The plan is of our own step; the control keeps other tensors.
+        # The plan describes our own step; the control keeps other tensors.
         "planned_peak_allocated_bytes": None if cell.kind == "control" else peak,
     }

@@ -1,5 +1,5 @@
-"""Records of cells -> what came out: figures, each defined once, for people (summary.md), for programs (summary.json),
-and all of it as one file."""
+"""Summary of the records of cells: figures, each defined once, for people (summary.md) and for programs (summary.json),
+and an archive of everything in one file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zeropods.tables import GIB, Table
 
 Record = dict[str, Any]
 THREE_EPOCHS = 169_065
-"""Samples: 3 x 56,355 of WikiSQL's train split."""
+"""Number of samples: 3 x the 56,355 of WikiSQL's train split."""
 ASKED = {
     "t5-small-none-32": "10 x; 3 epochs under 60 s",
     "t5-large-none-32": "15 x; 3 epochs under 240 s",
@@ -30,7 +30,7 @@ ASKED = {
 
 
 def rows(records: Mapping[str, Record], machine: Machine) -> list[dict[str, Any]]:
-    """A row for each record, in their order."""
+    """A row for each record, in the same order."""
     return [_row(name, record, records, machine) for name, record in records.items()]
 
 
@@ -62,7 +62,7 @@ def _row(name: str, record: Record, records: Mapping[str, Record], machine: Mach
 
 
 def mfu(record: Record, machine: Machine) -> float | None:
-    """FLOPs of real tokens per second / the published dense BF16 peak; also of FP32 runs, so that all compare."""
+    """FLOPs of real tokens per second / the published dense BF16 peak; also for FP32 runs, to make them comparable."""
     rate, tokens, peak = record.get("samples_per_second"), record.get("tokens_per_sample"), machine.peak("bf16")
     if not rate or not tokens or not peak:
         return None
@@ -78,12 +78,12 @@ def false_fits(record: Record, machine: Machine) -> bool:
 
 
 def first_words(name: str) -> str:
-    """The model in a cell's name; cells of the ablation are of t5-small."""
+    """The model in a cell's name; cells of the ablation use t5-small."""
     return "t5-small" if name.startswith("ablation") else "-".join(name.split("-")[:2])
 
 
 def _ratio(record: Record, control: Record | None) -> list[float] | None:
-    """Samples/s over the control's, and its 95 % interval."""
+    """Ratio of samples/s to the control's, and its 95 % interval; None where either has no steps."""
     if control is None or control is record or not record.get("step_seconds") or not control.get("step_seconds"):
         return None
     ours, batch = record["step_seconds"], record["batch"]
@@ -91,27 +91,27 @@ def _ratio(record: Record, control: Record | None) -> list[float] | None:
     return None if found is None else list(found)
 
 
-# Steady steps: which of a run's steps count, their rate, and how sure a ratio of two rates is.
+# Steady steps: which of a run's steps count, their rate, and how certain a ratio of two rates is.
 
 DRAWS = 1_000
 FEWEST = 3
 
 
 def steady_steps(seconds: Sequence[float], warm: int) -> list[float]:
-    """Steps after the first `warm`, at least without the first; the later half where fewer than three would be left."""
+    """Steps after the first `warm`, and never the first; the later half where fewer than three would be left."""
     late = list(seconds[max(1, warm) :])
     return late if len(late) >= FEWEST else list(seconds[max(1, len(seconds) // 2) :])
 
 
 def rate(seconds: Sequence[float], batch: int) -> float | None:
-    """Samples per second; None without a step."""
+    """Samples per second; None without steps."""
     return batch * len(seconds) / sum(seconds) if seconds and sum(seconds) > 0 else None
 
 
 def ratio_of_rates(
     ours: Sequence[float], batch: int, control: Sequence[float], control_batch: int
 ) -> tuple[float, float, float] | None:
-    """Our samples/s over the control's, and its 95 % interval by bootstrap over steps; None without steps of both."""
+    """Our samples/s over the control's, and the 95 % interval by bootstrap over steps; None unless both have steps."""
     if not ours or not control:
         return None
     generator = np.random.default_rng(0)
@@ -126,18 +126,18 @@ def _means(seconds: Sequence[float], generator: np.random.Generator) -> np.ndarr
     return np.array([values[generator.integers(0, len(values), len(values))].mean() for _ in range(DRAWS)])
 
 
-# Whether the fast path learns as the FP32 run does: their losses over the same rows, beside what chance does.
+# Whether the fast path learns as the FP32 run does: their losses over the same rows, beside differences by chance.
 
 LAST_SHARE = 0.2
-"""Of a run: what its final loss is the mean of."""
+"""Share of a run's losses, counted from the end, whose mean is its final loss."""
 EXACT, FAST, OTHER = "losses-fp32", "losses-fast", "losses-fp32-other-seed"
 
 
 def compared(records: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Final losses of the three runs and their differences; None until all are there and ended well.
+    """Final losses of the three runs and their differences; None until all three have ended well.
 
-    The two first saw the same rows in the same order, so their difference is taken step by step: its mean and 95 %
-    interval. The third saw other rows from other weights: so far do two FP32 runs differ by chance.
+    The first two saw the same rows in the same order, so their difference is taken step by step: its mean and 95 %
+    interval. The third began with other weights and saw other rows: it shows how far two FP32 runs differ by chance.
     """
     found = [records.get(name) for name in (EXACT, FAST, OTHER)]
     if any(record is None or record["status"] != "ok" for record in found):
@@ -173,7 +173,7 @@ def number(value: float | None) -> str:
 def write_summary(
     out: Path, names: Sequence[str], records: Mapping[str, dict[str, Any]], machine: Machine, remarks: Iterable[str]
 ) -> None:
-    """Both files, whole. Cells of `names` without a record are rows too: `not run`."""
+    """Write both files, each as a whole. Cells of `names` without a record have a row too: `not run`."""
     measured = {row["cell"]: row for row in rows(records, machine)}
     document = {
         "machine": asdict(machine),
@@ -235,7 +235,7 @@ def _losses(found: dict[str, Any]) -> str:
 
 
 def shown(row: Record) -> dict[str, str]:
-    """A row for people."""
+    """The texts of a row for people."""
     ratio = row.get("ratio_to_control")
     planned, measured = row.get("planned_peak_allocated_bytes"), row.get("peak_allocated_bytes")
     return {
@@ -263,7 +263,7 @@ PREFIX = "bench-gpu"
 
 
 def write_archive(out: Path) -> Path:
-    """Pack what a reader needs; no weights, no data."""
+    """Pack what a reader needs, without weights and data."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as packed:
         for file in sorted({file for pattern in (*KEPT, *KEPT_LOGS) for file in out.glob(pattern)}):

@@ -1,4 +1,4 @@
-"""textsql_train.py without one of its measures for which it has no flag: what that measure brings.
+"""Run textsql_train.py without one of the measures that have no flag, to see what that measure brings.
 
 python -m benchmarks.gpu.without label-positions --model_id t5-small ...
 """
@@ -22,7 +22,7 @@ SCRIPT = "textsql_train.py"
 
 
 def train_without(measure: str, flags: Sequence[str]) -> int:
-    """Train as the script does, in this process, which is changed for good."""
+    """Train as the script does, in this process, which stays changed afterwards."""
     if measure not in TAKEN:
         raise UserError(f"{measure!r}: no measure; expected {', '.join(TAKEN)}")
     TAKEN[measure]()
@@ -32,7 +32,7 @@ def train_without(measure: str, flags: Sequence[str]) -> int:
 def whole_logits(
     self: T5ForTextToSQL, *args: Any, labels: Tensor, num_items_in_batch: Any = None, **kwargs: Any
 ) -> Seq2SeqLMOutput:
-    """`T5ForTextToSQL.forward` with a loss, over all positions: most of the logits are thrown away."""
+    """`T5ForTextToSQL.forward` with a loss, over the logits of all positions, most of which are thrown away."""
     kwargs.pop("label_positions", None)
     hidden = self._decode(self._shift_right(labels), *args, **kwargs)
     scale = self.model_dim**-0.5 if self.config.scale_decoder_outputs else 1.0
@@ -46,7 +46,7 @@ def _take_label_positions() -> None:
 
 
 def _take_running_ahead() -> None:
-    """Copies wait for the device; so do masks where nothing is compiled."""
+    """Make copies wait for the device, and masks too where nothing is compiled."""
 
     def decode(self: T5ForTextToSQL, ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state

@@ -1,1 +1,1 @@
-"""Faults injected into real runs for real: `python -m benchmarks.reliability`."""
+"""Real faults injected into real runs: `python -m benchmarks.reliability`."""

@@ -1,12 +1,12 @@
-"""Faults injected into real runs for real: what survives, how soon it is found, what it costs.
+"""Inject real faults into real runs: which are survived, how soon each is found, and what it costs.
 
     python -m benchmarks.reliability --trials 200 --seconds 3000
     python -m benchmarks.reliability --trials 14 --alone
 
-Trains a tiny model on two local pods, and breaks the run again and again at random moments, until it is done. Each
-trial is kept in `results/reliability.json` as soon as it has ended, and `docs/reliability.md` is made of them; a later
-call adds those that are missing. About 40 s a trial on two cores. Faults of network and disk are for root only. With
-`--alone` each run is broken once and then trains to its end, so that its record tells its goodput.
+Trains a tiny model on two local pods, and breaks the run again and again at random moments until it is done. Each trial
+is kept in `results/reliability.json` as soon as it has ended, and `docs/reliability.md` is made from them; a later call
+adds the missing ones. A trial takes about 40 s on two cores. Faults of network and disk need root. With `--alone` each
+run is broken once and then trains to its end, so that its record tells its goodput.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from zeropods.measure.record import read_json
 from zeropods.pods.processes import ending_in_order
 
 DEEPSPEED_SHARE = 0.25
-"""Of the runs: they take twice as long to start."""
+"""Share of runs that DeepSpeed's launcher starts: they take twice as long to start."""
 
 
 def main() -> None:
-    """Run the trials that are missing, as long as there is time; then render the page."""
+    """Run the missing trials as long as there is time, then render the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--trials", type=int, default=200, help="of all faults together, earlier calls included; 200")
     parser.add_argument("--seconds", type=float, default=14_400.0, help="begin no further trial after so long; 14,400")
@@ -95,7 +95,7 @@ def _add(results: dict[str, Any], trials: int, faults: list[str], deadline: floa
 
 
 def _one(broken: Chain, tried: list[str], faults: list[str], undisturbed: Losses) -> dict[str, Any] | None:
-    """A trial of one of the faults that were tried least; None where the run has ended."""
+    """Try one of the faults that were tried least so far; returns the trial, or None where the run has ended."""
     able = [name for name in faults if broken.has_spare or not FAULTS[name].costs_a_pod]
     least = min(tried.count(name) for name in able)
     name = broken.random.choice([name for name in able if tried.count(name) == least])
@@ -125,7 +125,7 @@ def _prepared() -> Path:
 
 
 def _undisturbed(data: Path) -> Losses:
-    """Each step's loss where nothing is broken; kept for later calls on the same machine."""
+    """The loss of each step of a run without faults; kept for later calls on the same machine."""
     key, kept = {"flags": list(FLAGS), **_environment()}, WORK / "undisturbed.json"
     if kept.is_file() and read_json(kept)["key"] == key:
         return {int(step): loss for step, loss in read_json(kept)["losses"].items()}

@@ -1,4 +1,4 @@
-"""One run on two local pods that is broken again and again, and goes on each time."""
+"""One run on two local pods that is broken again and again, and continues each time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FLAGS = (
 )  # fmt: skip
 AGAIN = ("--restarts", "1000", "--min-pods", str(PODS), "--step-timeout", str(STEP_TIMEOUT))
 LAUNCHERS = ("deepspeed", "pdsh")
-"""DeepSpeed's launcher as in use; or pdsh itself in its place, which takes half as long to start."""
+"""DeepSpeed's launcher, as users have it, or pdsh itself in its place, which takes half as long to start."""
 DISK_MIB = 256
 TERM_SECONDS = 40.0
 
@@ -45,16 +45,16 @@ class Chain:
     """A run, its pods, and the process that launches it."""
 
     area: Path
-    """Holds `disk/run` and what the launches say."""
+    """Folder that holds `disk/run` and the output of the launches."""
     data: Path
     launcher: str
     random: Random
     log: Log = field(init=False)
     used: tuple[str, ...] = ()
-    """Pods of the present attempt, in the order of ranks."""
+    """Names of the pods of the current attempt, in the order of ranks."""
     lost: set[str] = field(default_factory=set)
     faults: int = 0
-    """How many it has seen."""
+    """Number of faults that the run has been through."""
     launch: subprocess.Popen[bytes] | None = None
     cluster: Cluster | None = None
 
@@ -63,12 +63,12 @@ class Chain:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The run folder."""
         return self.area / "disk" / "run"
 
     @property
     def has_spare(self) -> bool:
-        """Whether a pod may be lost: another one takes its place."""
+        """Whether a pod may be lost because a spare one can take its place."""
         return len(self.lost) < SPARE
 
     def begin(self) -> None:
@@ -81,7 +81,7 @@ class Chain:
             )
 
     def renew(self) -> None:
-        """Have all pods up: new ones where some were lost."""
+        """Start all pods if none are up, or anew if some were lost."""
         if self.cluster is not None and self.lost:
             self.cluster.down()
             self.cluster = None
@@ -101,7 +101,7 @@ class Chain:
         return record.is_file() and read_json(record)["status"] == "ok"
 
     def scene(self) -> Scene:
-        """What a fault needs to know."""
+        """What a fault needs to know about the run."""
         assert self.cluster is not None and self.launch is not None
         return Scene(self.cluster, self.used, self.folder, self.launch.pid, self.random)
 
@@ -128,13 +128,13 @@ class Chain:
 
 @contextmanager
 def chain(data: Path, launcher: str, random: Random) -> Iterator[Chain]:
-    """A run that has begun, in a folder that is removed in the end; a disk of its own where this process may mount."""
+    """Begin a run in a folder that is removed at the end, on a disk of its own where this process may mount one."""
     area = Path(tempfile.mkdtemp(prefix="reliability-"))
     (area / "disk").mkdir()
     os.environ["ZEROPODS_HOME"] = str(area / "home")
     rooted = may_mount()
     if rooted:
-        # Before the pods: each has a view of the file systems of its own.
+        # Mounted before the pods start: each has its own view of the file systems.
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(area / "disk")], check=True)
     made = Chain(area, data, launcher, random)
     try:
@@ -151,7 +151,7 @@ def chain(data: Path, launcher: str, random: Random) -> Iterator[Chain]:
 
 
 def _keep_words(chain: Chain) -> None:
-    """What the last run and its launches said, for those who look into a trial that went wrong."""
+    """Keep the log of the last run and the output of its launches, to investigate a trial that went wrong."""
     WORK.mkdir(parents=True, exist_ok=True)
     for path in (chain.area / "said", chain.folder / "train.log"):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""What is broken in a run over local pods: processes, the network, checkpoints, the disk. All for real."""
+"""Faults in a run over local pods: in its processes, network, checkpoints and disk. None of them is simulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMAND_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Scene:
-    """A run that trains over local pods, as a fault finds it."""
+    """A run that is training over local pods when a fault strikes."""
 
     cluster: Cluster
     used: tuple[str, ...]
@@ -35,15 +35,15 @@ class Scene:
     folder: Path
     """The run folder, on a disk of its own."""
     launch: int
-    """The process of `zeropods launch`."""
+    """Process id of `zeropods launch`."""
     random: Random
 
     def address(self, pod: str) -> str:
-        """Of a pod, by its name."""
+        """Address of a pod, by the pod's name."""
         return next(each.address for each in self.cluster.pods if each.name == pod)
 
 
-# Signals for what a run consists of.
+# Signals to the processes of a run.
 
 
 def _signal_rank(scene: Scene, number: signal.Signals) -> str:
@@ -53,7 +53,7 @@ def _signal_rank(scene: Scene, number: signal.Signals) -> str:
 
 
 def _kill_half(scene: Scene, *, of_agent: bool) -> str:
-    """SIGKILL for the agent of a pod that is in use, or for its warden."""
+    """Send SIGKILL to the agent of a pod that is in use, or to its warden."""
     pod = scene.random.choice(scene.used)
     warden = worker_of(scene.cluster, pod)
     assert warden is not None
@@ -62,7 +62,7 @@ def _kill_half(scene: Scene, *, of_agent: bool) -> str:
 
 
 def _kill_pod(scene: Scene) -> str:
-    """SIGKILL for all of its processes, as by a power cut."""
+    """Send SIGKILL to all processes of a pod, as if its power were cut."""
     pod = scene.random.choice(scene.used)
     kill_pod(scene.cluster, pod)
     return pod
@@ -79,7 +79,7 @@ def _kill_pdsh(scene: Scene) -> None:
             send(process, signal.SIGKILL)
 
 
-# Cables that are pulled, where each pod has a network of its own.
+# Pulled network cables, where each pod has a network of its own.
 
 
 def _cut_pod(scene: Scene) -> str:
@@ -94,7 +94,7 @@ def _restore_pods(scene: Scene) -> None:
 
 
 def _cut_between(scene: Scene) -> None:
-    """Each rank's packets to the other come to nothing; the supervisor still reaches both agents."""
+    """Drop the packets between the two ranks; the supervisor still reaches both agents."""
     _routes(scene, "add")
 
 
@@ -113,10 +113,10 @@ def _network(scene: Scene) -> Namespaces:
     return Namespaces(scene.cluster.folder, scene.cluster.settings)
 
 
-# Files of the newest checkpoint that are not what they were.
+# Damaged files of the newest checkpoint.
 
 SAVED_SECONDS = 60.0
-"""For the first checkpoint of a run."""
+"""Most seconds to wait for the first checkpoint of a run."""
 
 
 def _flip(path: Path, random: Random) -> None:
@@ -136,9 +136,9 @@ def _delete(path: Path, random: Random) -> None:
 
 
 def _damage(damage: Callable[[Path, Random], None], scene: Scene) -> str:
-    """Both ranks are killed, so that nothing newer is saved; then a file of the newest checkpoint is damaged.
+    """Kill both ranks, so that nothing newer is saved, then damage a file of the newest checkpoint.
 
-    The first save of a run may still be under way: it is waited for.
+    Waits for the first save of a run, which may still be under way.
     """
     until(lambda: bool(_complete(scene.folder)), SAVED_SECONDS)
     for beat in read_beats(scene.folder).values():
@@ -156,16 +156,16 @@ def _complete(folder: Path) -> list[Path]:
     return [place for step in saved_steps(saved) if ((place := saved / name_of(step)) / MANIFEST).is_file()]
 
 
-# A disk that is full, and a folder that may not be written: both need a disk of the run's own.
+# A full disk and a read-only folder: both need a disk of the run's own.
 
 FILLER = "filler"
-"""In the folder of the disk, beside the run: it takes the room."""
+"""Name of the file that takes up the room on the disk, beside the run folder."""
 FREE_BYTES = 10_000_000
-"""At most so much is left on a full disk: less than a checkpoint of the tiny model takes."""
+"""Limit on the bytes left on a full disk: less than a checkpoint of the tiny model takes."""
 
 
 def may_mount() -> bool:
-    """Whether a disk can be made full, and a folder read-only: both need root and a kernel that lets it."""
+    """Whether a disk can be filled and a folder made read-only: both need root and a kernel that allows it."""
     if os.geteuid() != 0 or shutil.which("chattr") is None:
         return False
     return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
@@ -180,7 +180,7 @@ def _fill_disk(scene: Scene) -> str:
 
 
 def _takes_all_but(left: int, file: int) -> bool:
-    """Whether the room could be taken; not where the run took some of it at the same moment."""
+    """Take all room but `left` bytes; False where the run took some of it at the same moment."""
     room = os.fstatvfs(file)
     try:
         os.posix_fallocate(file, 0, max(1, room.f_bavail * room.f_frsize - left))
@@ -196,29 +196,29 @@ def _empty_disk(scene: Scene) -> None:
 
 
 def _change_folder(scene: Scene, attribute: str) -> None:
-    """Root passes by permissions, and nobody by the attribute `+i`."""
+    """Change an attribute of `checkpoints/`: permissions do not stop root, but the attribute `+i` does."""
     checkpoints = str(scene.folder / "checkpoints")
     subprocess.run(["chattr", attribute, checkpoints], timeout=COMMAND_SECONDS, check=True)
 
 
-# All of them.
+# All faults.
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One way to break it."""
+    """One way to break a run."""
 
     means: str
-    """What is done, for those who read the page."""
+    """What the fault is, for readers of the page."""
     act: Callable[[Scene], str | None]
-    """Does it; returns what was lost or damaged, where there is a choice."""
+    """Function that breaks the run; returns what was lost or damaged, where there is a choice."""
     heal: Callable[[Scene], object] = lambda scene: None
-    """What a person does before the run is started again."""
+    """Function that does what a person would do before starting the run again."""
     costs_a_pod: bool = False
     ends_a_pod: bool = False
-    """All of its processes must be gone."""
+    """Whether all processes of the chosen pod must be gone afterwards."""
     intervals: int = 1
-    """How many intervals of steps may be lost."""
+    """Number of intervals between checkpoints whose steps may be lost."""
     needs_networks: bool = False
 
 
@@ -256,4 +256,4 @@ FAULTS: dict[str, Fault] = {
 SUPERVISOR = "supervisor killed"
 DAMAGED = ("file flipped", "file truncated", "file deleted")
 ON_A_DISK = ("disk full", "folder read-only")
-"""They need a disk of the run's own, which root may mount."""
+"""Faults that need a disk of the run's own, which root may mount."""

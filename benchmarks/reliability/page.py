@@ -1,4 +1,4 @@
-"""`docs/reliability.md`, made of `results/reliability.json`: for each fault, the median and the worst of its trials."""
+"""`docs/reliability.md`, made from `results/reliability.json`: the median and the worst of each fault's trials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zeropods.tables import Table, counted
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"
 FIND_SECONDS, RESUME_SECONDS = 10, 60
-"""What is asked for."""
+"""Most seconds asked for: to find a fault, and to resume the run."""
 ABOUT = f"""\
 # What was broken, and what came of it
 
@@ -48,7 +48,7 @@ def page(results: dict[str, Any]) -> str:
 
 
 def _told(results: dict[str, Any]) -> str:
-    """All trials in a few sentences."""
+    """A summary of all trials in a few sentences."""
     trials, runs = results["trials"], results["runs"]
     launchers = Counter(one["launcher"] for one in trials)
     faults = sum(one["faults"] for one in runs)
@@ -94,7 +94,7 @@ def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
 def _spread(
     trials: Sequence[dict[str, Any]], key: str, form: str, worst: Callable[[Sequence[float]], float] = max
 ) -> str:
-    """Median and worst of what was measured."""
+    """The median and the worst of the measured values."""
     values = [one[key] for one in trials if one[key] is not None]
     if not values:
         return "not measured"

@@ -1,4 +1,4 @@
-"""A trial: a run that trains is broken once, and what comes of it is seen from outside."""
+"""A trial: a training run is broken once, and the consequences are observed from outside."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ from zeropods.report.entry import read_entry
 from zeropods.report.formulas import figures
 
 VERIFIED_STEPS = 5
-"""After each restart so many steps are compared before the next fault."""
+"""Number of steps after each restart that are compared before the next fault."""
 WAIT_SECONDS, LEFT_SECONDS = 300.0, 20.0
 SAME = 1e-5
-"""Relative; the log has six digits of a loss."""
+"""Largest relative difference between losses that count as the same; the log has six digits of a loss."""
 
 
 MEASURED = (
     "what", "unix_seconds", "steps_done", "steps_lost", "seconds_to_find", "seconds_to_resume", "left_over",
     "largest_difference", "goodput",
 )  # fmt: skip
-"""What a trial tells besides its fault and whether it was survived; None where it came to nothing."""
+"""Keys of what a trial tells besides its fault and whether it was survived; all are None where the trial failed."""
 
 
 @dataclass(frozen=True)
 class Broken:
-    """What was done to a run."""
+    """A fault that was injected into a run."""
 
     name: str
     unix_seconds: float
     what: str | None
     """The rank, pod or file that was chosen."""
     victims: list[Process]
-    """Processes of this attempt, and of a pod that was killed."""
+    """Processes of the broken attempt, and of a pod that was killed."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """How it went on."""
+    """How the run continued after a fault."""
 
     by_itself: bool
     found_unix_seconds: float
     unix_seconds: float
-    """When the next attempt began: found, or the same command called again."""
+    """When the next attempt began: when the fault was found, or when the same command was called again."""
     steps_done: int
-    """Of the attempt that was broken."""
+    """Last step of the attempt that was broken."""
     left: int | None = None
-    """Processes left over; None where that has still to be seen."""
+    """Number of processes left over; None where they have not been counted yet."""
 
 
 def trial(chain: Chain, name: str, undisturbed: Losses) -> dict[str, Any] | None:
-    """Break the run at a random moment, and wait until it trains again; None where it has ended before."""
+    """Break the run at a random moment, and wait until it trains again; None where it ended before that."""
     if not comes_to(chain, VERIFIED_STEPS + chain.random.randrange(INTERVAL + 3)):
         return None
     time.sleep(chain.random.random() / 2)
@@ -91,14 +91,14 @@ def trial(chain: Chain, name: str, undisturbed: Losses) -> dict[str, Any] | None
 
 
 def comes_to(chain: Chain, steps: int) -> bool:
-    """Wait until an attempt has done so many steps; False where its launch ends before."""
+    """Wait until an attempt has done `steps` steps; False where its launch ends first."""
     if not until(lambda: len(chain.log.read()) >= steps or chain.is_over(), WAIT_SECONDS):
         raise UserError(f"{chain.folder}: no {steps} steps within {WAIT_SECONDS:.0f} s; see {chain.area}/said")
     return not chain.is_over()
 
 
 def _break(name: str, fault: Fault, scene: Scene) -> Broken | None:
-    """Do it; None where the ranks are just leaving."""
+    """Inject the fault; None where the ranks are already ending."""
     ranks = ranks_of(scene.folder)
     if len(ranks) < len(scene.used):
         return None
@@ -116,7 +116,7 @@ def _pod_processes(scene: Scene, pod: str) -> list[Process]:
 
 
 def _went_on(chain: Chain) -> Called:
-    """The launch found the fault and began the next attempt."""
+    """How the run continued where the launch itself found the fault and began the next attempt."""
     entry = read_json(chain.folder / "restarts.json")["restarts"][-1]
     done = max(chain.log.read())
     chain.log.forget()
@@ -125,7 +125,7 @@ def _went_on(chain: Chain) -> Called:
 
 
 def _called_again(chain: Chain, broken: Broken, heal: Callable[[], object]) -> Called | None:
-    """The launch has ended; the same command is called once nothing is left. None where the run was done."""
+    """Call the same command again after the launch and its processes have ended; None where the run was finished."""
     noticed = time.time()
     left = len(ended(broken.victims, LEFT_SECONDS))
     if broken.name == SUPERVISOR:
@@ -165,7 +165,7 @@ def _outcome(
 
 
 def goodput(chain: Chain) -> float | None:
-    """The share of the wall time that went into steps that count, of a run that ends by itself; None if it does not."""
+    """Share of a run's wall time that went into steps that count; None if the run does not finish by itself."""
     until(chain.is_over, WAIT_SECONDS)
     if not chain.is_finished():
         return None
@@ -174,7 +174,7 @@ def goodput(chain: Chain) -> float | None:
 
 
 def _is_named(chain: Chain, broken: Broken) -> bool:
-    """Whether the log says that a damaged checkpoint was passed over."""
+    """Whether the log says that a damaged checkpoint was passed over; True for other faults."""
     if broken.name not in DAMAGED or broken.what is None:
         return True
     checkpoint, _, file = broken.what.partition("/")

@@ -71,7 +71,7 @@ FAILED, OOM = (json.dumps({**record(status=status), "gpu": None}) for status in 
         ({}, "", "datasets", f"pip download -d wheels {required('datasets')}"),
         ({}, "--only *zero1*", "deepspeed", "t5-small-zero1-32, t5-large-zero1-32"),
         ({"cells/t5-small-control.json": '{"cell": {'}, "", "", "t5-small-control.json: not JSON"),
-        ({"thesis.txt": ""}, "", "", "holds something that is no benchmark"),
+        ({"thesis.txt": ""}, "", "", "is not empty and is not a benchmark folder"),
         ({}, "--data none", "", "none: "),
         (
             {"cells/t5-small-control.json": FAILED, "cells/t5-large-control.json": OOM},

@@ -108,10 +108,10 @@ def link(path: Path) -> None:
         (Path.unlink, SHARD, f"{SHARD}: missing"),
         (link, SHARD, f"{SHARD}: "),
         (Path.touch, "global_step20/zero_pp_rank_3_mp_rank_00_optim_states.pt", "not in the manifest"),
-        (Path.unlink, "manifest.json", "no manifest.json: its save did not end"),
+        (Path.unlink, "manifest.json", "no manifest.json: the save did not finish"),
         (lambda path: os.truncate(path, 100), "manifest.json", "manifest.json: damaged (Invalid JSON"),
         (lambda path: path.write_text(path.read_text().replace('"step": 20', '"step": 21')), "manifest.json",
-         "manifest.json: damaged (its digest is another)"),
+         "manifest.json: damaged (its digest does not match)"),
         (lambda path: path.write_text('{"digest": "", "writer": "torch"}'), "manifest.json", "manifest.json: damaged"),
     ],
 )  # fmt: skip
@@ -130,9 +130,9 @@ def test_checkpoints_of_another_model_run_or_step_are_passed_over(folder: Path) 
     other = save(folder, 40, origin=an_origin(run_id="r2", settings=checkpoints.digest({"max_steps": 60})))
     shutil.copytree(folder / "checkpoint-10", folder / "checkpoint-50")
     assert found(folder) == ("checkpoint-20", [
-        ("checkpoint-50", "is of step 10, under another name"),
-        ("checkpoint-40", "of run r2, which has other settings"),
-        ("checkpoint-30", "of another model: d_model 1024, expected 64"),
+        ("checkpoint-50", "holds step 10, but its folder has another name"),
+        ("checkpoint-40", "belongs to run r2, which has other settings"),
+        ("checkpoint-30", "belongs to another model: d_model 1024, expected 64"),
     ])  # fmt: skip
     assert checkpoints.verified(other, lambda origin: origin.other_model(an_origin())).step == 40
 
@@ -156,7 +156,7 @@ def test_a_file_that_came_while_the_step_was_saved_is_refused(folder: Path) -> N
     files = checkpoints.hashed(place)
     (place / ".nfs0001").touch()
     (place / "late.pt").touch()
-    with pytest.raises(UserError, match=r"late\.pt came or went"):
+    with pytest.raises(UserError, match=r"late\.pt appeared or disappeared"):
         checkpoints.complete(folder, 30, an_origin(), files)
     assert found(folder)[0] == "checkpoint-20"
 

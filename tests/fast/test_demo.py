@@ -73,12 +73,12 @@ def test_model_folders_and_runs_of_one_name_can_be_asked(tmp_path: Path) -> None
     ("make", "said"),
     [
         (lambda folder: None, "no such folder"),
-        (lambda folder: folder.mkdir(), "no run there"),
+        (lambda folder: folder.mkdir(), "no runs found"),
         (lambda folder: write_run(folder, a_record()), "no trained model"),
         (lambda folder: write_run(folder / "failed", a_record()), "no trained text-to-SQL model"),
-        (lambda folder: a_run(folder, None, task="squad"), "is a squad run; the demo asks text-to-SQL models"),
-        (lambda folder: a_model(folder, None), "does not say its task; give --task"),
-        (a_run_with_a_broken_model, "of a run's checkpoint make a model folder: zeropods export"),
+        (lambda folder: a_run(folder, None, task="squad"), "is a squad run; the demo needs text-to-SQL models"),
+        (lambda folder: a_model(folder, None), "does not record its task; give --task"),
+        (a_run_with_a_broken_model, "make a model folder from a run's checkpoint: zeropods export"),
     ],
 )
 def test_what_cannot_be_asked_is_a_line_and_status_1(
@@ -167,16 +167,16 @@ def test_delimiters_and_encodings_of_spreadsheets_are_told_apart(tmp_path: Path,
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\n \n", "has no row"),
-        (b"A,B\n", "no row"),
-        (b"A,B\n1,2\n1,2,3\n", "line 3: 3 cells, the first line has 2"),
+        (b"\n \n", "has no rows"),
+        (b"A,B\n", "no rows"),
+        (b"A,B\n1,2\n1,2,3\n", "line 3: 3 cells, but the first line has 2"),
         (b"A,?\n1,2\n", "column 2 has no name"),
         ("A²,A2\n1,2\n".encode(), "two columns are named 'A²'"),
-        ("Käse,B\n1,2\n".encode("latin-1"), "line 1 is not text in UTF-8"),
+        ("Käse,B\n1,2\n".encode("latin-1"), "line 1 is not valid UTF-8"),
         (b'A,B\n"1,2\n', "line 2: unexpected end of data"),
         (
             b"sep=;\nA;B\n1;2\n1;2;3\n",
-            "line 4: 3 cells, the first line has 2; correct one of them (a cell that holds ';' stands",
+            "line 4: 3 cells, but the first line has 2; correct one of them (a cell that contains ';' must",
         ),
         (b"A," + b"x" * 200_000 + b"\n1,2\n", "field larger"),
         (b"\n".join([b",".join(b"c%d" % n for n in range(MAX_COLUMNS + 1))] * 2), f"at most {MAX_COLUMNS}"),

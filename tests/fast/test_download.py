@@ -126,7 +126,7 @@ def test_a_complete_folder_is_not_fetched_again_and_other_bytes_are_refused(
     fetched(publisher, tmp_path / "out")
     assert fetched(publisher, tmp_path / "out")["already_there"]
     assert len(publisher.asked) == 1
-    with pytest.raises(UserError, match=r"/squad/train-v1.1.json: sha256 [0-9a-f]{64}; expected 35276639.*; name a"):
+    with pytest.raises(UserError, match=r"/squad/train-v1.1.json: sha256 [0-9a-f]{64}; expected 35276639.*; set Z"):
         get("squad", tmp_path / "squad")
     assert names(tmp_path) == ["out"]
     (tmp_path / "out" / "train.jsonl").write_text("short")
@@ -137,7 +137,7 @@ def test_a_complete_folder_is_not_fetched_again_and_other_bytes_are_refused(
 def test_a_foreign_folder_or_file_is_refused_and_untouched(publisher: type[Publisher], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     for out in (tmp_path, tmp_path / "thesis.tex"):
-        with pytest.raises(UserError, match="holds something else than sample as fetched here; choose another folder"):
+        with pytest.raises(UserError, match="holds something other than sample as fetched here; choose another folder"):
             fetched(publisher, out)
     assert names(tmp_path) == ["thesis.tex"]
 
@@ -147,8 +147,8 @@ def test_a_foreign_folder_or_file_is_refused_and_untouched(publisher: type[Publi
     [
         ([503, 100], None, 3),
         ([503] * 3, r"data.tar.bz2: HTTP 503 .*; check the network and run", 3),
-        ([404], r"data.tar.bz2: HTTP 404 Not Found; name a mirror", 1),
-        ([100] * 3, r"data.tar.bz2: no connection: it ended after 100 of \d+ bytes; check the network", 3),
+        ([404], r"data.tar.bz2: HTTP 404 Not Found; set ZEROPODS_MIRROR", 1),
+        ([100] * 3, r"data.tar.bz2: connection lost after 100 of \d+ bytes; check the network", 3),
     ],
 )
 def test_what_may_pass_is_tried_again_and_what_stays_is_one_line_and_leaves_nothing(

@@ -48,7 +48,7 @@ def test_broken_line_is_named_with_what_was_expected(line: str) -> None:
     [
         (b"\npod1 slots=1\npod2 slots=1\nPOD1 slots=2\n", r":4: 'POD1' is on line 2 already; remove one of them$"),
         (b"# nobody\n\n", r": no host; expected a line '<address> slots=<gpus>' for each pod$"),
-        (None, r": no such hostfile; name yours, or one that 'zeropods pods up' has written"),
+        (None, r": no such hostfile; give your own, or one that 'zeropods pods up' wrote"),
     ],
 )
 def test_a_file_that_is_no_hostfile_is_named(tmp_path: Path, text: bytes | None, line: str) -> None:
@@ -128,5 +128,5 @@ def test_ssh_reads_the_options_for_a_pod_and_for_no_other_host(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["my home", 'quo"te', "100%host", "${HOME}", "ünï"])
 def test_a_path_that_pdsh_or_ssh_would_change_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="pdsh cannot be told this path; set ZEROPODS_HOME to a folder of letters"):
+    with pytest.raises(UserError, match="pdsh cannot handle this path; set ZEROPODS_HOME to a folder of letters"):
         pdsh_ssh_arguments(Path("/", name, "ssh_config"))

@@ -52,10 +52,10 @@ def test_the_command_can_be_pasted_into_a_shell() -> None:
 
 def test_what_a_remote_shell_or_pdsh_would_break_is_refused() -> None:
     for argument in ("a\nb", "a\0b", "\udcff"):
-        with pytest.raises(UserError, match="no line of UTF-8"):
+        with pytest.raises(UserError, match="contains a line break or is not UTF-8"):
             remote_argument(argument)
     for path in ("/a\nb", "/a$b", "/a%n", "/a'b"):
-        with pytest.raises(UserError, match="does not pass pdsh; move it to a path without"):
+        with pytest.raises(UserError, match=r"pdsh cannot handle .*; use a path without that character"):
             check_plain("working folder", path)
 
 
@@ -73,7 +73,7 @@ def test_variables_are_those_asked_for_and_the_usual_ones_that_are_set(monkeypat
     [
         *((name, "x", "sounds like a secret.*file") for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "my_password")),
         *(
-            ("A", value, "does not pass a remote shell")
+            ("A", value, "would be changed by a remote shell")
             for value in ("a b\nc", "$HOME", '"', "50%", "\\", " a", "\udcff")
         ),
     ],

@@ -88,7 +88,7 @@ def test_a_run_goes_on(seen: list[Seen], others: dict[str, Any]) -> None:
         ([pod(1), pod(2)], {"failed_sessions": {"pod2": FAILED_SECONDS + 1}}, None, "pod2", ""),
         ([pod(1)], {"since_measured": MEASURED_SECONDS + 1}, None, None, "keeps the launcher waiting"),
         ([pod(number, absent=MEASURED_SECONDS + 1) for number in (1, 2)], {}, None, None, "ssh sessions open"),
-        ([pod(1), NEVER], {"since_start": START_SECONDS + 1}, "failed", "pod2", "no process of the run within"),
+        ([pod(1), NEVER], {"since_start": START_SECONDS + 1}, "failed", "pod2", "no process of the run started within"),
         ([pod(1)], {"since_start": 61.0, "timeout_seconds": 60.0}, "timeout", None, "took longer than 60 s"),
         ([pod(1, silent=SILENT)], {"since_start": 61.0, "timeout_seconds": 60.0}, "pod_lost", "pod1", ""),
     ],
@@ -211,7 +211,7 @@ def test_a_run_whose_ranks_do_nothing_hangs_also_where_all_wait_in_a_save(
 ) -> None:
     ranks = [kind(0), kind(1)]
     assert watched.alive(11, *ranks) is None
-    assert "nothing done for 11 s (step time-out 10 s)" in (watched.alive(1, *ranks) or "")
+    assert "no progress for 11 s (step timeout 10 s)" in (watched.alive(1, *ranks) or "")
 
 
 def test_a_save_in_which_ranks_work_or_move_has_more_time(watched: Watched) -> None:

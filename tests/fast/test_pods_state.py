@@ -98,8 +98,8 @@ def test_the_only_cluster_or_the_shell_s_is_meant_where_none_is_named(up: list[s
     ("up", "name", "line"),
     [
         (["one", "two"], None, "clusters one, two: several are up; say which with --name"),
-        ([], None, "cluster pods: is not up, nor is another"),
-        (["one"], "x", "cluster x: is not up, only one; zeropods pods up --count N --name x"),
+        ([], None, "cluster pods: is not up, and no other cluster is; zeropods pods up"),
+        (["one"], "x", "cluster x: is not up; these are: one; zeropods pods up --count N --name x"),
     ],
 )
 def test_a_cluster_that_cannot_be_told_is_named(up: list[str], name: str | None, line: str) -> None:
@@ -112,7 +112,7 @@ def test_a_folder_that_is_no_cluster_s_is_never_emptied(home: Path) -> None:
     (home / "mine").mkdir(parents=True)
     (home / "mine" / "thesis.txt").touch()
     assert not cluster.take_down("mine")
-    with pytest.raises(UserError, match="mine: holds something that is no cluster"):
+    with pytest.raises(UserError, match="mine: is not empty and holds no cluster"):
         cluster.clear(home / "mine")
     assert (home / "mine" / "thesis.txt").exists()
 
@@ -142,7 +142,7 @@ def test_down_and_list_without_clusters_say_so(capsys: pytest.CaptureFixture[str
         (home / name).mkdir(parents=True)
         (home / name / cluster.STATE).write_text("{}")
     assert main(["pods", "down", "--name", "three"]) == 0
-    assert capsys.readouterr() == ("nothing was up\n", "cluster three: is not up; there is one, two\n")
+    assert capsys.readouterr() == ("nothing was up\n", "cluster three: is not up; these are: one, two\n")
 
 
 @pytest.mark.parametrize(

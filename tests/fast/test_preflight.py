@@ -56,7 +56,7 @@ def test_another_file_and_a_taken_port_are_noticed(project: Path, expected: Expe
     port = free_port("127.0.1.1")
     with socket.create_server(("127.0.1.1", port)):
         found = preflight_self(replace(expected, master_port=port))
-    with pytest.raises(UserError, match=r"^self: project failed: another train.py; .* is not the master's folder"):
+    with pytest.raises(UserError, match=r"^self: project failed: different train.py; .* is not the master's folder"):
         found.require()
     assert any(f"port failed: {port} taken" in line for line in found.remedies())
 

@@ -134,7 +134,7 @@ def test_what_is_pasted_from_a_page_is_read_and_what_is_missing_is_said_in_one_l
     page.write_text(f"# Results\n```\n{whole[: whole.index('--- Detailed') - 24]}```\n\n- Time by worker:\n0%| | 0/9\n")
     result, text = profile(page)
     assert result["missing"] == "it lacks the tree of modules, the closing line of dashes"
-    assert text.count("not whole: it lacks the tree of modules") == 1
+    assert text.count("incomplete: it lacks the tree of modules") == 1
     assert result["aggregated"][0]["parameters"] == {"T5Stack": 76.96e6}
     assert "shared_parameters" in {fault["name"] for fault in result["faults"]}
     assert (result["tree"], result["classes"]) == (None, [])
@@ -157,14 +157,14 @@ def test_a_report_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(cut: int) -
 @pytest.mark.parametrize(
     ("old", "new", "missing"),
     [
-        ("20 ms", "20 min", "it lacks fwd latency; 1 of its lines cannot be read, the first is line 17, 'fwd"),
-        ("batch size per GPU", "rows", "1 of its lines cannot be read, the first is line 11, 'rows: 2'"),
+        ("20 ms", "20 min", "it lacks fwd latency; 1 of its lines cannot be read; the first is line 17, 'fwd"),
+        ("batch size per GPU", "rows", "1 of its lines cannot be read; the first is line 11, 'rows: 2'"),
         ("at step 2", "at step two", "the first is line 3, 'Profile Summary at step two:'"),
         ("step latency: ", "fwd latency: ", "the first is line 22, 'fwd latency: 10 ms'"),
         ("'912'}", "912'}", 'the first is line 30, "params - '),
         ("params      - {", "params      {", 'the first is line 30, "params {'),
-        ("depth 0:", "", "it lacks the part by depth; 3 of its lines cannot be read, the first is line 30"),
-        ("100% latency", "100% hours", "lacks a part of the tree; 1 of its lines cannot be read, the first is line 43"),
+        ("depth 0:", "", "it lacks the part by depth; 3 of its lines cannot be read; the first is line 30"),
+        ("100% latency", "100% hours", "lacks a part of the tree; 1 of its lines cannot be read; the first is line 43"),
         ("(q): Linear(64 = ", "(q): Linear(...)", "it lacks a part of the tree; 1 of its lines"),
     ],
 )  # fmt: skip
@@ -181,10 +181,10 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     (tmp_path / "heading.txt").write_text(made()[:110])
     (tmp_path / "other.txt").write_text("hello\nworld\n")
     for name, message in (
-        ("heading.txt", r"heading\.txt:2: a heading and no figure below it; give the report as DeepSpeed printed it"),
+        ("heading.txt", r"heading\.txt:2: there is a heading but no figure below it; give the report exactly as"),
         ("other.txt", r"other\.txt:1: no '--- DeepSpeed Flops Profiler ---' in 2 lines; give a profile\.txt"),
-        ("nowhere", "nowhere: not there; give a report's file, or the folder of a run"),
-        (".", r"profile\.txt: not there; give a report's file, or the folder of a run"),
+        ("nowhere", "nowhere: no such file; give a report's file, or the folder of a run"),
+        (".", r"profile\.txt: no such file; give a report's file, or the folder of a run"),
     ):
         with pytest.raises(UserError, match=message):
             profile(tmp_path / name)
@@ -221,7 +221,7 @@ def test_a_fault_of_a_made_report(text: str, name: str, said: float | None, corr
 def test_faults_say_where_and_a_report_without_any_says_only_what_its_step_means() -> None:
     faults = found(made(lines={"fwd MACs per GPU": "8.45 KMACs"}) * 3)
     assert faults["root_latency"].line == 42 + 2 * 66 and faults["several_reports"].said == 3
-    assert "'profile_step: 1' asked for it" in faults["profiled_step"].reason
+    assert "requested by 'profile_step: 1'" in faults["profiled_step"].reason
     assert "+10.0 %" in faults["differs_from_closed_form"].reason
     assert set(found(made("clockless"))) == {"profiled_step"} and not found(made("clockless", NO_ENGINE))
 

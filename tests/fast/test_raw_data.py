@@ -44,7 +44,7 @@ def test_an_example_comes_with_its_table_and_query_whose_numbers_become_text(tmp
     [
         ([], [b"{broken"], "train.jsonl:2: broken JSON"),
         ([], [b"[]"], "train.jsonl:2: it is []"),
-        ([], [EXAMPLE | {"table_id": "u"}], "train.jsonl:2: table_id 'u' has no table"),
+        ([], [EXAMPLE | {"table_id": "u"}], "train.jsonl:2: table_id 'u' is missing"),
         ([], [EXAMPLE | {"question": " "}], "train.jsonl:2: question is ' '"),
         ([], [EXAMPLE | {"sql": SQL | {"sel": 2}}], "train.jsonl:2: Query(sel=2"),
         ([], [EXAMPLE | {"sql": SQL | {"sel": True}}], "train.jsonl:2: sql.sel is True"),
@@ -52,7 +52,7 @@ def test_an_example_comes_with_its_table_and_query_whose_numbers_become_text(tmp
         ([], [EXAMPLE | {"sql": SQL | {"conds": [[0, 4, "x"]]}}], "train.jsonl:2: sql.conds.0.1 is 4"),
         ([], [EXAMPLE | {"sql": SQL | {"conds": [[0, 0]]}}], "train.jsonl:2: sql.conds.0"),
         ([TABLE], [], "tables.jsonl:2: table id 't' occurs twice"),
-        ([TABLE | {"id": "u", "rows": [["Ann"]]}], [], "tables.jsonl:2: 2 columns, but a row or the types with 1"),
+        ([TABLE | {"id": "u", "rows": [["Ann"]]}], [], "tables.jsonl:2: 2 columns, but a row or its types have 1"),
         ([TABLE | {"id": "u", "types": ["text", "date"]}], [], "tables.jsonl:2: types.1 is 'date'"),
         ([TABLE | {"id": "u", "header": []}], [], "tables.jsonl:2: header is []"),
     ],
@@ -114,7 +114,7 @@ def test_a_file_of_another_name_is_found_by_its_split_and_two_are_refused(tmp_pa
     write_squad(tmp_path, DOCUMENT, "train-a.json")
     assert (squad_splits(tmp_path), len(list(read_squad(tmp_path, "train")))) == (["train"], 1)
     write_squad(tmp_path, DOCUMENT, "train-b.json")
-    assert "train-a.json, train-b.json are all of split 'train'" in fault(tmp_path)
+    assert "train-a.json, train-b.json all belong to split 'train'" in fault(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_file_of_another_name_is_found_by_its_split_and_two_are_refused(tmp_pa
         (changed(question="half \ud800"), "train-v1.1.json: broken JSON"),
         (b'{"data":\n [}', "train-v1.1.json: broken JSON: expected value at line 2 column 3"),
         ([], "train-v1.1.json: it is []"),
-        ({"data": []}, "train-v1.1.json: holds no question"),
+        ({"data": []}, "train-v1.1.json: contains no questions"),
         ({"data": DOCUMENT["data"] * 2}, "id 'q1' occurs twice"),
     ],
 )
@@ -225,21 +225,21 @@ def test_one_document_in_twenty_is_dev_where_no_name_tells_a_split_the_same_in_e
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({}, "no text there; expected files named *.txt, *.tokens, *.raw, *.jsonl, *.parquet"),
+        ({}, "contains no text; expected files named *.txt, *.tokens, *.raw, *.jsonl, *.parquet"),
         ({"a_txt": "a", "b_jsonl": lines("b")}, "holds a.txt and b.jsonl; keep files of one kind"),
         ({"wiki_train_raw": "a", "wiki_train_tokens": "b"}, "holds wiki.train.raw and wiki.train.tokens"),
-        ({"train_txt": "a", "notes_txt": "b"}, "notes.txt: no split in its name, but one in train.txt"),
-        ({"test_txt": "a"}, "no file of train, but test.txt"),
-        ({"train-test_txt": "a"}, "its name tells test and train"),
+        ({"train_txt": "a", "notes_txt": "b"}, "notes.txt: its name mentions no split, but train.txt does"),
+        ({"test_txt": "a"}, "has test.txt but no file for train"),
+        ({"train-test_txt": "a"}, "its name mentions test and train"),
         ({"train_txt": b"good\nbad \xff"}, "train.txt:2: byte 0xff is not UTF-8"),
         ({"train_jsonl": ""}, "train.jsonl: the file is empty"),
         ({"train_jsonl": lines("a") + "{"}, "train.jsonl:2: broken JSON"),
         ({"train_jsonl": '{"text": "\\ud800"}'}, "train.jsonl:1: broken JSON"),
-        ({"train_jsonl": lines("a") + lines("b", field="body")}, "train.jsonl:2: no text in 'text'; name the field"),
-        ({"train_parquet": "no parquet"}, "train.parquet: no Parquet can be read there"),
+        ({"train_jsonl": lines("a") + lines("b", field="body")}, "train.jsonl:2: no text in 'text'; give the field"),
+        ({"train_parquet": "no parquet"}, "train.parquet: not a readable Parquet file"),
         (
             {"train_parquet": pyarrow.table({"b": ["a"]})},
-            "train.parquet, row 1: no text in 'text'; name the field that",
+            "train.parquet, row 1: no text in 'text'; give the field that",
         ),
         ({"train_parquet": pyarrow.table({"text": ["a", None]})}, "train.parquet, row 2: no text in 'text'"),
     ],

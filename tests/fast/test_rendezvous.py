@@ -79,8 +79,8 @@ def test_pods_are_gathered_by_numeric_address_and_told_when_all_are_there(listen
 @pytest.mark.parametrize(
     ("registration", "said"),
     [
-        ({**asdict(a_pod(1)), "more": 1}, "a registration: .*'more'; is one version of zeropods on"),
-        ({"failed": "sshd ended at its start"}, "sshd ended at its start$"),
+        ({**asdict(a_pod(1)), "more": 1}, "bad registration: .*'more'; do master and pods run"),
+        ({"failed": "sshd ended as soon as it was started"}, "sshd ended as soon as it was started$"),
     ],
 )
 def test_a_pod_of_another_version_and_one_that_cannot_serve_are_named(
@@ -94,6 +94,6 @@ def test_a_pod_of_another_version_and_one_that_cannot_serve_are_named(
 
 def test_a_pod_of_another_cluster_does_not_get_in(listening: Opener, start: Start) -> None:
     rendezvous = listening(1)
-    with pytest.raises(UserError, match="has this pod its cluster's secret"):
+    with pytest.raises(UserError, match="does this pod have its cluster's secret"):
         start(rendezvous.port, a_pod(1), secret=bytes(32), seconds=0.5).result(SECONDS)
     assert not rendezvous.there

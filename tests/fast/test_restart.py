@@ -82,7 +82,10 @@ def test_a_run_goes_on_with_its_batch_on_the_pods_that_are_left(
 
 @pytest.mark.parametrize(
     ("lost", "why"),
-    [(1, "an effective batch of 15 rows does not divide among 2 pods"), (2, "1 pods are left, --min-pods 2")],
+    [
+        (1, "an effective batch of 15 rows cannot be divided evenly among 2 pods"),
+        (2, "too few pods are left (1, --min-pods 2)"),
+    ],
 )
 def test_where_a_run_cannot_go_on_it_is_said_why(lost: int, why: str, three: Cluster, tmp_path: Path) -> None:
     _, following = restarted(three, tmp_path, "--per_device_train_batch_size", "5", lost=lost, min_pods=2)
@@ -127,7 +130,7 @@ def test_only_what_is_no_error_of_the_script_calls_for_another_attempt(
 
 def test_what_could_not_go_on_is_refused_before_it_starts(three: Cluster, tmp_path: Path) -> None:
     asked, _ = restarted(three, tmp_path)
-    with pytest.raises(UserError, match="--min-pods 4: the run begins on 3"):
+    with pytest.raises(UserError, match="--min-pods 4: the run starts on only 3"):
         check_restarts(asked, 1, 4)
-    with pytest.raises(UserError, match=r"theirs.py is no script of ours; give --per_device_train_batch_size"):
+    with pytest.raises(UserError, match=r"theirs.py is not one of our scripts; give --per_device_train_batch_size"):
         check_restarts(replace(asked, script=Path("/theirs.py")), 1, 1)

@@ -172,7 +172,7 @@ def test_a_custom_metric_has_a_mean_and_an_interval() -> None:
         (["fox_metrics:two words"], "expected module:function"),
         (["no_such_module:f"], "No module named 'no_such_module'"),
         (["fox_metrics:none"], "has no attribute 'none'; expected module:function"),
-        (["fox_metrics:NUMBER"], "is no function"),
+        (["fox_metrics:NUMBER"], "is not a function"),
         (["fox_metrics:nothing"], "--metric nothing: index 19: None; expected a finite number"),
         (["fox_metrics:words"] * 2, "two functions are called words"),
     ],

@@ -75,7 +75,7 @@ def test_folders_are_runs_or_hold_some(tmp_path: Path) -> None:
     assert names(runs[0]) == ["a"] and names(tmp_path) == ["x/a", "y/a"]
     assert names(tmp_path / "x", runs[0]) == ["a"] and names(*runs) == [str(run) for run in runs]
     (tmp_path / "empty").mkdir()
-    for folder, said in (("none", "no such folder"), ("empty", "no run there")):
+    for folder, said in (("none", "no such folder"), ("empty", "no runs found")):
         with pytest.raises(UserError, match=said):
             read_runs([tmp_path / folder])
 
@@ -135,7 +135,7 @@ def test_of_a_long_file_peaks_and_means_are_kept(tmp_path: Path) -> None:
     [
         ("", "damaged: No columns"),
         ("unix_seconds,bytes\n1,2\n", "no column allocated_bytes"),
-        (HEADER + "???\n", "1 line without a sample left out"),
+        (HEADER + "???\n", "left out 1 line without a valid sample"),
         ("\udcff\udcfe", "damaged"),
     ],
 )
@@ -251,9 +251,9 @@ def test_rows_scale_against_the_one_with_the_fewest_processes(
 
 def test_a_ratio_that_was_asked_for_is_marked(tmp_path: Path) -> None:
     found = two(tmp_path, {}, BF16_ON_TWO, allow_differences=True)
-    assert "* B is set against A although they differ in precision" in found.remarks()
-    assert "No ratio is drawn between rows that do" not in found.to_markdown()
-    assert "No ratio is drawn between rows that do" in read_runs([tmp_path]).to_markdown()
+    assert "* B is compared with A, but they differ in precision" in found.remarks()
+    assert "No ratio is computed between such rows" not in found.to_markdown()
+    assert "No ratio is computed between such rows" in read_runs([tmp_path]).to_markdown()
 
 
 def test_of_gpus_the_names_are_compared_and_not_their_number_and_buckets_where_both_have_them(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path, capsys: pytes
     write_run(tmp_path / "runs" / "c", a_record())
     assert main(words) == 0 and capsys.readouterr().err == ""
     fits, techniques, _, accuracy = read_runs([tmp_path / "runs"]).answers().by_question.values()
-    assert "1 way" in fits and "none is called faster" in techniques and "No score can be shown" in accuracy
+    assert "1 way" in fits and "their speeds are not compared" in techniques and "No score can be shown" in accuracy
 
 
 def test_each_model_has_an_answer_of_its_own(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_goodput_is_the_share_of_the_wall_time_in_steps_that_count(tmp_path: Pat
     # The steps of both attempts, those done again once; what the whole run cost nobody has measured.
     assert (row["steps"], row["train_seconds"]) == (20, pytest.approx(20.0))
     told = read_runs([tmp_path], price_per_hour=4.0).answers().by_question["How long, and at what cost?"]
-    assert "trained 20 steps in 20.0 s." in told and "No cost is known: " in told
+    assert "trained 20 steps in 20.0 s." in told and "The cost is unknown: " in told
     assert "goodput (%)" in found.to_markdown()
     (run / "attempts" / "0.json").unlink()
     (row,) = read_runs([tmp_path]).to_json()["groups"]

@@ -109,7 +109,7 @@ def test_what_cannot_be_judged_is_named(tmp_path: Path, old: dict[str, Any], new
     ("text", "said"),
     [
         ("{", "broken JSON"),
-        ('{"schema_version": 1, "groups": []}', "no summary.json of version 2"),
+        ('{"schema_version": 1, "groups": []}', "not a summary.json of version 2"),
         (None, "No such file"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_summary_from_before_there_were_causal_runs_is_still_judged() -> None:
 
 def test_people_read_rows_new_and_allowed(tmp_path: Path) -> None:
     text = str(compare(rows(tmp_path / "old"), rows(tmp_path / "new", 1.0)))
-    assert "1 figure got worse, of 1 row compared" in text and "| 40  | 32  | 38 " in text
+    assert "1 figure got worse in 1 compared row" in text and "| 40  | 32  | 38 " in text
 
 
 def test_a_summary_may_be_judged_by_the_one_that_it_replaces(

@@ -55,7 +55,7 @@ def trained(tmp_path: Path) -> Path:
 
 def test_runs_on_pods_go_on_with_the_model_of_one_pod(trained: Path) -> None:
     workshop = Workshop(runs=trained, questions=7)
-    with pytest.raises(UserError, match="5 pods: an effective batch of 48 rows does not divide"):
+    with pytest.raises(UserError, match="5 pods: an effective batch of 48 rows cannot be divided evenly"):
         Workshop(runs=trained, pods=5).on_pods("zero1")
     matrix = workshop.matrix
     cells = [(cell.technique, cell.pods) for cell in matrix.cells]
@@ -103,13 +103,13 @@ def test_the_published_questions_are_the_workshops_and_can_be_trained_on_all_tok
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: Workshop(steps=987).on_pods("zero1"), "no trained model is there yet; run notebook 02 first"),
+        (lambda: Workshop(steps=987).on_pods("zero1"), "contains no trained model yet; run notebook 02 first"),
         (lambda: Workshop(dataset="none").get_data(), "no such folder; expected sample, wikisql or a folder"),
         (lambda: CausalWorkshop(recipe="real"), "recipe 'real'; expected sample, published"),
         (lambda: CausalWorkshop(recipe="multi_node"), "'multi_node': is for lm, not for 'squad'"),
         (lambda: CausalWorkshop(dataset="wikitext-2").get_data(), "'wikitext-2': is for lm, this"),
         (lambda: CausalWorkshop(dataset="none").get_data(), "no such folder; expected sample, squad or a folder"),
-        (lambda: CausalWorkshop().on("zero1", 3), "3 processes: an effective batch of 16 rows does not divide"),
+        (lambda: CausalWorkshop().on("zero1", 3), "3 processes: an effective batch of 16 rows cannot be divided"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(call: Any, said: str) -> None:

@@ -55,20 +55,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WRONG = [
-    (f"textsql_train.py {WORDS} --max_step 3", "--max_step: no flag of textsql_train.py; --max_steps?"),
-    (f"textsql_train.py {WORDS} --model_id t5-huge", "model 't5-huge' has no shape known here"),
+    (f"textsql_train.py {WORDS} --max_step 3", "--max_step: not a flag of textsql_train.py; did you mean --max_steps?"),
+    (f"textsql_train.py {WORDS} --model_id t5-huge", "model 't5-huge' is unknown"),
     (f"textsql_train.py {WORDS} --dataset_path nowhere", "nowhere: no prepared data set there"),
-    (f"textsql_train.py {WORDS} --dataset_path questions", "prepared for squad; causal_train.py trains on it"),
+    (f"textsql_train.py {WORDS} --dataset_path questions", "prepared for squad; train on it with causal_train.py"),
     (f"textsql_train.py {WORDS} --model_id t5-tiny", "its tokenizer has 2000 tokens, t5-tiny has 1024 embedding rows"),
     ("textsql_train.py --model_id other --dataset_path set", "its tokenizer gives 'b' id 1, the prepared set's"),
     ("textsql_train.py --model_id small --dataset_path set", "has 2000 tokens, small has 2 embedding rows"),
     ("textsql_train.py --model_id bare --dataset_path set", "bare: no weights (*.safetensors) in this folder"),
     (f"textsql_train.py {WORDS} --precision fp16", "--precision fp16: T5's activations overflow FP16"),
-    ("causal_train.py --data set", "prepared for text2sql; textsql_train.py trains on it"),
-    ("causal_train.py --data raw --max_steps 3", "--max_steps: no flag of causal_train.py; --max_train_steps?"),
+    ("causal_train.py --data set", "prepared for text2sql; train on it with textsql_train.py"),
+    ("causal_train.py --data raw --max_steps 3", "not a flag of causal_train.py; did you mean --max_train_steps?"),
     (f"causal_train.py --data raw --deepspeed {DSCONFIG}/causal_zero2_offload.json", "give --lr_scheduler_type cosine"),
     ("causal_train.py --data nowhere", "--data nowhere: no such folder; give a prepared set, or fetch raw data"),
-    ("causal_train.py --data raw --model_name_or_path pair", "--model_name_or_path pair: 't5' is no causal language"),
+    ("causal_train.py --data raw --model_name_or_path pair", "--model_name_or_path pair: 't5' is not a causal lang"),
     ("causal_train.py --data questions --loss_on all", "--loss_on all: --data questions was prepared with answer"),
 ]
 
@@ -97,18 +97,18 @@ def test_fp16_without_a_gpu_is_refused(capsys: pytest.CaptureFixture[str], monke
     ("changes", "said"),
     [
         ({}, "other-none-1-pod-schema: --model_id other: its tokenizer gives 'b' id 1"),
-        ({"dataset_path": "questions"}, "prepared for squad; causal_train.py trains on it"),
-        ({"flags": {"max_step": 3}}, "--max_step: no flag of textsql_train.py; --max_steps?"),
-        ({"cells": [{"flags": {"max_step": 3}}]}, "--max_step: no flag of textsql_train.py; --max_steps?"),
+        ({"dataset_path": "questions"}, "prepared for squad; train on it with causal_train.py"),
+        ({"flags": {"max_step": 3}}, "--max_step: not a flag of textsql_train.py; did you mean --max_steps?"),
+        ({"cells": [{"flags": {"max_step": 3}}]}, "--max_step: not a flag of textsql_train.py; did you mean --max_s"),
         ({"flags": {"learning_rate": "fast"}}, "--learning_rate: 'fast'; expected a number"),
         ({"model": "t5-tiny", **RAW}, "t5-tiny-none-1-pod-schema: --model_id t5-tiny: has no pretrained weights"),
-        ({"model": "t5-giant", "flags": {"init": "random"}, **RAW}, "model 't5-giant' has no shape known here"),
+        ({"model": "t5-giant", "flags": {"init": "random"}, **RAW}, "model 't5-giant' is unknown"),
         ({"technique": "ddp", "pods": 2, "flags": {"max_train_seconds": 9}}, "clocks of several processes differ"),
-        ({"script": "causal_train.py", "flags": {"max_steps": 3}}, "--max_steps: no flag of causal_train.py"),
+        ({"script": "causal_train.py", "flags": {"max_steps": 3}}, "--max_steps: not a flag of causal_train.py"),
         ({"model": "t5-tiny", "flags": {"init": "random"}, **RAW}, "raw/train.jsonl: no such file; give a folder"),
         (
             {"model": "t5-small", "flags": {"init": "random"}, "prompt": "question"},
-            "set: was prepared with prompt schema, the matrix says question; name another set",
+            "set: was prepared with prompt schema, but the matrix has question; name another set",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_script_says_it_once_and_before_it_imports_torch(rank: str | None, her
     environment = {**os.environ, **({} if rank is None else {"RANK": rank})}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "1 False\n"
-    said = "zeropods: --modle_id: no flag of textsql_train.py; --model_id?\n"
+    said = "zeropods: --modle_id: not a flag of textsql_train.py; did you mean --model_id?\n"
     assert done.stderr == ("" if rank == "1" else said)
 
 
@@ -201,9 +201,9 @@ def test_flags_are_read_in_every_form() -> None:
 @pytest.mark.parametrize(
     ("kind", "words", "said"),
     [
-        (T5, "--epoch 3", "--epoch: no flag of textsql_train.py; --epochs?"),
-        (T5, "--model_name_or_path x", "--model_name_or_path: no flag of textsql_train.py; --model_id?"),
-        (CAUSAL, "--dataset_paht x", "--dataset_paht: no flag of causal_train.py; --data?"),
+        (T5, "--epoch 3", "--epoch: not a flag of textsql_train.py; did you mean --epochs?"),
+        (T5, "--model_name_or_path x", "_or_path: not a flag of textsql_train.py; did you mean --model_id?"),
+        (CAUSAL, "--dataset_paht x", "--dataset_paht: not a flag of causal_train.py; did you mean --data?"),
         (T5, "--seed", "--seed: expected one argument"),
         (T5, "--seed 1.5", "--seed: '1.5'; expected a whole number"),
         (T5, "--learning_rate fast", "--learning_rate: 'fast'; expected a number"),
@@ -211,7 +211,7 @@ def test_flags_are_read_in_every_form() -> None:
         (T5, "--lr_scheduler_type lin", "--lr_scheduler_type 'lin'; expected linear, cosine"),
         (CAUSAL, "--max_train_steps 0", "--max_train_steps 0; expected at least 1"),
         (T5, "--early_stopping_patience 2 --eval_steps 5", "give both the same value"),
-        (T5, "--compile graphs --gradient_accumulation_steps 2", "take 1 pass, or --compile blocks"),
+        (T5, "--compile graphs --gradient_accumulation_steps 2", "use 1 pass, or --compile blocks"),
         (T5, "--compile graphs --deepspeed a.json", "--deepspeed a.json: cannot be recorded as a graph"),
         (CAUSAL, "--task text2sql", "--task 'text2sql'; expected squad, lm"),
         (CAUSAL, "--task lm --loss_on answer", "--loss_on answer: the text of --task lm has no answers"),

@@ -57,9 +57,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     ("words", "said"),
     [
         ([*VERBS["predict"], "--out", "run"], "--out 'run': is a folder; give the name of a file"),
-        (["score", "nosuch", "--data", "nowhere", "--split", "dev"], "nosuch: no such file; name one that"),
+        (["score", "nosuch", "--data", "nowhere", "--split", "dev"], "nosuch: no such file; give one that"),
         (["score", "/proc/p.jsonl", "--data", "nowhere", "--split", "dev"], "choose another place"),
-        (["summary", "run", "--out", "run"], "--out run: is a run; choose another folder"),
+        (["summary", "run", "--out", "run"], "--out run: is a run folder; choose another"),
     ],
 )
 def test_what_is_there_is_not_written_into(
@@ -84,7 +84,7 @@ def test_a_prepared_set_is_not_replaced_by_another(here: Path, capsys: pytest.Ca
     assert main([*words, "--max-seq-length", "16", "--limit", "50"]) == 0
     assert main([*words, "--max-seq-length", "16", "--limit", "50"]) == 0
     capsys.readouterr()
-    other = "set: holds a set of other data, settings or versions"
+    other = "set: holds a set with other data, settings or versions"
     assert f"{other} (max_seq_length 16 -> 512)" in refused(capsys, *words, "--limit", "50")
     assert f"{other} (limit 50 -> none)" in refused(capsys, *words, "--max-seq-length", "16")
     more = ["--max-seq-length", "16", "--limit", "50", "--text-field", "body"]

@@ -147,7 +147,7 @@ def test_nothing_is_left_however_a_pod_ends(home: Path, tmp_path: Path, victim: 
     [
         (None, "ZEROPODS_ORDERS: Expecting value: line 1 column 1 (char 0); a worker is started by `zeropods pods up`"),
         ({"other": 1}, "ZEROPODS_ORDERS: Orders.__init__() got an unexpected keyword argument 'other'; a worker is"),
-        ({}, "no answer of the master in 1 s"),
+        ({}, "no answer from the master in 1 s"),
     ],
 )
 def test_a_worker_that_cannot_begin_says_why_in_one_line(changes: dict[str, object] | None, line: str) -> None:
@@ -202,7 +202,8 @@ def test_an_sshd_takes_the_next_port_or_says_why_it_does_not_start(tmp_path: Pat
     free = free_port("127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        said = "ended at its start: " + ("Cannot bind any address" if has_key else "sshd: no hostkeys available")
+        why = "Cannot bind any address" if has_key else "sshd: no hostkeys available"
+        said = f"ended as soon as it was started: {why}"
         with pytest.raises(UserError, match=said):
             asyncio.run(start_sshd(tmp_path, "127.0.0.1", [taken], "ssh-ed25519 AAAA"))
         if has_key:

@@ -131,7 +131,7 @@ def test_data_that_a_run_has_prepared_are_not_replaced(
     (run / "run.lock").touch()
     before = (run / "data" / "manifest.json").read_bytes()
     said = refused(capsys, "--data", text, "--outputdir", run, "--task", "lm", "--max_seq_length", 16, *WHOLE)
-    assert f"{run}/data: was prepared from other data, or with other settings" in said
+    assert f"{run}/data: was prepared from data or with settings that differ" in said
     assert (run / "data" / "manifest.json").read_bytes() == before
 
 
@@ -191,8 +191,8 @@ def test_deepspeeds_optimizer_and_schedule_train_with_what_the_flags_say(
         (("--task", "lm"), "--task lm: --data {} was prepared with squad; leave the flag out"),
         (("--max_seq_length", 64), "--max_seq_length 64: --data {} was prepared with 96"),
         (("--tokenizer_name", "gpt2"), "--tokenizer_name gpt2: --data {} was prepared with gpt-tiny"),
-        (("--text_field", "body"), "--text_field body: --data {} is made already"),
-        (("--generation_prompt", " "), "--generation_prompt ' ': no words"),
+        (("--text_field", "body"), "--text_field body: --data {} is a prepared set already"),
+        (("--generation_prompt", " "), "--generation_prompt ' ': contains no words"),
     ],
 )
 def test_bad_flags_are_refused(
@@ -298,10 +298,10 @@ def with_a_damaged_configuration(folder: Path) -> None:
     ("damage", "line"),
     [
         (lambda folder: change_weights(folder, NORM, None), "its weights have no tensor 'transformer.ln_f.weight'"),
-        (lambda folder: change_weights(folder, NORM, torch.ones(3)), "is of size [3], its config.json says [64]"),
+        (lambda folder: change_weights(folder, NORM, torch.ones(3)), "has size [3], but its config.json says [64]"),
         (with_half_a_file, "cannot be loaded"),
         (with_a_damaged_configuration, "'n_layer' expected int, got str"),
-        (BertConfig().save_pretrained, "'bert' is no causal language model"),
+        (BertConfig().save_pretrained, "'bert' is not a causal language model"),
     ],
 )
 def test_a_folder_that_is_no_causal_model_is_refused_in_one_line(

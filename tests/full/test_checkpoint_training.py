@@ -87,7 +87,7 @@ def test_a_run_killed_three_times_ends_with_the_losses_of_an_undisturbed_one(
     first = read_record(run).ranks[0].first_step
     assert first in (5, 10)
     assert_same_losses(run, undisturbed / "none", first)
-    assert "checkpoint-5: passed over: no manifest.json: its save did not end" in (tmp_path / "said-1.0").read_text()
+    assert "checkpoint-5: passed over: no manifest.json: the save did not finish" in (tmp_path / "said-1.0").read_text()
     assert sorted(os.listdir(saved)) == ["checkpoint-10", "checkpoint-15", "checkpoint-5", "latest.json"]
 
 
@@ -148,8 +148,8 @@ def test_a_checkpoint_that_is_asked_for_must_be_whole_and_of_this_model_but_may_
     lines = (aftermath / "said").read_text().splitlines()
     assert [line.split(";")[0] for line in lines if line.startswith("zeropods: ")] == [
         f"zeropods: --resume {aftermath}/broken: optimizer.pt: its bytes have changed since it was saved (SHA-256)",
-        f"zeropods: --resume {aftermath}/whole: of another model: deepspeed None, expected zero1",
-        f"zeropods: --resume {aftermath}: no manifest.json: its save did not end, or something else wrote it",
+        f"zeropods: --resume {aftermath}/whole: belongs to another model: deepspeed None, expected zero1",
+        f"zeropods: --resume {aftermath}: no manifest.json: the save did not finish, or something else wrote it",
     ]
 
 
@@ -179,7 +179,7 @@ def test_a_full_disk_and_a_read_only_folder_end_a_run_in_one_line_and_spare_the_
     command = ["unshare", "-m", "sh", "-c", script, "sh", full, locked, kept, *twice]
     done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
     lines = [line for line in done.stderr.splitlines() if line.startswith("zeropods: ")]
-    remedy = "free or repair the disk, then run again: it resumes from the checkpoint before"
+    remedy = "free or repair the disk, then run again: it resumes from the previous checkpoint"
     assert (done.returncode, len(lines)) == (1, 2), done.stderr
     assert lines[0].startswith(f"zeropods: {full}/run/checkpoints")
     assert "(No space left on device); free or repair the disk" in lines[0]

@@ -86,7 +86,7 @@ def test_a_job_executes_the_notebook_of_its_arguments_with_this_project_s_code(p
 
 def test_an_error_cell_fails_the_job(project: Path) -> None:
     said, error = executed(project, "cml/run_notebook.py", JOB_ARGUMENTS="bad")
-    assert error == "TaskError: tools/demo.py bad: ended with status 1; what it said is above"
+    assert error == "TaskError: tools/demo.py bad: ended with status 1; see its output above"
     assert "ZeroDivisionError: division by zero; see build/notebooks/bad.html" in said
 
 

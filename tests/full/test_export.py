@@ -137,9 +137,9 @@ def test_what_cannot_be_exported_is_refused_in_one_line(divided: Path, trained: 
     assert os.listdir(tmp_path) == ["mine"]
     place, out = divided / "zero3" / "checkpoints" / "checkpoint-7", tmp_path / "out"
     said = refusal(divided / "zero3", out, checkpoint=7)
-    assert said == f"--checkpoint 7: {place}: no such checkpoint; there are: 2"
+    assert said == f"--checkpoint 7: {place}: no such checkpoint; available: 2"
     run = unfinished(trained, tmp_path / "run").parent
-    assert refusal(run, out).startswith(f"{run}: not finished, and has no checkpoint that counts")
+    assert refusal(run, out).startswith(f"{run}: unfinished, and has no usable checkpoint")
     for folder in (tmp_path, trained / "model"):
         assert refusal(folder, out).startswith(f"{folder}: no config.json of a run")
 
@@ -151,5 +151,5 @@ def test_numbers_that_float16_cannot_hold_are_refused(trained: Path, tmp_path: P
     (run / "model" / "SHA256SUMS").unlink()
     said = refusal(run, tmp_path / "out", dtype="float16")
     assert said.startswith("--dtype float16: ")
-    assert said.endswith(" holds larger numbers; take bfloat16")
+    assert said.endswith(" holds numbers too large for it; use bfloat16")
     assert not (tmp_path / "out").exists()

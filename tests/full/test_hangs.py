@@ -152,7 +152,7 @@ def test_an_error_that_all_ranks_share_is_said_once_and_one_before_they_meet_by_
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "of_somebody_else").touch()
     for added, line, count in (
-        ([], "holds something that is no run", 1),
+        ([], "is not empty and is not a run folder", 1),
         (["--dataset_path", "/nowhere"], "no prepared data set", 2),
     ):
         with two_ranks(tmp_path / f"said-{count}", [*flags, "--max_steps", "1", *added]) as ranks:

@@ -192,7 +192,7 @@ def test_a_hub_id_is_fetched_once_and_a_hub_that_is_away_said(hub: str, tmp_path
     away = "http://127.0.0.1:9"
     refused = plan("somebody/llama", away)
     assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1
-    assert "cannot be had from the hub" in refused.stderr and "give that file" in refused.stderr
+    assert "cannot be fetched from the hub" in refused.stderr and "give that file" in refused.stderr
     for endpoint in (hub, away):
         done = plan("somebody/llama", endpoint)
         assert done.returncode == 0, done.stderr
@@ -202,20 +202,20 @@ def test_a_hub_id_is_fetched_once_and_a_hub_that_is_away_said(hub: str, tmp_path
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "nothing"}, "transformers builds no such model"),
+        ({"model_type": "nothing"}, "transformers cannot build this model"),
         ({"model_type": None}, "no model_type; expected a config.json"),
-        ({"num_attention_heads": 5}, "transformers builds no such model|cannot be traced"),
-        ({"model_type": "bert"}, "an encoder alone"),
+        ({"num_attention_heads": 5}, "transformers cannot build this model|cannot be traced"),
+        ({"model_type": "bert"}, "an encoder-only model"),
         ({"model_type": "mistral", "sliding_window": 4}, "a window of 4 tokens is too small to trace"),
-        ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "its layers are of conv; only attention"),
+        ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "layers of type conv; only attention"),
         (
             {"model_type": "rwkv", "num_hidden_layers": 1, "rope_parameters": None},
-            "keeps states that are as large at every length",
+            "keeps states whose size does not depend",
         ),
         ({"quantization_config": {"quant_method": "gptq"}}, "weights are quantised.*name the original"),
         (
             {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
-            "own is code of its own.*--trust-remote-code",
+            "own needs the model's own code.*--trust-remote-code",
         ),
     ],
 )

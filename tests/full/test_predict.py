@@ -201,7 +201,7 @@ def test_a_sample_is_the_likeliest_text_ends_with_the_models_positions_and_begin
     first, second = (sample_text(language[0], "The town", max_new_tokens=9) for _ in range(2))
     assert (first.prompt, first.text, first.new_tokens) == ("The town", second.text, 9) and first.seconds > 0
     assert sample_text(language[0], "the " * 40, max_new_tokens=500).new_tokens < LENGTH
-    for prompt, said in {"": "no tokens", "town " * 400: f"the model has {LENGTH} positions"}.items():
+    for prompt, said in {"": "contains no tokens", "town " * 400: f"the model has only {LENGTH} positions"}.items():
         with pytest.raises(UserError, match=said):
             sample_text(language[0], prompt)
 
@@ -239,24 +239,24 @@ def here(
     ("words", "said"),
     [
         ("predict --model nowhere --data data", "no trained model"),
-        ("predict --model trained --data data --max-seq-length 9", "--max-seq-length: is for squad, this is text2sql"),
-        ("predict --model trained --data data --out mine.csv", "--out mine.csv: is there, and holds no predictions; c"),
+        ("predict --model trained --data data --max-seq-length 9", "length: is for squad, but this task is text2sql"),
+        ("predict --model trained --data data --out mine.csv", "mine.csv: exists and does not contain predictions; c"),
         ("predict --model trained --data data --prompt question", "was trained with schema; leave it out, or add --fo"),
-        ("predict --model t5 --task squad --data t5", "--task squad: t5 is a T5, which answers text2sql; leave it out"),
-        ("predict --model t5 --data nowhere", "t5: does not say its prompt; give --prompt question or schema"),
-        ("predict --model t5", "t5: a model folder, which does not say where its data are; give --data DIR"),
-        ("predict --model silent --data squad", "does not say its task; give --task text2sql or squad"),
-        ("predict --model of-text --data squad", "trained on text"),
-        (f"{OF_SQUAD} --unconstrained", "--unconstrained: is for text2sql, this is squad"),
-        (f"{OF_SQUAD} --max-new-tokens {LENGTH}", f"--max-new-tokens {LENGTH}: no room for a prompt"),
+        ("predict --model t5 --task squad --data t5", "--task squad: t5 is a T5, which is for text2sql; leave it out"),
+        ("predict --model t5 --data nowhere", "t5: does not record its prompt; give --prompt question or schema"),
+        ("predict --model t5", "t5: a model folder, which does not record where its data are; give --data DIR"),
+        ("predict --model silent --data squad", "does not record its task; give --task text2sql or squad"),
+        ("predict --model of-text --data squad", "trained on plain text"),
+        (f"{OF_SQUAD} --unconstrained", "--unconstrained: is for text2sql, but this task is squad"),
+        (f"{OF_SQUAD} --max-new-tokens {LENGTH}", f"--max-new-tokens {LENGTH}: leaves no room for a prompt"),
         (f"{OF_SQUAD} --split test", "test-v1.1.json: no such file"),
         (f"{OF_SQUAD} --precision fp16", "--precision fp16: needs a GPU"),
         (f"{PERPLEXITY} trained --data data", "trained: its model is a t5; expected a causal one, such as gpt2"),
         (f"{PERPLEXITY} ./none --data data", "./none: no such folder; expected a run or model folder, or a hub id"),
-        (f"{PERPLEXITY} heart --data blocks", "prepared with another tokenizer"),
-        (f"{PERPLEXITY} heart --data known", "prepared for squad; perplexity is of text"),
-        (f"{PERPLEXITY} gpt --data blocks --max-seq-length 32", "is in blocks already"),
-        (f"{PERPLEXITY} gpt --data text --max-seq-length {LENGTH + 1}", f"tokens, the model has {LENGTH} positions"),
+        (f"{PERPLEXITY} heart --data blocks", "prepared with a tokenizer other than"),
+        (f"{PERPLEXITY} heart --data known", "prepared for squad; perplexity needs text"),
+        (f"{PERPLEXITY} gpt --data blocks --max-seq-length 32", "is already cut into blocks"),
+        (f"{PERPLEXITY} gpt --data text --max-seq-length {LENGTH + 1}", f", but the model has only {LENGTH} positions"),
     ],
 )
 def test_a_call_that_cannot_be_is_one_line_and_leaves_the_old_files(
@@ -278,5 +278,5 @@ def test_another_prompt_than_the_models_can_be_forced(here: Path) -> None:
 
 @pytest.mark.parametrize("data", ["blocks", "text"])
 def test_a_split_that_is_not_there_has_no_perplexity(here: Path, data: str) -> None:
-    with pytest.raises(UserError, match="no split 'validation' in it; expected train or dev or test"):
+    with pytest.raises(UserError, match="has no split 'validation'; expected train or dev or test"):
         text_perplexity(here / "gpt", here / data, "validation")

@@ -62,13 +62,13 @@ def test_a_fault_leaves_the_old_set_and_a_foreign_folder_is_refused(sample: Path
         prepare(Preparation(data=data, tokenizer="t5-tiny", limit=20), out)
     assert read_manifest(out) == old
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    with pytest.raises(UserError, match="no prepared data set"):
+    with pytest.raises(UserError, match="not a prepared data set"):
         prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=5), data)
     assert not (data / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("source", "said"), [("nowhere/nothing", "hub did not give it"), (__file__, "not a SentencePiece model")]
+    ("source", "said"), [("nowhere/nothing", "hub did not provide it"), (__file__, "not a SentencePiece model")]
 )
 def test_a_tokenizer_that_is_none_is_named(source: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
@@ -187,7 +187,7 @@ def test_a_cut_prompt_keeps_the_beginning_and_a_limit_without_room_says_what_it_
     said = tokenizer.decode(prompt.ids)
     assert (len(prompt.ids), prompt.answer) == (100, 0) and said.endswith(" Answer:")
     assert said.startswith("Question: Who sings? Context: a b c a b c")
-    with pytest.raises(UserError, match=r"needs \d+ tokens without its context, and 20 are allowed") as raised:
+    with pytest.raises(UserError, match=r"needs \d+ tokens without its context, but only 20 are allowed") as raised:
         SquadEncoder(tokenizer, 20).rows([LONG], keep_answer=True)
     needed = int(str(raised.value).split("needs ")[1].split()[0])
     (row,) = SquadEncoder(tokenizer, needed).rows([LONG], keep_answer=True)
@@ -229,16 +229,16 @@ def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token_and_needs_that(
     assert (len(tokenizer), tokenizer.pad_token_id, unknown_id(tokenizer)) == (50_257, tokenizer.eos_token_id, None)
     backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(UserError, match="tokenizer 'x' has no end token; name another"):
+    with pytest.raises(UserError, match="tokenizer 'x' has no end token; choose another"):
         with_ends("x", PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "merges", "said"),
     [
-        ({"a": 0}, "", "no vocabulary of GPT-2's kind"),
+        ({"a": 0}, "", "not a vocabulary like GPT-2's"),
         ("{", "", "vocab.json: broken JSON"),
-        ({"<|endoftext|>": 0, "a": 1}, "#version: 0.2\na b\n", "merges.txt:2: 'a b' merges no two tokens"),
+        ({"<|endoftext|>": 0, "a": 1}, "#version: 0.2\na b\n", "merges.txt:2: 'a b' does not merge two tokens"),
     ],
 )
 def test_a_bare_tokenizer_that_is_none_is_named(tmp_path: Path, vocabulary: object, merges: str, said: str) -> None:
@@ -328,10 +328,10 @@ def test_a_sample_is_written_once_and_not_over_anything_else(task: str, tmp_path
     out.mkdir()
     assert write_sample(out, task=task)["written"]  # An empty folder is filled.
     assert not write_sample(out, task=task)["written"]
-    with pytest.raises(UserError, match=r"than the sample of seed 7 \(train.*\); name a new folder"):
+    with pytest.raises(UserError, match=r"than the sample of seed 7 \(train.*\); choose a new folder"):
         write_sample(out, seed=7, task=task)
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"something else than the sample .*; name a new folder"):
+    with pytest.raises(UserError, match=r"something other than the sample .*; choose a new folder"):
         write_sample(tmp_path, task=task)
     with pytest.raises(NotADirectoryError):
         write_sample(tmp_path / "thesis.txt", task="lm")

@@ -288,12 +288,12 @@ def test_other_rows_per_step_and_another_technique_are_refused_with_what_fits(ru
     run = runs.killed("zero1", 2, "refused")
     said = runs.train("zero1", 1, run, "--per_device_train_batch_size", 8, status=1)
     assert said.splitlines()[-1] == (
-        f"zeropods: {run}: holds a run of 12 rows per step, this call has 8 rows x 1 passes x 1 processes = 8; "
+        f"zeropods: {run}: holds a run with 12 rows per step, but this call has 8 rows x 1 passes x 1 processes = 8; "
         "give --per_device_train_batch_size 6 --gradient_accumulation_steps 2"
     )
     run = runs.killed("zero1", 2, "technique")
     said = runs.train("none", 1, run, status=1)
-    assert f"{run}: holds a run of technique zero1, this call is of none; give the run's own --deepspeed" in said
+    assert f"{run}: holds a run with technique zero1, but this call uses none; give the run's own --deepspeed" in said
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def fitted(saved: Path, ranks: int = 1, technique: str = "zero1") -> Path:
 def test_a_universal_form_that_was_left_behind_is_made_again(saved: Path) -> None:
     assert fitted(saved, 2) == saved
     # Of NVMe offload, ZeRO++ and the like nobody has made sure that the universal form is right.
-    with pytest.raises(UserError, match=r"saved by 2 ranks; .* it resumes on 2 ranks only"):
+    with pytest.raises(UserError, match=r"saved by 2 ranks; .* it can be resumed only on 2 ranks"):
         fitted(saved, 1, "custom")
     place = fitted(saved)
     whole = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
@@ -348,6 +348,6 @@ def test_a_pickle_that_is_no_plain_value_is_not_opened_though_its_manifest_fits(
 
     torch.save(Trap(tmp_path / "made"), saved / f"global_step{SAVED}" / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
     complete(saved.parent, SAVED, read_manifest(saved).origin, hashed(saved))
-    with pytest.raises(UserError, match=rf"global_step{SAVED}: holds \S*, which is no plain value; it is not opened"):
+    with pytest.raises(UserError, match=rf"global_step{SAVED}: contains \S*, which is not a plain value; the file"):
         fitted(saved)
     assert not (tmp_path / "made").exists()

@@ -164,7 +164,8 @@ def test_the_verb_scores_answers_with_custom_metrics_and_loads_no_torch(
     assert set(document["intervals"]) == {"exact_match", "f1", "starts"}
     assert document == json.loads((tmp_path / "score.dev.json").read_text())
     assert main([*call, "--rouge"]) == 1
-    assert capsys.readouterr().err == "zeropods: --rouge: is for text2sql, this is squad; leave it out\n"
+    said = "zeropods: --rouge: is for text2sql, but these predictions are for squad; leave it out\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_query_accuracy_reads_texts_and_json_on_both_sides() -> None:
     assert accuracy.compute(predictions=predictions, references=references) == {
         "exact_match": 2 / 7, "logical_form_accuracy": 3 / 7, "unparseable": 3,
     }  # fmt: skip
-    with pytest.raises(ValueError, match="reference 'SELECT' is no query on the columns"):
+    with pytest.raises(ValueError, match="reference 'SELECT' is not a query on columns"):
         accuracy.compute(predictions=["x"], references=[REFERENCE | {"query": "SELECT"}])
 
 

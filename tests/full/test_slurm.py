@@ -127,7 +127,7 @@ def test_a_job_whose_follower_was_killed_is_followed_again_by_the_same_launch(
     process.kill()
     process.wait(WAIT_SECONDS)
     number = job_of(folder)
-    with pytest.raises(SlurmError, match=r"job \d+ runs into it with other arguments; scancel"):
+    with pytest.raises(SlurmError, match=r"job \d+ uses this folder with other arguments; scancel"):
         launched(folder, "--seconds", "5")
     threading.Timer(1.0, (folder / "enough").touch).start()
     assert launched(folder, "--seconds", "60")["status"] == "ok"
@@ -143,8 +143,8 @@ def test_a_job_whose_follower_was_killed_is_followed_again_by_the_same_launch(
             SlurmError,
             r"sbatch: Memory specification .*; .*configuration is not available",
         ),
-        ({"pods": 4}, UserError, "4 nodes: SLURM has 3 of all partitions"),
-        ({"cpus_per_slot": 999}, UserError, r"failed: job \d+ cannot start as it was asked for: PartitionConfig"),
+        ({"pods": 4}, UserError, "4 nodes: SLURM has only 3 in all partitions"),
+        ({"cpus_per_slot": 999}, UserError, r"failed: job \d+ cannot start as requested: PartitionConfig"),
         ({}, UserError, r"(?s)failed: SLURM's job .*MOUNT /nowhere: not there"),
     ],
 )

@@ -197,7 +197,7 @@ def test_a_run_that_lost_a_pod_ends_well_on_the_two_that_are_left_and_not_on_one
     assert "this run is finished; nothing to do" in ended(again) and again.returncode == 0
     train(few, 2)
     os.kill(agent_of(mortal, 1), signal.SIGKILL)
-    assert "does not go on by itself: 1 pods are left, --min-pods 2" in ended(process)
+    assert "not restarted: too few pods are left (1, --min-pods 2)" in ended(process)
     lost = record(few)
     assert process.returncode == 1 and (lost["status"], lost["pod"]) == ("pod_lost", "pod2")
     assert mortal.pods[1].address in lost["reason"] and not left(few)
@@ -205,7 +205,7 @@ def test_a_run_that_lost_a_pod_ends_well_on_the_two_that_are_left_and_not_on_one
     (refused,) = ended(process).splitlines()
     remedies = "see 'zeropods pods check'.*'zeropods pods up', or begin on those that answer: --min-pods N"
     assert re.search(f"pod2: no answer: .*Connection refused; {remedies}", refused) and process.returncode == 1
-    assert "; 1 pods are left, --min-pods 2;" in ended(started(mortal, later, *BATCH, pods=2, min_pods=2))
+    assert "; too few pods are left (1, --min-pods 2);" in ended(started(mortal, later, *BATCH, pods=2, min_pods=2))
     assert not (later / "config.json").exists()
     begun = ended(started(mortal, later, *BATCH, pods=2, min_pods=1))
     assert "pod2: no answer" in begun and "; begins on pod1 with --gradient_accumulation_steps 4\n" in begun

@@ -146,7 +146,7 @@ def test_pods_of_a_sweep_s_own_are_renewed_and_end_with_it(home: Path, tmp_path:
 def test_a_cluster_of_too_few_pods_is_refused_before_anything_starts(cluster: Cluster, tmp_path: Path) -> None:
     file = matrix(tmp_path, [{"model": "well", "technique": "ddp", "pods": 4}], flags={})
     process = begun(file, cluster.name)
-    assert "cluster shared: 3 pods, the matrix needs 4" in ended(process) and process.returncode == 1
+    assert "cluster shared: has 3 pods, but the matrix needs 4" in ended(process) and process.returncode == 1
     assert not (tmp_path / "out" / "well-ddp-4-pods-schema").exists()
 
 

@@ -1,4 +1,4 @@
-"""JupyterLab as `make lab` starts it: on this machine alone, quiet, and with no question but those of the notebooks.
+"""JupyterLab as `make lab` starts it: for this machine alone, quiet, and without questions of its own.
 
     python -m jupyterlab --config tools/jupyterlab/config.py
 
@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-c = get_config()  # noqa: F821  # what traitlets gives to the file that it reads
+c = get_config()  # noqa: F821  # traitlets provides it to the file that it reads
 
 c.ServerApp.ip = "127.0.0.1"
 c.ServerApp.allow_root = os.geteuid() == 0
 # The whole project, so that a report of runs/ can be opened beside its notebook.
 c.ServerApp.root_dir = str(Path(__file__).resolve().parents[2])
 c.LabApp.default_url = "/lab/tree/notebooks"
-# Ctrl-C ends it; the default asks first.
+# Ctrl-C ends it at once; by default it would ask first.
 c.ServerApp.answer_yes = True
-# What is left is the address, and what went wrong.
+# Only the address, and what went wrong, is still shown.
 c.Application.log_level = "WARN"
 # JupyterLab would ask its own site for news, a newer version and a list of extensions.
-# overrides.json, beside this file, answers what it would ask the person about news.
+# overrides.json, beside this file, answers what it would ask the user about news.
 c.LabApp.app_settings_dir = str(Path(__file__).resolve().parent)
 c.LabApp.news_url = None
 c.LabApp.check_for_updates_class = "jupyterlab.handlers.announcements.NeverCheckForUpdate"

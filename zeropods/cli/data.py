@@ -41,12 +41,12 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag = add(kinds, "sample", "write a small data set, generated from a seed", _run_data_sample).add_argument
     flag("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
-    flag("--seed", type=int, default=0, metavar="N", help="another one gives other questions")
+    flag("--seed", type=int, default=0, metavar="N", help="a different seed gives different questions")
 
-    what = "make a text-to-SQL data set of your own tables and questions"
+    what = "make a text-to-SQL data set from your own tables and questions"
     flag = add(kinds, "from-csv", what, _run_data_from_csv).add_argument
     flag("--tables", type=given_path, required=True, metavar="DIR", help="a CSV file for each table")
-    flag("--questions", type=given_path, required=True, metavar="FILE", help="CSV of the columns question, sql")
+    flag("--questions", type=given_path, required=True, metavar="FILE", help="CSV with the columns question, sql")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the data set to make")
     for verb in kinds.choices.values():
         verb.set_defaults(readable=made_text)
@@ -55,18 +55,18 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.set_defaults(readable=readable_prepare)
     flag = verb.add_argument
     flag("--task", choices=TASKS, default=TASKS[0], help="queries, answers, or plain text")
-    flag("--data", type=given_path, required=True, metavar="DATA", help="folder, as data get makes it; lm: or hub id")
+    flag("--data", type=given_path, required=True, metavar="DATA", help="folder as made by data get; lm: or a hub id")
     flag("--tokenizer", required=True, metavar="NAME", help="hub id, folder, spiece.model, t5-tiny, gpt-tiny")
     flag("--limit", type=int, metavar="N", help="only the first N rows of each split (default: all)")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the set to make")
     # Flags of some tasks only: they are None if not given.
-    flag("--prompt", choices=["question", "schema"], help="text2sql: what is read (default: schema)")
-    flag("--max-source-tokens", type=int, metavar="N", help="text2sql: cut there (default: by prompt)")
-    flag("--plain-vocabulary", action="store_true", default=None, help="text2sql: T5's characters alone")
-    flag("--max-seq-length", type=int, metavar="N", help="squad: of a row; lm: of a block (default: 512)")
+    flag("--prompt", choices=["question", "schema"], help="text2sql: the model's input (default: schema)")
+    flag("--max-source-tokens", type=int, metavar="N", help="text2sql: cut longer rows (default: by prompt)")
+    flag("--plain-vocabulary", action="store_true", default=None, help="text2sql: only T5's own characters")
+    flag("--max-seq-length", type=int, metavar="N", help="per row (squad) or block (lm) (default: 512)")
     flag("--loss-on", choices=["answer", "all"], help="squad: what carries the loss (default: answer)")
-    flag("--dataset-config", metavar="NAME", help="lm: such as en of allenai/c4 (default: none)")
-    flag("--text-field", metavar="NAME", help="lm: field of the text (default: text)")
+    flag("--dataset-config", metavar="NAME", help="lm: such as en for allenai/c4 (default: none)")
+    flag("--text-field", metavar="NAME", help="lm: field with the text (default: text)")
 
 
 def _run_data_sample(arguments: argparse.Namespace) -> Result:

@@ -48,14 +48,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     job("--sbatch-option", action="append", metavar="OPTION", help="any other, as in --sbatch-option=--qos=high")
     flag("--export", action="append", default=[], metavar="VARIABLE", help="pass it on to the ranks; repeatable")
     flag("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer (default: never)")
-    flag("--step-timeout", type=float, metavar="SECONDS", help="of a step; 0: never (default: by its steps)")
+    flag("--step-timeout", type=float, metavar="SECONDS", help="per step; 0: never (default: from its steps)")
     flag("--restarts", type=int, metavar="N", help="after a lost pod or killed rank (default: 0)")
-    flag("--min-pods", type=whole, metavar="M", help="begin and restart on no fewer than M pods (default: all, 1)")
+    flag("--min-pods", type=whole, metavar="M", help="start and restart on at least M pods (default: all, 1)")
     flag("--questions", type=whole, metavar="N", help="test questions to score it on (default: none)")
     flag("--dry-run", action="store_true", help="print what would be run")
     flag("command", nargs="+", metavar="SCRIPT", help="textsql_train.py or causal_train.py")
     verb.usage = "zeropods launch [FLAG ...] -- SCRIPT [ARGUMENT ...]"
-    verb.hint = "; what SCRIPT is told comes after '--'"
+    verb.hint = "; arguments of SCRIPT come after '--'"
     verb.set_defaults(readable=readable, status=exit_status)
 
 
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> Result:
         argv = [sys.executable, "-m", "zeropods", *predict]
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            raise UserError(f"{result['folder']}: is trained but not scored; what zeropods predict said is above")
+            raise UserError(f"{result['folder']}: trained but not scored; see the output of zeropods predict above")
         result["score"] = json.loads(done.stdout)["score"]
     return result
 
@@ -102,7 +102,7 @@ def _check(arguments: argparse.Namespace) -> None:
     faults = (
         (
             questions and is_theirs,
-            f"--questions {questions}: {script} is no script of ours, its runs answer nothing; leave it out",
+            f"--questions {questions}: {script} is not one of our scripts, so its runs cannot answer any; leave it out",
         ),
         (is_job and restarts is not None, f"--restarts {restarts}: SLURM requeues a job by itself; leave it out"),
         (not over_pods and least is not None, f"--min-pods {least}: is for --launcher pdsh; leave it out"),
@@ -116,7 +116,7 @@ def _check(arguments: argparse.Namespace) -> None:
         (is_job and exported, f"--export {exported}: a SLURM job gets the whole environment; leave it out"),
         (
             is_alone and (is_elsewhere or (pods or 1) != 1),
-            "--launcher none: this machine alone; leave out --num-pods, --hostfile and --name",
+            "--launcher none: uses this machine only; leave out --num-pods, --hostfile and --name",
         ),
     )
     for is_there, fault in faults:
@@ -174,7 +174,7 @@ def _launched(arguments: argparse.Namespace, supervision: Supervision) -> Result
             command.exported_variables(arguments.export, {})  # Only a check: the ranks inherit them anyway.
             planned, variables = command.plan_alone(script, flags, arguments.slots), {}
             if supervision.restarts and command.flag_values(flags).get("resume") == "never":
-                raise UserError("--resume never: would start over after each of --restarts; leave one of them out")
+                raise UserError("--resume never: would start over at each restart; leave out this or --restarts")
         argv = command.runner_argv(planned, Path() if cluster is None else cluster.hostfile)
         if arguments.dry_run:
             return {**planned.to_json(), "argv": argv, "shell": command.shell_line(argv, variables)}

@@ -36,19 +36,19 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--model", type=given_path, required=True, help="run folder or model folder")
     flag("--out", type=out_file, metavar="FILE", help="what to write (default: predictions.SPLIT.jsonl of the run)")
     flag("--score", action="store_true", help="score the answers too, into score.SPLIT.json")
-    flag("--task", choices=["text2sql", "squad"], help="of a model that does not say it (default: text2sql)")
-    flag("--max-new-tokens", type=whole, metavar="N", help="of an answer (default: 96 of a query, 32 of SQuAD's)")
+    flag("--task", choices=["text2sql", "squad"], help="for a model that records none (default: text2sql)")
+    flag("--max-new-tokens", type=whole, metavar="N", help="per answer (default: 96 for queries, 32 for SQuAD)")
     flag("--num-beams", type=whole, default=1, metavar="N", help="beams of a search; 1 is greedy")
-    flag("--prompt", choices=["question", "schema"], help="of a T5 that does not say it (default: its own)")
-    flag("--force-prompt", action="store_true", default=None, help="--prompt also for a T5 that says another")
-    flag("--unconstrained", action="store_true", help="let a T5 write what it likes")
+    flag("--prompt", choices=["question", "schema"], help="for a T5 that records none (default: its own)")
+    flag("--force-prompt", action="store_true", default=None, help="use --prompt even if the T5 records another")
+    flag("--unconstrained", action="store_true", help="let a T5 write any text, not only queries")
     _split_flags(flag, "WikiSQL's layout, or SQuAD's (default: its own)", required=False)
     _model_flags(flag, "questions (default: 64 for queries, 16 for answers)", "examples", "auto")
 
     verb = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score)
     verb.set_defaults(readable=score_text)
     flag = verb.add_argument
-    flag("predictions", type=given_path, metavar="FILE", help="what zeropods predict has written")
+    flag("predictions", type=given_path, metavar="FILE", help="a file written by zeropods predict")
     flag("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
     own = "a metric of your own, function(prediction, answers) -> float; repeatable"
     flag("--metric", action="append", default=[], metavar="MODULE:FUNCTION", help=own)
@@ -64,21 +64,21 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     _split_flags(flag, "prepared set, or raw text, as `prepare --task lm` takes it")
     _model_flags(flag, "blocks (default: 4)", "blocks, or documents of raw text", "fp32")
 
-    verb = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", _export)
+    verb = add(verbs, "export", "a run's full weights as a model folder: safetensors, checked", _export)
     verb.set_defaults(readable=export_text)
     flag = verb.add_argument
     flag("run_folder", type=given_path, metavar="RUN", help="run folder")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the model folder to make")
-    flag("--checkpoint", type=int, metavar="N", help="of this step (default: the last one)")
-    flag("--dtype", choices=DTYPES, default="float32", help="numbers of the weights")
+    flag("--checkpoint", type=int, metavar="N", help="the one of step N (default: the last one)")
+    flag("--dtype", choices=DTYPES, default="float32", help="number format of the weights")
 
-    verb = add(verbs, "demo", "a page in the browser that asks trained text-to-SQL models, until Ctrl-C", _demo)
-    verb.set_defaults(readable=lambda result: "The page has ended, as asked.")
+    verb = add(verbs, "demo", "a web page for asking trained text-to-SQL models, until Ctrl-C", _demo)
+    verb.set_defaults(readable=lambda result: "The page has ended, as requested.")
     flag = verb.add_argument
     flag("runs", nargs="+", type=given_path, metavar="RUN", help="run or model folder, or a folder with runs")
     of_data = "tables and questions, in WikiSQL's layout (default: as trained)"
     flag("--data", type=given_path, metavar="DIR", help=of_data)
-    flag("--port", metavar="P", help="on 127.0.0.1 (default: 7860, another one where that is taken)")
+    flag("--port", metavar="P", help="on 127.0.0.1 (default: 7860, or a free one)")
 
 
 def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) -> None:
@@ -91,7 +91,7 @@ def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) 
 def _model_flags(flag: Callable[..., Any], batch: str, unit: str, precision: str) -> None:
     """Add the flags of every verb that runs a model on a split."""
     flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens (default: as trained)")
-    flag("--batch-size", type=whole, metavar="N", help=f"at once: {batch}")
+    flag("--batch-size", type=whole, metavar="N", help=f"per batch: {batch}")
     known = ["auto", "fp32", "bf16", "fp16"]
     flag("--precision", choices=known, default=precision, help="of the arithmetic; auto: bf16 where it is fast")
     flag("--limit", type=whole, metavar="N", help=f"only the first N {unit} (default: all)")
@@ -99,7 +99,7 @@ def _model_flags(flag: Callable[..., Any], batch: str, unit: str, precision: str
 
 def _predict(arguments: argparse.Namespace) -> Result:
     if arguments.force_prompt and arguments.out is None:
-        raise UserError("--force-prompt: the answers are not the run's own; say with --out where they belong")
+        raise UserError("--force-prompt: the answers are not the run's own; choose a file with --out")
     from zeropods.evaluate.generate import TASKS, answer_task, predict
     from zeropods.evaluate.models import raw_data
 
@@ -132,7 +132,7 @@ def _score(arguments: argparse.Namespace) -> Result:
 
     out_file(str(arguments.predictions.parent / f"score.{arguments.split}.json"))
     if not arguments.predictions.is_file():
-        raise UserError(f"{arguments.predictions}: no such file; name one that zeropods predict has written")
+        raise UserError(f"{arguments.predictions}: no such file; give one that zeropods predict has written")
     call = (arguments.predictions, arguments.data, arguments.split)
     with progress("score", "predictions") as bar:
         found = score(*call, rouge=arguments.rouge, metrics=arguments.metric)

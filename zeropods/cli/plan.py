@@ -36,7 +36,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     )
     one = {"dest": "techniques", "default": [], "metavar": "NAME", "help": "only this one; repeatable (default: all)"}
     verb.add_argument("--technique", action="append", **one)
-    verb.add_argument("--trust-remote-code", action="store_true", help="run the code that a model brings")
+    verb.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     verb.add_argument("--mtbf", type=number, metavar="HOURS", help="between failures: says how often to save")
     verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
     verb.add_argument("--what-if", action="store_true", help="other requests, and the run's whole life")
@@ -45,14 +45,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "probe", "how fast this kind of machine is, for later plans; at most 40 s", run_probe)
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--pods", metavar="NAME", help="the cluster (default: the only one that is up, if any)")
-    where.add_argument("--alone", action="store_true", help="processes of this machine, whatever is up")
-    verb.add_argument("--out", type=out_file, metavar="FILE", help="where it is kept (default: beside the clusters)")
+    where.add_argument("--alone", action="store_true", help="use this machine only, whatever is up")
+    verb.add_argument("--out", type=out_file, metavar="FILE", help="where to keep it (default: beside the clusters)")
 
     verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
     verb.add_argument("file", type=given_path, metavar="FILE", help="a report, a log that holds one, or a run folder")
-    verb.add_argument("--depth", type=int, metavar="N", help="show the tree of modules down to it; the root is 0")
-    verb.add_argument("--top", type=int, default=8, metavar="N", help="how many classes of modules to show")
-    verb.add_argument("--against", type=given_path, metavar="FILE2", help="a second report beside it, with ratios")
+    verb.add_argument("--depth", type=int, metavar="N", help="show the module tree to this depth; the root is 0")
+    verb.add_argument("--top", type=int, default=8, metavar="N", help="how many module classes to show")
+    verb.add_argument("--against", type=given_path, metavar="FILE2", help="a second report to compare, with ratios")
 
 
 def run_plan(arguments: argparse.Namespace) -> Result:
@@ -67,7 +67,9 @@ def run_plan(arguments: argparse.Namespace) -> Result:
 
         machine = None if arguments.machine is None else read_probe(arguments.machine)
         if machine and machine.gpus:
-            raise UserError(f"--machine {arguments.machine}: has {machine.name}; give that of the runs without a GPU")
+            raise UserError(
+                f"--machine {arguments.machine}: was measured on {machine.name}; give that of the runs without a GPU"
+            )
         return fit_runs(find_runs(arguments.fit).values(), " ".join(map(str, arguments.fit)), machine)
     by, probe, source = _by(arguments)
     report = PlanReport(plan(request_of(arguments, probe), by), source)
@@ -107,7 +109,7 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
         said = f"Intervals are those of {calibration.source}, rates those of {rates}."
         return Calibrated(calibration, CPU, probe), probe, said
     if arguments.machine and probe and not probe.gpus:
-        raise UserError(f"--machine {arguments.machine}: {probe.name}, without a GPU; give --device cpu")
+        raise UserError(f"--machine {arguments.machine}: was measured on {probe.name} without a GPU; give --device cpu")
     probe = probe if probe and probe.gpus and "gpu" not in arguments else None
     gpu = probe.name if probe else getattr(arguments, "gpu", Machines().gpu)
     rates = f"from the probe of {gpu}" if probe else f"a part of the published peak of {gpu}"
@@ -115,7 +117,7 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
     own = kept_calibration(folder) if (folder / CALIBRATION).is_file() else None
     known = next((name for name in own.factors if words(gpu) <= words(name)), None) if own else None
     if own is None or known is None:
-        return None, probe, f"Rates are {rates}; no run of yours tells how far off they are (--fit)."
+        return None, probe, f"Rates are {rates}; none of your runs shows yet how far off they are (see --fit)."
     by = Calibrated(own, known, probe or own.machine)
     return by, probe, f"Rates are {rates}, intervals those of {own.source}."
 
@@ -148,7 +150,7 @@ def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Req
         raise UserError(f"--{wrong.replace('_', '-')}: is for --device {device}; leave it out")
     several = [f"--{name}" for name in ("pods", "slots") if getattr(arguments, name, 1) > 1]
     if several and set(arguments.techniques) == {"none"}:
-        raise UserError(f"--technique none: one process alone; leave out {' and '.join(several)}")
+        raise UserError(f"--technique none: runs one process only; leave out {' and '.join(several)}")
     names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
     given = {names.get(name, name): value for name, value in vars(arguments).items()}
     if probe and arguments.device == "cpu":
@@ -209,11 +211,11 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--slots", whole, "N", "processes per pod, one GPU each (default: 1)"),
     ("--gpu-memory", _gibibytes, "GIB", "of one GPU (default: that of --gpu)"),
     ("--host-memory", _gibibytes, "GIB", "of one pod (default: not checked)"),
-    ("--batch-size", whole, "ROWS", "of a process (default: 32, causal 4)"),
-    ("--gradient-accumulation", whole, "PASSES", "of a step (default: 1)"),
-    ("--source-length", whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
-    ("--target-length", whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
-    ("--seq-length", whole, "TOKENS", "causal: of a padded row (default: 512)"),
+    ("--batch-size", whole, "ROWS", "per process (default: 32, causal 4)"),
+    ("--gradient-accumulation", whole, "PASSES", "per step (default: 1)"),
+    ("--source-length", whole, "TOKENS", "T5: per row, with padding (default: 96)"),
+    ("--target-length", whole, "TOKENS", "T5: per row, with padding (default: 96)"),
+    ("--seq-length", whole, "TOKENS", "causal: per padded row (default: 512)"),
     ("--label-length", whole, "TOKENS", "causal: with a loss (default: all but one)"),
     ("--attention", str, "NAME", "eager, flash_attention_2, all; default sdpa"),
     ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
@@ -221,14 +223,14 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--bucket-size", whole, "ELEMENTS", "of reduce_bucket_size (default: 1e7)"),
     ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 0.86)"),
     ("--latency", not_negative, "S", "of a message to a pod (default: 5e-5)"),
-    ("--gpu", str, "NAME", "says peak and memory (default: A100-40GB)"),
+    ("--gpu", str, "NAME", "sets peak and memory (default: A100-40GB)"),
     ("--flops", _times(1e12), "TFLOP/S", "of a GPU (default: a share of its peak)"),
     ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
     ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
-    ("--hosts", whole, "N", "CPU: machines of all pods (default: 1)"),
-    ("--threads", whole, "N", "CPU: of each process (default: all cores)"),
+    ("--hosts", whole, "N", "CPU: machines for all pods (default: 1)"),
+    ("--threads", whole, "N", "CPU: per process (default: all cores)"),
     ("--price-per-hour", not_negative, "PRICE", "of one pod, in any currency (default: none)"),
-    ("--steps", whole, "N", "of a training, for its time and cost"),
+    ("--steps", whole, "N", "of the training, for its time and cost"),
     ("--samples", whole, "N", "of the training set, in place of --steps"),
     ("--epochs", number, "N", "over --samples (default: 1)"),
 )

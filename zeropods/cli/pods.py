@@ -35,7 +35,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     up.add_argument("--backend", choices=["local", "cml"], help="where (default: cml in a CML session, else local)")
     up.add_argument("--name", default="pods", help="of the cluster")
     up.add_argument("--port", type=int, metavar="P", help="where pods report (default: 6000, or a free one)")
-    up.add_argument("--seconds", type=float, default=120.0, metavar="S", help="until all have to be ready")
+    up.add_argument("--seconds", type=float, default=120.0, metavar="S", help="until all must be ready")
     up.add_argument("--cpu", type=float, default=4, metavar="N", help="cores of a CML worker")
     up.add_argument("--memory", type=float, default=32, metavar="GIB", help="memory of a CML worker")
     up.add_argument("--nvidia-gpu", type=int, metavar="N", help="GPUs of a CML worker (default: as here)")
@@ -131,7 +131,7 @@ def run_down(arguments: argparse.Namespace) -> Result:
     chosen = names() if arguments.all else [chosen_name() if arguments.name is None else arguments.name]
     ended = [name for name in chosen if name is not None and take_down(name)]
     if arguments.name is not None and not ended and (there := names()):
-        print(f"cluster {arguments.name}: is not up; there is {', '.join(there)}", file=sys.stderr)
+        print(f"cluster {arguments.name}: is not up; these are: {', '.join(there)}", file=sys.stderr)
     return {"down": ended}
 
 

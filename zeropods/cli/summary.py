@@ -29,7 +29,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--out", type=out_folder, required=True, metavar="DIR", help="where the report is written")
     flag("--against", type=given_path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse")
     flag("--price-per-hour", type=not_negative, metavar="P", help="of a pod, in any currency (default: none)")
-    flag("--allow-differences", action="store_true", help="ratios also between rows that differ in more, marked")
+    flag("--allow-differences", action="store_true", help="ratios also between rows with other differences, marked")
     verb.set_defaults(status=exit_status)
 
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> Result:
     gc.set_threshold(1_000_000)
     atexit.register(gc.freeze)
     if any((arguments.out / name).exists() for name in (RECORD, LOCK)):
-        raise UserError(f"--out {arguments.out}: is a run; choose another folder")
+        raise UserError(f"--out {arguments.out}: is a run folder; choose another")
     # Read this before anything is written: it may lie where the new summary goes.
     old = None if arguments.against is None else read_rows(arguments.against)
     price, allow = arguments.price_per_hour, arguments.allow_differences

@@ -120,7 +120,7 @@ def get(name: str, out: Path | str) -> dict[str, Any]:
     if already_there:
         record = read_object(out / RECORD, "choose another folder") if (out / RECORD).is_file() else {}
         if record.get("checksums") != checksums:
-            raise UserError(f"{out}: holds something else than {name} as fetched here; choose another folder")
+            raise UserError(f"{out}: holds something other than {name} as fetched here; choose another folder")
         for file, size in record["files"].items():
             path = out / file
             if not path.is_file() or path.stat().st_size != size:
@@ -166,23 +166,23 @@ def _verified(source: SourceFile, url: str) -> bytes:
                 raise UserError(f"{url}: more than {LIMIT_BYTES} bytes; check the address")
             if not length or len(content) == length:
                 break
-            said = f"no connection: it ended after {len(content)} of {length} bytes"
+            said = f"connection lost after {len(content)} of {length} bytes"
         except HTTPError as error:
             error.close()
             said = f"HTTP {error.code} {error.reason}"
             if error.code < 500:
-                raise UserError(f"{url}: {said}; name a mirror in ZEROPODS_MIRROR") from None
+                raise UserError(f"{url}: {said}; set ZEROPODS_MIRROR to a mirror") from None
         except (OSError, HTTPException) as error:
             said = f"no connection: {getattr(error, 'reason', error)}"
         if wait is None:
-            remedy = "check the network and run the command again, or name a mirror in ZEROPODS_MIRROR"
+            remedy = "check the network and run the command again, or set ZEROPODS_MIRROR to a mirror"
             raise UserError(f"{url}: {said}; {remedy}")
         print(f"{url}: {said}; next attempt in {wait:g} s", file=sys.stderr)
         time.sleep(wait)
     found = source.digest_of(content)
     if found != source.digest:
         wrong = f"{source.algorithm} {found}; expected {source.digest}"
-        raise UserError(f"{url}: {wrong}; name a mirror in ZEROPODS_MIRROR")
+        raise UserError(f"{url}: {wrong}; set ZEROPODS_MIRROR to a mirror")
     return bytes(content)
 
 

@@ -84,5 +84,5 @@ def read_manifest(folder: Path) -> Manifest:
     path = Path(folder) / FILE
     if not path.is_file():
         made = "zeropods prepare --data DATA --tokenizer MODEL --out SET"
-        raise UserError(f"{folder}: no prepared data set there; make one, and give it here: {made}")
+        raise UserError(f"{folder}: no prepared data set there; make one with {made}")
     return validated(Manifest, path, path.read_bytes(), "prepare the data set again")

@@ -63,19 +63,19 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
     name = f"the file {shown(path.name)}"
     lines, delimiter = _lines(name, path.read_bytes())
     if len(lines) < 2:
-        raise UserError(f"{name}: has no row; expected a line of column names, then rows")
+        raise UserError(f"{name}: has no rows; expected a line of column names, then rows")
     (_, header), *rows = lines
     # To the model, names that differ only in the form of their letters are the same.
     forms = [folded(column).casefold() for column in header]
     for number, form in enumerate(forms):
         if not any(letter.isalnum() for letter in form):
-            raise UserError(f"{name}: column {number + 1} has no name; the first line names every column")
+            raise UserError(f"{name}: column {number + 1} has no name; the first line must name every column")
         if forms.count(form) > 1:
             raise UserError(f"{name}: two columns are named {shown(header[number])!r}; rename one")
     for number, cells in rows:
         if len(cells) != len(header):
-            remedy = f"correct one of them (a cell that holds {delimiter!r} stands in double quotes)"
-            said = f"{counted(len(cells), 'cell')}, the first line has {len(header)}"
+            remedy = f"correct one of them (a cell that contains {delimiter!r} must be in double quotes)"
+            said = f"{counted(len(cells), 'cell')}, but the first line has {len(header)}"
             raise UserError(f"{name}: line {number}: {said}; {remedy}")
 
     columns = [[(line, cells[number]) for line, cells in rows if cells[number]] for number in range(len(header))]
@@ -95,7 +95,7 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
         fewest = min((odd[number][kind] for kind in KINDS[: 2 if delimiter == ";" else 1]), key=len)
         if fewest and len(fewest) - 1 <= MOST_ODD * (len(column) - 1) and 2 * len(fewest) < len(column):
             line, cell = fewest[0]
-            said = f"{shown(cell)!r} is no number, so the column {header[number]} is text"
+            said = f"{shown(cell)!r} is not a number, so column {header[number]} is treated as text"
             remarks.append(f"{path.name}:{line}: {said}; write a number, or leave the cell empty")
     body = tuple(tuple(cell or None for cell in cells) for _, cells in rows)
     return ReadTable(id_, tuple(header), tuple(types), body, has_commas, tuple(remarks))
@@ -117,7 +117,7 @@ def _lines(name: str, content: bytes) -> tuple[list[tuple[int, list[str]]], str]
         text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{name}: line {line} is not text in UTF-8; save the table as CSV in UTF-8") from None
+        raise UserError(f"{name}: line {line} is not valid UTF-8; save the table as CSV in UTF-8") from None
     told = SEPARATOR.match(text)
     first, text = text.lstrip().split("\n", 1)[0], text[told.end() :] if told else text
     found = []
@@ -160,10 +160,10 @@ def _with_point(cell: str) -> str:
 # A plain SQL statement as a query: one table, one column, at most one aggregate, conditions joined by AND.
 
 REACH = (
-    "in reach: one column, or MAX, MIN, COUNT, SUM or AVG of it, FROM one table "
+    "expected one column, or MAX, MIN, COUNT, SUM or AVG of it, FROM one table "
     "WHERE COLUMN =, > or < VALUE, joined by AND"
 )
-QUOTES = "put text in 'single quotes', a name with blanks in \"double quotes\" or [brackets]"
+QUOTES = "put text in 'single quotes', a name with spaces in \"double quotes\" or [brackets]"
 
 
 def parsed(sql: str) -> tuple[exp.Select, str]:
@@ -176,15 +176,15 @@ def parsed(sql: str) -> tuple[exp.Select, str]:
         near, decimal = found.get("highlight", sql), re.search(r"[\d.]+,$", found.get("start_context", ""))
         if decimal and near.isdigit():
             number = f"{decimal[0]}{near}"
-            raise ValueError(f"no SQL near {number!r}; write {_with_point(number)}") from None
-        raise ValueError(f"no SQL near {shown(near)!r}; {QUOTES}") from None
+            raise ValueError(f"not valid SQL near {number!r}; write {_with_point(number)}") from None
+        raise ValueError(f"not valid SQL near {shown(near)!r}; {QUOTES}") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Select):
-        raise ValueError(f"no single SELECT; {REACH}")
+        raise ValueError(f"not a single SELECT; {REACH}")
     parts = {name.rstrip("_"): part for name, part in statements[0].args.items() if part}
     if beyond := parts.keys() - {"expressions", "from", "where", "kind"}:
-        raise ValueError(f"{min(beyond).upper().removesuffix('S')}: out of reach; {REACH}")
+        raise ValueError(f"{min(beyond).upper().removesuffix('S')}: not supported; {REACH}")
     if "from" not in parts or not isinstance(parts["from"].this, exp.Table):
-        raise ValueError(f"no table of its own after FROM; {REACH}")
+        raise ValueError(f"no plain table after FROM; {REACH}")
     return statements[0], parts["from"].this.name
 
 
@@ -225,7 +225,7 @@ def query_of(statement: exp.Select, table: ReadTable) -> Query:
 def _condition(node: exp.Expr, table: ReadTable) -> Condition:
     operators = (exp.EQ, exp.GT, exp.LT)
     if type(node) not in operators:
-        raise ValueError(f"{shown(node.sql('sqlite'))}: out of reach; {REACH}")
+        raise ValueError(f"{shown(node.sql('sqlite'))}: not supported; {REACH}")
     value = node.args.get("expression")
     literal = value.this if isinstance(value, exp.Neg) else value
     if not isinstance(node.this, exp.Column) or not isinstance(literal, exp.Literal):
@@ -233,7 +233,7 @@ def _condition(node: exp.Expr, table: ReadTable) -> Condition:
         raise ValueError(f"{said}: expected a column, one of {', '.join(OPERATORS[:3])}, and a value; {QUOTES}")
     text = " ".join(literal.name.split())
     if not text:
-        raise ValueError(f"{shown(node.sql('sqlite'))}: an empty value; give one")
+        raise ValueError(f"{shown(node.sql('sqlite'))}: the value is empty; give one")
     column = _column(node.this, table)
     if table.has_commas and table.types[column] == "real" and DECIMAL_COMMA.fullmatch(text):
         text = _with_point(text)
@@ -246,7 +246,7 @@ def _column(node: exp.Column, table: SQLTable) -> int:
     wanted = folded(node.name).casefold()
     if wanted not in names:
         columns = shown(", ".join(table.header), 200)
-        raise ValueError(f"{node.name!r} is no column of {table.id}, which has {columns}; {QUOTES}")
+        raise ValueError(f"{node.name!r} is not a column of {table.id}, whose columns are {columns}; {QUOTES}")
     return names.index(wanted)
 
 
@@ -285,17 +285,17 @@ def from_csv(tables: Path, questions: Path, out: Path) -> dict[str, Any]:
             be taken.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: already exists; remove it, or name a new folder")
+        raise UserError(f"{out}: already exists; remove it, or choose a new folder")
     files = _files(tables)
     taken, left_out = _taken(files, questions)
     if not taken:
         more = f" ({left_out[0]})" if left_out else ""
-        raise UserError(f"{questions}: no question can be taken{more}; docs/own_data.md has examples")
+        raise UserError(f"{questions}: no question can be used{more}; docs/own_data.md has examples")
     about: dict[str, list[Asked]] = {}
     for asked in taken:
         about.setdefault(asked.table.id, []).append(asked)
     by_tables = len(about) >= FEWEST_TABLES
-    remarks = [] if by_tables else [f"{tables}: too few tables to keep some for dev and test: questions are divided"]
+    remarks = [] if by_tables else [f"{tables}: too few tables to keep some for dev and test; questions are divided"]
     if unasked := [path.name for name, path in files.items() if name not in about]:
         remarks.append(f"{tables}: no question is about {shown(', '.join(unasked), 200)}")
     for those in about.values():
@@ -317,15 +317,15 @@ def _remarks(asked: Asked, execution: Execution) -> Iterator[str]:
     """Yield a line for each oddity of a question; `execution` is that of its table."""
     table, agg = asked.table, AGGREGATES[asked.query.agg]
     if agg not in ("", "COUNT") and table.types[asked.query.sel] == "text":
-        yield f"{agg} of {table.header[asked.query.sel]}, which is text: a cell is no number"
+        yield f"{agg} of {table.header[asked.query.sel]}, which is text: its cells are not numbers"
     for condition in asked.query.conds:
         column, operator, value = condition
         name, number = table.header[column], number_in(value)
         if table.types[column] == "text":
             if operator:
-                yield f"{name} is text, which has no order; compare it by ="
+                yield f"{name} is text, which has no order; compare it with ="
         elif number is None:
-            yield f"{value!r} is no number, {name} has numbers"
+            yield f"{value!r} is not a number, but {name} holds numbers"
         elif not NUMBER.fullmatch(value):
             yield f"{value!r} is compared as {number:g}"
         if not execution.execute(Query(0, 0, (condition,))):
@@ -342,7 +342,7 @@ def _files(folder: Path) -> dict[str, Path]:
     for path in sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv"):
         other = files.setdefault(path.stem.casefold(), path)
         if other != path:
-            raise UserError(f"{folder}: {other.name} and {path.name} are one table without letter case; rename one")
+            raise UserError(f"{folder}: {other.name} and {path.name} differ only in letter case; rename one")
     if not files:
         raise UserError(f"{folder}: no .csv file there; expected one for each table")
     return files
@@ -355,7 +355,7 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
         raise UserError(f"{path}: is empty; expected a line {','.join(COLUMNS)}, then a row for each question")
     header = [cell.casefold() for cell in lines[0][1]]
     if sorted(header) != sorted(COLUMNS):
-        raise UserError(f"{path}: columns {shown(', '.join(header)) or 'of no name'}; expected {', '.join(COLUMNS)}")
+        raise UserError(f"{path}: columns {shown(', '.join(header)) or 'without names'}; expected {', '.join(COLUMNS)}")
     taken, left_out, read = [], [], cache(read_csv)
     for number, cells in lines[1:]:
         place = f"{path}:{number}"
@@ -369,7 +369,7 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
             statement, name = parsed(row["sql"])
             if name.casefold() not in files:
                 raise ValueError(
-                    f"no table {name!r}; the tables: {shown(', '.join(path.stem for path in files.values()), 200)}"
+                    f"no table {name!r}; the tables are {shown(', '.join(path.stem for path in files.values()), 200)}"
                 )
             table = read(files[name.casefold()], name.casefold())
             query = query_of(statement, table)

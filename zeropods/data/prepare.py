@@ -78,7 +78,7 @@ class Preparation:
         if self.loss_on not in (None, *LOSSES):
             raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
         if self.task == "lm" and self.loss_on == "answer":
-            raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or say all")
+            raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or use all")
         for name in ("limit", "max_source_tokens", "max_seq_length"):
             value, least = getattr(self, name), 1 if name == "limit" else FEWEST_TOKENS
             if value is not None and value < least:
@@ -155,11 +155,11 @@ def prepare(
             unkept = "versions, --plain-vocabulary or --text-field" if same_data else "the data have changed"
             said = told_differences(held, asked, differ) or unkept
             raise UserError(
-                f"{out}: holds a set of other data, settings or versions ({said}); choose another --out, or remove "
+                f"{out}: holds a set with other data, settings or versions ({said}); choose another --out, or remove "
                 "this one first"
             )
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: holds something that is no prepared data set; choose another --out")
+        raise UserError(f"{out}: holds something that is not a prepared data set; choose another --out")
     with _undisturbed(), new_folder(out) as folder:
         if wanted.tokenizer == GPT_TINY and wanted.is_causal:
             tokenizer = train_byte_tokenizer(raw.texts())

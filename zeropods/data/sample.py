@@ -120,7 +120,9 @@ def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> dict[str, 
                 (folder / name).write_bytes(content)
     for name, content in files.items():
         if not (out / name).is_file() or (out / name).read_bytes() != content:
-            raise UserError(f"{out}: holds something else than the sample of seed {seed} ({name}); name a new folder")
+            raise UserError(
+                f"{out}: holds something other than the sample of seed {seed} ({name}); choose a new folder"
+            )
     return {"folder": str(out), "written": is_new, "seed": seed, **counts}
 
 

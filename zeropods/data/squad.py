@@ -92,7 +92,7 @@ def read_squad(folder: Path, split: str) -> Iterator[SquadExample]:
         texts, starts = zip(*((answer.text, answer.answer_start) for answer in question.answers), strict=True)
         yield SquadExample(index, question.id, question.question, context, texts, starts)
     if not asked:
-        raise UserError(f"{path}: holds no question; {MEND}")
+        raise UserError(f"{path}: contains no questions; {MEND}")
 
 
 def squad_file(folder: Path, split: str) -> Path:
@@ -102,7 +102,7 @@ def squad_file(folder: Path, split: str) -> Path:
         return official if official in found else found[0]
     if found:
         names = ", ".join(path.name for path in found)
-        raise UserError(f"{folder}: {names} are all of split {split!r}; keep one of them there")
+        raise UserError(f"{folder}: {names} all belong to split {split!r}; keep only one of them")
     raise UserError(
         f"{official}: no such file; give a folder that has it, or fetch it: zeropods data get squad --out squad"
     )
@@ -180,8 +180,8 @@ class SquadEncoder:
                 if kept < 0:
                     needed = self._limit - kept
                     raise UserError(
-                        f"question {example.id!r}: needs {needed} tokens without its context, and {self._limit} are "
-                        f"allowed; raise the limit to {needed} or more"
+                        f"question {example.id!r}: needs {needed} tokens without its context, but only {self._limit} "
+                        f"are allowed; raise the limit to {needed} or more"
                     )
                 first = start
                 begin = context + example.starts[0] - (len(example.context) - len(example.context.lstrip()))

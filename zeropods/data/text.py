@@ -77,7 +77,7 @@ class TextData:
             total += sum(map(len, new))
             if total > MOST_TOKENS:
                 raise UserError(
-                    f"{self._wanted.data}, {split}: more than {MOST_TOKENS:,} tokens; say --limit DOCUMENTS"
+                    f"{self._wanted.data}, {split}: more than {MOST_TOKENS:,} tokens; use --limit DOCUMENTS"
                 )
             progress(len(chunk))
         tokens, least = join(documents, tokenizer.eos_token_id), length if split == "train" else 2
@@ -165,17 +165,16 @@ def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -
             raise UserError(f"dataset_config {dataset_config!r}: {data} is a folder, which has none; leave it out")
         return folder_corpus(folder, text_field)
     if folder.is_file():
-        raise UserError(f"{data}: a file; name the folder that holds it")
+        raise UserError(f"{data}: is a file; give the folder that contains it")
     if is_path(name):
-        raise UserError(f"{data}: no such folder; expected a folder of text or the id of a data set at the hub")
+        raise UserError(f"{data}: no such folder; expected a folder of text or the id of a data set on the hub")
     try:
         revision = HfApi().dataset_info(name, timeout=ANSWER_SECONDS).sha
     except (httpx2.TransportError, OfflineModeIsEnabled, OSError, HfHubHTTPError, HFValidationError) as error:
         answered = isinstance(error, HfHubHTTPError | HFValidationError)
-        fault = "did not give it" if answered else "cannot be reached"
+        fault = "did not provide it" if answered else "cannot be reached"
         raise UserError(
-            f"data {name!r}: no such folder, and the hub of data sets {fault} ({first_line(error)}); "
-            "name a folder of text"
+            f"data {name!r}: no such folder, and the data set hub {fault} ({first_line(error)}); give a folder of text"
         ) from None
     return hub_corpus(name, dataset_config, text_field, revision)
 
@@ -189,7 +188,7 @@ def folder_corpus(folder: Path, text_field: str) -> Corpus:
         if path.suffix in KINDS and not hidden and not other and path.is_file():
             files.append(path)
     if not files:
-        raise UserError(f"{folder}: no text there; expected files named {', '.join(f'*{kind}' for kind in KINDS)}")
+        raise UserError(f"{folder}: contains no text; expected files named {', '.join(f'*{kind}' for kind in KINDS)}")
     kinds = {path.suffix: path.name for path in files}
     if len(kinds) > 1:
         raise UserError(f"{folder}: holds {' and '.join(sorted(kinds.values()))}; keep files of one kind there")
@@ -199,16 +198,16 @@ def folder_corpus(folder: Path, text_field: str) -> Corpus:
         name = str(path.relative_to(folder))
         found = {WORDS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in WORDS}
         if len(found) > 1:
-            raise UserError(f"{name}: its name tells {' and '.join(sorted(found))}; give it the name of one split")
+            raise UserError(f"{name}: its name mentions {' and '.join(sorted(found))}; expected only one split")
         by_split.setdefault("".join(found), []).append(path)
     unnamed = by_split.pop("", [])
     if by_split:
         named = next(iter(by_split.values()))[0]
         if unnamed:
-            said = f"no split in its name, but one in {named.name}; expected train, valid or test"
+            said = f"its name mentions no split, but {named.name} does; expected train, valid or test"
             raise UserError(f"{unnamed[0]}: {said}")
         if "train" not in by_split:
-            raise UserError(f"{folder}: no file of train, but {named.name}; name one train, as train{named.suffix}")
+            raise UserError(f"{folder}: has {named.name} but no file for train; name one train{named.suffix}")
 
     def read(split: str) -> Iterator[str]:
         return (text for path in by_split.get(split, unnamed) for text in _documents_of(path, text_field))
@@ -231,11 +230,11 @@ def hub_corpus(name: str, config: str | None, field: str, revision: str | None) 
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
             f"data set {name!r}, configuration {config!r}: {first_line(error)}; "
-            "name a configuration that it has (--dataset-config)"
+            "choose a configuration that it has (--dataset-config)"
         ) from None
     theirs = {WORDS[split]: split for split in map(str, found) if split in WORDS}
     if "train" not in theirs:
-        raise UserError(f"data set {name!r}: has no split train, but {', '.join(theirs)}; name another")
+        raise UserError(f"data set {name!r}: has no split train, only {', '.join(theirs)}; choose another")
 
     def texts(split: str) -> Iterator[str]:
         rows = datasets.load_dataset(name, config, split=theirs[split], streaming=True, revision=revision)
@@ -302,7 +301,7 @@ def _documents_of(path: Path, field: str) -> Iterator[str]:
                 for number, row in enumerate(rows, 1):
                     yield _text_in(row, f"{path}, row {number}", field)
         except pyarrow.ArrowInvalid as error:
-            raise UserError(f"{path}: no Parquet can be read there ({first_line(error)}); fetch it again") from None
+            raise UserError(f"{path}: not a readable Parquet file ({first_line(error)}); fetch it again") from None
     elif WIKITEXT.fullmatch(path.name):
         yield from articles(_lines(path))
     else:
@@ -326,7 +325,7 @@ def _text_in(row: dict[str, object], place: str, field: str) -> str:
     text = row.get(field)
     if not isinstance(text, str):
         raise UserError(
-            f"{place}: no text in {field!r}; name the field that holds it (--text-field), "
-            f"of {', '.join(map(repr, row))}"
+            f"{place}: no text in {field!r}; give the field that contains it (--text-field), "
+            f"one of {', '.join(map(repr, row))}"
         )
     return text

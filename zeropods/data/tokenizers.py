@@ -79,8 +79,8 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(source, **hub_options(source))
         except (ValueError, OSError) as error:
             raise UserError(
-                f"tokenizer {source!r} is neither a file nor a folder, and the hub did not give it "
-                f"({first_line(error)}); name a local folder or {instead}"
+                f"tokenizer {source!r} is neither a file nor a folder, and the hub did not provide it "
+                f"({first_line(error)}); give a local folder or {instead}"
             ) from None
     return complete_vocabulary(tokenizer) if complete else tokenizer
 
@@ -118,7 +118,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         found = (T5Tokenizer if bare else AutoTokenizer).from_pretrained(folder)
         # If there is only a model's config.json, transformers makes a tokenizer of nothing but special tokens.
         if not found.get_vocab().keys() - {*found.all_special_tokens, *found.get_added_vocab()}:
-            raise OSError("there are no files of one")
+            raise OSError("it has no tokenizer files")
         return found
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise UserError(
@@ -146,18 +146,18 @@ def load_causal_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
     folder = Path(source)
     if folder.is_file():
-        raise UserError(f"{source}: a file; name the folder with tokenizer.json, or with {' and '.join(BARE)}")
+        raise UserError(f"{source}: is a file; give the folder with tokenizer.json, or with {' and '.join(BARE)}")
     if all((folder / name).is_file() for name in BARE) and not any((folder / name).is_file() for name in DESCRIBED):
         vocabulary = read_object(folder / BARE[0], "fetch it again")
         if END not in vocabulary:
-            said = f"no vocabulary of GPT-2's kind, with {END}; name a folder with tokenizer.json"
+            said = f"not a vocabulary like GPT-2's, with {END}; give a folder with tokenizer.json"
             raise UserError(f"{folder / BARE[0]}: {said}")
         merges = (folder / BARE[1]).read_text(encoding="utf-8", errors="replace").split("\n")
         for number, line in enumerate(merges, 1):
             pair = line.split(" ")
             is_merge = len(pair) == 2 and {*pair, "".join(pair)} <= vocabulary.keys()
             if line and not line.startswith("#version") and not is_merge:
-                said = f"{line!r:.60} merges no two tokens of {BARE[0]}; fetch both again"
+                said = f"{line!r:.60} does not merge two tokens of {BARE[0]}; fetch both again"
                 raise UserError(f"{folder / BARE[1]}:{number}: {said}")
         return with_ends(source, GPT2TokenizerFast.from_pretrained(folder))
     return with_ends(source, load_tokenizer(source, complete=False, instead=GPT_TINY))
@@ -171,7 +171,7 @@ def with_ends(source: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedToke
     if not tokenizer.is_fast:
         raise UserError(f"tokenizer {source!r} has no fast implementation; convert it to a tokenizer.json")
     if tokenizer.eos_token_id is None:
-        raise UserError(f"tokenizer {source!r} has no end token; name another tokenizer, or {GPT_TINY}")
+        raise UserError(f"tokenizer {source!r} has no end token; choose another tokenizer, or {GPT_TINY}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.backend_tokenizer.no_truncation()

@@ -73,7 +73,7 @@ def read_split(folder: Path, split: str) -> Iterator[Example]:
     for index, (place, line) in enumerate(validated_lines(_Line, path)):
         table = tables.get(line.table_id)
         if table is None:
-            raise UserError(f"{place}: table_id {line.table_id!r} has no table in the tables file beside it")
+            raise UserError(f"{place}: table_id {line.table_id!r} is missing from the tables file beside it")
         if not line.sql.fits(len(table.header)):
             raise UserError(f"{place}: {line.sql}; its table {table.id} has {len(table.header)} columns; correct it")
         yield Example(index, line.question, table, line.sql)
@@ -88,7 +88,7 @@ def read_tables(path: Path) -> dict[str, SQLTable]:
         lengths = {len(table.types), *map(len, table.rows)} - {len(table.header)}
         if lengths:
             raise UserError(
-                f"{place}: {len(table.header)} columns, but a row or the types with {lengths.pop()}; {MEND}"
+                f"{place}: {len(table.header)} columns, but a row or its types have {lengths.pop()}; {MEND}"
             )
         tables[table.id] = table
     return tables

@@ -85,7 +85,7 @@ def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
                 found.setdefault(run, _model(run, name))
     if not found:
         named = ", ".join(map(str, folders)) or "no folder"
-        raise UserError(f"{named}: no trained text-to-SQL model there; textsql_train.py --outputdir makes one")
+        raise UserError(f"{named}: no trained text-to-SQL model there; create one with textsql_train.py --outputdir")
     names = [model.name for model in found.values()]
     apart = [replace(m, name=str(m.folder)) if names.count(m.name) > 1 else m for m in found.values()]
     return sorted(apart, key=lambda model: model.order)
@@ -95,10 +95,10 @@ def _model(folder: Path, name: str) -> TrainedModel:
     """The model in a run or model folder, with what its run says about it."""
     task, within = task_of(folder), model_folder(folder)
     if task != TEXT2SQL:
-        raise UserError(f"{folder}: is a {task} run; the demo asks text-to-SQL models")
+        raise UserError(f"{folder}: is a {task} run; the demo needs text-to-SQL models")
     prompt = model_config(folder).get("prompt")
     if prompt not in PROMPTS:
-        raise UserError(f"{folder}: does not say its prompt; train it with textsql_train.py")
+        raise UserError(f"{folder}: does not record its prompt; train it with textsql_train.py")
     # For a model folder, the entry says nothing.
     entry = read_entry(folder, name)
     run, losses = entry.config, entry.record.eval_losses if entry.record else []
@@ -174,8 +174,8 @@ def ask(model: TrainedModel, table: SQLTable, question: str, example: Example | 
     tokens = len(answerer.tokenizer.backend_tokenizer.encode(source_of(asked, answerer.prompt)).ids)
     if tokens > model.source_limit:
         raise UserError(
-            f"question and column names make {tokens:,} tokens; {model.name} was trained on at most "
-            f"{model.source_limit}: ask in fewer words, or take a table of fewer columns"
+            f"question and column names have {tokens:,} tokens, but {model.name} was trained on at most "
+            f"{model.source_limit}; use fewer words, or a table with fewer columns"
         )
     began = time.perf_counter()
     query = _generated(answerer, asked)
@@ -213,7 +213,7 @@ def _generated(answerer: QueryAnswerer, asked: Example) -> Query:
     try:
         (prediction,) = answerer.answer([asked])
     except ValueError:  # From the grammar: no column of the table has a name that the tokenizer can write.
-        raise UserError("the model cannot write any of this table's column names; give them others") from None
+        raise UserError("the model cannot write any of this table's column names; rename them") from None
     assert prediction.query is not None  # The grammar lets nothing else through.
     return prediction.query
 

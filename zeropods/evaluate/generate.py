@@ -159,7 +159,7 @@ class QueryAnswerer(Answerer):
             raise UserError(f"--prompt {prompt}: {within} was trained with {own}; leave it out, or add --force-prompt")
         prompt = prompt or own
         if prompt not in PROMPTS:
-            raise UserError(f"{within}: does not say its prompt; give --prompt {' or '.join(PROMPTS)}")
+            raise UserError(f"{within}: does not record its prompt; give --prompt {' or '.join(PROMPTS)}")
         return cls(load_model(folder, precision, causal=False), prompt)
 
     @cached_property
@@ -282,8 +282,8 @@ class QuestionAnswerer(Answerer):
         room = self.max_seq_length - how.max_new_tokens
         if room < 1:
             raise UserError(
-                f"--max-new-tokens {how.max_new_tokens}: no room for a prompt in the {self.max_seq_length} tokens that "
-                "the model was trained on; lower it"
+                f"--max-new-tokens {how.max_new_tokens}: leaves no room for a prompt in the {self.max_seq_length} "
+                "tokens that the model was trained on; lower it"
             )
         return [row.ids for row in SquadEncoder(self.tokenizer, room).rows(examples, has_answer=False)]
 
@@ -326,9 +326,10 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
     ids = [*first_tokens(saved.tokenizer), *words]
     room = max_new_tokens if saved.positions is None else min(max_new_tokens, saved.positions - len(ids))
     if not words:
-        raise UserError(f"prompt {prompt!r}: no tokens; give some words to continue")
+        raise UserError(f"prompt {prompt!r}: contains no tokens; give some words to continue")
     if room < 1:
-        raise UserError(f"prompt of {len(ids)} tokens, the model has {saved.positions} positions; give a shorter one")
+        fault = f"prompt of {len(ids)} tokens, but the model has only {saved.positions} positions"
+        raise UserError(f"{fault}; give a shorter one")
     began = time.perf_counter()
     (new,) = saved.generated([ids], max_new_tokens=room, eos_token_id=saved.tokenizer.eos_token_id)
     text = saved.tokenizer.decode(new, skip_special_tokens=True)
@@ -345,9 +346,10 @@ def answer_task(model: Path, asked: str | None = None) -> str:
     """The task of a model: `asked`, else what the model says; `UserError` where it answers no questions."""
     task = asked or task_of(model)
     if task == SQUAD and Path(model).is_dir() and is_t5(model):
-        raise UserError(f"--task {task}: {model} is a T5, which answers {TEXT2SQL}; leave it out")
+        raise UserError(f"--task {task}: {model} is a T5, which is for {TEXT2SQL}; leave it out")
     if task == LM:
-        raise UserError(f"{model}: trained on text, it answers nothing; see zeropods perplexity, or --task")
+        fault = "was trained on plain text and answers no questions"
+        raise UserError(f"{model}: {fault}; see zeropods perplexity, or --task")
     return task
 
 
@@ -384,7 +386,7 @@ def predict(
     unconstrained = ["unconstrained"] if how is not None and not how.constrained and task != TEXT2SQL else []
     for name in [*(given.keys() - {*TASKS[task].own_options}), *unconstrained]:
         other = SQUAD if name in QuestionAnswerer.own_options else TEXT2SQL
-        raise UserError(f"--{name.replace('_', '-')}: is for {other}, this is {task}; leave it out")
+        raise UserError(f"--{name.replace('_', '-')}: is for {other}, but this task is {task}; leave it out")
     answerer: Answerer = TASKS[task].load(model, precision, **given)
     answers, speed = answerer.timed(list(islice(READERS[task](Path(data), split), limit)), how, progress)
     write_predictions(out, answers)
@@ -432,11 +434,11 @@ def text_perplexity(
     if (Path(data) / FILE).is_file():
         manifest = read_manifest(Path(data))
         if max_seq_length is not None:
-            raise UserError(f"--max-seq-length {max_seq_length}: {data} is in blocks already; leave it out")
+            raise UserError(f"--max-seq-length {max_seq_length}: {data} is already cut into blocks; leave it out")
         if manifest.task != LM:
-            raise UserError(f"{data}: prepared for {manifest.task}; perplexity is of text: prepare it with --task lm")
+            raise UserError(f"{data}: prepared for {manifest.task}; perplexity needs text: prepare it with --task lm")
         if manifest.tokenizer_fingerprint != fingerprint(saved.tokenizer):
-            raise UserError(f"{data}: prepared with another tokenizer than the model's; give the raw text")
+            raise UserError(f"{data}: prepared with a tokenizer other than the model's; give the raw text")
         _check_blocks(saved, data, manifest.max_seq_length or 0, split, list(manifest.splits))
         found = load_split(Path(data), split)
         blocks = [] if found is None else [found[i] for i in range(len(found))][:limit]
@@ -482,6 +484,7 @@ def _nats(saved: SavedModel, blocks: Sequence[Any]) -> list[tuple[float, int]]:
 def _check_blocks(saved: SavedModel, data: str | Path, length: int, split: str, splits: list[str]) -> None:
     """Refuse a split that is not in the data, and blocks of more tokens than the model has positions."""
     if split not in splits:
-        raise UserError(f"{data}: no split {split!r} in it; expected {' or '.join(splits)}")
+        raise UserError(f"{data}: has no split {split!r}; expected {' or '.join(splits)}")
     if saved.positions is not None and length > saved.positions:
-        raise UserError(f"{data}: blocks of {length} tokens, the model has {saved.positions} positions; cut shorter")
+        fault = f"its blocks have {length} tokens, but the model has only {saved.positions} positions"
+        raise UserError(f"{data}: {fault}; use shorter blocks")

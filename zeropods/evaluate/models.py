@@ -37,7 +37,7 @@ def model_folder(folder: Path) -> Path:
 
 def model_config(folder: Path) -> dict[str, Any]:
     """The configuration in a run or model folder; `UserError` where it is broken."""
-    remedy = "copy the folder again, or of a run's checkpoint make a model folder: zeropods export"
+    remedy = "copy the folder again, or make a model folder from a run's checkpoint: zeropods export"
     return read_object(model_folder(folder) / CONFIG, remedy)
 
 
@@ -50,7 +50,7 @@ def task_of(folder: Path) -> str:
     prompt = model_config(folder).get("prompt")
     task = _run_config(folder).get("task") or (TEXT2SQL if prompt in PROMPTS or is_t5(folder) else prompt)
     if task not in SCORES:
-        raise UserError(f"{folder}: does not say its task; give --task {TEXT2SQL} or {SQUAD}")
+        raise UserError(f"{folder}: does not record its task; give --task {TEXT2SQL} or {SQUAD}")
     return str(task)
 
 
@@ -78,9 +78,9 @@ def raw_data(run: Path) -> tuple[Path, str]:
         UserError: a model folder, or a run of text, which has no questions; or data no longer near the prepared set.
     """
     if has_weights(run) and not (run / RECORD).is_file():
-        raise UserError(f"{run}: a model folder, which does not say where its data are; give --data DIR")
+        raise UserError(f"{run}: a model folder, which does not record where its data are; give --data DIR")
     if read_record(run).task == LM:
-        raise UserError(f"{run}: trained on text, it answers nothing; see zeropods perplexity")
+        raise UserError(f"{run}: was trained on plain text and answers no questions; see zeropods perplexity")
     found = raw_data_of(prepared_of(run), UNSEEN_SPLITS)
     if found is None:
         raise UserError(f"{run}: the raw data of {prepared_of(run)} are no longer near it; give --data and --split")
@@ -172,7 +172,7 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     from zeropods.train.pretrained import loading, source_options
 
     if precision == "fp16" and not (causal and torch.cuda.is_available()):
-        raise UserError("--precision fp16: needs a GPU and a causal model; take fp32 or bf16")
+        raise UserError("--precision fp16: needs a GPU and a causal model; use fp32 or bf16")
     precision = resolve_precision(precision, _run_config(source).get("model_id") or str(source))
     if causal and not Path(source).exists() and is_path(str(source)):
         raise UserError(f"{source}: no such folder; expected a run or model folder, or a hub id")
@@ -187,7 +187,7 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     with loading(name):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     if tokenizer.eos_token_id is None:
-        raise UserError(f"{source}: its tokenizer has no end token; expected one that says where an answer ends")
+        raise UserError(f"{source}: its tokenizer has no end token; expected one that marks where an answer ends")
     # Padding is masked, so the end token can serve.
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")

@@ -55,7 +55,7 @@ def score(
         known = set(read_tables(tables)) if split != "train" and tables.is_file() else set[str]()
         result = _query_score(_paired(predictions, split, found, read_split(data, split)), known, rouge, custom)
     elif rouge:
-        raise UserError("--rouge: is for text2sql, this is squad; leave it out")
+        raise UserError("--rouge: is for text2sql, but these predictions are for squad; leave it out")
     else:
         result = _squad_score(_paired(predictions, split, found, read_squad(data, split)), custom)
     result.write(Path(predictions).parent, split)
@@ -214,7 +214,7 @@ def custom_metrics(named: Sequence[str]) -> dict[str, Metric]:
             del sys.path[0]
         name = each.rpartition(":")[2]
         if not callable(function):
-            raise UserError(f"--metric {each}: is no function; expected one (prediction, answers)")
+            raise UserError(f"--metric {each}: is not a function; expected a function of (prediction, answers)")
         if name in found:
             raise UserError(f"--metric: two functions are called {name}; rename one")
         found[name] = function
@@ -280,7 +280,7 @@ def check_place(path: Path) -> None:
     except UserError:
         held = False
     if not held:
-        raise UserError(f"--out {path}: is there, and holds no predictions; choose another file")
+        raise UserError(f"--out {path}: exists and does not contain predictions; choose another file")
 
 
 @dataclass(frozen=True, kw_only=True)

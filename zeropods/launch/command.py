@@ -203,7 +203,7 @@ def finished_record(launch: Launch) -> Record | None:
         return None
     before = remembered(launch.folder)
     if before != identity(launch):
-        other = "that was not launched over pods" if before is None else "with other arguments or data"
+        other = "that zeropods did not launch" if before is None else "with other arguments or data"
         where = f"holds a finished run on {record.pods} pods {other}"
         raise UserError(f"{launch.folder}: {where}; choose another --outputdir")
     print(f"{launch.folder}: this run is finished; nothing to do", file=sys.stderr)
@@ -296,7 +296,8 @@ def remote_argument(argument: str) -> str:
     pdsh replaces `%n` and the like.
     """
     if BREAKS.search(argument):
-        raise UserError(f"argument {argument!r}: no line of UTF-8; does not pass a remote shell; put it into a file")
+        why = "contains a line break or is not UTF-8, so it cannot pass through a remote shell"
+        raise UserError(f"argument {argument!r}: {why}; put it into a file")
     percent = argument.replace("%", "%%")
     if " " not in argument:
         return shlex.quote(percent)
@@ -306,7 +307,7 @@ def remote_argument(argument: str) -> str:
 def check_plain(what: str, path: Path | str) -> None:
     """Refuse a path that pdsh or a remote shell would change."""
     if found := UNSAFE.search(str(path)):
-        raise UserError(f"{what} {str(path)!r}: {found[0]!r} does not pass pdsh; move it to a path without")
+        raise UserError(f"{what} {str(path)!r}: pdsh cannot handle {found[0]!r}; use a path without that character")
 
 
 # The environment of the launcher and of every rank
@@ -327,9 +328,9 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     for name, value in variables.items():
         if SECRET.search(name):
             remedy = "put it into a file that the pods see, and export the file's path"
-            raise UserError(f"--export {name}: sounds like a secret, and would be seen on command lines; {remedy}")
+            raise UserError(f"--export {name}: sounds like a secret, and would be visible on command lines; {remedy}")
         if unsafe := UNSAFE.search(value):
-            why = f"{unsafe[0]!r} in its value does not pass a remote shell"
+            why = f"{unsafe[0]!r} in its value would be changed by a remote shell"
             raise UserError(f"--export {name}: {why}; put it into a file")
     return variables
 
@@ -347,7 +348,7 @@ def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str,
     secret = {name for name in forwarded if SECRET.search(name)}
     for name in sorted(forwarded - secret):
         if UNSAFE.search(environment[name]):
-            raise UserError(f"{name}: DeepSpeed forwards it, and its value does not pass a remote shell; unset it")
+            raise UserError(f"{name}: DeepSpeed forwards it, and a remote shell would change its value; unset it")
     kept = {name: value for name, value in environment.items() if name not in secret}
     return {**kept, **launcher_variables(launch), "DS_ENV_FILE": str(env_file)}
 

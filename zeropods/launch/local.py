@@ -161,7 +161,7 @@ def to_end(
     elif status == 0:
         print("\n".join(log.tail()[-1:]), file=sys.stderr)
         if not (folder / RECORD).is_file():
-            raise UserError(f"{folder}: what was run ended well, but has left no record of a run there")
+            raise UserError(f"{folder}: the command succeeded but left no run record there")
         return read_record(folder)
     out_of_memory = frozenset({None} if status and oom_kills() > kills else ())
     return record_run(ranks, verdict, log, out_of_memory=out_of_memory)

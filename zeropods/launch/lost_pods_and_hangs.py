@@ -103,9 +103,9 @@ def judge(
         )
         return Ending(None, f"DeepSpeed's launcher {how}") if launcher_status else Ending()
     if pods and all(seen.absent_since and seen.answered_at - seen.absent_since > MEASURED_SECONDS for seen in pods):
-        return Ending(None, "the ranks have ended, and something that they left keeps their ssh sessions open")
+        return Ending(None, "the ranks have ended, but something they left behind keeps their ssh sessions open")
     if since_measured > MEASURED_SECONDS:
-        return Ending(None, "all ranks have measured, and something keeps the launcher waiting")
+        return Ending(None, "all ranks have finished measuring, but something keeps the launcher waiting")
     failed = max(sessions, key=lambda name: sessions[name], default=None)
     if failed is not None and sessions[failed] > FAILED_SECONDS:
         why = f"its ranks or its ssh session ended {sessions[failed]:.0f} s before the others'"
@@ -117,7 +117,7 @@ def judge(
         return Ending("timeout", f"took longer than {round(timeout_seconds, 2):g} s")
     missing = [seen.pod.name for seen in pods if not seen.most]
     if missing and since_start > START_SECONDS:
-        return Ending("failed", f"no process of the run within {START_SECONDS:.0f} s", missing[0])
+        return Ending("failed", f"no process of the run started within {START_SECONDS:.0f} s", missing[0])
     return None
 
 
@@ -223,7 +223,7 @@ class HangDetector:
                 if not (file.is_file() and file.stat().st_size):
                     how = "is stopped" if rank in self._stopped else "does not answer"
                     who = f"rank {rank}, process {watched.beat.pid}: {how}"
-                    first = f"{who}; its main thread when it last gave a sign, innermost first:"
+                    first = f"{who}; its main thread at its last heartbeat, innermost first:"
                     file.parent.mkdir(exist_ok=True)
                     # Append: the rank has the file open, and what it writes late, or over a network, must not be lost.
                     with open(file, "a", encoding="utf-8") as text:
@@ -260,9 +260,9 @@ class HangDetector:
         if silent <= limit and still <= allowed:
             return None
         self._stopped = [rank for rank, w in sorted(self.ranks.items()) if now - w.alive_at > STOPPED_SECONDS]
-        why = f"no sign of a rank for {silent:.0f} s (step time-out {limit:.0f} s)"
+        why = f"no heartbeat from a rank for {silent:.0f} s (step timeout {limit:.0f} s)"
         if still > allowed:
-            why = f"nothing done for {still:.0f} s (step time-out {allowed:.0f} s)"
+            why = f"no progress for {still:.0f} s (step timeout {allowed:.0f} s)"
         blamed = self._stopped[0] if self._stopped else culprit({rank: w.beat for rank, w in self.ranks.items()})
         others = [rank for rank in sorted(self.ranks) if rank != blamed and rank not in self._stopped]
         told = []

@@ -23,11 +23,11 @@ JOURNAL = "restarts.json"
 def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None:
     """Refuse a launch that could not restart `restarts` times, or on no fewer than `min_pods` pods if that is given."""
     if min_pods is not None and min_pods > len(planned.hosts):
-        raise UserError(f"--min-pods {min_pods}: the run begins on {len(planned.hosts)}; give no more")
+        raise UserError(f"--min-pods {min_pods}: the run starts on only {len(planned.hosts)}; give no more")
     if (restarts or min_pods) and batch_of(planned) is None:
         flag = f"--restarts {restarts}" if restarts else f"--min-pods {min_pods}"
-        remedy = f"give --{ROWS} and --{PASSES}, by which the batch is kept"
-        raise UserError(f"{flag}: {planned.script.name} is no script of ours; {remedy}")
+        remedy = f"give --{ROWS} and --{PASSES}, so that a restart can keep the batch size"
+        raise UserError(f"{flag}: {planned.script.name} is not one of our scripts; {remedy}")
 
 
 def batch_of(launch: Launch) -> Batch | None:
@@ -61,7 +61,7 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
     """
     pods = min(len(left.pods), len(asked.hosts))
     if pods < min_pods:
-        return f"{len(left.pods)} pods are left, --min-pods {min_pods}"
+        return f"too few pods are left ({len(left.pods)}, --min-pods {min_pods})"
     batch = batch_of(asked)
     assert batch is not None
     effective = batch.rows * batch.passes * asked.world_size
@@ -77,8 +77,8 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
             # The last value of a flag counts.
             arguments = [*asked.arguments, *train_arguments(**changes, resume="auto" if is_done else None)]
             return replace(plan_launch(left, asked.script, arguments, pods=number, export=asked.export), asked=asked)
-    fewer = f", nor among fewer down to {min_pods}" if len(numbers) > 1 else ""
-    return f"an effective batch of {effective} rows does not divide among {pods} pods{fewer}"
+    fewer = f", nor among fewer (at least {min_pods})" if len(numbers) > 1 else ""
+    return f"an effective batch of {effective} rows cannot be divided evenly among {pods} pods{fewer}"
 
 
 def journal_entry(asked: Launch, following: Launch, left: Cluster, **ended: object) -> dict[str, object]:

@@ -120,7 +120,7 @@ def plan_slurm(
     there = sum(int(line.split()[0]) for line in nodes.splitlines())
     if 0 < there < pods:
         # The job would wait for ever.
-        raise UserError(f"{pods} nodes: SLURM has {there} of {partition or 'all partitions'}; ask for fewer")
+        raise UserError(f"{pods} nodes: SLURM has only {there} in {partition or 'all partitions'}; ask for fewer")
     # sbatch replaces %j and the like in the path of the log.
     name, log = re.sub(r"[^A-Za-z0-9._-]", "-", launch.folder.name), str(launch.folder / LOG).replace("%", "%%")
     argv = [
@@ -159,7 +159,7 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
             number = submitted["job"]
             if command.remembered(launch.folder) != command.identity(launch):
                 remedy = f"scancel {number}, or choose another --outputdir"
-                raise SlurmError(f"{launch.folder}: job {number} runs into it with other arguments; {remedy}")
+                raise SlurmError(f"{launch.folder}: job {number} uses this folder with other arguments; {remedy}")
             ranks.before = submitted["config_before"]
         else:
             # The answer is NUMBER, or NUMBER;CLUSTER.
@@ -219,7 +219,7 @@ def _followed(
             job = look(number)
         except SlurmError as error:
             if verdict is None and now - heard > PATIENCE_SECONDS:
-                remedy = f"the job may still run: squeue --jobs {number}; the same launch follows it again"
+                remedy = f"the job may still be running: squeue --jobs {number}; repeat the launch to follow it"
                 raise UserError(f"SLURM has not answered for {now - heard:.0f} s ({error}); {remedy}") from None
         else:
             heard, state, reason, nodes = now, job["JobState"], job["Reason"], job["NodeList"]
@@ -227,7 +227,7 @@ def _followed(
                 # The next attempt may be on other nodes.
                 log.names.clear()
                 if reason in HOPELESS and cancelled is None and verdict is None:
-                    verdict = Ending("failed", f"job {number} cannot start as it was asked for: {reason}")
+                    verdict = Ending("failed", f"job {number} cannot start as requested: {reason}")
             elif nodes and not log.names:
                 # The hosts are in the order of the job's tasks.
                 hosts = _ask(["scontrol", "show", "hostnames", nodes]).split()
@@ -286,7 +286,7 @@ def look(number: int) -> dict[str, str]:
     # The first of several fields with the same name counts.
     given = {name: "" if value in NOTHING else value for name, value in reversed(found)}
     if "JobState" not in given:
-        raise SlurmError(f"scontrol show job {number}: no job in what it says")
+        raise SlurmError(f"scontrol show job {number}: its answer contains no job")
     return {**dict.fromkeys(("Reason", "ExitCode", "Restarts", "NodeList", "TimeLimit"), ""), **given}
 
 
@@ -300,7 +300,7 @@ def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> s
             start_new_session=True,
         )  # fmt: skip
     except FileNotFoundError:
-        remedy = "run this where SLURM's commands are, or take --launcher pdsh"
+        remedy = "run this where SLURM's commands are, or use --launcher pdsh"
         raise SlurmError(f"{program}: not on PATH; {remedy}") from None
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{program}: no answer within {ANSWER_SECONDS:.0f} s; see scontrol ping") from None

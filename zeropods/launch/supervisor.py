@@ -105,7 +105,7 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
                 following_launch = next_attempt(planned, left, min_pods or 1, opened=opened)
             if not isinstance(following_launch, Launch):
                 if following_launch is not None:
-                    print(f"{planned.folder}: does not go on by itself: {following_launch}", file=sys.stderr)
+                    print(f"{planned.folder}: not restarted: {following_launch}", file=sys.stderr)
                 if isinstance(end, UnopenedError):
                     raise end
                 return end
@@ -121,7 +121,7 @@ def _first_attempt(planned: Launch, cluster: Cluster, min_pods: int | None) -> t
     """How a run begins: as planned if all of its pods answer, otherwise on those that do, if that was allowed."""
     statuses = cluster.statuses(OPEN_SECONDS)
     if busy := [pod.pod for pod in statuses[: len(planned.hosts)] if pod.runs]:
-        print(f"{', '.join(busy)}: at work for another run already; both take longer", file=sys.stderr, flush=True)
+        print(f"{', '.join(busy)}: already busy with another run; both will be slower", file=sys.stderr, flush=True)
     dead = "; ".join(f"{pod.pod}: {pod.status}" for pod in statuses[: len(planned.hosts)] if not pod.is_ready)
     if not dead:
         return planned, cluster
@@ -222,7 +222,7 @@ def _run_leased(planned: Launch, supervision: Supervision, lease: RunLease) -> t
     if unanswered and verdict.status is None and verdict.reason is not None:
         # The launcher ended badly and an agent is gone: its pod has ended, or was brought down.
         pod, why = next(iter(unanswered.items()))
-        verdict = Ending("pod_lost", f"{pod} has ended, its agent does not answer ({why})", pod)
+        verdict = Ending("pod_lost", f"{pod} has ended: its agent does not answer ({why})", pod)
     killed = frozenset(state.pod.name for state in lease.states() if state.oom_kills > 0)
     try:
         return record_run(ranks, verdict, log, out_of_memory=killed, restarts=planned.restarts), found

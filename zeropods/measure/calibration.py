@@ -119,7 +119,7 @@ class MachineProbe:
 def read_probe(path: Path) -> MachineProbe:
     """The probe in a file; `UserError` says what is wrong with it."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; zeropods probe --out {path} writes it")
+        raise UserError(f"{path}: no such file; create it with zeropods probe --out {path}")
     found = files.validated(MachineProbe, path, path.read_bytes(), PROBE_AGAIN)
     for name, value in asdict(found).items():
         if isinstance(value, int | float) and value <= 0:
@@ -247,7 +247,7 @@ def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Cal
     enough = {device: group for device, group in groups.items() if len(group) >= FEWEST}
     if not enough:
         raise UserError(
-            f"{source}: too few runs to fit; expected at least {FEWEST} of one device whose memory was sampled"
+            f"{source}: too few runs to fit; expected at least {FEWEST} runs with sampled memory on one device"
         )
     factors = {device: {each: _factors(group, each) for each in QUANTITIES} for device, group in enough.items()}
     residuals = []

@@ -31,36 +31,36 @@ class SummaryLine(NamedTuple):
 FIGURES = {row[0]: SummaryLine(*row) for row in (
     ("step", "profile summary at step", "", "number of the profiled step, counted from 1"),
     ("world_size", "world size", "", "processes of the run, one per GPU"),
-    ("data_parallel_size", "data parallel size", "", "processes that each work on rows of their own"),
+    ("data_parallel_size", "data parallel size", "", "processes that each work on their own rows"),
     ("model_parallel_size", "model parallel size", "",
-     "processes that one copy of the model is cut over; ZeRO cuts none, it shards"),
+     "processes that one copy of the model is split across; ZeRO does not split it, it shards"),
     ("batch_size_per_gpu", "batch size per gpu", "", "rows of one forward pass of one process"),
     ("expert_tensor_parallelism", "expert tensor parallelism enabled", "",
-     "whether the experts of a mixture are cut over processes as well"),
-    ("parameters_per_gpu", "params per gpu", "parameters", "parameters that this process holds, tied ones once"),
+     "whether the experts of a mixture are split across processes as well"),
+    ("parameters_per_gpu", "params per gpu", "parameters", "parameters held by this process, tied ones counted once"),
     ("model_parameters", "params of model", "parameters",
-     "the line above x model parallel size; under ZeRO-3 as wrong as that"),
+     "the line above x model parallel size; just as wrong under ZeRO-3"),
     ("non_expert_parameters", "non-expert params of model", "parameters", "parameters outside a mixture's experts"),
     ("expert_parameters", "expert params of model", "parameters", "parameters of all experts of a mixture"),
     ("forward_macs", "fwd macs per gpu", "MACs",
      "multiply-adds of one forward pass; attention, layers and output, padding included"),
     ("forward_flops", "fwd flops per gpu", "FLOPs",
-     "a multiply-add is two, and the work that is no product (activations, sums, norms) comes on top"),
+     "two per multiply-add, plus all work that is not a product (activations, sums, norms)"),
     ("model_forward_flops", "fwd flops of model", "FLOPs", "the line above x model parallel size"),
     ("forward_seconds", "fwd latency", "s",
      "wall time of one forward pass, with the profiler's own stops at each module"),
     # Its first words are those of the forward FLOPs: only the formula tells the two lines apart.
     ("forward_flops_per_second", "fwd flops per gpu = fwd flops per gpu / fwd latency", "FLOP/s",
      "forward FLOPs / forward time"),
-    ("backward_factor", "", "", "a backward pass is taken for so many forward ones"),
-    ("backward_seconds", "bwd latency", "s", "wall time of the backward pass, the exchange of gradients included"),
+    ("backward_factor", "", "", "a backward pass is assumed to cost this many forward passes"),
+    ("backward_seconds", "bwd latency", "s", "wall time of the backward pass, including the exchange of gradients"),
     ("backward_flops_per_second", "bwd flops per gpu", "FLOP/s",
      "twice the forward FLOPs / backward time: an assumption, nothing is counted here"),
     ("forward_backward_flops_per_second", "fwd+bwd flops per gpu", "FLOP/s",
      "three times the forward FLOPs / both times"),
     ("step_seconds", "step latency", "s",
-     "wall time of the optimizer's step; with ZeRO the exchange of parameters is in it"),
-    ("iteration_seconds", "iter latency", "s", "forward + backward + step; loading data and logging are not in it"),
+     "wall time of the optimizer's step; with ZeRO, including the exchange of parameters"),
+    ("iteration_seconds", "iter latency", "s", "forward + backward + step; excluding data loading and logging"),
     ("flops_per_second", "flops per gpu", "FLOP/s", "three times the forward FLOPs / the line above"),
     ("samples_per_second", "samples/second", "samples/s", "rows of all processes / the line above"),
 )}  # fmt: skip
@@ -181,7 +181,7 @@ def read_report(path: Path) -> Report:
     path = path / "profile.txt" if path.is_dir() else path
     if not path.is_file():
         remedy = "give a report's file, or the folder of a run with a configuration such as dsconfig/zero1profiler.json"
-        raise UserError(f"{path}: not there; {remedy}")
+        raise UserError(f"{path}: no such file; {remedy}")
     return parse_report(path, path.read_text(encoding="utf-8", errors="replace"))
 
 
@@ -210,7 +210,8 @@ def parse_report(path: Path, text: str) -> Report:
     depths = _read_depths(parts["aggregated"], unread)
     root, is_whole = _read_tree(parts["detailed"], unread)
     if not (found.keys() - {"step"} or depths or root):
-        raise UserError(f"{path}:{start}: a heading and no figure below it; give the report as DeepSpeed printed it")
+        remedy = "give the report exactly as DeepSpeed printed it"
+        raise UserError(f"{path}:{start}: there is a heading but no figure below it; {remedy}")
     # Without the closing line, it is unknown whether the report was to have a tree.
     there = {
         "the part by depth": depths,
@@ -224,7 +225,7 @@ def parse_report(path: Path, text: str) -> Report:
     if unread:
         number, line = unread[0]
         first = f"line {number}, {' '.join(line.split())!r:.60}"
-        missing += [f"{len(unread)} of its lines cannot be read, the first is {first}"]
+        missing += [f"{len(unread)} of its lines cannot be read; the first is {first}"]
     return Report(
         path=path,
         number=start,

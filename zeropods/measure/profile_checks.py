@@ -278,50 +278,57 @@ def by_class(root: Module) -> list[ClassShare]:
 
 # All that is wrong with a report, or easily misread.
 
-CLOCK = "the root's forward pass has begun when the profiler hooks it, its timer never starts: this is the time of day"
+CLOCK = (
+    "the root's forward pass has already begun when the profiler hooks it, so its timer never starts and this is the "
+    "time of day"
+)
 REASONS = {
-    "forward_latency": f"{CLOCK}; right is at least the sum of what is inside the model",
+    "forward_latency": f"{CLOCK}; the right value is at least the sum over the modules inside the model",
     "root_latency": (
-        f"{CLOCK}; every '% latency' of the tree is a share of it; right is the summary's forward latency"
+        f"{CLOCK}; every '% latency' of the tree is a share of it; the right value is the summary's forward latency"
     ),
     "root_flops_per_second": "FLOPs / the time of day",
     "linear_counted_twice": (
-        "ZeRO-3 runs a linear layer as a function of its own, and the profiler counts that and the product inside it: "
-        "its MACs claim {times:.2f} times the tokens that attention's products fit; FLOPs and FLOP/s are wrong with "
-        "them"
+        "ZeRO-3 runs a linear layer as a function of its own, and the profiler counts both that function and the "
+        "product inside it: its MACs imply {times:.2f} times as many tokens as attention's products do; FLOPs and "
+        "FLOP/s are wrong as well"
     ),
     "tokens_contradict": (
-        "linear layers claim {times:.2f} times the tokens that attention's products fit: the batch is not that of "
-        "the summary, or part of the model is counted in another way"
+        "linear layers imply {times:.2f} times as many tokens as attention's products do: the batch is not that of "
+        "the summary, or part of the model is counted differently"
     ),
-    "differs_from_closed_form": "corrected, it differs by {percent:+.1f} % from sizes x tokens, and attention",
+    "differs_from_closed_form": (
+        "even when corrected, it is {percent:+.1f} % off the closed form (layer sizes x tokens, plus attention)"
+    ),
     "sharded_parameters": (
-        "ZeRO-3 shards parameters, and those on other ranks are counted as 0; right is what the printed sizes give, "
-        "embeddings and output layer of one size once; layers without a size are taken as printed"
+        "ZeRO-3 shards parameters, and those on other ranks are counted as 0; the right value follows from the printed "
+        "sizes, with embeddings and an output layer of the same size counted once; layers without a size are taken as "
+        "printed"
     ),
     "shared_parameters": "more than the model has: one matrix is in several {name}, and counted in each",
     "contradicts_itself": (
         "the other lines of the summary give another figure: the report was changed, or a line is missing"
     ),
     "profiled_step": (
-        "this is step {step} counted from 1, and 'profile_step: {before}' asked for it: DeepSpeed profiles the step "
-        "after that many"
+        "this is step {step} counted from 1, requested by 'profile_step: {before}': DeepSpeed profiles the step after "
+        "that one"
     ),
     "several_reports": (
-        "this is the last; where gradients are accumulated, that of the pass before the optimizer's step"
+        "this is the last report in the file; with gradient accumulation, it is the one of the pass before the "
+        "optimizer's step"
     ),
-    "another_run": "the record beside the report has another figure: the report is of another run",
+    "another_run": "the record beside the report has a different figure: the report is from another run",
     "unusual_step": (
-        "one step, and quicker than the run's usual one even with the profiler: a batch of fewer tokens, or time "
-        "between two steps that is left out; right is the median of the run's own timed steps{passes}"
+        "a single step, quicker than the run's usual one even with the profiler: its batch had fewer tokens, or the "
+        "time between two steps is not included; the right value is the median of the run's own timed steps{passes}"
     ),
     "profiler_overhead": (
-        "one step, with a profiler that stops at every module and without what lies between two steps; right is the "
-        "median of the run's own timed steps{passes}"
+        "a single step, with a profiler that stops at every module and without the time between two steps; the right "
+        "value is the median of the run's own timed steps{passes}"
     ),
     "recomputation_left_out": (
-        "gradient checkpointing was on: the backward pass also runs the forward pass again, so that it computes 3 "
-        "forward passes and not 2 ('recompute_fwd_factor': 1.0 would have said so)"
+        "gradient checkpointing was on: the backward pass also runs the forward pass again, so it costs 3 forward "
+        "passes, not 2 ('recompute_fwd_factor': 1.0 would have accounted for that)"
     ),
 }
 """Why a figure is wrong, by the name of the fault."""
@@ -401,7 +408,7 @@ def _beside(checked: Checked, record: Record) -> Checked:
             "samples_per_second": record.effective_batch_size / timed.median,
         }
         usual |= {key: right for key, right in rates.items() if abs((summary[key] or nan) / right - 1) > NEAR}
-    said = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
+    said = f"; the figure is for one pass of {passes}, with a whole optimizer step" if passes > 1 else ""
     is_quicker = (summary["iteration_seconds"] or 0.0) < (usual.get("iteration_seconds") or 0.0)
     name = "unusual_step" if is_quicker and passes == 1 else "profiler_overhead"
     wrong = [key for key in ("iteration_seconds", "samples_per_second") if key in usual]

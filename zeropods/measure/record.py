@@ -317,7 +317,7 @@ def read_record(folder: Path, attempt: int | None = None) -> Record:
     """
     path = Path(folder) / (RECORD if attempt is None else f"attempts/{attempt}.json")
     if not path.is_file():
-        raise UserError(f"{folder}: no {path.name}: no run there, or one that is running or was killed")
+        raise UserError(f"{folder}: no {path.name}: there is no run, or it is still running or was killed")
     return _read_as(Record, path)
 
 

@@ -59,16 +59,16 @@ def resident_parts(work: Workload) -> list[list[Term]]:
     buffers = [replace(term, bytes=min(term.bytes, whole)) for term in plan.terms if term.part == "buffers"]
     saved, later = Activations(work), total(buffers) if stage in (1, 2) else 0
     kept_there = round(HEAP * saved.in_layers())
-    layers = Term("layers, and gradients of the one at work", kept_there, f"{HEAP} x as on a GPU", "activations")
+    layers = Term("layers, and gradients of the active one", kept_there, f"{HEAP} x as on a GPU", "activations")
     if stage == 0 and work.passes == 1:
         later = work.element_bytes * shape.embedding
     most = max(3 * saved.head - later, saved.tied_gradients)
-    large = Term("the loss, or gradients of the embedding", most, "the larger of both", "activations")
+    large = Term("the loss, or gradients of the embedding", most, "the larger of the two", "activations")
     group = Term("process group", UNIT // 2, "a constant")
     # Each rank first initialises or loads the whole model; the large blocks of it are given back.
     small, holes = shape.parameters - shape.embedding, list[Term]()
     if stage == 3:
-        holes.append(Term.of("what a load leaves, FP32", MASTER, small))
+        holes.append(Term.of("left over from loading, FP32", MASTER, small))
     # glibc 2.36 needs more than a block's own size, so a new gradient does not fit where one of its size was.
     if work.technique.is_alone and shape.joint:
         holes.append(Term.of("holes between gradients", work.element_bytes, small))
@@ -77,7 +77,7 @@ def resident_parts(work: Workload) -> list[list[Term]]:
         holes.append(Term.of("gradients of the embedding, once more", 3 * work.element_bytes, shape.embedding))
     return [
         [*kept, layers, *buffers, large],
-        [Term("libraries that work has touched", UNIT, "a constant")],
+        [Term("libraries used while training", UNIT, "a constant")],
         [group] if together else [],
         [replace(group, name="further groups of DeepSpeed")] if together and stage else [],
         holes,

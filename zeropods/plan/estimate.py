@@ -124,8 +124,8 @@ class Request:
         """What a reader has to know about the request, in one line; None where there is nothing."""
         shape = self.shape
         if shape.joint and shape.positions is not None and self.tokens > shape.positions:
-            return f"{self.model} was trained at {shape.positions} tokens; planned as if it were at {self.tokens}"
-        some = f"each token meets {shape.experts} experts: memory is planned with all, time with those"
+            return f"{self.model} was trained on rows of {shape.positions} tokens; this plan assumes {self.tokens}"
+        some = f"each token uses {shape.experts} experts: memory is planned for all of them, time for the active ones"
         return some if shape.experts else None
 
     @property
@@ -143,11 +143,11 @@ class Request:
         if name not in ATTENTIONS:
             return f"--attention {name}; expected {', '.join(ATTENTIONS)} or all"
         if name not in known:
-            return f"--attention {name}: {self.shape.family} has {known[0]} only; give --attention {known[0]}"
+            return f"--attention {name}: {self.shape.family} supports only {known[0]}; give --attention {known[0]}"
         if name == "flash_attention_2" and self.precision == "fp32":
-            return "--attention flash_attention_2: it takes no fp32; give --precision bf16 or --attention sdpa"
+            return "--attention flash_attention_2: does not support fp32; give --precision bf16 or --attention sdpa"
         if name == "flash_attention_2" and is_before_ampere(self.machines.gpu):
-            return "--attention flash_attention_2: it needs an Ampere GPU or a later one; give --attention sdpa"
+            return "--attention flash_attention_2: needs an Ampere or newer GPU; give --attention sdpa"
         return None
 
 
@@ -166,7 +166,7 @@ def request_for(model: str, **asked: Any) -> Request:
     gpu = asked.get("machines", Machines()).gpu
     memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
     if memory is None:
-        raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops, or one of {known_gpus()}")
+        raise UserError(f"--gpu {gpu}: unknown GPU; give --gpu-memory and --flops, or one of {known_gpus()}")
     return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
 
 
@@ -372,7 +372,7 @@ class Calibrated:
             return plan_memory(work)
         bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
         terms = (
-            replace(term, bytes=round(factor * term.bytes), formula=f"{factor:.3g} by runs x {term.formula}")
+            replace(term, bytes=round(factor * term.bytes), formula=f"{factor:.3g} from runs x {term.formula}")
             for factor, part in zip(self.calibration.factors[CPU]["memory"], resident_parts(work), strict=True)
             for term in part
         )

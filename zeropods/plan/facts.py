@@ -62,8 +62,8 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
 
         if (kind := given["model_type"]) not in CONFIG_MAPPING_NAMES:
             raise UserError(
-                f"--model {model}: {kind} is code of its own, which is not run unasked; give --trust-remote-code if "
-                "you have read it"
+                f"--model {model}: {kind} needs the model's own code, which is not run by default; give "
+                "--trust-remote-code once you have read it"
             )
     try:
         return _shape(text, source if has_code and trust_remote_code else None)
@@ -90,7 +90,7 @@ def _from_hub(model: str) -> Path:
     if "/" not in model or is_path(model):
         known = ", ".join(known_models())
         raise UserError(
-            f"--model {model}: expected a hub id as organisation/name, a folder with a {CONFIG}, such a file, or one "
+            f"--model {model}: expected a hub id such as organisation/name, a {CONFIG}, a folder with one, or one "
             f"of {known}"
         )
     from httpx2 import TransportError
@@ -105,8 +105,8 @@ def _from_hub(model: str) -> Path:
     except (OSError, ValueError, TransportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"--model {model}: its {CONFIG} cannot be had from the hub ({reason[:120]}); give that file, or a folder "
-            "that holds it"
+            f"--model {model}: its {CONFIG} cannot be fetched from the hub ({reason[:120]}); give that file, or a "
+            "folder that contains it"
         ) from None
 
 

@@ -47,7 +47,7 @@ def known_name(model: str, kind: str | None = None) -> str:
     last = model.rsplit("/", 1)[-1].lower()
     names = known_names(kind)
     if (found := PUBLISHED_AS.get(last, last)) not in names:
-        raise UserError(f"model {model!r} has no shape known here; expected one of {', '.join(names)}")
+        raise UserError(f"model {model!r} is unknown; expected one of {', '.join(names)}")
     return found
 
 

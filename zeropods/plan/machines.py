@@ -129,7 +129,7 @@ class Machines:
         peak = published_flops(self.gpu, precision)
         if peak is None:
             known = known_gpus(precision)
-            raise UserError(f"GPU {self.gpu!r}: no {precision} peak known; give --flops, or one of {known}")
+            raise UserError(f"GPU {self.gpu!r}: its {precision} peak is unknown; give --flops, or one of {known}")
         return ACHIEVED[precision] * peak
 
 

@@ -161,7 +161,7 @@ def _buffers(work: Workload) -> list[Term]:
     if technique.is_alone:
         return []
     if stage == 0:
-        return [Term.of("DistributedDataParallel's buckets: all gradients once more", size, shape.parameters)]
+        return [Term.of("DistributedDataParallel's buckets: a second copy of all gradients", size, shape.parameters)]
     if stage != 3 and not (zero.contiguous or technique.offloads):
         # `buffered_reduce_fallback`
         return [Term.of("reduce bucket, copied together", size, min(shape.parameters, max(most, largest)))]
@@ -358,7 +358,7 @@ class Activations:
         # Add what the loss takes or, where that is more, one layer that is computed again, or its gradients.
         most, is_joint = max(stack.working for stack in self.stacks), len(self.stacks) == 1
         if work.checkpointing and 3 * self.head < most:
-            by = f"{work.kernel} attention" if is_joint else "the larger of both kinds"
+            by = f"{work.kernel} attention" if is_joint else "the larger of the two kinds"
             add("one layer, computed again", most, f"{short(most)}B, {by}")
         elif not work.checkpointing and is_joint and 2 * self.head < most:
             formula = f"{short(self.head)}B + {short(most)}B"

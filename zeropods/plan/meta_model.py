@@ -84,14 +84,14 @@ def _built(config: str, folder: str | None) -> PreTrainedModel:
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        with _loading(f"{given['model_type']}: transformers builds no such model"):
+        with _loading(f"{given['model_type']}: transformers cannot build this model"):
             if folder is None:
                 settings = CONFIG_MAPPING[given["model_type"]].from_dict(given)
             else:
                 settings = AutoConfig.from_pretrained(folder, trust_remote_code=True)
             encoder = settings.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
             if encoder and not (settings.is_encoder_decoder or getattr(settings, "is_decoder", False)):
-                raise ValueError("it is an encoder alone, which answers with no text")
+                raise ValueError("it is an encoder-only model, which generates no text")
             kind = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
             with torch.device("meta"):
                 model = kind.from_config(settings, trust_remote_code=folder is not None, dtype=torch.float32)
@@ -111,7 +111,7 @@ def _stacks(model: PreTrainedModel) -> list[nn.ModuleList]:
         sides = [model.get_encoder(), model.get_decoder()]
     lists = [[each for each in side.modules() if isinstance(each, nn.ModuleList)] for side in sides]
     if not all(lists):
-        raise UserError(f"{model.config.model_type}: no list of layers was found in it; give a known name")
+        raise UserError(f"{model.config.model_type}: no list of layers found in this model; give a known name")
     return [max(each, key=lambda found: sum(p.numel() for p in found.parameters())) for each in lists]
 
 
@@ -120,7 +120,7 @@ def _window(model: PreTrainedModel) -> tuple[int | None, int]:
     settings = model.config.get_text_config(decoder=True)
     kinds = getattr(settings, "layer_types", None) or ()
     if odd := set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"}:
-        raise ValueError(f"its layers are of {' and '.join(sorted(odd))}; only attention is planned")
+        raise ValueError(f"it has layers of type {' and '.join(sorted(odd))}; only attention can be planned")
     window = getattr(settings, "sliding_window", None) if getattr(settings, "use_sliding_window", True) else None
     layers = sum("sliding" in kind for kind in kinds) if kinds else len(_stacks(model)[0])
     return (window, layers) if window and layers and not model.config.is_encoder_decoder else (None, 0)
@@ -256,7 +256,7 @@ class _Pass:
         kept = self.ends + sum(self.stacks, Counter())
         padded = value({power: kept[power] for power in kept if power[0] != "0" and power[1:] == "00"}, *self.primes)
         if padded > MOST_PADDED * value(kept, *self.primes):
-            raise ValueError("it pads rows to a length of its own, or keeps states that are as large at every length")
+            raise ValueError("it pads rows to a fixed length, or keeps states whose size does not depend on the length")
         return {
             "layers": list(map(dict, self.stacks)),
             "inputs": self.inputs,
@@ -286,7 +286,7 @@ class _Pass:
 
     def _keep(self, tensor: Tensor) -> Tensor:
         if time.monotonic() > self._until:
-            raise TimeoutError(f"more than {MOST_SECONDS:g} s: its layers go through a row token by token")
+            raise TimeoutError(f"tracing took more than {MOST_SECONDS:g} s: its layers process a row token by token")
         self._count(tensor, self._seen, self._into[-1])
         return tensor
 

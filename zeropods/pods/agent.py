@@ -198,7 +198,7 @@ class _Agent:
                     self._leases.renew()
                 answer = self._leases.status()
             case _:
-                answer = {"error": f"{request}: no request; is its zeropods another version?"}
+                answer = {"error": f"{request}: not a known request; is the sender's zeropods a different version?"}
         self._leases.use()
         return answer
 

@@ -160,9 +160,9 @@ def find(name: str | None = None) -> Cluster:
     name = chosen_name() if name is None else name
     cluster = None if name is None else read_cluster(folder_of(name))
     if cluster is None or not cluster.pods:
-        there = f"only {', '.join(c.name for c in clusters())}" if clusters() else "nor is another"
+        there = f"; these are: {', '.join(c.name for c in clusters())}" if clusters() else ", and no other cluster is"
         call = "zeropods pods up --count N" + (f" --name {name}" if name not in (None, SHELL_NAME) else "")
-        raise UserError(f"cluster {name or SHELL_NAME}: is not up, {there}; {call}")
+        raise UserError(f"cluster {name or SHELL_NAME}: is not up{there}; {call}")
     return cluster
 
 
@@ -248,7 +248,7 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
                 break
             except OSError:
                 if time.monotonic() >= deadline:
-                    line = f"cluster {folder.name}: another process starts or ends it; wait for that one"
+                    line = f"cluster {folder.name}: another process is starting or ending it; wait for it to finish"
                     raise UserError(line) from None
             time.sleep(0.1)
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -374,7 +374,7 @@ def clear(folder: Path) -> None:
             for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     elif any(folder.iterdir()):
-        raise UserError(f"{folder}: holds something that is no cluster; choose another name")
+        raise UserError(f"{folder}: is not empty and holds no cluster; choose another name")
 
 
 def sweep() -> None:

@@ -67,7 +67,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     try:
         text = path.read_text(encoding="utf-8", errors="backslashreplace")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such hostfile; name yours, or one that 'zeropods pods up' has written") from None
+        raise UserError(f"{path}: no such hostfile; give your own, or one that 'zeropods pods up' wrote") from None
     return parse_hostfile(text, str(path))
 
 

@@ -338,9 +338,9 @@ def check_operations(lacking: Sequence[str] | None, offload: bool | None) -> Che
     if offload is False or lacking is None:
         return _check("ops", "none needed" if offload is False else "compiled")
     if not lacking:
-        remedy = "the first run compiles it, a minute or so; or run 'python tools/compile_ops.py' on the pod"
+        remedy = "the first run compiles it, taking a minute or so; or run 'python tools/compile_ops.py' on the pod"
         return _check("ops", f"{CPU_ADAM} not compiled", remedy, "warning")
-    remedy = "on the pod: apt-get install g++ python3-dev, pip install ninja; without it no optimizer offload"
+    remedy = "on the pod: apt-get install g++ python3-dev, pip install ninja; optimizer offload needs it"
     return _check("ops", f"{CPU_ADAM}: no {', no '.join(lacking)}", remedy, "failed" if offload else "warning")
 
 
@@ -348,11 +348,11 @@ def check_project(expected: Expectation) -> Check:
     """Check that the project folder is there and that its files are the same as the master's."""
     project = Path(expected.project)
     if not os.access(project, os.R_OK | os.X_OK):
-        return _check("project", "missing", f"make {project} visible on the pod: one folder for all")
+        return _check("project", "missing", f"make {project} visible on the pod, as one folder for all pods")
     for name, wanted in expected.digests.items():
         found = _digest(project / name)
         if found != wanted:
-            value = f"another {name}" if found else f"no {name}"
+            value = f"different {name}" if found else f"no {name}"
             return _check("project", value, f"{project} is not the master's folder; share or copy it")
     return _check("project", "same files" if expected.digests else "there")
 
@@ -360,24 +360,24 @@ def check_project(expected: Expectation) -> Check:
 def check_disk(project: int, temporary: int, shared: int) -> Check:
     """Check the free bytes for checkpoints in the project folder, compilers in /tmp and shared tensors in /dev/shm."""
     if project < DISK_BYTES:
-        return _check("disk", _gib(project), f"make {_gib(DISK_BYTES)} free below the project folder")
+        return _check("disk", _gib(project), f"free up {_gib(DISK_BYTES)} in the project folder")
     for place, free in (("/tmp", temporary), ("/dev/shm", shared)):
         if free < TEMPORARY_BYTES:
-            remedy = f"make {_gib(TEMPORARY_BYTES)} free in {place} of the pod"
+            remedy = f"free up {_gib(TEMPORARY_BYTES)} in {place} on the pod"
             return _check("disk", f"{place} {_gib(free)}", remedy, "warning")
-    large = "" if project >= ROOMY_DISK_BYTES else "a large model's checkpoint may not fit below the project folder"
+    large = "" if project >= ROOMY_DISK_BYTES else "a large model's checkpoint may not fit in the project folder"
     return _check("disk", _gib(project), large, "warning")
 
 
 def check_gpus(gpus: Sequence[tuple[int, int]], slots: int, cores: int) -> tuple[Check, Check]:
     """Check that nobody else uses the GPUs, given as free and total bytes, and that each process has a GPU or core."""
     if not gpus:
-        shared = f"no GPU there; processes will share cores: say slots={cores}" if slots > cores else ""
+        shared = f"the pod has no GPU; processes will share cores: set slots={cores}" if slots > cores else ""
         return _check("GPU memory", "no GPU"), _check("slots", f"{slots} on {cores} cores", shared, "warning")
     least = min(range(len(gpus)), key=lambda gpu: gpus[gpu][0] / gpus[gpu][1])
     free, total = gpus[least]
     used = f"see 'nvidia-smi' on the pod: GPU {least} is in use" if free / total < GPU_FREE_FRACTION else ""
-    few = f"say slots={len(gpus)} in the hostfile, or fewer" if slots > len(gpus) else ""
+    few = f"set slots={len(gpus)} or fewer in the hostfile" if slots > len(gpus) else ""
     memory = _check("GPU memory", f"{_gib(free)} of {_gib(total)}", used, "warning")
     return memory, _check("slots", f"{slots} of {len(gpus)} GPU", few)
 
@@ -389,7 +389,7 @@ def check_clock(pods: float, asked: float, answered: float) -> Check:
     if off <= CLOCK_WARNING_SECONDS:
         return _check("clock", "same")
     value = f"{off:.0f} s {'ahead' if ahead else 'behind'}"
-    return _check("clock", value, "set the pod's clock by NTP", "failed" if off > CLOCK_FAILED_SECONDS else "warning")
+    return _check("clock", value, "set the pod's clock with NTP", "failed" if off > CLOCK_FAILED_SECONDS else "warning")
 
 
 def lacking_for_operation() -> list[str] | None:

@@ -62,8 +62,8 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
             break
         except WireError as error:
             if clock() + pause >= deadline:
-                remedy = "is it up and reachable, and has this pod its cluster's secret?"
-                raise UserError(f"{place}: no answer of the master in {seconds:g} s ({error}); {remedy}") from None
+                remedy = "is it up and reachable, and does this pod have its cluster's secret?"
+                raise UserError(f"{place}: no answer from the master in {seconds:g} s ({error}); {remedy}") from None
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     if "refused" in answer:
@@ -130,7 +130,7 @@ class Rendezvous:
         try:
             pod = Pod(**request)
         except TypeError as error:
-            self._settle(f"pod at {peer}: a registration: {error}; is one version of zeropods on master and pods?")
+            self._settle(f"pod at {peer}: bad registration: {error}; do master and pods run the same zeropods version?")
         else:
             self._pods[pod.worker] = pod
             if len(self._pods) >= self._count:

@@ -150,7 +150,7 @@ def pdsh_ssh_arguments(ssh_config: Path) -> str:
     path = str(ssh_config.absolute())
     if not PLAIN.fullmatch(path):
         remedy = "set ZEROPODS_HOME to a folder of letters, digits and . _ - / only"
-        raise UserError(f"{path}: pdsh cannot be told this path; {remedy}")
+        raise UserError(f"{path}: pdsh cannot handle this path; {remedy}")
     return f"-F {path}"
 
 
@@ -209,14 +209,14 @@ async def start_sshd(
                 # Returned only now: a daemon that ends earlier, because its port is taken, must not end the pod.
                 return process, port
             if time.monotonic() > deadline:
-                raise UserError(f"{address}: sshd said nothing in {START_SECONDS:.0f} s: {sshd_last_words(folder)}")
+                raise UserError(f"{address}: sshd not listening after {START_SECONDS:.0f} s: {sshd_last_words(folder)}")
             await asyncio.sleep(PAUSE_SECONDS)
-    raise UserError(f"{address}: sshd ended at its start: {sshd_last_words(folder)}")
+    raise UserError(f"{address}: sshd ended as soon as it was started: {sshd_last_words(folder)}")
 
 
 def sshd_last_words(folder: Path) -> str:
     """The last line of the daemon's log that reports an error, else the last line."""
-    lines = _said(folder).splitlines() or ["it said nothing"]
+    lines = _said(folder).splitlines() or ["it logged nothing"]
     return next((line for line in reversed(lines) if "error:" in line or "fatal:" in line), lines[-1]).strip()
 
 
@@ -230,5 +230,5 @@ def account() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        line = f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses users without one"
+        line = f"user {os.geteuid()}: is not in /etc/passwd, and sshd refuses such users"
         raise UserError(line) from None

@@ -91,7 +91,7 @@ def up(
         if slots is not None:
             raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
         if backend is not None:
-            raise UserError(f"backend {backend!r}: expected local or cml without a hostfile, or none with one")
+            raise UserError(f"backend {backend!r}: leave it out with a hostfile; without one, expected local or cml")
         hosts = read_hostfile(Path(hostfile))
         if count is not None and count > len(hosts):
             raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")
@@ -146,9 +146,9 @@ def _standing(folder: Path, settings: Settings) -> Cluster | None:
         return cluster
     used = [pod.pod for pod in there if pod.runs]
     if there and (changed or used):
-        why = f"with other settings ({changed})" if changed else f"in part, with a run on {', '.join(used)}"
+        why = f"up with other settings ({changed})" if changed else f"only partly up, with a run on {', '.join(used)}"
         remedy = f"zeropods pods down --name {cluster.name}, or another name"
-        raise UserError(f"cluster {cluster.name}: is up {why}; {remedy}")
+        raise UserError(f"cluster {cluster.name}: is {why}; {remedy}")
     return None
 
 

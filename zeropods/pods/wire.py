@@ -203,7 +203,7 @@ class _Connection:
         self.writer.write(b"zeropods 2 " + own + b"\n")
         greeting = _GREETING.fullmatch(await self.reader.readuntil(b"\n"))
         if greeting is None:
-            raise WireError(f"{self.peer}: malformed: no greeting of this protocol")
+            raise WireError(f"{self.peer}: malformed: not a greeting in this protocol")
         nonces = (own, greeting[1]) if listens else (greeting[1], own)
         self._key = hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
         self._own, self._other = (b"L", b"C") if listens else (b"C", b"L")
@@ -230,7 +230,7 @@ async def _bounded(peer: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
         async with asyncio.timeout(seconds) as limit:
             yield limit
     except TimeoutError:
-        raise WireError(f"{peer}: timed out: no word of it in time") from None
+        raise WireError(f"{peer}: timed out: nothing received in time") from None
     except asyncio.IncompleteReadError:
         raise WireError(f"{peer}: closed: the peer ended the connection") from None
     except asyncio.LimitOverrunError:

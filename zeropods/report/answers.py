@@ -20,7 +20,7 @@ ONE_BELOW = "float: none; width: auto;"
 """CSS against the column that notebooks give to the questions: a fifth of the page, too narrow for a long word."""
 UNKNOWN = "No run left a record, so nothing is known yet."
 NO_PRICE = "zeropods summary --price-per-hour adds the cost."
-NO_DURATION = "No cost is known: no run was timed from start to end, and one that was resumed cannot be."
+NO_DURATION = "The cost is unknown: no run was timed from start to end, and a resumed run cannot be."
 SHOWN_MODELS = 3
 NOTABLE = 0.02
 """Share of a size below which a difference is not worth mentioning."""
@@ -76,7 +76,7 @@ def answers(lines: Sequence[Values]) -> Answers:
             answer.append(begin + sentence)
     more = len(models) - SHOWN_MODELS
     for answer in told if more > 0 else []:
-        answer.append(f"The tables have {more} more models.")
+        answer.append(f"See the tables for {more} more models.")
     if all(line["cost"] is None for line in lines):
         told[2].append(NO_PRICE if any(line["duration_seconds"] is not None for line in lines) else NO_DURATION)
     return Answers(dict(zip(QUESTIONS, map("\n".join, told), strict=True)))
@@ -116,7 +116,7 @@ class Subject:
                 states = _span(live, "measured_bytes", MIB, "MiB")
                 told.append(f"Parameters, gradients and optimizer states took {states} per process.")
         else:
-            told.append(f"did not train: {_names(self.about)} ended otherwise.")
+            told.append(f"did not finish training: {_names(self.about)} ended with another status.")
         full = [row for row in self.about if "oom" in row["status"]]
         if full:
             told.append(f"{_names(full)} ran out of memory.")
@@ -129,7 +129,7 @@ class Subject:
         rows that may be as fast as the fastest, since the interval of their ratio contains 1."""
         base, fastest = self.base, self.fastest
         if base is None or fastest is None or len(self.comparable) < 2:
-            return "No two rows differ by technique and pods alone, so none is called faster."
+            return "No two rows differ only in technique and pods, so their speeds are not compared."
         told = [f"Nothing is faster than {base['short_label']}."]
         if fastest is not base:
             times = f"{_ratio(fastest)} times the samples/s of {base['short_label']}"
@@ -150,7 +150,7 @@ class Subject:
         share, kind = smallest[0]["measured_bytes"] / base["measured_bytes"], smallest[0]["planned_kind"]
         what = "memory of each GPU" if kind == DEVICE_USED else "parameters, gradients and optimizer states"
         if share > 1 - NOTABLE:
-            return f"None needs notably less for {what} than {base['short_label']}."
+            return f"None is notably smaller in {what} than {base['short_label']}."
         begin = f"Smallest is {_names(smallest)}" if len(smallest) == 1 else f"Smallest are {_names(smallest)} alike"
         speeds = f", at {', '.join(map(_ratio, smallest))} times its speed" if len(smallest) <= SHOWN_NAMES else ""
         return f"{begin}: {share:.0%} of the {what} of {base['short_label']}{speeds}."
@@ -163,7 +163,7 @@ class Subject:
         alone = [row for row in self.alone if is_done(row["status"]) and row["train_seconds"]]
         told = [f"{'; '.join(map(_time, timed))}."] if timed else []
         if alone:
-            told.append(f"Beside these, {_time(max(alone, key=lambda row: row['train_seconds']))}.")
+            told.append(f"In addition, {_time(max(alone, key=lambda row: row['train_seconds']))}.")
         return " ".join(told) or "No run was timed."
 
     def accuracy(self) -> str:
@@ -171,7 +171,7 @@ class Subject:
         rows = self.done if any(row["inference_result"] is not None for row in self.done) else self.rows
         scored = [row for row in rows if is_done(row["status"]) and row["inference_result"] is not None]
         if not scored:
-            return "No score can be shown; zeropods predict and zeropods score make one."
+            return "No score can be shown; create one with zeropods predict and zeropods score."
         base = min(scored, key=base_order)
         told = [f"{base['short_label']} reaches {inference_text(base)}."]
         same = [row for row in scored if all(row[key] == base[key] for key in ("inference_kind", "split"))]

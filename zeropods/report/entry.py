@@ -96,7 +96,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     found: dict[str, str] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; name run folders, or a folder that holds some")
+            raise UserError(f"{folder}: no such folder; name run folders, or a folder that contains some")
         whole = os.path.realpath(folder)
         for place, children, files in os.walk(whole):
             children.sort()
@@ -111,7 +111,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
                 name = os.path.basename(whole) if run == whole else os.path.relpath(run, whole)
                 found.setdefault(os.path.realpath(run), name)
     if not found:
-        raise UserError(f"{', '.join(map(str, folders))}: no run there; textsql_train.py --outputdir makes one")
+        raise UserError(f"{', '.join(map(str, folders))}: no runs found; create one with textsql_train.py --outputdir")
     counts = Counter(found.values())
     return {name if counts[name] == 1 else run: Path(run) for run, name in found.items()}
 
@@ -152,7 +152,7 @@ def read_timeline(entry: Entry, label: str) -> Timeline:
             continue
         whole = samples.dropna(subset=["unix_seconds", "phase"])
         if lost := len(samples) - len(whole):
-            faults.append(one_line(f"{path}: {counted(lost, 'line')} without a sample left out", entry.folder))
+            faults.append(one_line(f"{path}: left out {counted(lost, 'line')} without a valid sample", entry.folder))
         last = whole[whole["unix_seconds"] >= began.get(number, 0.0) - SLACK_SECONDS]
         if len(last) > DRAWN:
             # One sample for each stretch of samples: the highest value of memory, and the mean of use.

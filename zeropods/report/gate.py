@@ -53,7 +53,7 @@ class GateVerdict:
 
     def __str__(self) -> str:
         """The verdict as text for people."""
-        lines = [f"{counted(len(self.worse), 'figure')} got worse, of {counted(self.judged, 'row')} compared"]
+        lines = [f"{counted(len(self.worse), 'figure')} got worse in {counted(self.judged, 'compared row')}"]
         if self.worse:
             shown = [{key: _shown(value) for key, value in vars(one).items()} for one in self.worse]
             lines += ["", str(Table.of(shown))]
@@ -62,11 +62,13 @@ class GateVerdict:
 
 def read_rows(path: Path) -> list[Values]:
     """The rows of a `summary.json`; `UserError` where the file is none, or is of another version."""
-    document = read_object(path, "expected a summary.json that `zeropods summary` wrote")
+    document = read_object(path, "expected a summary.json written by `zeropods summary`")
     rows: list[Values] = document.get("groups") or []
     whole = all(isinstance(row, dict) and row.keys() >= NEEDED for row in rows)
     if document.get("schema_version") != SCHEMA_VERSION or not rows or not whole:
-        raise UserError(f"{path}: is no summary.json of version {SCHEMA_VERSION}; summarize the old runs again")
+        raise UserError(
+            f"{path}: not a summary.json of version {SCHEMA_VERSION}; run zeropods summary on the old runs again"
+        )
     return rows
 
 

@@ -30,14 +30,14 @@ TIMES = {
 }
 
 CPU_LEGEND = (
-    "Memory is resident, of one process: context is what it has before its model. Of runs of the kind, "
-    "80% lie within [ ]; what fits has room for 95% of them."
+    "Memory is the resident memory of one process; context is what it uses before the model is loaded. "
+    "80% of such runs lie within [ ]; a plan fits if 95% of them would."
 )
 FAR = 5
 """Multiple of the longest bar; a GPU's memory beyond it is not marked."""
 LIMIT: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
 """Style of the line that marks the memory available."""
-LEGEND = "Memory is of one GPU: context is what CUDA itself takes; host is main memory of a pod, for all its processes."
+LEGEND = "Memory is that of one GPU: context is what CUDA itself uses; host is a pod's main memory, for all processes."
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PlanReport:
         """One table, what to choose, and the published runs beside it; every term if asked."""
         remark, legend = self.plan.request.remark, f"{CPU_LEGEND if self.on_cpu else LEGEND} {self.source}".strip()
         if self.plan.request.steps:
-            legend = f"Each technique trains on as many samples, in steps of its own size. {legend}"
+            legend = f"Each technique trains on the same number of samples, in steps of its own size. {legend}"
         parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n", f"Note: {remark}.\n" if remark else ""]
         if self.published:
             notes = (
@@ -115,12 +115,12 @@ class PlanReport:
         best, made = self.plan.best, self.plan.estimates
         if best is None:
             rows = max((estimate.largest_batch_size or 0 for estimate in made), default=0)
-            remedy = "no batch does: try bf16, more pods, gradient checkpointing"
-            return f"None fits; {f'a batch of {rows:,} would' if rows else remedy}."
+            remedy = " at any batch size: try bf16, more pods, gradient checkpointing"
+            return f"No technique fits{f'; a batch of {rows:,} would' if rows else remedy}."
         pods = f"{counted(best.pods, 'pod')} of {counted(best.slots, 'process')}"
         where = "one process on one pod" if best.technique.is_alone else pods
         several = self.plan.request.machines.pods > 1 and any(each.technique.is_alone for each in made)
-        alone = "\nThe row none is one process on one pod, whatever --pods says." if several else ""
+        alone = "\nThe row none is always one process on one pod, regardless of --pods." if several else ""
         speed = f"{digits(best.samples_per_second)} samples/s"
         said = f"Recommended: technique {name(best)}, the fastest of those that fit: {speed} on {where}."
         return f"{wrapped(said)}{alone}\n"
@@ -344,10 +344,10 @@ class Published:
         low, high = GIGA * self.gigabytes_a_pod_low, GIGA * self.gigabytes_a_pod_high
         remark = f"within {TOLERANCE:.0%}"
         if size < (1 - TOLERANCE) * low:
-            more = f"{(low - size) / GIB:.1f} GiB more were published"
-            remark = f"{more}: the allocator's cache, which nvidia-smi counts as used"
+            more = f"the published figure is {(low - size) / GIB:.1f} GiB higher"
+            remark = f"{more}: it includes the allocator's cache, which nvidia-smi counts as used"
         elif size > (1 + TOLERANCE) * high:
-            remark = f"{(size - high) / GIB:.1f} GiB fewer were published: this plan is too high there"
+            remark = f"the published figure is {(size - high) / GIB:.1f} GiB lower: the plan is too high here"
         return asdict(self) | {
             "planned_gigabytes": size / GIGA,
             "published_step_seconds": self.step_seconds,

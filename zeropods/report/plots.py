@@ -206,7 +206,7 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
         _room(axes, "y", rates, max((line["samples_per_second_interval"] or [0])[-1] for line in shown))
         legend_below(figure)
         _letters(axes, [line["row"] for line in shown], list(zip(sizes, rates, strict=True)))
-    nothing = "no run has both its speed and its memory measured"
+    nothing = "no run has measured both its speed and its memory"
     return _plot(figure, "samples per second against memory of", [line["label"] for line in shown], nothing)
 
 
@@ -374,7 +374,7 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted({processes for points in shown.values() for processes, _ in points}))
         legend_below(figure)
-    nothing = "no two rows differ in nothing but technique and pods"
+    nothing = "no two rows differ only in technique and pods"
     return _plot(figure, "scaling efficiency by processes of", [technique for technique, _ in shown], nothing)
 
 

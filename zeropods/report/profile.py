@@ -63,7 +63,7 @@ class ProfileReport:
             corrected = "" if is_same else written(right, unit) or "unknown"
             line = {"line": label, "reported": written(said, unit), "corrected": corrected}
             lines.append({**line, "what it means": FIGURES[key].meaning} if with_meaning else line)
-        return Table.of(lines, f"The report is not whole: {report.missing}." if report.missing else "")
+        return Table.of(lines, f"The report is incomplete: {report.missing}." if report.missing else "")
 
     def shares(self) -> Plot:
         """Shares of forward, backward and the optimizer's step in one iteration."""
@@ -134,7 +134,7 @@ class ProfileReport:
             )
         tables += [pair.table()] if pair is not None else []
         faults = (
-            wrapped(f"{number}. {name}, {where}: {f'{said}, right {right}' if right else said}: {why}")
+            wrapped(f"{number}. {name}, {where}: {f'{said}, should be {right}' if right else said}: {why}")
             for number, (name, where, said, right, why) in enumerate(self.faults().rows, 1)
         )
         heading = f"{report.path}, line {report.number}; {self.checked.run}\n"
@@ -147,7 +147,7 @@ class ProfileReport:
     def _root(self) -> Module:
         if self.checked.root is not None:
             return self.checked.root
-        lacks = "no module tree" if self.checked.report.root is None else "its module tree is not whole"
+        lacks = "no module tree" if self.checked.report.root is None else "its module tree is incomplete"
         raise UserError(f'{self.checked.report.path}: {lacks}; profile with "detailed": true')
 
     def _repr_html_(self) -> str:

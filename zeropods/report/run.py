@@ -181,7 +181,7 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
     `UserError` where the first run did not restart by itself.
     """
     if not (disturbed.folder / JOURNAL).is_file():
-        raise UserError(f"{disturbed.folder}: did not go on by itself; nothing was lost")
+        raise UserError(f"{disturbed.folder}: was not restarted automatically, so there is nothing to compare")
     record, other = disturbed.record, undisturbed.record
     entry = read_json(disturbed.folder / JOURNAL)["restarts"][-1]
     found, fault = entry["found_unix_seconds"], disturbed.folder / FAULT
@@ -200,7 +200,7 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
         "trained again after": (shown(until_step, seconds), "-"),
         "steps done twice": (str(first.steps - rank.first_step), "0"),
         "pods": (f"{first.pods}, then {record.pods}: {', '.join(entry['pods'])}", str(other.pods)),
-        "told otherwise": (flags or "nothing", "-"),
+        "changed flags": (flags or "nothing", "-"),
         "effective batch": (str(record.effective_batch_size), str(other.effective_batch_size)),
         "steps": (str(record.steps), str(other.steps)),
         "last training loss": (shown(ours["train_loss"], SIX), shown(theirs["train_loss"], SIX)),

@@ -38,13 +38,13 @@ from zeropods.tables import GIB, Table, markdown_text
 PAGE = Path(__file__).with_name("page.html")
 TITLE = "Runs side by side"
 REMARKS = "Notes on the runs:"
-DIFFER = "Rows differ in more than technique and pods. No ratio is drawn between rows that do:"
-ALLOWED = "Rows differ in more than technique and pods. Ratios between rows that do were asked for, and carry a *:"
+DIFFER = "Rows differ in more than technique and pods. No ratio is computed between such rows:"
+ALLOWED = "Rows differ in more than technique and pods. Ratios between such rows were requested, and are marked with *:"
 REFERENCE = Path(__file__).with_name("published.csv")
 REFERENCE_TITLE = "Published elsewhere: A100-40GB pods, 3 epochs of WikiSQL"
 REFERENCE_NOTE = (
     "Measured by others on other hardware; memory was read off screenshots of nvidia-smi. "
-    "For orientation only: no ratio is drawn to these rows. Caveats:"
+    "For orientation only: no ratio is computed for these rows. Caveats:"
 )
 NOT_PUBLISHED = "n/a"
 VERSIONS = ("zeropods", "torch", "deepspeed", "transformers")
@@ -125,7 +125,7 @@ class Summary:
             *(f"{name}: was resumed: its times are those of its last attempt" for name in resumed),
             *(f"{timeline.label}: {fault}" for timeline in self.timelines for fault in timeline.faults),
             *(
-                f"* {line['row']} is set against {line['base']} although they differ in {', '.join(line['differs_in'])}"
+                f"* {line['row']} is compared with {line['base']}, but they differ in {', '.join(line['differs_in'])}"
                 for line in self.lines
                 if line["differs_in"]
             ),

@@ -216,7 +216,7 @@ class _Questions:
 
         more = largest(lambda number: self.fitting(lambda: of(least + number - 1)) is not None)
         if more is None:
-            return self.nothing("longest row", "none fits")
+            return self.nothing("longest row", "no length fits")
         longest = least + more - 1
         found = self.compared("longest row", lambda: of(longest), f"{longest:,} tokens; ", fullest)
         try:
@@ -237,8 +237,8 @@ class _Questions:
             new = self.fitting(partial(of, gpu))
             if new is not None and of(gpu).machines.achieved_flops(precision) < now:
                 part = new.samples_per_second / new.pods / (self.base.samples_per_second / self.base.pods)
-                return self.compared(question, partial(of, gpu), f"{gpu}: pays below {part:.0%} of a pod's price; ")
-        return self.nothing(question, "no slower one that is known here is enough")
+                return self.compared(question, partial(of, gpu), f"{gpu}: worth it below {part:.0%} of a pod's price; ")
+        return self.nothing(question, "the plan fits on no slower known GPU")
 
 
 # The whole life of a run: memory of a pod's host, time and disk, phase by phase.
@@ -309,7 +309,7 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
         max(each.host_bytes for each in phases),
         sum(seconds) if len(seconds) == len(phases) else None,
         sum(each.disk_bytes for each in phases),
-        "its time: give --steps or --samples" if evaluation is None else "all phases",
+        "for its time, give --steps or --samples" if evaluation is None else "all phases",
     )
     return (*phases, whole)
 

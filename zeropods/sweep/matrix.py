@@ -68,7 +68,7 @@ def _flags(value: object) -> dict[str, object]:
         raise ValueError("expected flags of the script with values, like max_steps: 30")
     for name, each in value.items():
         if not isinstance(name, str) or not isinstance(each, str | int | float | bool | None):
-            raise ValueError(f"{name}: expected text, a number or a truth value")
+            raise ValueError(f"{name}: expected text, a number, true or false")
     return {name: each for name, each in value.items() if each is not None}
 
 
@@ -175,8 +175,8 @@ class Matrix(Axes):
         same = batch_on(passes * processes, effective, effective)
         if same is None:
             raise UserError(
-                f"flags.{EFFECTIVE}: {effective} rows do not divide over {processes} processes x {passes} passes of "
-                f"{cell.name}; give a multiple of {passes * processes}, or exclude the cell"
+                f"flags.{EFFECTIVE}: {effective} rows cannot be divided evenly among {processes} processes x "
+                f"{passes} passes of {cell.name}; give a multiple of {passes * processes}, or exclude the cell"
             )
         return same.rows
 
@@ -192,7 +192,7 @@ class Matrix(Axes):
             if cell.is_one_process and cell.pods > 1:
                 impossible = "none is one process; on several pods ddp is the baseline"
             elif cell.technique == "ddp" and cell.pods * self.slots == 1:
-                impossible = "one process shares with nobody: that is none"
+                impossible = "ddp with a single process is the same as technique none"
             if not any(part.has(cell) for part in self.exclude):
                 yield cell, impossible
 
@@ -223,7 +223,7 @@ def read_matrix(path: Path) -> Matrix:
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
     if not isinstance(document, dict):
-        raise UserError(f"{path}: no mapping; expected keys with values, like repeats: 2")
+        raise UserError(f"{path}: not a mapping; expected keys with values, like repeats: 2")
     return matrix_of(document, str(path))
 
 
@@ -237,7 +237,7 @@ def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
         if found["type"] == "extra_forbidden":
             keys = [field.alias or name for name, field in Matrix.model_fields.items()]
             near = get_close_matches(str(found["loc"][-1]), keys, 1)
-            remedy = f"{near[0]}?" if near else f"known are {', '.join(keys)}"
+            remedy = f"{near[0]}?" if near else f"known keys are {', '.join(keys)}"
             raise UserError(f"{place}: {key}: no such key; {remedy}") from None
         said = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
         raise UserError(f"{place}: {key}: {found['input']!r:.60}; {said.replace('should', 'must')}") from None
@@ -347,4 +347,4 @@ def _data_faults(matrix: Matrix) -> Iterator[str]:
         if prompt not in sets:
             yield f"dataset_path.{prompt}: is missing; name the set that was prepared with that prompt"
     if EACH in sets and len(prompts) > 1:
-        yield f"dataset_path: one set for prompts {', '.join(sorted(prompts))}; give one for each"
+        yield f"dataset_path: one data set for several prompts ({', '.join(sorted(prompts))}); give one for each"

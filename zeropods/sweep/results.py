@@ -180,7 +180,7 @@ def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
                 except UserError as error:
                     print(f"not scored: {error}", file=sys.stderr)
                 except BrokenProcessPool:
-                    print(f"not scored: {run}: its answers took too much memory; ask fewer", file=sys.stderr)
+                    print(f"not scored: {run}: its answers took too much memory; ask fewer questions", file=sys.stderr)
             bar.update(1)
 
 

@@ -209,7 +209,7 @@ def provide_datasets(matrix: Matrix, out: Path, *, dry: bool = False) -> None:
         elif kind is not None and read_manifest(folder).prompt != cell.prompt:
             prepared = read_manifest(folder).prompt
             raise UserError(
-                f"{folder}: was prepared with prompt {prepared}, the matrix says {cell.prompt}; name another set"
+                f"{folder}: was prepared with prompt {prepared}, but the matrix has {cell.prompt}; name another set"
             )
 
 
@@ -246,12 +246,12 @@ def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> 
     count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
     hosts = (given.hosts if given else read_hostfile(hostfile) if hostfile else ())[:count]
     if given is not None and len(hosts) < count:
-        raise UserError(f"cluster {given.name}: {len(hosts)} pods, the matrix needs {count}")
+        raise UserError(f"cluster {given.name}: has {len(hosts)} pods, but the matrix needs {count}")
     for host in hosts:
         if host.slots != matrix.slots:
             raise UserError(
-                f"{host.address} has slots={host.slots}, the matrix slots: {matrix.slots}; "
-                f"write slots: {host.slots} into the matrix, or give pods with as many"
+                f"{host.address} has slots={host.slots}, but the matrix has slots: {matrix.slots}; "
+                f"set slots: {host.slots} in the matrix, or use pods whose slots match"
             )
     own: Cluster | None = None
 

@@ -91,29 +91,29 @@ class RunArguments:
     outputdir: str = flag("runs/run", "the run folder")
     init: str = flag("pretrained", "random, or a RUN")
     per_device_train_batch_size: int = flag(32, "rows per process and pass", least=1, most=MOST_ROWS)
-    per_device_eval_batch_size: int = flag(64, "the same in evaluation", least=1, most=MOST_ROWS)
+    per_device_eval_batch_size: int = flag(64, "the same for evaluation", least=1, most=MOST_ROWS)
     gradient_accumulation_steps: int = flag(1, "passes per optimizer step", least=1, most=MOST_ROWS)
     gradient_checkpointing: bool = flag(False, "recompute activations")
     deepspeed: str | None = flag(None, "dsconfig/TECHNIQUE.json (default: none)")
     precision: str = flag("auto", "fp32 | bf16 | fp16 | auto", ("auto", "fp32", "bf16", "fp16"))
     dropout: float | None = flag(None, "dropout rate (default: the model's own)", least=0, below=1)
     learning_rate: float = flag(3e-4, "peak rate of AdamW", least=0)
-    lr_scheduler_type: str = flag("linear", "schedule of transformers", SCHEDULES)
+    lr_scheduler_type: str = flag("linear", "transformers' schedule", SCHEDULES)
     weight_decay: float = flag(0.0, "AdamW's weight decay", least=0)
     adam_beta2: float = flag(0.999, "AdamW's second decay rate", least=0, below=1)
-    max_grad_norm: float = flag(1.0, "clip gradients above it", least=0)
+    max_grad_norm: float = flag(1.0, "clip gradients to this norm", least=0)
     eval_steps: int | None = flag(None, "every N steps, 0: at end (default: epoch)", least=0)
     save_steps: int | None = flag(None, "every N steps, 0: never (default: epoch)", least=0)
     save_total_limit: int | None = flag(None, "newest checkpoints to keep (default: all)", least=1)
     logging_steps: int = flag(10, "record the loss every N steps", least=1)
     early_stopping_patience: int = flag(0, "evals without gain; 0: off", least=0)
-    early_stopping_threshold: float = flag(0.0, "least gain that counts", least=0)
+    early_stopping_threshold: float = flag(0.0, "smallest gain that counts", least=0)
     load_best_model: bool = flag(False, "end with the best weights")
     resume: str = flag("auto", "never, or a checkpoint")
     memory_interval: float = flag(0.5, "s between samples; 0: none", least=0)
     threads: int = flag(0, "per process; 0: all cores", least=0, most=MOST_THREADS)
-    seed: int = flag(42, "of weights, order, dropout", least=0, most=MOST_SEED)
-    local_rank: int = flag(-1, "from DeepSpeed's launcher")
+    seed: int = flag(42, "for weights, order, dropout", least=0, most=MOST_SEED)
+    local_rank: int = flag(-1, "set by DeepSpeed's launcher")
 
     # Settings that the engine reads for every script, with the values that hold where a script has no such flag.
     model_id = dataset_path = ""
@@ -143,14 +143,14 @@ class RunArguments:
         if self.precision == "fp16" and self.fp16_fault is not None:
             raise UserError(f"--precision fp16: {self.fp16_fault}; use bf16 or fp32")
         if not self.outputdir:
-            raise UserError("--outputdir '': expected a folder; '.' is the one in which you are")
+            raise UserError("--outputdir '': expected a folder; '.' means the current folder")
         check_utf8(self.outputdir, "--outputdir")
         if self.init not in INITS and not has_weights(Path(self.init) / "model"):
             raise UserError(f"--init {self.init!r}; expected {', '.join(INITS)} or the folder of a finished run")
         if self.wants_best_model and (0 in (self.eval_steps, self.save_steps) or self.eval_steps != self.save_steps):
             raise UserError(
-                f"--eval_steps {self.eval_steps} and --save_steps {self.save_steps}: the best model is found "
-                "among checkpoints that were evaluated; give both the same value above 0, or neither"
+                f"--eval_steps {self.eval_steps} and --save_steps {self.save_steps}: the best model is chosen "
+                "from checkpoints that were evaluated; give both the same value above 0, or neither"
             )
 
     @property
@@ -197,7 +197,7 @@ class RunArguments:
         path = Path(name) / "config.json"
         config = read_object(path, "save the model again") if path.is_file() else {}
         if config.get("is_encoder_decoder") and not isinstance(self, TextToSQLArguments):
-            raise UserError(f"{self.model_flag} {name}: {config.get('model_type')!r} is no causal language model")
+            raise UserError(f"{self.model_flag} {name}: {config.get('model_type')!r} is not a causal language model")
         return name, config.get("vocab_size")
 
     def check_inputs(self) -> None:
@@ -247,19 +247,19 @@ class TextToSQLArguments(RunArguments):
     task_class: ClassVar[str] = "zeropods.train.text2sql:TextToSQL"
     description: ClassVar[str] = "Fine-tune T5 on text-to-SQL."
     prompts: ClassVar[tuple[str, ...]] = ("schema", "question")
-    fp16_fault: ClassVar[str | None] = "T5's activations overflow FP16, the loss becomes NaN"
+    fp16_fault: ClassVar[str | None] = "T5's activations overflow FP16 and the loss becomes NaN"
 
     model_id: str = flag("t5-small", "id, folder, known shape")
     dataset_path: str = flag("wikisql_tok_dataset", "prepared set")
     outputdir: str = flag("runs/textsql", "the run folder")
     epochs: float = flag(3.0, "passes over the train split", above=0)
-    max_steps: int = flag(-1, "wins over --epochs (default: none)", least=1)
-    max_train_seconds: float = flag(0.0, "end by then; 0: never", least=0)
-    generation_max_length: int = flag(96, "tokens of a prediction", least=1)
-    generation_num_beams: int = flag(1, "beams of a prediction", least=1)
+    max_steps: int = flag(-1, "overrides --epochs (default: none)", least=1)
+    max_train_seconds: float = flag(0.0, "time limit; 0: none", least=0)
+    generation_max_length: int = flag(96, "maximum tokens per prediction", least=1)
+    generation_num_beams: int = flag(1, "beams per prediction", least=1)
     scaled_rates: bool = flag(False, "embeddings learn faster")
-    warmup_steps: int = flag(0, "steps of a rising rate", least=0)
-    pad_to_multiple_of: int = flag(1, "pad to few lengths, on GPUs", least=1, most=1_024)
+    warmup_steps: int = flag(0, "learning-rate warmup steps", least=0)
+    pad_to_multiple_of: int = flag(1, "pad to fewer lengths, on GPUs", least=1, most=1_024)
     compile: str = flag("off", "off | blocks | graphs", ("off", "blocks", "graphs"))
     tf32: bool = flag(False, "TF32 on GPUs that have it")
 
@@ -270,18 +270,18 @@ class TextToSQLArguments(RunArguments):
         if self.gradient_accumulation_steps > 1:
             raise UserError(
                 f"--compile graphs --gradient_accumulation_steps {self.gradient_accumulation_steps}: the next pass "
-                "writes over a graph's gradients; take 1 pass, or --compile blocks"
+                "overwrites a graph's gradients; use 1 pass, or --compile blocks"
             )
         if self.deepspeed is not None or self.gradient_checkpointing:
             other = "--gradient_checkpointing True" if self.deepspeed is None else f"--deepspeed {self.deepspeed}"
-            raise UserError(f"--compile graphs {other}: cannot be recorded as a graph; take --compile blocks")
+            raise UserError(f"--compile graphs {other}: cannot be recorded as a graph; use --compile blocks")
 
     def manifest(self) -> Manifest:
         """The manifest of the set at `--dataset_path`."""
         found = read_manifest(Path(self.dataset_path))
         if found.task != TEXT2SQL:
             place = f"--dataset_path {self.dataset_path}"
-            raise UserError(f"{place}: prepared for {found.task}; causal_train.py trains on it")
+            raise UserError(f"{place}: prepared for {found.task}; train on it with causal_train.py")
         return found
 
 
@@ -302,25 +302,25 @@ class CausalArguments(RunArguments):
     prompts: ClassVar[tuple[str, ...]] = TASKS
 
     model_name_or_path: str = flag("bigscience/bloom-560m", "id or path")
-    tokenizer_name: str | None = flag(None, "of raw data (default: the model's own)")
+    tokenizer_name: str | None = flag(None, "for raw data (default: the model's own)")
     outputdir: str = flag("runs/causal", "the run folder")
     task: str | None = flag(None, "squad | lm (default: the set's, or squad)", TASKS)
     data: str = flag("squad", "set, folder or hub id")
-    dataset_config: str | None = flag(None, "such as en of allenai/c4 (default: none)")
-    text_field: str | None = flag(None, "of JSON lines, Parquet (default: text)")
-    max_seq_length: int | None = flag(None, "tokens of a row (default: 512 for raw data)", least=2)
-    loss_on: str | None = flag(None, "answer | all, of squad (default: answer)", ("answer", "all"))
+    dataset_config: str | None = flag(None, "such as en for allenai/c4 (default: none)")
+    text_field: str | None = flag(None, "in JSON lines or Parquet (default: text)")
+    max_seq_length: int | None = flag(None, "tokens per row (default: 512 for raw data)", least=2)
+    loss_on: str | None = flag(None, "answer | all, for squad (default: answer)", ("answer", "all"))
     subset: int | None = flag(None, "first N questions or rows (default: all)", least=1)
     per_device_train_batch_size: int = flag(4, "rows per process and pass", least=1, most=MOST_ROWS)
-    per_device_eval_batch_size: int = flag(4, "the same in evaluation", least=1, most=MOST_ROWS)
+    per_device_eval_batch_size: int = flag(4, "the same for evaluation", least=1, most=MOST_ROWS)
     gradient_accumulation_steps: int = flag(4, "passes per optimizer step", least=1, most=MOST_ROWS)
     learning_rate: float = flag(5e-5, "peak rate of AdamW", least=0)
     weight_decay: float = flag(0.01, "AdamW's weight decay", least=0)
     adam_beta1: float = flag(0.9, "AdamW's first decay rate", least=0, below=1)
     num_train_epochs: float = flag(3.0, "passes over the train split", above=0)
-    max_train_steps: int = flag(-1, "wins over epochs (default: none)", least=1)
-    num_warmup_steps: int = flag(0, "steps of a rising rate", least=0)
-    max_eval_steps: int | None = flag(None, "passes of an evaluation (default: all)", least=1)
+    max_train_steps: int = flag(-1, "overrides epochs (default: none)", least=1)
+    num_warmup_steps: int = flag(0, "learning-rate warmup steps", least=0)
+    max_eval_steps: int | None = flag(None, "passes per evaluation (default: all)", least=1)
     eval_on_start: bool = flag(False, "before the first step too")
     attn_implementation: str = flag("sdpa", "or eager, flash_attention_2", ("eager", "sdpa", "flash_attention_2"))
     dataloader_num_workers: int = flag(0, "0: the rank itself", least=0, most=128)
@@ -345,7 +345,7 @@ class CausalArguments(RunArguments):
             return None
         found = read_manifest(given)
         if found.task not in TASKS:
-            raise UserError(f"{place}: prepared for {found.task}; textsql_train.py trains on it")
+            raise UserError(f"{place}: prepared for {found.task}; train on it with textsql_train.py")
         said: dict[str, int | str | None] = {
             "task": found.task,
             "max_seq_length": found.max_seq_length,
@@ -357,7 +357,7 @@ class CausalArguments(RunArguments):
         for name, value in said.items():
             asked = getattr(self, name)
             if asked is not None and asked != value:
-                shown = "is made already" if value is None else f"was prepared with {value}"
+                shown = "is a prepared set already" if value is None else f"was prepared with {value}"
                 raise UserError(f"--{name} {asked}: {place} {shown}; leave the flag out, or prepare the data again")
         return found
 
@@ -401,7 +401,8 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         names = {other.called[name]: kind.called[name] for other in SCRIPTS.values() for name in COMMON}
         names |= {each.name: each.name for each in fields(kind)}
         near = get_close_matches(word.removeprefix("--"), names, 1)
-        raise UserError(f"{word}: no flag of {kind.script}; {f'--{names[near[0]]}?' if near else '--help lists them'}")
+        remedy = f"did you mean --{names[near[0]]}?" if near else "see --help"
+        raise UserError(f"{word}: not a flag of {kind.script}; {remedy}")
     return kind(**vars(values))
 
 

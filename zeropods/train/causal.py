@@ -100,11 +100,11 @@ class Causal(Task):
             made = read_manifest(self.set)
             if made.content_key != key_of_preparation(wanted, made):
                 raise UserError(
-                    f"{self.set}: was prepared from other data, or with other settings, than --data {a.data} now has; "
-                    "choose another --outputdir"
+                    f"{self.set}: was prepared from data or with settings that differ from this call's "
+                    f"(--data {a.data}); choose another --outputdir"
                 )
             return
-        saved = files.said_in_one_line(self.set, "the prepared data", "free some space on the disk, then call again")
+        saved = files.said_in_one_line(self.set, "the prepared data", "free some space on the disk, then run again")
         with progress("prepare", "rows") as bar, saved:
             prepare(wanted, self.set, bar.update)
 
@@ -113,7 +113,7 @@ class Causal(Task):
         """The set at `--data`, or the one that was made from it, cut to what the flags ask for."""
         whole, a = Prepared.read(self.set), self.arguments
         if whole.tokenizer.pad_token_id is None:
-            raise UserError(f"{self.set}: its tokenizer has no token to pad with; prepare the data again")
+            raise UserError(f"{self.set}: its tokenizer has no padding token; prepare the data again")
         # From raw data only the subset was prepared.
         subset = a.subset if self.is_prepared else None
         evaluated = a.max_eval_steps and a.max_eval_steps * a.per_device_eval_batch_size
@@ -138,9 +138,9 @@ class Causal(Task):
             # A prompt that the model could not continue is refused before training.
             tokens, positions = len(data.tokenizer(prompt).input_ids), positions_of(model.config)
             if not prompt.strip() or tokens == 0:
-                raise UserError(f"--generation_prompt {prompt!r}: no words; give some to continue")
+                raise UserError(f"--generation_prompt {prompt!r}: contains no words; give some to continue")
             if positions is not None and tokens >= positions:
-                fault = f"{tokens} tokens, the model has {positions} positions"
+                fault = f"{tokens} tokens, but the model has only {positions} positions"
                 raise UserError(f"--generation_prompt: {fault}; shorten it")
         if data.manifest.task == "squad":
             model.config.prompt = data.manifest.prompt
@@ -231,7 +231,8 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
     attention = arguments.attn_implementation
     if attention == "flash_attention_2" and not model_class._supports_flash_attn:
         raise UserError(
-            f"--attn_implementation {attention}: {config.model_type} has none; use --attn_implementation sdpa"
+            f"--attn_implementation {attention}: {config.model_type} does not support it; "
+            "use --attn_implementation sdpa"
         )
     soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
     if attention == "sdpa" and (soft_capped or not model_class._supports_sdpa):
@@ -271,7 +272,7 @@ def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
     encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
     if found is None or encoder or kind in SEES_AHEAD or getattr(config, "is_encoder_decoder", False):
         raise UserError(
-            f"{FLAG} {name!r}: {kind!r} is no causal language model; expected one such as gpt2, bloom, llama"
+            f"{FLAG} {name!r}: {kind!r} is not a causal language model; expected one such as gpt2, bloom, llama"
         )
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(f"{FLAG} {name!r}: its weights are quantized and cannot be trained; name the original model")

@@ -68,12 +68,12 @@ class Origin:
         """Why a checkpoint of this origin does not fit the wanted model; None where it does."""
         for key in sorted(wanted.model):
             if self.model.get(key) != wanted.model.get(key):
-                return f"of another model: {key} {self.model.get(key)}, expected {wanted.model.get(key)}"
+                return f"belongs to another model: {key} {self.model.get(key)}, expected {wanted.model.get(key)}"
         return None
 
     def other_run(self, wanted: Origin) -> str | None:
         """Why such a checkpoint does not belong to the wanted run; None where settings and model are the same."""
-        other = None if self.settings == wanted.settings else f"of run {self.run_id}, which has other settings"
+        other = None if self.settings == wanted.settings else f"belongs to run {self.run_id}, which has other settings"
         return self.other_model(wanted) or other
 
 
@@ -200,7 +200,10 @@ def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile
     place = folder / name_of(step)
     strange = sorted(names_in(place) ^ files.keys())
     if strange:
-        raise UserError(f"{place}: {strange[0]} came or went while the step was saved; let nothing else write there")
+        raise UserError(
+            f"{place}: {strange[0]} appeared or disappeared while the step was being saved; "
+            "make sure nothing else writes there"
+        )
     manifest = CheckpointManifest(step=step, origin=origin, files=dict(sorted(files.items()))).sealed()
     for each in (*(Path(root) for root, _, _ in os.walk(place, topdown=False)), folder, folder.parent):
         sync_folder(each)
@@ -301,7 +304,7 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
     if (unwanted := refused(manifest.origin)) is not None:
         raise UnsoundError(unwanted)
     if NAME.fullmatch(checkpoint.name) and checkpoint.name != name_of(manifest.step):
-        raise UnsoundError(f"is of step {manifest.step}, under another name")
+        raise UnsoundError(f"holds step {manifest.step}, but its folder has another name")
     for name in sorted(manifest.files.keys() ^ names_in(checkpoint)):
         raise UnsoundError(f"{name}: {'missing' if name in manifest.files else 'not in the manifest'}")
     try:
@@ -325,11 +328,11 @@ def read_manifest(checkpoint: Path) -> CheckpointManifest:
     try:
         manifest = TypeAdapter(CheckpointManifest).validate_json((checkpoint / MANIFEST).read_bytes())
     except FileNotFoundError:
-        raise UnsoundError(f"no {MANIFEST}: its save did not end, or something else wrote it") from None
+        raise UnsoundError(f"no {MANIFEST}: the save did not finish, or something else wrote it") from None
     except OSError as error:
         raise UnsoundError(f"{MANIFEST}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         raise UnsoundError(f"{MANIFEST}: damaged ({error.errors()[0]['msg']})") from None
     if manifest.sealed() != manifest:
-        raise UnsoundError(f"{MANIFEST}: damaged (its digest is another)")
+        raise UnsoundError(f"{MANIFEST}: damaged (its digest does not match)")
     return manifest

@@ -139,7 +139,7 @@ def _without_auto(block: Config) -> Config:
 
 def _unknown(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "take it out; https://www.deepspeed.ai/docs/config-json lists them"
+    remedy = f"did you mean {near[0]}?" if near else "remove it; see https://www.deepspeed.ai/docs/config-json"
     return f"unknown to DeepSpeed; {remedy}"
 
 
@@ -163,7 +163,7 @@ def _faults(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None
     for name in ("bf16", "fp16"):
         enabled = lookup(config, f"{name}.enabled")
         if precision in ("fp32", "bf16", "fp16") and enabled != "auto" and bool(enabled) != (precision == name):
-            shown = "absent" if enabled is None else json.dumps(enabled)
+            shown = "missing" if enabled is None else json.dumps(enabled)
             yield f'{name}.enabled {shown}, --precision {precision}; write "auto", or give both the same'
     yield from _parameter_faults(config, arguments)
 
@@ -175,9 +175,9 @@ def _parameter_faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[
             if value == "auto" and f"{block}.{name}" not in FILLED:
                 yield f'{block}.{name} "auto": nothing fills it in; give a value, or leave it out'
     if "optimizer" in config and arguments.get("scaled_rates"):
-        yield "optimizer: takes the place of --scaled_rates True; leave one of them out"
+        yield "optimizer: overrides --scaled_rates True; remove one of them"
     if "scheduler" in config and arguments.get("max_train_seconds"):
-        yield f"scheduler: takes the place of --max_train_seconds {arguments['max_train_seconds']}; leave one out"
+        yield f"scheduler: overrides --max_train_seconds {arguments['max_train_seconds']}; remove one of them"
     kind = lookup(config, "scheduler.type")
     if "scheduler" in config and kind not in SCHEDULES:
         yield f"scheduler.type {kind!r}; expected {', '.join(SCHEDULES)}; without it --lr_scheduler_type decides"
@@ -194,8 +194,8 @@ def _parameter_faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[
             continue
         value = lookup(config, key)
         if value is None and key in DEFAULTS and DEFAULTS[key] != expected:
-            taken = "which it needs" if DEFAULTS[key] is None else f"DeepSpeed would take {DEFAULTS[key]}"
-            yield f'{key} absent, {taken}; {said}: write "auto"'
+            taken = "but DeepSpeed needs it" if DEFAULTS[key] is None else f"so DeepSpeed would use {DEFAULTS[key]}"
+            yield f'{key} missing, {taken}; {said}: write "auto"'
         elif value not in (None, "auto") and value != expected:
             yield f'{key} {value!r}, {said}; write "auto", or give both the same'
 
@@ -204,7 +204,7 @@ def _expected(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """The value that each key must have, and in words what sets it; only for flags that are known."""
     told = {name: (value, f"--{name} {value}") for name, value in arguments.items()}
     expected = {key: told[name] for key, names in SAME.items() for name in names if name in told}
-    expected[f"{OPTIMIZER}.eps"] = EPSILON, f"AdamW's here is {EPSILON}"
+    expected[f"{OPTIMIZER}.eps"] = EPSILON, f"AdamW here uses {EPSILON}"
     warmup, total = f"{SCHEDULER}.warmup_num_steps", f"{SCHEDULER}.total_num_steps"
     if warmup in expected:
         # DeepSpeed does not accept 0.
@@ -219,7 +219,7 @@ def _expected(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
         expected["train_batch_size"] = whole, f"{rows} rows x {passes} passes x {ranks} processes = {whole}"
     if "adam_beta2" in arguments:
         betas = [arguments.get("adam_beta1", 0.9), arguments["adam_beta2"]]
-        expected[f"{OPTIMIZER}.betas"] = betas, f"the flags say {betas} (--adam_beta2 {betas[1]})"
+        expected[f"{OPTIMIZER}.betas"] = betas, f"the flags give {betas} (--adam_beta2 {betas[1]})"
     return expected
 
 

@@ -136,7 +136,7 @@ def check_compiled(how: str, deepspeed: str | None) -> None:
     zero = read_config(Path(deepspeed)).get("zero_optimization") or {}
     if zero.get("stage") == 3:
         raise UserError(
-            f"--compile {how} --deepspeed {deepspeed}: its stage 3 fetches weights within a layer; leave it out"
+            f"--compile {how} --deepspeed {deepspeed}: its stage 3 fetches weights within a layer; leave --compile out"
         )
 
 

@@ -168,7 +168,7 @@ def open_folder(task: Task, argv: list[str], hosts: list[str]) -> Opening:
     """
     arguments, data = task.arguments, task.data
     if data.dev is None and arguments.wants_best_model:
-        raise UserError(f"{arguments.dataset_path}: has no dev split, by which the best model would be found")
+        raise UserError(f"{arguments.dataset_path}: has no dev split, which is needed to choose the best model")
     steps = math.ceil(arguments.epochs * math.ceil(len(data.train) / task.effective_batch_size()))
     task.check_template(
         processes.world_size(), optimizer_steps=arguments.max_steps if arguments.max_steps > 0 else steps
@@ -225,8 +225,8 @@ def _check_same_run(task: Task) -> None:
     was, now = before.technique, task.technique
     if was != now and not (was in UNDIVIDED and now in UNDIVIDED):
         raise UserError(
-            f"{task.folder}: holds a run of technique {was}, this call is of {now}; give the run's own --deepspeed, "
-            "or choose another --outputdir"
+            f"{task.folder}: holds a run with technique {was}, but this call uses {now}; give the run's own "
+            "--deepspeed, or choose another --outputdir"
         )
     rows_before, rows_now, ranks = before.effective_batch_size, task.effective_batch_size(), processes.world_size()
     if rows_before != rows_now:
@@ -234,12 +234,12 @@ def _check_same_run(task: Task) -> None:
         # Offer no more rows per pass than were asked for, since memory suffices for those.
         same = batch_on(ranks, rows_before, rows)
         numbers = ", ".join(str(n) for n in range(1, min(rows_before, 64) + 1) if rows_before % n == 0)
-        fits = f"{rows_before} does not divide by {ranks}: take {numbers} processes"
+        fits = f"{rows_before} is not divisible by {ranks}; use one of these numbers of processes: {numbers}"
         if same is not None:
             fits = f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
         raise UserError(
-            f"{task.folder}: holds a run of {rows_before} rows per step, this call has {rows} rows x {passes} passes x "
-            f"{ranks} processes = {rows_now}; {fits}"
+            f"{task.folder}: holds a run with {rows_before} rows per step, but this call has {rows} rows x {passes} "
+            f"passes x {ranks} processes = {rows_now}; {fits}"
         )
 
 

@@ -58,7 +58,7 @@ def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "f
             for key in sorted(found["missing_keys"])[:1]:
                 fault = f"its weights have no tensor {key!r}"
             for key, saved, expected in sorted(found["mismatched_keys"])[: fault is None]:
-                fault = f"its tensor {key!r} is of size {list(saved)}, its config.json says {list(expected)}"
+                fault = f"its tensor {key!r} has size {list(saved)}, but its config.json says {list(expected)}"
     except RuntimeError as error:
         # This is how ZeRO-3 reports a tensor of another size.
         unfit = next((line.strip() for line in str(error).split("\n") if "size mismatch" in line), None)

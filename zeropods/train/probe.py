@@ -55,7 +55,7 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
     hosts = [host.address for host in cluster.hosts] if cluster else ["127.0.0.1"] * min(LOCAL, len(gpus) or LOCAL)
     shares = cluster is None or cluster.shared_machine
     if shares and 0 < len(gpus) < len(hosts):
-        remedy = "zeropods probe --alone measures it without them"
+        remedy = "use zeropods probe --alone to measure it without them"
         raise UserError(f"probe: {len(hosts)} pods for {len(gpus)} GPUs of one machine; {remedy}")
     port, commands = free_port(), []
     for number, host in enumerate(hosts):
@@ -80,8 +80,9 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
     if failed is not None:
         end, place = ends[failed], f"probe: process {failed} on {hosts[failed]}"
         if end.returncode == TIMED_OUT:
-            raise UserError(f"{place}: no end within {MOST_SECONDS:.0f} s; {PROBE_AGAIN} when less else runs there")
-        last = (end.stderr.strip() or "it said nothing").splitlines()[-1]
+            remedy = f"{PROBE_AGAIN} when that machine is less busy"
+            raise UserError(f"{place}: did not finish within {MOST_SECONDS:.0f} s; {remedy}")
+        last = (end.stderr.strip() or "no error output").splitlines()[-1]
         raise UserError(f"{place}: ended with status {end.returncode}: {last:.200}; see zeropods pods check")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "probe.json"

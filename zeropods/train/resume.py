@@ -22,7 +22,7 @@ from zeropods.measure.run_folder import Opening
 from zeropods.train import checkpoints, processes
 from zeropods.train.checkpoints import CheckpointManifest, Origin, SavedFile, UnsoundError
 
-REMEDY = "free or repair the disk, then run again: it resumes from the checkpoint before"
+REMEDY = "free or repair the disk, then run again: it resumes from the previous checkpoint"
 UNDIVIDED = (checkpoints.STATE, "scheduler.pt")
 """Files that each checkpoint holds undivided, and that resuming reads."""
 
@@ -111,8 +111,8 @@ class Checkpoints:
             return checkpoint
         if technique == "custom":
             raise processes.SharedError(
-                f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is none of dsconfig/ "
-                f"it resumes on {saved_by} ranks only"
+                f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is not in dsconfig/, "
+                f"it can be resumed only on {saved_by} ranks"
             )
         place = self.folder / checkpoints.UNIVERSAL / str(manifest.step)
 
@@ -147,7 +147,7 @@ def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) 
 
     shards = manifest.shards()
     if shards is None:
-        raise UserError(f"{checkpoint}: holds no shards of ZeRO; resume on as many ranks")
+        raise UserError(f"{checkpoint}: contains no ZeRO shards; resume on the same number of ranks")
     checkpoints.discard(place)
     place.mkdir(parents=True)
     for name in manifest.files.keys() & set(UNDIVIDED):
@@ -166,9 +166,9 @@ def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) 
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), plain_values_only():
             ds_to_universal.main(wanted)
     except (pickle.UnpicklingError, ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError) as error:
-        fault = f"cannot be converted ({first_line(error)}); resume on as many ranks"
+        fault = f"cannot be converted ({first_line(error)}); resume on the same number of ranks"
         if isinstance(error, pickle.UnpicklingError):
-            fault = f"holds {foreign_object(error)}, which is no plain value; it is not opened"
+            fault = f"contains {foreign_object(error)}, which is not a plain value; the file will not be opened"
         raise UserError(f"{checkpoint / shards}: {fault}") from None
 
 
@@ -219,7 +219,7 @@ def resumption(asked: str, opening: Opening, ours: Checkpoints) -> Resumption | 
 
     found = None
     if asked not in ("auto", "never"):
-        remedy = "give auto, never or the folder of a whole checkpoint"
+        remedy = "give auto, never or the folder of a complete checkpoint"
         found = Path(asked), ours.check(Path(asked), f"--resume {asked}", remedy)
     elif opening.resume:
         found = processes.on_rank_zero(newest)

@@ -106,9 +106,9 @@ def attempt(
             measured.status, measured.reason = outcome(error, meter)
             together = isinstance(error, SavedOnSignalError)
             if measured.status == "oom":
-                remedy = "take fewer rows, or a technique that divides more"
+                remedy = "use fewer rows, or a technique that partitions more"
                 if (meter.failed_in or meter.phases.phase) == "load":
-                    remedy = "take a smaller model, or more memory"
+                    remedy = "use a smaller model, or more memory"
                 raise UserError(f"{task.folder}: oom: {measured.reason}; {remedy}") from error
             raise
         finally:

@@ -215,7 +215,7 @@ class MeasuredTrainer(Trainer):
         """Load the best checkpoint into the model, and into the masters where there are any."""
         best = self.state.best_model_checkpoint
         with self.meter.within("load"):
-            manifest = self.checkpoints.check(Path(best), best, "--resume auto goes on from one that is whole")
+            manifest = self.checkpoints.check(Path(best), best, "--resume auto resumes from a complete one")
             fitted = str(self.checkpoints.fitted(Path(best), manifest))
             self.state.best_model_checkpoint = fitted
             if fitted != best:

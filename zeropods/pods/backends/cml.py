@@ -89,7 +89,7 @@ def described(listed: Mapping[str, Any], asked: Settings) -> Worker:
     elif status != "running":
         size = f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
         why = next((str(listed[key]) for key in REASONS if listed.get(key)), "")
-        says = why or f"it waits for {size}; quota or a free machine is missing"
+        says = why or f"it waits for {size}; the quota is used up, or no machine is free"
     return Worker(str(listed["id"]), has_ended, f"worker {listed['id']} {state}; {says}")
 
 

@@ -91,7 +91,7 @@ def _towards(addresses: list[str]) -> str:
     try:
         return address_towards(there)
     except OSError as error:
-        raise UserError(f"{there}: no network to this host ({error.strerror}); fix the hostfile") from None
+        raise UserError(f"{there}: no route to this host ({error.strerror}); fix the hostfile") from None
 
 
 def main() -> int:
@@ -125,7 +125,7 @@ def main() -> int:
         is_asked = stdin.closed
     if status == SSH_FAILED and not is_asked:
         said = last.decode(errors="replace") or "ssh failed"
-        raise UserError(f"host {host}: {said}; 'ssh {host} true' has to work without a question")
+        raise UserError(f"host {host}: {said}; 'ssh {host} true' must work without a prompt")
     return status
 
 

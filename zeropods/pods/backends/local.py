@@ -156,7 +156,7 @@ class LocalWorkers:
             has_ended, state, popen = each.find() is None, "is running", self._popens.get(each.id)
             if has_ended:
                 # The exit code of a worker that another process started is not known.
-                state = "ended with status stopped" if popen is None else f"ended with exit code {popen.poll()}"
+                state = "has ended (exit code unknown)" if popen is None else f"ended with exit code {popen.poll()}"
             said = self._log(each.id).read_text(encoding="utf-8", errors="replace").split("\n")
             last = next(
                 (f"its last line: {line.strip()}" for line in reversed(said) if line.strip()), "it wrote nothing"

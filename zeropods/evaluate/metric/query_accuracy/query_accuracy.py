@@ -60,7 +60,7 @@ class QueryAccuracy(evaluate.Metric):
         for reference in references:
             query = _read(reference["query"], reference["header"])
             if query is None:
-                raise ValueError(f"reference {reference['query']!r} is no query on the columns {reference['header']}")
+                raise ValueError(f"reference {reference['query']!r} is not a query on columns {reference['header']}")
             gold.append(query)
         lists: dict[str, Values] = {"exact_match": [], "logical_form_accuracy": [], "unparseable": []}
         for text, query, right, header in zip(predictions, queries, gold, headers, strict=True):
