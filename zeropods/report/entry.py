@@ -6,10 +6,11 @@ import csv
 import io
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -170,15 +171,21 @@ def _read_samples(path: Path) -> DataFrame:
 
     content = path.read_bytes()
     # After the last line end there is nothing, or a line that was cut short when the run was killed.
-    lines = io.BytesIO(content[: content.rfind(b"\n") + 1])
+    lines = content[: content.rfind(b"\n") + 1]
     needed = {"unix_seconds", "phase", *MEMORY_COLUMNS}
     # An attempt of a later version may have written more columns: only those that the header names are taken.
     used = {*needed, *USE_COLUMNS}.__contains__
-    samples = pd.read_csv(lines, usecols=used, dtype="str", index_col=False, quoting=csv.QUOTE_NONE)
+    read = partial(pd.read_csv, usecols=used, index_col=False, quoting=csv.QUOTE_NONE)
+    try:
+        samples = read(io.BytesIO(lines), dtype=defaultdict(lambda: "float64", phase="str"))
+    except ValueError:
+        # A full disk or a loss of power may have spoilt a line: anything that is not a number counts as missing.
+        samples = read(io.BytesIO(lines), dtype="str")
+        numbers = samples.drop(columns="phase", errors="ignore").apply(pd.to_numeric, errors="coerce")
+        samples = samples.assign(**{str(name): column for name, column in numbers.items()})
     if not needed <= {*samples}:
         raise ValueError(f"no column {min(needed - {*samples})}")
-    # A full disk or a loss of power may have spoilt a line: anything that is not a number counts as missing.
-    return samples.drop(columns="phase").apply(pd.to_numeric, errors="coerce").assign(phase=samples["phase"])
+    return samples
 
 
 def one_line(what: object, folder: Path) -> str:
