@@ -39,8 +39,8 @@ WIDE = 6.4
 """Width in inches of a plot that only a notebook shows."""
 SHOWN_LETTERS = 34
 """Maximum number of characters shown of a run's name."""
-SHOWN_CURVES = 8
-"""Maximum number of curves in a plot: more could not be told apart."""
+SHOWN_CURVES, SHOWN_NAMES = 8, 8
+"""Maximum number of curves in a plot, more could not be told apart, and of runs that are named beside one curve."""
 SHOWN_ROWS, SHOWN_PAIRS, SHOWN_RUNS, SHOWN_RANKS = 16, 12, 12, 4
 """Most rows in plots of speed and memory, runs over time, and ranks in their legend; more would fill a whole page."""
 BAR_INCHES = 0.34
@@ -279,15 +279,16 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
             losses = tuple((point.step, f"{point.loss:.2g}") for point in (*of.losses, *of.eval_losses))
             alike.setdefault(losses, ([], of))[0].append(_literal(name))
     curves = list(alike.values())[:SHOWN_CURVES]
-    figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * sum(len(names) for names, _ in curves))
+    named = [names if len(names) <= SHOWN_NAMES else [*names[: SHOWN_NAMES - 1], "others"] for names, _ in curves]
+    figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * sum(map(len, named)))
     lines: dict[str, Any] = {"linewidth": 1, "alpha": 0.6}
     dots: dict[str, Any] = {"linewidth": 2, "marker": "o", "markersize": 4, "linestyle": "--"}
-    for number, (names, record) in enumerate(curves):
+    for number, (_, record) in enumerate(curves):
         color = f"C{number}"
         for points, style in ((record.losses, lines), (record.eval_losses, dots)):
             if points:
                 axes.plot([point.step for point in points], [point.loss for point in points], color=color, **style)
-        axes.plot([], [], color=color, label="\n= ".join(names))
+        axes.plot([], [], color=color, label="\n= ".join(named[number]))
     axes.set(xlabel="optimizer step", ylabel="loss per label token (nats)")
     _title(axes, "Loss: lines training, dots validation", len(curves), len(alike), "curves")
     axes.xaxis.set_major_formatter("{x:,g}")
@@ -298,7 +299,7 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
             # On a linear scale the longest run would leave no room for the shortest.
             _logarithmic(axes, "x")
         legend_below(figure)
-    shown = [" = ".join(names) for names, _ in curves]
+    shown = [" = ".join(names) for names in named]
     return _plot(figure, "training and validation loss by step of", shown, "no run has a loss yet")
 
 
