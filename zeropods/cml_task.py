@@ -78,7 +78,7 @@ def run_task(*words: str) -> None:
 
 
 def conclude(command: Callable[[], int | None]) -> None:
-    """Run a script's command as its last line: an exception fails the job in a kernel, the exit status elsewhere."""
+    """Run a command as a script's last line: in a kernel an exception fails the job, elsewhere the status does."""
     if in_kernel():
         command()
     else:

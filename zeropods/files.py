@@ -167,7 +167,7 @@ def _adapter(kind: type[object]) -> TypeAdapter[Any]:
 def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, flag: str) -> Iterator[None]:
     """Hold a lock of a folder, which is created if it is missing; a second writer is refused with the holder's name.
 
-    A folder created here is removed if it holds only locks at the end; from one that was empty, the lock is removed.
+    If it holds only locks at the end, a folder created here is removed, and from one that was empty the lock is.
 
     Args:
         lock: name of the lock file in the folder.
@@ -289,7 +289,7 @@ def foreign_object(error: pickle.UnpicklingError) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """First line of the message of an error from torch or DeepSpeed, at most 200 characters."""
+    """First line of the message of a library's error, such as torch's or DeepSpeed's, at most 200 characters."""
     return str(error).strip().split("\n")[0][:200]
 
 
@@ -331,7 +331,7 @@ def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
 HOME = "ZEROPODS_HOME"
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
-"""Paths that all programs started here, such as pdsh, take as they are."""
+"""Pattern of the paths that every program to which they are passed, such as pdsh, takes as they are."""
 
 
 def home() -> Path:

@@ -183,7 +183,7 @@ class Turn:
         self._descriptor = -1
 
     def try_acquire(self) -> bool:
-        """Wait for the turn: any compilation by another process has then ended, and its result is found up to date."""
+        """Wait for the turn: what another process compiled is then found up to date; what it only began is compiled."""
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         if not (folder := self._path.parent).joinpath(f"{folder.name}.so").exists():

@@ -30,7 +30,7 @@ def counted(number: int, word: str) -> str:
 
 
 def digits(value: float) -> str:
-    """A number of at least 0 with its significant digits, three below 1 and four above, without an exponent."""
+    """A number of at least 0 without an exponent: three significant digits below 1, four above, whole from 1,000."""
     if value < 0.0005:
         return "0.000" if value else "0"
     return f"{value:,.0f}" if value >= 1_000 else f"{value:#.{3 if value < 1 else 4}g}".rstrip(".")
@@ -153,7 +153,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text made to stay on one line and in its cell, with its markup escaped."""
+    """Text made to stay on one line and in its cell, with HTML and `|` escaped."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", r"\|")
 
 

@@ -394,7 +394,7 @@ def read_recipes() -> dict[str, dict[str, JobRecipe]]:
 class CausalWorkshop(WorkshopSettings):
     """The settings of notebooks 11 to 14; in the environment they are ZEROPODS_CAUSAL_RECIPE and so on.
 
-    A setting that is not given is taken from the recipe.
+    A setting that is not given, and has no default of its own, is taken from the recipe.
     """
 
     recipe: str = setting("causal_recipe", default=SAMPLE)

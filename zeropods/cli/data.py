@@ -85,7 +85,7 @@ def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
 
 
 def made_text(result: Result) -> str:
-    """The folder that was made, the counts of what it holds, and how many questions were left out or remarked on."""
+    """The folder that was made, the counts of what it holds, and the numbers of questions left out and of remarks."""
     is_new = result.get("written", True) and not result.get("already_there")
     said = [f"{result.get('out') or result['folder']}: {'written' if is_new else 'was there already'}"]
     for name, counts in ((name, each) for name, each in result.items() if isinstance(each, dict)):

@@ -254,7 +254,7 @@ def _column(node: exp.Column, table: SQLTable) -> int:
 
 COLUMNS = ("question", "sql")
 FEWEST_TABLES = 3
-"""Least number of tables to divide: with fewer, none is left for dev or test, so questions are divided instead."""
+"""Least number of tables to divide: fewer are not enough for train, dev and test, so questions are divided instead."""
 PART = 10
 """One question in this many is for dev, and one for test."""
 

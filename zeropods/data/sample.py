@@ -43,7 +43,7 @@ from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 FACTS = Path(__file__).with_name("facts")
 QUESTIONS = {"train": 24_000, "dev": 600, "test": 600}
 HELD_OUT_TABLES = {"dev": 4, "test": 4}
-"""Number of tables that only the split itself has."""
+"""Number of tables, by split, that no other split has."""
 HELD_OUT_SHARE = 5
 """One question in this many of dev and of test is about a table that only that split has."""
 

@@ -320,7 +320,7 @@ def serve(
         folder = make_private_folder(DEMO)
         at_end.callback(shutil.rmtree, folder, ignore_errors=True)
         said = {"GRADIO_TEMP_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
-        # Gradio requests its own page to see whether it can be opened, which needs no proxy.
+        # Gradio requests its own page to see whether it can be opened; that request must not go to a proxy.
         for name, value in {**said, "NO_PROXY": HOST}.items():
             at_end.enter_context(variable_set(name, value))
         if data:

@@ -319,7 +319,7 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
         max_new_tokens: maximum number of new tokens; fewer where the model ends, or where its positions do.
 
     Raises:
-        UserError: a prompt of no tokens or of more than the model has positions, or a model that cannot be loaded.
+        UserError: a prompt without tokens or that leaves no position for a new one; a model that cannot be loaded.
     """
     saved = load_model(source, causal=True)
     words = saved.tokenizer(prompt, add_special_tokens=False).input_ids
@@ -423,7 +423,7 @@ def text_perplexity(
             cut as for training.
         limit: number of blocks of a prepared set, or of documents of raw text, that are read from its start; None: all.
         max_seq_length: number of tokens per block of raw text; if not given, what the run was trained on, else 512 or
-            as many as the model has positions.
+            the model's positions, whichever is less.
         dataset_config: configuration of raw text at the hub, as for `zeropods prepare`; `text_field` likewise.
 
     Raises:

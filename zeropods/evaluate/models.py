@@ -42,7 +42,7 @@ def model_config(folder: Path) -> dict[str, Any]:
 
 
 def task_of(folder: Path) -> str:
-    """The task that a model was trained for, from its run, else from the prompt in its configuration.
+    """The task that a model was trained for, from its run, else from its configuration: the prompt, or a T5.
 
     Raises:
         UserError: neither says which.

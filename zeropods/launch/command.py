@@ -74,7 +74,7 @@ class Launch:
     launcher: str = "pdsh"
     ssh_config: Path | None = None
     exported: dict[str, str] = field(default_factory=dict)
-    """Environment variables of every rank, in addition to those that DeepSpeed forwards itself. None is secret."""
+    """Environment variables of every rank, in addition to those that DeepSpeed forwards itself; no secrets."""
     export: tuple[str, ...] = ()
     """Names of the exported variables that the user asked for."""
     restarts: int = 0

@@ -125,7 +125,7 @@ def fork(
 
 
 def own_server() -> Path | None:
-    """Path of the socket of this process's fork server, which is started if none runs; None where there is a GPU."""
+    """Path of the socket of this process's fork server, started if none runs; None with a GPU or if none starts."""
     if own_gpus():
         return None
     early = early_variables(child_environment())
@@ -200,7 +200,7 @@ def begin(connection: socket.socket) -> int:
         order = json.loads(message)
         place, environment = os.environ.get(PLACE[0]), order["environment"]
         can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
-        # Only then does a fork behave as a new process with this environment would.
+        # Only under this condition does a fork behave as a new process with this environment would.
         if can_be_marked and early_variables(environment) <= early_variables(os.environ):
             pid = os.fork()
             if pid == 0:

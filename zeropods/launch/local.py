@@ -29,7 +29,7 @@ POLL_SECONDS = 0.2
 GRACE_SECONDS = 30.0
 """Seconds from SIGTERM to SIGKILL, in which a run can write its record."""
 WRITE_SECONDS = 5.0
-"""The same for ranks of a hanging run: those that wait for another one need no longer to write what they measured."""
+"""The same for ranks of a hanging run: those that wait for another one write what they measured within this time."""
 Started = subprocess.Popen[bytes] | Forked
 """Type of a process that was started here."""
 

@@ -55,7 +55,7 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
     log = GrowingFile(folder / "train.log")
 
     def planned_steps() -> int | None:
-        """Number of steps by the run's `config.json`; None where a time limit ends the run."""
+        """Number of steps by the run's `config.json`; None where a time limit ends the run, or it has no `epochs`."""
         config = read_config(folder)
         asked = config.identity
         if asked.get("max_train_seconds") or "epochs" not in asked:

@@ -21,7 +21,7 @@ JOURNAL = "restarts.json"
 
 
 def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None:
-    """Refuse a launch that could not restart `restarts` times, or on no fewer than `min_pods` pods if that is given."""
+    """Refuse `min_pods` above the launch's pods, and `restarts` or `min_pods` for a script whose batch is not known."""
     if min_pods is not None and min_pods > len(planned.hosts):
         raise UserError(f"--min-pods {min_pods}: the run starts on only {len(planned.hosts)}; give no more")
     if (restarts or min_pods) and batch_of(planned) is None:

@@ -80,7 +80,7 @@ class Supervision:
 def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | None = None) -> Record:
     """Run a launch; after a lost pod or a killed rank, restart it on the pods that are left. Returns the last record.
 
-    A pod that is already dead is left out like a lost one if `min_pods` is given; otherwise it raises `UserError`.
+    A pod that is already dead is left out like a lost one if `min_pods` is given; otherwise `UserError` is raised.
 
     A run that is already finished is left as it is. The effective batch size never changes. Every attempt but the last
     has its record in `attempts/`.
@@ -237,7 +237,7 @@ def _stop(process: subprocess.Popen[bytes], lease: RunLease, *, is_lost: bool) -
     too.
 
     Returns:
-        The reasons, by pod name, for the agents that gave no answer.
+        Why an agent gave no answer, or the error that it answered with, by pod name.
     """
     try:
         lease.closed.set()
@@ -299,7 +299,7 @@ class RunLease:
         return list(self._states.values())
 
     def ask(self, do: str, answer_seconds: float, **more: object) -> dict[str, str]:
-        """Ask the agents; keep what they say and when. Returns, by pod name, why an agent gave no answer."""
+        """Ask the agents; keep what they say and when. Return, by pod name, why one gave no answer, or its error."""
         errors = {}
         agents, request = [(pod.address, pod.control_port) for pod in self.pods], {"do": do, "run": self.run, **more}
         for pod, answer in zip(self.pods, ask_all(agents, self._secret, request, answer_seconds), strict=True):

@@ -36,7 +36,7 @@ ALIKE = ("cpu", "instructions", "cores", "gpus")
 
 @dataclass(frozen=True, kw_only=True)
 class MachineProbe:
-    """Measurements of one machine and of collectives between the pods that were up. Bytes, seconds, FLOP/s."""
+    """Measurements of one machine, and of collectives on it or between pods that were up. Bytes, seconds, FLOP/s."""
 
     __pydantic_config__ = STRICT
 
@@ -47,7 +47,7 @@ class MachineProbe:
     matmul_flops_per_second: dict[str, dict[str, float]]
     """FLOP/s of matrix multiplications by precision and side of the square matrices, with all cores or on the GPU."""
     one_core_flops_per_second: dict[str, float]
-    """The best of these rates with one core, by precision."""
+    """The best such rate of one core alone, by precision."""
     memory_bandwidth: float
     """Bytes per second that an optimizer's step reads and writes with all cores."""
     one_core_bandwidth: float
@@ -146,7 +146,7 @@ HELD, FITTING = 0.8, 0.95
 """Share of runs that an interval should contain, and share of runs that the required memory should be enough for."""
 FEWEST, FEWEST_OF_KIND = 9, 19
 """Fewest runs of a device for a fit, so that an interval can contain `HELD`; fewest residuals of a technique, or of a
-family in it, for an interval of its own, so that it can reach `FITTING`: with fewer, all of the device are taken."""
+family in it, for an interval of its own, so that it can reach `FITTING`: with fewer, those of the wider kind count."""
 PULL = 0.01
 """Weight of a factor's squared distance from 1, next to the squared relative errors of the runs."""
 
@@ -338,7 +338,7 @@ def recorded_work(record: Record) -> Workload | None:
 def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
     """A finished run as a sample to fit or judge; None for one that did not end well or cannot be planned.
 
-    Where no peak of its GPU is known, its time is neither planned nor measured.
+    Where no peak FLOP/s of its GPU are known, its time is not planned, and counts as not measured.
 
     Args:
         probe: the probe of its machine, for a run without a GPU.

@@ -40,7 +40,7 @@ def git_revision(folder: Path) -> str | None:
 
 
 INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
-"""Instructions that tell apart processors with one name in virtual machines (`AMD EPYC`); the first found counts."""
+"""Instructions that tell apart processors of the same name in virtual machines (`AMD EPYC`); the first found counts."""
 
 
 def hardware() -> dict[str, object]:

@@ -31,7 +31,7 @@ COLUMNS = (
 )
 HEADER = ("unix_seconds", "phase", *COLUMNS)
 ROWS = 4_096
-"""Number of samples after which the time between two doubles, again and again: three days take 30,000 samples."""
+"""Number of samples after which the pause between samples doubles, each time anew: three days take 30,000 samples."""
 JOIN_SECONDS = 5.0
 """Seconds to wait for the thread to end: a driver that does not answer must not keep a run from ending."""
 
@@ -152,7 +152,7 @@ SHORTEST_SECONDS = 0.1
 
 
 class Cpu:
-    """Use of the cores that are open to this process, since it was last read."""
+    """How busy this process keeps the cores that it may use, and the machine its disks, since the last reading."""
 
     def __init__(self) -> None:
         import psutil

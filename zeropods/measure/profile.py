@@ -253,7 +253,7 @@ NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d\d?)?)\s*([TGBMKkmu]?)(MACs|FLOPS
 
 
 def amount(text: str, unit: str) -> float | None:
-    """The number in a text like `602.28 MMACs`, an integer for a plain count; None where it is none in this unit."""
+    """The number in a text like `602.28 MMACs`, an integer for a plain count; None where it is not one in this unit."""
     match = NUMBER.fullmatch(text.strip())
     if match is None or match[3] not in PRINTED.get(unit, ("",)):
         return None
@@ -286,7 +286,7 @@ def _read_summary(lines: Lines, unread: Lines) -> tuple[Figures, dict[str, tuple
         match = SUMMARY_LINE.fullmatch(STEP.sub(r"\1: \2", line.strip()))
         if match is None:
             continue
-        # Older versions, and copies of the profiler outside DeepSpeed, spell labels this way.
+        # Older versions, and copies of the profiler outside DeepSpeed, spell some labels differently.
         label = match["label"].lower().replace("paralel", "parallel").replace("per device", "per gpu")
         figure = LABELS.get(label) or LABELS.get(label.split(" = ")[0])
         value = amount(match["value"], figure.unit) if figure else None

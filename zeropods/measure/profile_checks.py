@@ -215,7 +215,7 @@ def _attentions(root: Module, rows: float) -> list[tuple[float, float]]:
     """For each attention module, the MACs of its products as reported, and as its linear layers' tokens imply them.
 
     Such a module has linear layers (queries first, the output last), and more MACs than theirs. The products
-    queries x keys and weights x values have 2 x rows x T x S x inner MACs.
+    queries x keys and weights x values together have 2 x rows x T x S x inner MACs.
     """
     found = []
     for _, module in root.walk():

@@ -86,7 +86,7 @@ class Statistics(StrictPart):
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Statistics | None:
-        """Statistics of figures, None for none; a percentile is the smallest figure that covers its share of them."""
+        """Statistics of figures, None for none; a percentile is the least that its share of them does not exceed."""
         import numpy as np
 
         figures = np.asarray(values, dtype=float)
@@ -429,7 +429,7 @@ def compose_record(
 
 
 def first_failure(ranks: Sequence[RankMeasurement]) -> RankMeasurement | None:
-    """The rank that failed first: the others fail because it is gone, or are stopped. None where all ended well."""
+    """The rank that began the end: others fail because it is gone, or are stopped. None where all ended well."""
     ended = [rank for rank in ranks if rank.status != "ok"]
     return min(ended, key=lambda rank: (CAUSES.index(rank.status), rank.ended_unix_seconds or 0.0), default=None)
 

@@ -23,7 +23,7 @@ STATES = ("parameters", "gradients", "optimizer")
 UNIT = 100 * MIB
 """Bytes of a constant part, before its factor."""
 STEPPED = 6
-"""Index of the optimizer's part of a step; before it are arithmetic and Python, after it new memory and the network."""
+"""Index of the optimizer's part of a step; before it: arithmetic, activations, Python; after: new memory, network."""
 TOUCHED = 15
 """How often a step reads or writes each byte that its layers keep, in operations other than matrix products, forward
 and backward. Two processors took equally long for it, although one multiplies twice as fast. A larger number would fit

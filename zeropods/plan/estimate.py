@@ -202,7 +202,7 @@ class Estimate:
     tokens_per_second: float
     """Tokens per second, padding included."""
     intervals: dict[str, tuple[float, float] | None] = field(default_factory=dict)
-    """Intervals of `memory`, in bytes, and of `time`, in seconds of a step, in which known runs of this kind lie."""
+    """Ranges of `memory`, in bytes, and of `time`, in seconds of a step, of most runs of this kind; None if unknown."""
 
     @property
     def technique(self) -> Technique:

@@ -99,7 +99,7 @@ class Machines:
     device: str = "gpu"
     """`gpu`, or `cpu`: processes that share the cores of their machine."""
     hosts: int = 1
-    """CPU: number of machines that hold all the pods together."""
+    """CPU: number of machines that the pods are spread over."""
     threads: int | None = None
     """CPU: threads of each process; as many as the machine has cores if not given."""
     machine_bytes: int | None = None
@@ -179,7 +179,7 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
     reducing = passes if technique.stage in (2, 3) else 1
     offload = processor = 0.0
     if technique.offloads:
-        # Gradients go to the host, weights come back: stage 3's in each pass, those of 1 and 2 once, after the step.
+        # Gradients go to the host; weights come back, those of stage 3 in each pass, of 1 and 2 once, after the step.
         own = share(work.shape.parameters, work.ranks)
         down = MASTER * own * (1 if technique.stage == 1 else passes)
         up = work.element_bytes * own * (2 * passes if technique.stage == 3 else 1)

@@ -291,7 +291,7 @@ class Activations:
         self.work, shape, size = work, work.shape, ELEMENT_BYTES[work.precision]
         saved, sizes = work.saved(), (work.rows, work.tokens, work.labels)
         self.head = ELEMENT_BYTES["fp32"] * work.rows * work.labels * shape.vocabulary
-        """Bytes of the labels' FP32 log-softmax over the vocabulary; gradients after and before it take twice that."""
+        """Bytes of the labels' FP32 log-softmax over the words; its output's and input's gradients are twice that."""
         self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
         """Bytes of a tied embedding's gradients, as the head and as the table: both exist while they are added."""
         self.ends = round(value(saved.ends, *sizes) + (value(saved.held, *sizes) if work.checkpointing else 0))
@@ -333,7 +333,7 @@ class Activations:
         for stack in reversed(self.stacks):
             found.append((self.ends + below + stack.working, made))
             below -= stack.layers * stack.kept
-            # While the layer at work saves the most, only its feed-forward part's last matrix has a gradient.
+            # While the most is saved, the layer at work has a gradient only of its feed-forward part's last matrix.
             others = size * (stack.parameters * (stack.layers - 1) // stack.layers + matrix)
             table = self.tied_gradients // 2 if has_sides else 0
             found.append((below + stack.working + stack.kept + table, made + others))

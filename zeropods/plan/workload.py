@@ -111,7 +111,7 @@ class Shape:
 
     @cached_property
     def embedding(self) -> int:
-        """Number of elements of the embedding, and of the head."""
+        """Number of elements of the embedding; an untied head has as many."""
         return next(weight.size for weight in self.weights if weight.kind == "embedding")
 
     @cached_property

@@ -256,7 +256,7 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
         try:
             yield
         finally:
-            # A folder that is still empty was only created to be locked.
+            # An empty folder is removed: it was only created to be locked, or its cluster has been ended.
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
@@ -300,7 +300,7 @@ def deepspeed_argv(cluster: Cluster) -> list[str]:
     ]  # fmt: skip
 
 
-# The lease of a cluster is renewed by the process that started it: when that process is gone, the pods end
+# A `kernel` lease is renewed by the process that called `up`: when that process is gone, the pods end
 
 
 _held: dict[str, threading.Event] = {}

@@ -18,7 +18,7 @@ from zeropods.pods.processes import RUN, ask_for_stacks, child_pids, descendants
 KERNEL, IDLE = "kernel", "idle"
 LEASES = {KERNEL: 25.0, IDLE: 7200.0}
 """Seconds of a cluster's lease, by kind. `kernel`: the cluster ends this long after the process that started it, whose
-renewals alone prolong the lease, and is gone 30 seconds after it. `idle`: it ends this long after its last use."""
+renewals alone prolong it, and 30 s after that process nothing is left. `idle`: it ends this long after its last use."""
 HAS_ENDED = "has ended"
 """Part of the answer to a supervisor that renews a run which has ended."""
 CHECK_SECONDS = 1.0

@@ -40,7 +40,7 @@ from zeropods.tables import progress
 
 OTHER_SSH_PORTS = 7
 WATCH_SECONDS = 1.0
-"""Seconds between two checks of workers that have not registered yet."""
+"""Seconds between two checks of the workers, as long as not all of them have registered."""
 
 
 def up(

@@ -133,7 +133,7 @@ def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
 def row_lines(groups: Sequence[Group]) -> list[Values]:
     """The values of each row, with its labels, its hardware, and whether it is compared with others.
 
-    A label has the letter, the technique, the pods and slots behind it, and the model where there are several models.
+    A label has the letter, the technique with its pods and slots, and the model where there are several models.
     """
     compared, lines = compared_rows(groups), []
     several = len({group.values["model_id"] for group in groups if group.values["technique"]}) > 1

@@ -51,7 +51,7 @@ class Entry:
     reason: str | None = None
     """The reason for the status, in one line."""
     config: RunConfig | None = None
-    """The record, or the configuration where there is no record yet; None where neither can be read."""
+    """The record, or the configuration where there is no record yet; None where that is missing or damaged."""
     earlier: tuple[Record, ...] = ()
     """The records of earlier attempts, as far as they can be read."""
     split: str | None = None

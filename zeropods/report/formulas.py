@@ -310,8 +310,8 @@ RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("peak_flops_run", "machines"), agreed),
     **dict.fromkeys(PLAN_KEYS, median),
 }
-"""Rule for every figure, by its name in JSON and CSV: the mean; for plans the median; for peaks the largest, for each
-pod; for words the common one."""
+"""Rule for every figure, by its name in JSON and CSV: the mean; for `PLAN_KEYS` the median; for peaks the largest, for
+each pod; for words the common one."""
 OF_KIND = {
     "memory_kind": ("pod_memory_bytes", "peak_memory_bytes"),
     "phase_kind": tuple(f"peak_{phase}_bytes" for phase in PHASES),

@@ -248,7 +248,7 @@ DISK = 0.5 * GIGA
 START_SECONDS = 20.0
 """Seconds for libraries, process group and first kernels: an allowance."""
 EVALUATED = 0.1
-"""Rows of an evaluation as a share of the training set: an allowance. It and a checkpoint follow each epoch."""
+"""Rows of one evaluation as a share of the training set: an allowance. Each epoch ends with one and a checkpoint."""
 
 
 @dataclass(frozen=True)

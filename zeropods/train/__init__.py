@@ -18,7 +18,7 @@ from zeropods.errors import UserError
 from zeropods.programs import prepare_compiling, wait_passively
 
 UNUSED = ("datasets", "scipy", "sklearn")
-"""Packages that transformers imports wherever they are installed, and that no training here uses."""
+"""Packages that transformers imports wherever they are installed; a run uses none, except to prepare raw data."""
 
 
 def run_script() -> int:

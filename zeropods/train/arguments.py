@@ -182,11 +182,11 @@ class RunArguments:
         return str(Path(self.init) / "model")
 
     def manifest(self) -> Manifest | None:
-        """The prepared set's manifest, checked against the flags; None for raw data, after looking for them."""
+        """The prepared set's manifest, checked against the flags; None for raw data, of which SQuAD's must exist."""
         raise NotImplementedError
 
     def check_model(self) -> tuple[str, int | None]:
-        """The model's name and embedding rows, None if unknown here; `UserError` if it is missing or unsuitable."""
+        """The model's name and embedding rows, None if unknown here; `UserError` if unsuitable or without weights."""
         if self.init == "random":
             kind = "t5" if isinstance(self, TextToSQLArguments) else "causal"
             return self.model_id, known_config(self.model_id, kind)["vocab_size"]

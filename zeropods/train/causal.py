@@ -324,7 +324,7 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
     `forward` takes `labels` (rows, tokens), not shifted, -100 where there is no loss; `label_positions`, (n,) flat
     positions p of tokens whose successor p + 1 has a label; and `num_items_in_batch`, the labels of the whole optimizer
     step, over all ranks (the batch's own count if None). It returns the sum of the token losses / `num_items_in_batch`,
-    in nats, without logits. Without labels, or without their positions, the class's own runs.
+    in nats, without logits. Without labels, or without their positions, the class's own `forward` runs.
 
     The model's own head and whatever it does to its logits (scale, soft cap) are used, on the positions that predict a
     label and no others: a loss on answers alone would otherwise spend most of its memory on logits that are never read.

@@ -159,7 +159,7 @@ def make_room(folder: Path, step: int) -> Path:
 
 
 def names_in(checkpoint: Path) -> set[str]:
-    """Paths of the files below a checkpoint, relative, with `/`.
+    """Paths of the files below a checkpoint but its manifest, relative, with `/`.
 
     Names that begin with a dot are left out: network file systems' deleted files, and writers' unfinished ones.
     """

@@ -57,7 +57,7 @@ def gpu_name() -> str | None:
 
 
 def gpu_by_nvml() -> Gpu | None:
-    """This process's GPU as NVML knows it; None on a CPU."""
+    """This process's GPU as NVML knows it; None on a CPU, or where NVML does not know it."""
     if not torch.cuda.is_available():
         return None
     device: Any = torch.cuda.get_device_properties()

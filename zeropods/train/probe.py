@@ -94,7 +94,7 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
 
 
 def measure() -> MachineProbe | None:
-    """Measure as one rank; return what was found on rank 0, None on the others."""
+    """Measure as one rank; rank 0 returns what was found, the others return None."""
     import torch
     import torch.distributed as dist
 

@@ -153,7 +153,7 @@ class SaveOnSignal(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen for the signal; any other SIGTERM ends a run as Ctrl-C does. For use in the main thread."""
+        """Listen for the signal; SIGTERM, if not that signal, ends a run as Ctrl-C does. For use in the main thread."""
 
         def hear(number: int, frame: Any) -> None:
             # A flag and nothing else, so that a second signal disturbs no save.

@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: saved together, verified by rank 0, and resumed on any number of ranks."""
+"""Checkpoints of several ranks: saved together, verified by rank 0, and resumed, also on another number of ranks."""
 
 from __future__ import annotations
 

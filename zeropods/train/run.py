@@ -232,5 +232,5 @@ def _train(
 
 
 def adamw_settings(arguments: RunArguments) -> dict[str, object]:
-    """Arguments of AdamW where DeepSpeed does not make the optimizer; weight decay comes with the parameter groups."""
+    """Arguments of AdamW in runs without DeepSpeed; weight decay comes with the parameter groups."""
     return {"lr": arguments.learning_rate, "betas": (arguments.adam_beta1, arguments.adam_beta2), "fused": True}

@@ -167,7 +167,7 @@ def collate(rows: list[Row], multiple: int = 1) -> dict[str, Tensor]:
 
 
 def padded(rows: list[np.ndarray], fill: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, longest rounded up to a multiple) int64, filled up on the right, and a mask of the places of the rows."""
+    """(rows, longest rounded up to a multiple) int64, filled up on the right, and a mask, True for rows' own values."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(-(-lengths.max() // multiple) * multiple)[None, :] < lengths[:, None]
     filled = np.full(mask.shape, fill, dtype=np.int64)

@@ -70,7 +70,7 @@ class TextToSQL(Task):
         return model
 
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
-        """Sources and targets, each padded to the longest of the batch, up to a multiple of `--pad_to_multiple_of`."""
+        """Sources and targets, padded to the longest of each, rounded up to a multiple of `--pad_to_multiple_of`."""
         return collate(rows, multiple=self.arguments.pad_to_multiple_of)
 
 
@@ -131,8 +131,8 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
 def whole_masks(mask: Tensor, targets: int) -> tuple[Tensor, Tensor]:
     """Attention masks made from a mask of source tokens: of sources to sources, and of targets to sources.
 
-    transformers makes the same masks, but first checks whether any token is masked, for which a GPU would have to end
-    all its work. Source: transformers/masking_utils.py, `_ignore_bidirectional_mask_sdpa`.
+    transformers makes the same masks, but first checks whether any token is masked, for which a GPU would have to
+    finish all its work. Source: transformers/masking_utils.py, `_ignore_bidirectional_mask_sdpa`.
 
     Args:
         mask: (rows, source tokens), 0 where there is padding.

@@ -171,7 +171,7 @@ class MeasuredTrainer(Trainer):
             super()._run_epoch(*args, **kwargs)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare, and load what is resumed; DeepSpeed's configuration tells its engine if that is a universal one."""
+        """Prepare, and load the checkpoint to resume; DeepSpeed's configuration tells its engine if it is universal."""
         if self.resumption is not None and self.resumption.universal:
             config = self.accelerator.state.deepspeed_plugin.deepspeed_config
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
@@ -184,9 +184,9 @@ class MeasuredTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Go on with this rank's random numbers; on another number of ranks, start new ones from seed, step and rank.
+        """Go on with this rank's random numbers; on another number of ranks, start new ones.
 
-        The order of rows does not depend on them; dropout masks do.
+        New ones depend on seed, step, number of ranks and rank. They set dropout masks, but not the order of rows.
         """
         args, resumed = self.args, self.resumption
         if resumed is not None and resumed.saved.origin.world_size != args.world_size:

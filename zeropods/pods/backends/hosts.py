@@ -1,6 +1,6 @@
 """The user's own hosts as pods: a hostfile instead of a number, the user's own ssh instead of a backend.
 
-`python -m zeropods.pods.backends.hosts CONFIG HOST PROGRAM ...` stands in here for a worker on a host, which
+`python -m zeropods.pods.backends.hosts CONFIG HOST PROGRAM ...` stands in here for a worker on a host, and the worker
 ends with it. What a worker is told, the cluster's secret included, goes through ssh's stdin, never on a command line.
 """
 
