@@ -188,7 +188,7 @@ def test_a_hostile_question_is_text(page: Page) -> None:
     ("question", "said"),
     [
         ("", "There is no question yet"),
-        ("zx qj " * 150, "tokens; first was trained on at most 256"),
+        ("zx qj " * 150, "tokens, but first was trained on at most 256"),
         ("'; DROP TABLE cells; --", "SELECT"),
         ("\x07 \x1b[31m 猫は何匹？ \u202e", "SELECT"),
     ],

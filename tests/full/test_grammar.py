@@ -152,10 +152,16 @@ def test_another_condition_is_not_offered(question: str, text: str) -> None:
         ("SELECT b", Query(1, 0)),
         ("SELECT b FROM table WHERE a = New tea", Query(1, 0)),
         ("SELECT b FROM table WHERE a = New AND a", Query(1, 0, (Condition(0, 0, "New"),))),
+        # A value that holds AND, and a word that is cut after it.
+        ("SELECT b FROM table WHERE a = New AND b = AND tea", Query(1, 0, (Condition(0, 0, "New"),))),
+        (
+            "SELECT b FROM table WHERE a = New AND b = AND AND a >",
+            Query(1, 0, (Condition(0, 0, "New"), Condition(1, 0, "AND"))),
+        ),
     ],
 )
 def test_what_is_complete_of_a_cut_query_counts(text: str, query: Query) -> None:
-    automaton = QueryAutomaton(VOCABULARY, ["a", "b"], "the New team")
+    automaton = QueryAutomaton(VOCABULARY, ["a", "b"], "AND team the New team")
     ids = segmented(text, random.Random(0))
     assert automaton.finish([PAD, *ids]) == automaton.finish([PAD, *ids, EOS, PAD]) == query
 

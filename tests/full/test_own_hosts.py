@@ -194,7 +194,7 @@ def test_a_host_that_ssh_cannot_reach_or_that_has_another_key_is_named_and_the_o
     monkeypatch.setitem(NAMES, "second", "127.0.8.1")
     made = own(tmp_path / "user")
     with made.serving("first"):
-        with pytest.raises(UserError, match=r"host second: .*refused; 'ssh second true' has to"):
+        with pytest.raises(UserError, match=r"host second: .*refused; 'ssh second true' must work"):
             up(made)
         (made.folder / "known_hosts").write_text("")
         with pytest.raises(UserError, match=r"host first: Host key verification failed\."):
@@ -206,7 +206,7 @@ def test_a_host_that_ssh_cannot_reach_or_that_has_another_key_is_named_and_the_o
     ("how", "line"),
     [
         ({"slots": 2}, "slots 2: the hostfile says how many"),
-        ({"backend": "local"}, "backend 'local': expected"),
+        ({"backend": "local"}, "backend 'local': leave it out with a hostfile"),
         ({"ssh_config": "/nowhere/config"}, "host first: Can't open user config file /nowhere/config"),
         ({"hostfile": "twice"}, r"hostfile: first and 127\.0\.7\.2 are both 127\.0\.7\.2"),
         ({"hostfile": "unknown"}, r"host nobody\.invalid: no IPv4 address"),

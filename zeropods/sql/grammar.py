@@ -214,7 +214,7 @@ OFFERED_OPERATORS = OPERATORS[:3]
 """The operators that can be written: none of WikiSQL's 64,776 train and dev queries has the operator `OP`."""
 REMEMBERED_HEADERS = 1_024
 """Number of headers whose parts are kept: questions about the same table mostly come together."""
-_KEYWORD = re.compile(" (?:WHERE|AND) ")
+_KEYWORD = re.compile(" (?=(?:WHERE|AND) )")
 
 
 class QueryAutomaton:
@@ -249,7 +249,7 @@ class QueryAutomaton:
         Ids may begin with the decoder's start id (T5: `<pad>`) and end with pads. Reading stops at the first id
         that is not allowed; what is complete up to there counts, and an incomplete condition is dropped.
         """
-        state, text = self.start, ""
+        state, text, ends = self.start, "", set[int]()
         for id_ in ids:
             if state is self.start and id_ == self.vocabulary.pad:
                 continue
@@ -257,10 +257,13 @@ class QueryAutomaton:
             if following is None or following.ended:
                 break
             state, text = following, text + self.vocabulary.pieces[id_]
+            if state.is_complete:
+                ends.add(len(text))
         named = next(filter(None, self._names))
         aggregate = next((each for each in AGGREGATES if each and text.startswith(f" SELECT {each}")), "")
-        whole = [text] if state.is_complete else []
-        whole += [text[: found.start()] for found in reversed(list(_KEYWORD.finditer(text)))]
+        before = [found.start() for found in reversed(list(_KEYWORD.finditer(text)))]
+        # A value may hold AND, and a text cut there would be read as if its last condition belonged to that value.
+        whole = [text[:end] for end in (len(text), *before) if end in ends]
         whole += [f"{text} FROM table", f"SELECT {aggregate} {named} FROM table"]
         # A column without a name occurs in no text.
         names = [name or UNKNOWN * 2 for name in self._names]
