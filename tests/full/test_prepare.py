@@ -269,7 +269,7 @@ def test_a_hub_that_cannot_be_reached_is_said_in_a_line(monkeypatch: pytest.Monk
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"'allenai/c4': no such folder, and the data set hub cannot be reached") as raised:
+    with pytest.raises(UserError, match=r"'allenai/c4': no such folder, and the data set hub cannot be") as raised:
         open_corpus("allenai/c4", "en", "text")
     assert "\n" not in str(raised.value)
 
