@@ -152,6 +152,7 @@ def test_another_condition_is_not_offered(question: str, text: str) -> None:
         ("SELECT b", Query(1, 0)),
         ("SELECT b FROM table WHERE a = New tea", Query(1, 0)),
         ("SELECT b FROM table WHERE a = New AND a", Query(1, 0, (Condition(0, 0, "New"),))),
+        ("SELECT b FROM table WHERE a = New AND", Query(1, 0, (Condition(0, 0, "New"),))),
         # A value that holds AND, and a word that is cut after it.
         ("SELECT b FROM table WHERE a = New AND b = AND tea", Query(1, 0, (Condition(0, 0, "New"),))),
         (

@@ -214,7 +214,7 @@ OFFERED_OPERATORS = OPERATORS[:3]
 """The operators that can be written: none of WikiSQL's 64,776 train and dev queries has the operator `OP`."""
 REMEMBERED_HEADERS = 1_024
 """Number of headers whose parts are kept: questions about the same table mostly come together."""
-_KEYWORD = re.compile(" (?=(?:WHERE|AND) )")
+_KEYWORD = re.compile(" (?=(?:WHERE|AND)(?: |$))")
 
 
 class QueryAutomaton:
