@@ -3,6 +3,7 @@
     python -m benchmarks.gpu --out build/gpu --data data
     python -m benchmarks.gpu --out build/gpu --data data --max-seconds 500   # call again until all are measured
     python -m benchmarks.gpu --out build/tiny --data data --device cpu       # tiny shapes: does it work?
+    python -m benchmarks.gpu --collect DIR     # results/gpu from what the two calls of a pack brought back
 
 A cell that has a record is not measured again. docs/gpu.md explains each figure.
 """
@@ -20,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cells import Cell, ablation, comparison, for_cpu, matrix, recompiled
-from benchmarks.gpu.machine import Machine, runnable, said_of_gpu, see_one_gpu, sets_to_prepare
+from benchmarks.gpu.machine import Machine, machine_here, runnable, sets_to_prepare
 from zeropods import files
 from zeropods.errors import UserError, guarded
 from zeropods.files import folder_locked
 from zeropods.programs import prepare_compiling, wait_passively
 from zeropods.tables import GIB, number, whole
 
-PROBE_SECONDS = 300.0
+COLLECT = "--collect"
+"""The flag that makes results of what two calls of a pack brought back (`benchmarks.gpu.collect`)."""
 LOCK = "bench.lock"
 SIGNS = (LOCK, "machine.json", "cells")
 ENDED_WELL = ("ok", "oom")
@@ -36,6 +38,10 @@ ENDED_WELL = ("ok", "oom")
 def main() -> int:
     """Measure the cells that have no record, then write the summary and the archive."""
     began = time.monotonic()
+    if COLLECT in sys.argv[1:]:
+        from benchmarks.gpu.collect import main as collect
+
+        return collect()
     asked = _parser().parse_args()
     wait_passively()
     prepare_compiling()
@@ -46,7 +52,8 @@ def main() -> int:
     with folder_locked(asked.out, LOCK, signs=SIGNS, kind="benchmark", flag="--out"):
         waiting = [cell for cell in cells if not _is_done(asked.out, cell, asked.retry)]
         ready, remarks = runnable(waiting, prepares=bool(sets_to_prepare(asked.data, asked.out)))
-        machine = _machine(asked)
+        given = None if asked.gpu_memory is None else int(asked.gpu_memory * GIB)
+        machine = machine_here(asked.device, given)
         _refuse_another_machine(asked.out, machine)
         if ready:
             _measure_all(ready, asked, machine, began)
@@ -120,22 +127,6 @@ def _cells(asked: argparse.Namespace) -> list[Cell]:
     return [recompiled(cell, asked.compile) for cell in chosen]
 
 
-def _machine(asked: argparse.Namespace) -> Machine:
-    given = None if asked.gpu_memory is None else int(asked.gpu_memory * GIB)
-    if asked.device == "cpu":
-        return Machine(device="cpu", gpu=None, memory_bytes=given or GIB)
-    from benchmarks.gpu.jobs import call
-
-    see_one_gpu()
-    status, said = call("benchmarks.gpu.machine", [], PROBE_SECONDS)
-    found = said_of_gpu(said) if status == 0 else None
-    if found is None:
-        others = [line for line in said.splitlines() if line.strip() not in ("", "null")]
-        why = f" ({others[-1].strip()})" if others else ""
-        raise UserError(f"--device cuda: torch finds no GPU here{why}; --device cpu tries the command at tiny shapes")
-    return Machine(device="cuda", gpu=found["gpu"], memory_bytes=given or found["memory_bytes"])
-
-
 def _measure_all(cells: Sequence[Cell], asked: argparse.Namespace, machine: Machine, began: float) -> None:
     from benchmarks.gpu.data import find_data
     from benchmarks.gpu.measuring import Bench
@@ -168,7 +159,7 @@ def _measured(bench: Any, cell: Cell) -> dict[str, Any]:
 
 
 def _conclude(out: Path, cells: Sequence[Cell], machine: Machine, remarks: Sequence[str]) -> None:
-    from benchmarks.gpu.summary import write_archive, write_summary
+    from benchmarks.gpu.summary import ARCHIVE, PREFIX, write_archive, write_summary
 
     records = _records(out)
     known = {*records, *(cell.name for cell in cells)}
@@ -176,7 +167,8 @@ def _conclude(out: Path, cells: Sequence[Cell], machine: Machine, remarks: Seque
     files.write_json(out / "machine.json", asdict(machine))
     write_summary(out, ordered, {name: records[name] for name in ordered if name in records}, machine, remarks)
     print((out / "summary.md").read_text(encoding="utf-8"))
-    print(f"written to {write_archive(out)}")
+    archive = write_archive(out, out / ARCHIVE, PREFIX)
+    print(f"written to {archive}")
 
 
 def _records(out: Path) -> dict[str, dict[str, Any]]:

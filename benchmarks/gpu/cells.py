@@ -11,6 +11,8 @@ PROMPTS = ("question", "schema")
 MULTIPLE = 8
 """Lengths are padded to multiples of this: few shapes for the compiler, and rows that tensor cores take whole."""
 PREDICTED_QUESTIONS = 2_000
+QUESTIONS_ON_CPU = 64
+MODEL_OF_PREDICTION = "t5-small"
 NEW_TOKENS = 32
 """Number of tokens of an answer: random weights never stop, and a target of WikiSQL has 22 tokens on average."""
 
@@ -21,12 +23,15 @@ class Cell:
 
     name: str
     kind: str
-    """`control`: the original's recipe; `train`: textsql_train.py; `predict`: zeropods predict."""
+    """`control`: the original's recipe; `train`: textsql_train.py; `causal`: causal_train.py, the SQuAD workshop's
+    job; `predict`: zeropods predict."""
     model: str
     technique: str = "none"
     prompt: str = "question"
     batch: int | None = ORIGINAL_BATCH
-    """Number of rows; None: the best batch, as planned and tried."""
+    """Number of rows of a pass; None: the best batch, as planned and tried."""
+    passes: int = 1
+    """Forward and backward passes of an optimizer step."""
     precision: str = "bf16"
     compile: str = "off"
     multiple: int = MULTIPLE
@@ -36,6 +41,19 @@ class Cell:
     seed: int = 42
     without: str | None = None
     """A measure that has no flag and is taken away, by its name in `without.TAKEN`."""
+    profiled: bool = False
+    """Whether DeepSpeed's flops profiler looks at a step."""
+    cudnn_attention: bool = False
+    """Whether torch may choose cuDNN's attention, which a run otherwise forbids."""
+    questions: int = PREDICTED_QUESTIONS
+    """Number of dev questions of `predict`."""
+    keeps_model: bool = False
+    """Whether the trained weights are saved: `predict` reads them."""
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it trains a decoder-only model."""
+        return self.kind == "causal"
 
     @property
     def needs_deepspeed(self) -> bool:
@@ -51,7 +69,13 @@ def matrix() -> list[Cell]:
         # stacks takes minutes for 24 layers; a large batch is as fast with each layer compiled.
         cells += [
             Cell(name=f"{model}-control", kind="control", model=model, precision="fp32", multiple=96),
-            Cell(name=f"{model}-none-32", kind="train", model=model, compile="graphs"),
+            Cell(
+                name=f"{model}-none-32",
+                kind="train",
+                model=model,
+                compile="graphs",
+                keeps_model=model == MODEL_OF_PREDICTION,
+            ),
             Cell(name=f"{model}-none-best", kind="train", model=model, prompt="schema", batch=None, compile="blocks"),
             Cell(name=f"{model}-zero1-32", kind="train", model=model, technique="zero1", compile="blocks"),
             Cell(name=f"{model}-zero3_offload-32", kind="train", model=model, technique="zero3_offload"),
@@ -110,7 +134,9 @@ def for_cpu(cell: Cell) -> Cell:
     """The same cell with a model that a CPU trains in seconds, uncompiled: a CPU has no launches to save."""
     precision = "fp32" if cell.precision == "fp32" else "auto"
     batch = None if cell.batch is None else min(cell.batch, ORIGINAL_BATCH)
-    return replace(cell, model="t5-tiny", compile="off", precision=precision, batch=batch)
+    model = "bloom-tiny" if cell.is_causal else "t5-tiny"
+    questions = min(cell.questions, QUESTIONS_ON_CPU)
+    return replace(cell, model=model, compile="off", precision=precision, batch=batch, questions=questions)
 
 
 def recompiled(cell: Cell, how: str | None) -> Cell:

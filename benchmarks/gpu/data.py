@@ -9,9 +9,12 @@ import numpy as np
 
 from benchmarks.gpu.cells import PROMPTS, Cell
 from benchmarks.gpu.jobs import call
+from zeropods.data.manifest import FILE
 from zeropods.errors import UserError
 
 TOKENIZERS = ("t5/spiece.model", "spiece.model", "tokenizer.json")
+OTHER_SETS = ("squad",)
+"""Sets that are used where they are there."""
 PREPARE_SECONDS = 1_800.0
 
 
@@ -20,26 +23,30 @@ class Data:
     """Folders of data, all of which exist, and the lengths of their rows."""
 
     sets: dict[str, Path]
-    """Prepared sets by prompt."""
+    """Prepared sets by prompt; `squad` is that of the workshop's job, where there is one."""
     raw: Path | None
-    """Folder of WikiSQL as it is published; None: there are no questions to predict answers for."""
+    """Folder of WikiSQL's dev split as it is published; None: there are no questions to predict answers for."""
     lengths: dict[str, np.ndarray]
     """(rows, 2) source and target tokens of the train split, by prompt."""
 
-    def shapes(self, prompt: str, batch: int, multiple: int) -> np.ndarray:
-        """(steps, 2) padded source and target tokens of the batches of an epoch, in the order of training."""
+    def shapes(self, prompt: str, batch: int, multiple: int, passes: int = 1) -> np.ndarray:
+        """(batches, 2) padded source and target tokens of the batches of an epoch, in the order of training; an
+        optimizer step has `passes` of them."""
         from zeropods.train.sampler import LengthGroupedSampler
 
         lengths = self.lengths[prompt]
-        order = LengthGroupedSampler(lengths, batch, seed=42).order()
+        order = LengthGroupedSampler(lengths, batch * passes, seed=42).order().reshape(-1, batch)
         longest = lengths[order].max(axis=1)
         return -(-longest // multiple) * multiple
 
     def padded(self, cell: Cell, batch: int) -> np.ndarray:
-        """`shapes` of a cell's batches; the control pads every row to one length."""
+        """`shapes` of the batches that a cell trains on; the control pads every row to one length."""
         if cell.kind == "control":
             return np.full_like(self.shapes(cell.prompt, batch, 1), cell.multiple)
-        return self.shapes(cell.prompt, batch, cell.multiple)
+        shapes = self.shapes(cell.prompt, batch, cell.multiple, cell.passes)
+        if cell.steps is None:
+            return shapes
+        return shapes[: cell.steps * cell.passes]
 
     def mean_tokens(self, prompt: str) -> list[float]:
         """Mean source and target tokens of a row, without padding."""
@@ -55,8 +62,11 @@ def find_data(place: Path, out: Path, tokenizer: str | None) -> Data:
     from zeropods.train.sampler import Prepared
 
     places = (place / "wikisql", place / "raw", place)
-    raw = next((folder for folder in places if (folder / "train.jsonl").is_file()), None)
-    sets = {prompt: place / prompt for prompt in PROMPTS if (place / prompt / "manifest.json").is_file()}
+    raw = next((folder for folder in places if (folder / "dev.jsonl").is_file()), None)
+    sets = {}
+    for name in (*PROMPTS, *OTHER_SETS):
+        if (place / name / FILE).is_file():
+            sets[name] = place / name
     for prompt in PROMPTS:
         if prompt not in sets:
             sets[prompt] = _prepared(place, raw, out / "data" / prompt, prompt, tokenizer)
@@ -65,12 +75,12 @@ def find_data(place: Path, out: Path, tokenizer: str | None) -> Data:
 
 
 def _prepared(place: Path, raw: Path | None, out: Path, prompt: str, tokenizer: str | None) -> Path:
-    if raw is None:
+    if raw is None or not (raw / "train.jsonl").is_file():
         raise UserError(
             f"--data {place}: neither {prompt}/manifest.json nor train.jsonl of WikiSQL is there; "
             f"put the raw files there, or make it: zeropods prepare --prompt {prompt} --out {place / prompt}"
         )
-    if (out / "manifest.json").is_file():
+    if (out / FILE).is_file():
         return out
     found = tokenizer or next((str(place / name) for name in TOKENIZERS if (place / name).is_file()), None)
     if found is None:

@@ -1,54 +1,68 @@
 """How a cell's programs run: as forks of a server that has imported what they need, where there is no GPU and importing
-takes longer than a cell trains; otherwise each in a process of its own, as users start them.
-
-    python benchmarks/gpu/jobs.py MODULE WORDS...     # run a module as a script, which is what such a server forks
+takes longer than a cell trains; otherwise each in a process of its own, as users start them, or in one that has
+imported everything beforehand (`prefetching`).
 """
 
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
+from benchmarks.gpu.warm import WarmProcess
 from zeropods.launch.forks import fork, own_server
-from zeropods.launch.local import Started, start_child, to_end
+from zeropods.launch.local import Started, to_end
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
+from zeropods.pods.processes import start_bound
 from zeropods.programs import child_environment
-from zeropods.train.arguments import PROJECT
 
 LAST_CHARACTERS = 600
+RUN_MODULE = Path(__file__).with_name("run_module.py")
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
-def train(flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Record:
-    """Run textsql_train.py into a run folder; a run that takes longer than `seconds` is ended, and still has a record.
+def train(
+    argv: Sequence[str],
+    folder: Path,
+    seconds: float,
+    variables: Mapping[str, str] = NO_VARIABLES,
+) -> Record:
+    """Run a training script into a run folder; a run that takes longer than `seconds` is ended, and still has a record.
 
     Args:
-        without: a measure in `without.TAKEN` that is taken away.
+        argv: the script and its flags, or `-m`, a module and its words.
+        variables: environment variables that the script gets on top of this process's own.
 
     Raises:
         UnopenedError: the run ended before it had opened its folder.
     """
-    script = [str(PROJECT / "textsql_train.py")] if without is None else ["-m", "benchmarks.gpu.without", without]
     with locked(folder, LAUNCH_LOCK):
-        return to_end(lambda output: [_started([*script, *flags], output)], folder, seconds)
+        return to_end(lambda output: [_started(argv, output, variables)], folder, seconds)
 
 
-def call(module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
+def call(
+    module: str,
+    words: Sequence[str],
+    seconds: float,
+    variables: Mapping[str, str] = NO_VARIABLES,
+) -> tuple[int, str]:
     """Run a module as a program; returns its status and the end of its output. No process of it is left."""
     with tempfile.TemporaryFile() as output:
-        process = _started(["-m", module, *words], output)
+        process = _started(["-m", module, *words], output, variables)
         try:
-            status, why = process.wait(seconds), ""
+            status = process.wait(seconds)
+            why = ""
         except subprocess.TimeoutExpired:
-            status, why = 1, f"took longer than {seconds:g} s, and was ended"
+            status = 1
+            why = f"took longer than {seconds:g} s, and was ended"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -58,21 +72,41 @@ def call(module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
     return status, why or text[-LAST_CHARACTERS:]
 
 
-def _started(words: Sequence[str], output: IO[bytes]) -> Started:
-    """Start a script or module, as a fork where there is a server for it."""
-    server, script = own_server(), [__file__, *words[1:]] if words[0] == "-m" else words
+@contextmanager
+def prefetching() -> Iterator[None]:
+    """Within this block the process of the next program imports while the one before it runs; for machines with a GPU,
+    where programs are not forked."""
+    if own_server() is not None:
+        yield
+        return
+    _waiting.append(WarmProcess())
+    try:
+        yield
+    finally:
+        while _waiting:
+            _waiting.pop().end()
+
+
+_waiting: list[WarmProcess] = []
+"""The process for the next program, within `prefetching`."""
+
+
+def _started(words: Sequence[str], output: IO[bytes], variables: Mapping[str, str]) -> Started:
+    """Start a script or module: as a fork where there is a server for it, in a process that waits for it, or anew."""
+    script = list(words)
+    if words[0] == "-m":
+        script = [str(RUN_MODULE), *words[1:]]
+    environment = {**child_environment(), **variables}
+    started: Started | None = None
     with open(os.devnull, "rb") as nothing:
         streams = (nothing.fileno(), output.fileno(), output.fileno())
-        forked = None if server is None else fork(server, script, child_environment(), streams)
-    return forked or start_child([sys.executable, *words], output)
-
-
-def main() -> None:
-    """Run a module of the project with the words that follow its name."""
-    # Imports must not find the folder of this file, whose modules share names with others, before the project.
-    sys.path[0], sys.argv = str(PROJECT), sys.argv[1:]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()
+        server = own_server()
+        if server is not None:
+            started = fork(server, script, environment, streams)
+        elif _waiting:
+            started = _waiting.pop().run(script, variables, streams)
+            _waiting.append(WarmProcess())
+    if started is None:
+        argv = [sys.executable, *words]
+        started = start_bound(argv, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    return started

@@ -61,6 +61,38 @@ def said_of_gpu(said: str) -> dict[str, Any] | None:
     return None
 
 
+PROBE_SECONDS = 300.0
+OTHER_MAKE = "is a build for AMD's GPUs"
+
+
+def machine_here(device: str, memory_bytes: int | None) -> Machine:
+    """The machine that this process runs on; its other GPUs are hidden from this process's children.
+
+    Args:
+        device: `cuda`, or `cpu` to see whether everything works at tiny shapes.
+        memory_bytes: bytes that the plan may use, in place of the GPU's own.
+
+    Raises:
+        UserError: no GPU of NVIDIA's that torch can use is there.
+    """
+    if device == "cpu":
+        return Machine(device="cpu", gpu=None, memory_bytes=memory_bytes or 1 << 30)
+    from benchmarks.gpu.jobs import call
+
+    see_one_gpu()
+    status, output = call("benchmarks.gpu.machine", [], PROBE_SECONDS)
+    gpu = said_of_gpu(output) if status == 0 else None
+    remedy = "--device cpu tries the command at tiny shapes"
+    if gpu is None:
+        lines = [line.strip() for line in output.splitlines()]
+        reasons = [line for line in lines if line not in ("", "null")]
+        why = f" ({reasons[-1]})" if reasons else ""
+        raise UserError(f"--device cuda: torch finds no GPU here{why}; {remedy}")
+    if gpu["cuda"] is None:
+        raise UserError(f"--device cuda: this torch {OTHER_MAKE}; only NVIDIA's are measured here; {remedy}")
+    return Machine(device="cuda", gpu=gpu["gpu"], memory_bytes=memory_bytes or gpu["memory_bytes"])
+
+
 def see_one_gpu() -> None:
     """Hide all GPUs but the first one from this process's children: the control's trainer would take them all."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")

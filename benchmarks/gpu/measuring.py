@@ -11,22 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.cells import NEW_TOKENS, PREDICTED_QUESTIONS, Cell
+from benchmarks.gpu.cells import NEW_TOKENS, Cell
 from benchmarks.gpu.data import Data
 from benchmarks.gpu.jobs import LAST_CHARACTERS, call, train
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.predicted import Duration, best_batch, duration, predicted_rate
+from benchmarks.gpu.predicted import Duration, best_batch, duration, largest_plan, predicted_rate
 from benchmarks.gpu.summary import rate, steady_steps
 from zeropods.errors import UserError
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure import environment
 from zeropods.measure.record import CONFIG, RankMeasurement, Record, read_json
+from zeropods.plan.memory import PlannedMemory
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import PROJECT
 
 SLACK_SECONDS = 300.0
 """Seconds for start, evaluation and saving, beyond those asked for."""
-MODEL_OF_PREDICTION = "t5-small-none-32"
+CUDNN_ATTENTION = "ZEROPODS_CUDNN_ATTENTION"
+"""The variable that lets torch choose cuDNN's attention (`zeropods.train.device`)."""
+PROFILE = "profile.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +45,17 @@ class Bench:
     """Number of steps before those that count, in place of each cell's own."""
     limit_seconds: float = 1_800.0
     """Time limit of a cell's program; one that takes longer is ended."""
+    tries_other_batches: bool = True
+    """Whether the best batch is tried at twice its planned size, or at half of it where it does not fit."""
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         """Measure a cell and return its record, which says how it ended."""
-        measure = {"control": self._control, "train": self._train, "predict": self._predict}[cell.kind]
+        measure = {
+            "control": self._control,
+            "train": self._train,
+            "causal": self._train,
+            "predict": self._predict,
+        }[cell.kind]
         return {
             "cell": asdict(cell),
             "device": self.machine.device,
@@ -90,75 +100,165 @@ class Bench:
         rows = len(self.data.shapes(cell.prompt, 1, 1))
         batch, most = best_batch(cell, lambda count: self.data.padded(cell, count), rows, self.machine)
         tries = [self._run(cell, batch)]
-        if tries[0]["status"] == "ok" and 2 * batch <= most:
-            tries.append(self._run(cell, 2 * batch))
-        elif tries[0]["status"] == "oom" and batch > 1:
-            tries.append(self._run(cell, batch // 2))
+        if self.tries_other_batches:
+            if tries[0]["status"] == "ok" and 2 * batch <= most:
+                tries.append(self._run(cell, 2 * batch))
+            elif tries[0]["status"] == "oom" and batch > 1:
+                tries.append(self._run(cell, batch // 2))
         best = max(tries, key=lambda each: each["samples_per_second"] or 0.0)
         return {**best, "planned_largest_batch": most, "tries": [_said_of(each) for each in tries]}
 
     def _run(self, cell: Cell, batch: int) -> dict[str, Any]:
-        folder = self.out / "runs" / (cell.name if cell.batch else f"{cell.name}-{batch}")
+        folder = self._folder(cell, batch)
         shapes = self.data.padded(cell, batch)
         if (folder / CONFIG).is_file():
             # Left by a call that was killed within this cell, or by an earlier try: other flags would make another run.
             shutil.rmtree(folder)
         lasts = self._duration(cell, batch, shapes)
-        measured: dict[str, Any] = {"batch": batch, "samples_per_second": None, "step_seconds": []}
-        measured["predicted_samples_per_second"] = predicted_rate(cell, batch, shapes, self.machine)
+        argv = [*self._script(cell), *self._flags(cell, batch, folder, lasts)]
+        variables = {CUDNN_ATTENTION: "1"} if cell.cudnn_attention else {}
+        measured: dict[str, Any] = {
+            "batch": batch,
+            "samples_per_second": None,
+            "step_seconds": [],
+            **plans(cell, batch, shapes, self.machine),
+        }
         try:
-            record = train(self._flags(cell, batch, folder, lasts), folder, self.limit_seconds, cell.without)
+            record = train(argv, folder, self.limit_seconds, variables)
         except UnopenedError as error:
-            return {**measured, "status": "failed", "reason": str(error)[-LAST_CHARACTERS:]}
-        if cell.name != MODEL_OF_PREDICTION:
-            # Gigabytes of random weights for each cell; nothing reads them again.
-            shutil.rmtree(folder / "model", ignore_errors=True)
-        return {**measured, **_of_record(record, folder, batch, lasts.warm)}
+            reason = str(error)[-LAST_CHARACTERS:]
+            return {**measured, "status": "failed", "reason": reason}
+        measured |= _of_record(record, folder, batch * cell.passes, lasts.warm)
+        if cell.profiled and record.status == "ok":
+            measured["profiled_flops"] = profiled_flops(folder / PROFILE, cell.model)
+        return measured
+
+    def _folder(self, cell: Cell, batch: int) -> Path:
+        name = cell.name if cell.batch else f"{cell.name}-{batch}"
+        return self.out / "runs" / name
+
+    def _script(self, cell: Cell) -> list[str]:
+        if cell.without is not None:
+            return ["-m", "benchmarks.gpu.without", cell.without]
+        script = "causal_train.py" if cell.is_causal else "textsql_train.py"
+        return [str(PROJECT / script)]
 
     def _flags(self, cell: Cell, batch: int, folder: Path, lasts: Duration) -> list[str]:
         flags: dict[str, Any] = {
-            "model_id": cell.model,
             "init": "random",
-            "dataset_path": self.data.sets[cell.prompt],
             "outputdir": folder,
             "per_device_train_batch_size": batch,
-            "per_device_eval_batch_size": 256,
+            "gradient_accumulation_steps": cell.passes,
             "precision": cell.precision,
-            "pad_to_multiple_of": cell.multiple,
-            "compile": cell.compile,
             "eval_steps": 0,
             "save_steps": 0,
+            # Nothing but a prediction reads the random weights, which are gigabytes.
+            "save_model": cell.keeps_model,
             "seed": cell.seed,
             "logging_steps": 50 if cell.steps is None else 10,
-            "max_steps": lasts.steps,
         }
-        if math.isfinite(lasts.seconds):
-            flags["max_train_seconds"] = lasts.seconds
+        if cell.is_causal:
+            flags |= {
+                "model_name_or_path": cell.model,
+                "data": self.data.sets[cell.prompt],
+                "max_train_steps": lasts.steps,
+                "max_eval_steps": 2,
+                "memory_interval": 0.2,
+            }
+        else:
+            flags |= {
+                "model_id": cell.model,
+                "dataset_path": self.data.sets[cell.prompt],
+                "per_device_eval_batch_size": 256,
+                "pad_to_multiple_of": cell.multiple,
+                "compile": cell.compile,
+                "max_steps": lasts.steps,
+            }
+            if math.isfinite(lasts.seconds):
+                flags["max_train_seconds"] = lasts.seconds
         if cell.dropout is not None:
             flags["dropout"] = cell.dropout
-        if cell.technique != "none":
-            flags["deepspeed"] = technique_named(cell.technique).file
-        return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        technique = technique_named(cell.technique)
+        if cell.profiled:
+            flags["deepspeed"] = PROJECT / "dsconfig" / f"{technique.profiled}.json"
+        elif cell.needs_deepspeed:
+            flags["deepspeed"] = technique.file
+        words = []
+        for name, value in flags.items():
+            words += [f"--{name}", str(value)]
+        return words
 
     def _predict(self, cell: Cell) -> dict[str, Any]:
-        model, out = self.out / "runs" / MODEL_OF_PREDICTION, self.out / "runs" / cell.name
-        if not (model / "model" / "config.json").is_file():
-            raise UserError(f"{cell.name}: needs the model of {MODEL_OF_PREDICTION}; run that cell first")
+        model = self._model_to_ask()
+        if model is None:
+            raise UserError(
+                f"{cell.name}: needs the model of t5-small-none-32 or another that was kept; run that cell first"
+            )
         if self.data.raw is None:
             raise UserError(f"{cell.name}: --data holds no raw WikiSQL to ask questions from; put wikisql/ into it")
+        out = self.out / "runs" / cell.name
         out.mkdir(parents=True, exist_ok=True)
         precision = "bf16" if self.machine.device == "cuda" else "fp32"
         words = ["predict", "--model", str(model), "--data", str(self.data.raw), "--split", "dev", "--json"]
-        words += ["--limit", str(PREDICTED_QUESTIONS), "--out", str(out / "predictions.dev.jsonl")]
+        words += ["--limit", str(cell.questions), "--out", str(out / "predictions.dev.jsonl")]
         words += ["--max-new-tokens", str(NEW_TOKENS), "--batch-size", str(cell.batch), "--precision", precision]
-        status, said = call("zeropods", words, self.limit_seconds)
+        variables = {CUDNN_ATTENTION: "1"} if cell.cudnn_attention else {}
+        status, answer = call("zeropods", words, self.limit_seconds, variables)
         if status != 0:
-            return {"status": "failed", "reason": f"status {status}: {said}"}
-        speed, _ = json.JSONDecoder().raw_decode(said[said.rindex("{") :])
+            return {"status": "failed", "reason": f"status {status}: {answer}"}
+        speed, _ = json.JSONDecoder().raw_decode(answer[answer.rindex("{") :])
         return {"status": "ok", "reason": None, "batch": cell.batch, "precision": precision, **speed}
+
+    def _model_to_ask(self) -> Path | None:
+        """The run folder of a cell that kept its model; None where there is none yet."""
+        kept = sorted((self.out / "runs").glob("t5-small-*/model/config.json"))
+        return kept[0].parents[1] if kept else None
+
+
+def plans(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> dict[str, Any]:
+    """What is planned of a cell before it runs: its rate, and the memory of its largest batch. The plan describes this
+    project's own step; the original's recipe keeps other tensors."""
+    memory = largest_plan(cell, batch, shapes, machine)
+    return {
+        "predicted_samples_per_second": predicted_rate(cell, batch, shapes, machine),
+        "planned_peak_allocated_bytes": memory.peak_allocated_bytes,
+        "planned_device_bytes": memory.device_bytes,
+    }
+
+
+def profiled_flops(report: Path, model: str) -> dict[str, float | None]:
+    """FLOPs of one forward pass by DeepSpeed's profiler, corrected, and by the model's shape, for the profiled batch.
+
+    The lengths of the batch are those that the report's linear layers claim to have seen.
+    """
+    from zeropods.measure.profile_checks import check
+    from zeropods.plan.facts import shape_named
+    from zeropods.plan.workload import FORWARD
+
+    checked = check(report)
+    measured = checked.figures["forward_flops"]
+    rows = checked.figures["batch_size_per_gpu"]
+    tokens = {}
+    if checked.root is not None and rows:
+        for path, module in checked.root.walk():
+            if module.tokens is not None:
+                tokens[path] = module.tokens
+    source = [count for path, count in tokens.items() if path.startswith("encoder.")]
+    target = [count for path, count in tokens.items() if path.startswith("decoder.") and ".SelfAttention." in path]
+    head = [count for path, count in tokens.items() if path.endswith("lm_head")]
+    counted = None
+    if rows and source and target and head:
+        shape = shape_named(model)
+        layers = shape.layer_products(source[0] / rows, target[0] / rows, whole=True)
+        counted = FORWARD * (rows * layers + shape.embedding * head[0])
+    return {"profiler": measured, "shape": counted}
 
 
 def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str, Any]:
+    """What a run measured; `batch` is the number of rows of an optimizer step.
+
+    Its memory is planned once more, for the largest batch that it really met.
+    """
     from zeropods.measure.calibration import planned
 
     rank = record.ranks[0] if record.ranks else RankMeasurement(rank=0, host="")
@@ -174,12 +274,28 @@ def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str,
         "step_seconds": steps,
         "samples_per_second": rate(steps, batch),
         "tokens_per_sample": [rank.source_tokens / samples, rank.target_tokens / samples] if samples else None,
-        "planned_peak_allocated_bytes": plan.peak_allocated_bytes if plan else None,
-        "planned_device_bytes": plan.device_bytes if plan else None,
+        "planned_for_its_batch": asdict_of_plan(plan),
         "peak_allocated_bytes": _training_peak(rank),
+        "peak_reserved_bytes": rank.peak_reserved_bytes,
+        "peak_resident_bytes": rank.peak_resident_bytes,
         "device_used_bytes": used.peak if used else None,
+        "matmul_flops_per_second": rank.matmul_flops_per_second,
+        "start_seconds": rank.start_seconds,
+        "wall_seconds": rank.wall_seconds,
+        "evaluate_seconds": rank.evaluate_seconds.total if rank.evaluate_seconds else None,
         "largest_batch": None if rank.largest_batch is None else asdict(rank.largest_batch),
         "losses": [asdict(loss) for loss in record.losses],
+    }
+
+
+def asdict_of_plan(plan: PlannedMemory | None) -> dict[str, int] | None:
+    """The figures of a plan that a run's are compared with."""
+    if plan is None:
+        return None
+    return {
+        "peak_allocated_bytes": plan.peak_allocated_bytes,
+        "device_bytes": plan.device_bytes,
+        "host_bytes": plan.host_bytes,
     }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,10 @@ from zeropods.plan.estimate import largest
 from zeropods.plan.facts import shape_named
 from zeropods.plan.machines import ACHIEVED, Machines, step_time
 from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
-from zeropods.plan.workload import Workload
+from zeropods.plan.workload import Workload, ZeroSettings, read_zero_settings
 from zeropods.tables import GIB, Table
 from zeropods.techniques import technique_named
+from zeropods.train.deepspeed import read_config
 
 # Seconds of a step: arithmetic or the host, whichever takes longer, plus offload and the optimizer.
 
@@ -50,8 +53,16 @@ def mean_shape(shapes: np.ndarray) -> tuple[int, int]:
 
 
 def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Workload:
-    """The workload of a cell's pass."""
-    dropout = cell.dropout is None or cell.dropout > 0
+    """The workload of a cell's pass.
+
+    Args:
+        source, target: padded tokens of a row. A decoder-only model has them in one text, in which every token but the
+            first carries a loss.
+    """
+    dropout: bool | None = cell.dropout is None or cell.dropout > 0
+    if cell.is_causal:
+        target = max(1, source - 1)
+        dropout = None
     return Workload(
         shape=shape_named(cell.model),
         rows=rows,
@@ -60,17 +71,30 @@ def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Work
         precision=precision,
         dropout=dropout,
         technique=technique_named(cell.technique),
+        zero=zero_settings(cell),
+        passes=cell.passes,
     )
 
 
+@cache
+def zero_settings(cell: Cell) -> ZeroSettings:
+    """The settings of ZeRO in the cell's configuration."""
+    file = technique_named(cell.technique).file
+    if file is None:
+        return ZeroSettings()
+    return read_zero_settings(read_config(Path(file)))
+
+
 def predicted_seconds(cell: Cell, rows: int, shapes: np.ndarray, machine: Machine) -> float:
-    """Predicted seconds of a mean step."""
+    """Predicted seconds of a mean step: of a T5 by its launches too, else as `zeropods plan` has it."""
     precision = cell.precision if cell.precision in ACHIEVED else "fp32"
     peak = machine.peak(precision)
     flops = machine.unknown_flops if peak is None else ACHIEVED[precision] * peak
     machines = Machines(pods=1, slots=1, gpu=machine.gpu or "", flops=flops)
     work = job(cell, rows, *mean_shape(shapes), precision)
     step = step_time(work, machines)
+    if cell.is_causal:
+        return step.seconds
     waits = step.offload_seconds + step.processor_seconds
     return max(step.compute_seconds, _host_seconds(cell)) + waits + _optimizer_seconds(cell, precision, machine)
 
@@ -79,7 +103,7 @@ def predicted_rate(cell: Cell, rows: int, shapes: np.ndarray, machine: Machine) 
     """Samples per second; None where the device has no published peak."""
     if machine.peak("fp32") is None:
         return None
-    return rows / predicted_seconds(cell, rows, shapes, machine)
+    return rows * cell.passes / predicted_seconds(cell, rows, shapes, machine)
 
 
 def _host_seconds(cell: Cell) -> float:
@@ -167,9 +191,14 @@ def best_batch(cell: Cell, shapes: Shapes, rows: int, machine: Machine) -> tuple
 
 def planned(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> list[PlannedMemory]:
     """Planned memory at each of an epoch's longest batches."""
-    precision = cell.precision if cell.precision in ("fp32", "bf16") else "fp32"
+    precision = cell.precision if cell.precision in ACHIEVED else "fp32"
     context = CONTEXT_BYTES if machine.device == "cuda" else 0
     return [plan_memory(job(cell, batch, source, target, precision), context) for source, target in _worst(shapes)]
+
+
+def largest_plan(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> PlannedMemory:
+    """The planned memory of the batch that takes most of it."""
+    return max(planned(cell, batch, shapes, machine), key=lambda memory: memory.peak_allocated_bytes)
 
 
 def _fits(cell: Cell, batch: int, shapes: Shapes, rows: int, machine: Machine) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.cells import ABLATED_FROM, ABLATION
+from benchmarks.gpu.cells import ABLATED_FROM, ABLATION, PROMPTS
 from benchmarks.gpu.machine import Machine
 from zeropods import files
 from zeropods.plan.facts import shape_named
@@ -37,7 +37,15 @@ def rows(records: Mapping[str, Record], machine: Machine) -> list[dict[str, Any]
 def _row(name: str, record: Record, records: Mapping[str, Record], machine: Machine) -> dict[str, Any]:
     cell = record["cell"]
     rate, predicted = record.get("samples_per_second"), record.get("predicted_samples_per_second")
-    planned, measured = record.get("planned_peak_allocated_bytes"), record.get("peak_allocated_bytes")
+    measured = record.get("peak_allocated_bytes")
+    steps = record.get("step_seconds")
+    for_its_batch = record.get("planned_for_its_batch")
+    planned = record.get("planned_peak_allocated_bytes")
+    planned_device = record.get("planned_device_bytes")
+    if for_its_batch is not None:
+        # The batches that a short run met are not the largest of an epoch.
+        planned = for_its_batch["peak_allocated_bytes"]
+        planned_device = for_its_batch["device_bytes"]
     return {
         "cell": name,
         "status": record["status"],
@@ -54,11 +62,24 @@ def _row(name: str, record: Record, records: Mapping[str, Record], machine: Mach
         "planned_peak_allocated_bytes": planned,
         "peak_allocated_bytes": measured,
         "measured_to_planned": measured / planned if measured and planned else None,
+        "planned_device_bytes": planned_device,
+        "device_used_bytes": record.get("device_used_bytes"),
+        "peak_reserved_bytes": record.get("peak_reserved_bytes"),
+        "peak_resident_bytes": record.get("peak_resident_bytes"),
+        "median_step_seconds": float(np.median(steps)) if steps else None,
+        "predicted_step_seconds": _samples_of_step(record) / predicted if predicted else None,
+        "profiled_flops": record.get("profiled_flops"),
         "false_fits": false_fits(record, machine),
-        "three_epochs_seconds": THREE_EPOCHS / rate if rate else None,
+        "three_epochs_seconds": THREE_EPOCHS / rate if rate and cell["prompt"] in PROMPTS else None,
         "questions_per_second": record.get("questions_per_second"),
         "asked": ASKED.get(name),
     }
+
+
+def _samples_of_step(record: Record) -> int:
+    """Number of samples of an optimizer step."""
+    samples: int = record["batch"] * record["cell"].get("passes", 1)
+    return samples
 
 
 def mfu(record: Record, machine: Machine) -> float | None:
@@ -66,7 +87,8 @@ def mfu(record: Record, machine: Machine) -> float | None:
     rate, tokens, peak = record.get("samples_per_second"), record.get("tokens_per_sample"), machine.peak("bf16")
     if not rate or not tokens or not peak:
         return None
-    return shape_named(record["cell"]["model"]).training_flops(*tokens) * rate / peak
+    source, target = tokens
+    return shape_named(record["cell"]["model"]).training_flops(source, target) * rate / peak
 
 
 def false_fits(record: Record, machine: Machine) -> bool:
@@ -257,16 +279,22 @@ def shown(row: Record) -> dict[str, str]:
 # All records and the summary as one file, which appears whole.
 
 ARCHIVE = "bench-gpu.tar.gz"
-KEPT = ("cells/*.json", "summary.*", "machine.json", "runs/*/record.json", "runs/*/config.json", "runs/*/control.json")
+KEPT = (
+    "*.json", "cells/*.json", "summary.*", "runs/*/record.json", "runs/*/config.json", "runs/*/control.json",
+    "runs/*/steps/*.npy", "runs/*/profile.txt",
+)  # fmt: skip
 KEPT_LOGS = ("runs/*/memory/*.csv", "runs/*/launch.log", "runs/*/train.log")
 PREFIX = "bench-gpu"
 
 
-def write_archive(out: Path) -> Path:
-    """Pack what a reader needs, without weights and data."""
+def write_archive(out: Path, archive: Path, prefix: str) -> Path:
+    """Pack what a reader needs, without weights and data; files lie in a folder of the name `prefix`."""
+    kept = set[Path]()
+    for pattern in (*KEPT, *KEPT_LOGS):
+        kept |= set(out.glob(pattern))
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as packed:
-        for file in sorted({file for pattern in (*KEPT, *KEPT_LOGS) for file in out.glob(pattern)}):
-            packed.add(file, arcname=f"{PREFIX}/{file.relative_to(out)}")
-    files.write_bytes(out / ARCHIVE, content.getvalue())
-    return out / ARCHIVE
+        for file in sorted(kept):
+            packed.add(file, arcname=f"{prefix}/{file.relative_to(out)}")
+    files.write_bytes(archive, content.getvalue())
+    return archive

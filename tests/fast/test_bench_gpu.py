@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gpu.__main__ import LOCK, main
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.machine import Machine, required
-from benchmarks.gpu.summary import mfu, rate, ratio_of_rates, rows, steady_steps, write_archive
+from benchmarks.gpu.summary import ARCHIVE, PREFIX, mfu, rate, ratio_of_rates, rows, steady_steps, write_archive
 from zeropods.errors import guarded
 from zeropods.files import folder_locked
 
@@ -106,5 +106,5 @@ def test_an_archive_holds_no_weights(tmp_path: Path) -> None:
     for name in ("cells/a.json", "summary.md", "runs/a/record.json", "runs/a/model/model.safetensors"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
-    with tarfile.open(write_archive(tmp_path)) as packed:
+    with tarfile.open(write_archive(tmp_path, tmp_path / ARCHIVE, PREFIX)) as packed:
         assert not [name for name in packed.getnames() if "safetensors" in name]

@@ -48,7 +48,7 @@ MOST_SEED = 2**32 - 1
 """Largest seed that NumPy's generators accept."""
 MOST_THREADS = 1_024
 """Most threads of a process: more than any machine has cores. Too many threads or processes crash the whole machine."""
-NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval", "save_total_limit")
+NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval", "save_total_limit", "save_model")
 """Flags that change where and how a run is recorded, not what it does."""
 LATER = {"compile": "off", "pad_to_multiple_of": 1, "tf32": False}
 """Flags that were added after runs had been recorded: at these values a run is the same as one from before the flag."""
@@ -105,6 +105,7 @@ class RunArguments:
     eval_steps: int | None = flag(None, "every N steps, 0: at end (default: epoch)", least=0)
     save_steps: int | None = flag(None, "every N steps, 0: never (default: epoch)", least=0)
     save_total_limit: int | None = flag(None, "newest checkpoints to keep (default: all)", least=1)
+    save_model: bool = flag(True, "keep the trained weights")
     logging_steps: int = flag(10, "record the loss every N steps", least=1)
     early_stopping_patience: int = flag(0, "evals without gain; 0: off", least=0)
     early_stopping_threshold: float = flag(0.0, "smallest gain that counts", least=0)
@@ -328,6 +329,8 @@ class CausalArguments(RunArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.generation_prompt is not None and not self.save_model:
+            raise UserError("--save_model False --generation_prompt: only a saved model continues it; leave one out")
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("--loss_on answer: the text of --task lm has no answers; leave it out")
 

@@ -227,7 +227,8 @@ def _train(
     last = measured.eval_losses[-1].step if measured.eval_losses else None
     if dev is not None and (last != step or settings.load_best_model_at_end):
         trainer.evaluate()
-    trainer.save_model(str(task.folder / "model"))
+    if arguments.save_model:
+        trainer.save_model(str(task.folder / "model"))
     return task.score(trainer)
 
 

@@ -1,0 +1,262 @@
+"""Results of what the two calls of a pack brought back: `python -m benchmarks.gpu --collect DIR` writes `results/gpu/`.
+
+DIR holds `part-a.tar.gz` and `part-b.tar.gz`, or one of them: a call that was cut off left what it had measured, and
+the page says what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.parts import Step, parts
+from benchmarks.gpu.summary import Record, rows
+from zeropods import files
+from zeropods.errors import UserError
+from zeropods.outputs import new_folder, out_folder
+from zeropods.tables import GIB, Table
+from zeropods.train.arguments import PROJECT
+
+RESULTS = PROJECT / "results" / "gpu"
+PAGE = "README.md"
+FIGURES = "summary.json"
+NEAR = 0.10
+"""Difference of measured from planned memory above which a cell is named."""
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one call brought back."""
+
+    name: str
+    steps: tuple[Step, ...]
+    """What it was to measure."""
+    documents: Mapping[str, Any]
+    """Its JSON files by their paths, without `.json`: `machine`, `facts`, `planned`, `steps`, `cells/NAME`."""
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that it ran on."""
+        return Machine(**self.documents["machine"])
+
+    @property
+    def records(self) -> dict[str, Record]:
+        """The records of its cells, in the order in which they were measured."""
+        known = {}
+        for step in self.steps:
+            for cell in step.cells:
+                record = self.documents.get(f"cells/{cell.name}")
+                if record is not None:
+                    known[cell.name] = record
+        return known
+
+    @property
+    def missing(self) -> list[str]:
+        """What it was to measure and has not: cells, or steps without cells."""
+        names = []
+        for step in self.steps:
+            names += [cell.name for cell in step.cells if cell.name not in self.records]
+        if self.name == "a" and "facts" not in self.documents:
+            names.append("facts")
+        return names
+
+
+def main() -> int:
+    """Write the results; what is missing is said on the page, and is no failure."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--collect", type=Path, required=True, help="folder with part-a.tar.gz, part-b.tar.gz")
+    parser.add_argument("--out", type=out_folder, default=RESULTS, help="folder of the results (default: results/gpu)")
+    asked = parser.parse_args()
+    collected = read_parts(asked.collect)
+    with new_folder(asked.out) as place:
+        page = write_results(collected, place)
+    print(page)
+    print(f"written to {asked.out}")
+    return 0
+
+
+def read_parts(folder: Path) -> list[Part]:
+    """The parts of which there is an archive.
+
+    Raises:
+        UserError: there is none, or one cannot be read.
+    """
+    collected = []
+    for name, steps in parts().items():
+        archive = folder / f"part-{name}.tar.gz"
+        if archive.is_file():
+            collected.append(Part(name=name, steps=steps, documents=_documents(archive, f"part-{name}")))
+    if not collected:
+        raise UserError(f"--collect {folder}: has neither part-a.tar.gz nor part-b.tar.gz; name the folder with both")
+    return collected
+
+
+def _documents(archive: Path, prefix: str) -> dict[str, Any]:
+    documents = {}
+    remedy = "fetch it again, or run that part again"
+    try:
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                path = Path(member.name)
+                parts_of_path = path.relative_to(prefix).parts
+                is_own = len(parts_of_path) == 1 or parts_of_path[0] == "cells"
+                if not (member.isfile() and path.suffix == ".json" and is_own):
+                    continue
+                content = packed.extractfile(member)
+                if content is not None:
+                    documents["/".join(parts_of_path)[: -len(".json")]] = json.loads(content.read())
+    except (OSError, EOFError, ValueError, tarfile.TarError) as error:
+        raise UserError(f"{archive}: cannot be read ({error}); {remedy}") from None
+    if "machine" not in documents:
+        raise UserError(f"{archive}: does not say which machine it is of; {remedy}")
+    return documents
+
+
+def write_results(collected: Iterable[Part], folder: Path) -> str:
+    """Write the page, all figures, and what each cell measured; returns the page."""
+    collected = list(collected)
+    figures = {}
+    for part in collected:
+        for path, document in part.documents.items():
+            if path != "summary":
+                target = folder / f"part-{part.name}" / f"{path}.json"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                files.write_json(target, document)
+        figures[part.name] = {
+            "machine": part.documents["machine"],
+            "facts": part.documents.get("facts"),
+            "cells": rows(part.records, part.machine),
+            "missing": part.missing,
+        }
+    files.write_json(folder / FIGURES, figures)
+    page = "\n".join(_page(collected)) + "\n"
+    files.write_text(folder / PAGE, page)
+    return page
+
+
+# The page.
+
+
+def _page(collected: list[Part]) -> Iterable[str]:
+    names = sorted({part.machine.gpu or "a CPU, at tiny shapes" for part in collected})
+    yield f"# Measured on {' and '.join(names)}"
+    if any(part.machine.gpu is None for part in collected):
+        yield "\nNo GPU: these rows show that the command works; they say nothing of a GPU's speed."
+    for part in collected:
+        facts = part.documents.get("facts")
+        if facts is not None:
+            yield "\n## The machine\n"
+            yield _facts(facts).to_markdown()
+        yield f"\n## Part {part.name}\n"
+        measured = rows(part.records, part.machine)
+        if measured:
+            yield _speeds(measured).to_markdown()
+            yield "\nMemory, planned for the largest batch that the cell met, beside measured:\n"
+            yield _memory(measured).to_markdown()
+        yield from _profiles(measured)
+        yield from _remarks(part, measured)
+
+
+def _facts(facts: Mapping[str, Any]) -> Table:
+    gpu = facts["gpu"] or {}
+    hardware = facts["hardware"]
+    lines = [
+        ("processor", f"{hardware['cores']} cores of {hardware['cpu']}"),
+        ("versions", ", ".join(f"{name} {found}" for name, found in facts["versions"].items() if found)),
+    ]
+    for precision, by_side in facts["matmul_flops_per_second"].items():
+        lines.append((f"{precision} products (TFLOP/s)", f"{max(by_side.values()) / 1e12:.1f}"))
+    lines.append(("small operation with its gradient (µs)", f"{facts['operation_seconds'] * 1e6:.1f}"))
+    if gpu:
+        lines += [
+            ("GPU", f"{gpu['name']}, {gpu['memory_bytes'] / GIB:.2f} GiB, L2 {gpu['l2_bytes'] / 2**20:.0f} MiB"),
+            ("CUDA, cuDNN", f"{gpu['cuda']}, {gpu['cudnn']}"),
+            ("context by NVML (MiB)", _in(gpu["context_bytes"], 2**20)),
+            (
+                "host to GPU, GPU to host (GB/s)",
+                f"{_in(gpu['to_gpu_bytes_per_second'], 1e9)}, " + _in(gpu["to_host_bytes_per_second"], 1e9),
+            ),
+            ("GPU memory (GB/s, read and written)", _in(gpu["memory_bytes_per_second"], 1e9)),
+        ]
+    return Table(("fact", "value"), tuple(lines), "")
+
+
+def _speeds(measured: Iterable[Record]) -> Table:
+    lines = []
+    for row in measured:
+        ratio = row["ratio_to_control"]
+        rate = row["samples_per_second"] or row["questions_per_second"]
+        lines.append(
+            {
+                "cell": row["cell"],
+                "status": row["status"],
+                "precision": row["precision"],
+                "batch": _in(row["batch"]),
+                "samples/s": _in(rate),
+                "step (ms)": _in(row["median_step_seconds"], 1e-3),
+                "planned step (ms)": _in(row["predicted_step_seconds"], 1e-3),
+                "x recipe [95 %]": UNKNOWN if ratio is None else f"{ratio[0]:.3g} [{ratio[1]:.3g}, {ratio[2]:.3g}]",
+                "MFU (%)": _in(row["mfu"], 0.01),
+                "3 epochs of WikiSQL (s)": _in(row["three_epochs_seconds"]),
+            }
+        )
+    return Table.of(lines)
+
+
+def _memory(measured: Iterable[Record]) -> Table:
+    lines = []
+    for row in measured:
+        lines.append(
+            {
+                "cell": row["cell"],
+                "planned peak allocated (GiB)": _in(row["planned_peak_allocated_bytes"], GIB),
+                "measured": _in(row["peak_allocated_bytes"], GIB),
+                "measured / planned": _in(row["measured_to_planned"]),
+                "reserved": _in(row["peak_reserved_bytes"], GIB),
+                "planned on the GPU (GiB)": _in(row["planned_device_bytes"], GIB),
+                "used by NVML": _in(row["device_used_bytes"], GIB),
+                "resident (GiB)": _in(row["peak_resident_bytes"], GIB),
+            }
+        )
+    return Table.of(lines)
+
+
+def _profiles(measured: Iterable[Record]) -> Iterable[str]:
+    for row in measured:
+        flops = row["profiled_flops"]
+        if flops and flops["profiler"] and flops["shape"]:
+            ratio = flops["profiler"] / flops["shape"]
+            yield (
+                f"\n{row['cell']}: DeepSpeed's profiler, corrected, has {flops['profiler']:.4g} FLOPs of a forward "
+                f"pass, the model's shape {flops['shape']:.4g}: {ratio:.4f} times."
+            )
+
+
+def _remarks(part: Part, measured: Iterable[Record]) -> Iterable[str]:
+    far = []
+    for row in measured:
+        ratio = row["measured_to_planned"]
+        if ratio is not None and abs(ratio - 1) > NEAR:
+            far.append(f"{row['cell']} {ratio:.2f}")
+    if far:
+        yield f"\nOutside {NEAR:.0%} of the planned peak: {', '.join(far)}."
+    for row in measured:
+        if row["reason"]:
+            yield f"\n{row['cell']}: {row['status']}: {' '.join(row['reason'].split())}"
+    if part.missing:
+        yield f"\nNot measured: {', '.join(part.missing)}."
+
+
+def _in(value: float | None, unit: float = 1.0) -> str:
+    """A figure in a unit, with three digits; `-` where it was not measured."""
+    if value is None:
+        return UNKNOWN
+    figure = value / unit
+    return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.3g}"

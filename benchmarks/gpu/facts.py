@@ -1,0 +1,144 @@
+"""What a machine with a GPU is, before anything trains on it: versions, NVML, rates of products, links.
+
+    python -m benchmarks.gpu.facts FILE
+
+writes one JSON document. Without a GPU, the figures of the GPU are null.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from zeropods import files
+from zeropods.measure import environment
+from zeropods.measure.memory import Gpu
+from zeropods.pods.hostfile import own_gpus
+
+PACKAGES = (
+    "torch", "triton", "transformers", "accelerate", "deepspeed", "tokenizers", "numpy", "pandas", "pyarrow",
+    "pydantic", "safetensors", "nvidia-ml-py", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)  # fmt: skip
+COPIED_BYTES = 1 << 28
+"""Bytes of a copy between host and GPU."""
+MOVED_BYTES = 1 << 32
+"""Bytes of a copy within the GPU's memory: far more than any L2 holds."""
+SECONDS = 0.3
+"""Seconds of measurement for one figure."""
+SMI = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used,clocks.sm,power.limit", "--format=csv")
+
+
+def facts() -> dict[str, Any]:
+    """All facts; figures of the GPU are None where there is none."""
+    import torch
+
+    from zeropods.train import device
+
+    installed = {each.metadata["Name"]: each.version for each in distributions()}
+    known: dict[str, Any] = {
+        "hardware": environment.hardware(),
+        "python": environment.versions()["python"],
+        "versions": {name: installed.get(name) for name in PACKAGES},
+        "gpus_by_nvml": own_gpus(),
+        "nvidia_smi": _nvidia_smi(),
+        "bf16": device.multiplies_bf16(),
+        "precision_auto_t5_small": device.resolve_precision("auto", "t5-small"),
+        "matmul_flops_per_second": _products(device),
+        "operation_seconds": device.python_seconds(),
+        "gpu": None,
+    }
+    if torch.cuda.is_available():
+        known["gpu"] = _gpu_facts(device)
+    return known
+
+
+def _products(device: Any) -> dict[str, dict[str, float]]:
+    """FLOP/s of matrix products by precision and side."""
+    precisions = ["fp32"]
+    if device.multiplies_bf16():
+        precisions.append("bf16")
+    rates = {}
+    for precision in precisions:
+        by_side = device.matmul_rates(precision)
+        rates[precision] = {str(side): rate for side, rate in by_side.items()}
+    return rates
+
+
+def _gpu_facts(device: Any) -> dict[str, Any]:
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties()
+    free, total = torch.cuda.mem_get_info()
+    by_nvml = device.gpu_by_nvml()
+    return {
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "free_bytes": free,
+        "total_bytes": total,
+        "l2_bytes": properties.L2_cache_size,
+        "multiprocessors": properties.multi_processor_count,
+        "capability": list(torch.cuda.get_device_capability()),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": list(torch.cuda.nccl.version()),
+        "tf32_by_default": torch.backends.cuda.matmul.allow_tf32,
+        "nvml": _read(by_nvml),
+        "energy_joules": None if by_nvml is None else by_nvml.energy_joules(),
+        "context_bytes": _context_bytes(by_nvml),
+        **_links(device),
+    }
+
+
+def _read(gpu: Gpu | None) -> dict[str, float | None] | None:
+    return None if gpu is None else gpu.read()
+
+
+def _context_bytes(gpu: Gpu | None) -> float | None:
+    """Bytes that this process's context and libraries take of the GPU, as NVML shows them, tensors left out."""
+    import torch
+
+    torch.cuda.empty_cache()
+    values = _read(gpu)
+    used = None if values is None else values["device_used_bytes"]
+    return None if used is None else used - torch.cuda.memory_reserved()
+
+
+def _links(device: Any) -> dict[str, float]:
+    """Bytes per second between host and GPU, pinned, each way, and within the GPU (bytes read and written)."""
+    import torch
+
+    pinned = torch.empty(COPIED_BYTES, dtype=torch.int8, pin_memory=True)
+    there = torch.empty(COPIED_BYTES, dtype=torch.int8, device="cuda")
+    to_gpu = device.fastest_seconds(lambda: there.copy_(pinned), SECONDS)
+    to_host = device.fastest_seconds(lambda: pinned.copy_(there), SECONDS)
+    one = torch.empty(MOVED_BYTES, dtype=torch.int8, device="cuda")
+    other = torch.empty_like(one)
+    within = device.fastest_seconds(lambda: other.copy_(one), SECONDS)
+    return {
+        "to_gpu_bytes_per_second": COPIED_BYTES / to_gpu,
+        "to_host_bytes_per_second": COPIED_BYTES / to_host,
+        "memory_bytes_per_second": 2 * MOVED_BYTES / within,
+    }
+
+
+def _nvidia_smi() -> list[str]:
+    """The lines of nvidia-smi; empty where there is none."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(SMI, capture_output=True, text=True, timeout=20, check=False)
+        return done.stdout.splitlines()
+    return []
+
+
+def main() -> int:
+    """Write the facts into the file that the call names."""
+    files.write_json(Path(sys.argv[1]), facts())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

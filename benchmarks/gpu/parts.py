@@ -1,0 +1,134 @@
+"""The two calls of a session on a GPU that is lent for a quarter of an hour: what each measures, by worth.
+
+A call is a list of steps. A step has a limit of seconds, and is skipped where less than half of it
+is left: a call that is cut off has measured what matters most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from benchmarks.gpu.cells import MODEL_OF_PREDICTION, Cell, matrix
+
+STEADY_SECONDS = 6.0
+"""Seconds of steady steps of a cell: short, since a quarter of an hour has to do for all of them."""
+TECHNIQUES = ("none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
+"""Techniques of the SQuAD workshop's table on one GPU."""
+WORKSHOP_STEPS = 10
+"""Optimizer steps of each of its runs: the first is left out of its rate."""
+ATTENTION_STEPS = 60
+"""Optimizer steps of the two runs that differ in cuDNN's attention: some 30 pairs of lengths."""
+PROFILED_STEPS = 4
+ASKED_WITH_CUDNN = 512
+"""Questions of the prediction that may use cuDNN's attention: one batch meets a new length at nearly every token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step of a call: some cells that share its limit, or, without cells, the facts of the machine."""
+
+    name: str
+    most_seconds: float
+    """Limit of the whole step."""
+    cells: tuple[Cell, ...] = ()
+
+    @property
+    def least_seconds(self) -> float:
+        """Seconds that must be left for the step to begin."""
+        return self.most_seconds / 2
+
+
+def parts() -> dict[str, tuple[Step, ...]]:
+    """The calls by their names, `a` and `b`."""
+    return {"a": _first_facts(), "b": _tables()}
+
+
+def _first_facts() -> tuple[Step, ...]:
+    """What nobody has measured yet of this project on a GPU, in its shortest form."""
+    known = {cell.name: cell for cell in matrix()}
+    control = known["t5-small-control"]
+    uncompiled = Cell(
+        name="t5-small-uncompiled-32",
+        kind="train",
+        model=MODEL_OF_PREDICTION,
+        keeps_model=True,
+    )
+    attention = Cell(
+        name="t5-small-cudnn-off",
+        kind="train",
+        model="t5-small",
+        steps=ATTENTION_STEPS,
+    )
+    profiled = Cell(
+        name="t5-small-profiled",
+        kind="train",
+        model="t5-small",
+        technique="zero1",
+        steps=PROFILED_STEPS,
+        profiled=True,
+    )
+    offloaded = Cell(
+        name="t5-small-zero3_offload-32",
+        kind="train",
+        model="t5-small",
+        technique="zero3_offload",
+        steps=20,
+    )
+    predicted = known["t5-small-predict"]
+    with_cudnn = replace(
+        predicted,
+        name="t5-small-predict-cudnn",
+        cudnn_attention=True,
+        questions=ASKED_WITH_CUDNN,
+    )
+    return (
+        Step(name="facts", most_seconds=60),
+        Step(name="recipe", most_seconds=90, cells=(control, uncompiled)),
+        Step(name="prediction", most_seconds=60, cells=(predicted,)),
+        Step(
+            name="attention",
+            most_seconds=90,
+            cells=(
+                attention,
+                replace(attention, name="t5-small-cudnn-on", cudnn_attention=True),
+            ),
+        ),
+        Step(name="profiler", most_seconds=40, cells=(profiled,)),
+        Step(name="offload", most_seconds=60, cells=(offloaded,)),
+        Step(name="prediction with cuDNN", most_seconds=60, cells=(with_cudnn,)),
+    )
+
+
+def _tables() -> tuple[Step, ...]:
+    """The workshop's table, then both T5 at their fastest."""
+    known = {cell.name: cell for cell in matrix()}
+    steps = []
+    for technique in TECHNIQUES:
+        steps.append(Step(name=f"workshop {technique}", most_seconds=60, cells=(_workshop(technique),)))
+    large = (known["t5-large-control"], known["t5-large-none-best"])
+    small = (
+        known["t5-small-control"],
+        known["t5-small-none-32"],
+        known["t5-small-none-best"],
+    )
+    steps += [
+        Step(name="t5-large", most_seconds=150, cells=large),
+        Step(name="t5-small", most_seconds=180, cells=small),
+    ]
+    return tuple(steps)
+
+
+def _workshop(technique: str) -> Cell:
+    """The SQuAD workshop's job by one technique: batch 4, four passes, FP16, no checkpointing."""
+    return Cell(
+        name=f"bloom-560m-{technique}",
+        kind="causal",
+        model="bloom-560m",
+        technique=technique,
+        prompt="squad",
+        batch=4,
+        passes=4,
+        precision="fp16",
+        steps=WORKSHOP_STEPS,
+        multiple=1,
+    )

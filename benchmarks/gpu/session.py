@@ -1,0 +1,230 @@
+"""One of the two calls on a GPU that is lent for minutes: measure what its part lists, within so many seconds.
+
+    bash PACK/run.sh a 230                  # which calls, with what the pack brings on PYTHONPATH:
+    python -m benchmarks.gpu.session a --seconds 230 --data DIR --out DIR [--device cpu]
+
+Every step has a limit, and is skipped when too little time is left. What was measured is packed after
+each step, so that a call that is cut off loses one step. docs/gpu.md tells what comes back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.cells import Cell, for_cpu
+from benchmarks.gpu.data import Data, find_data
+from benchmarks.gpu.jobs import call, prefetching
+from benchmarks.gpu.machine import Machine, machine_here, runnable
+from benchmarks.gpu.measuring import Bench, plans
+from benchmarks.gpu.pack import TINY, check_pack
+from benchmarks.gpu.parts import STEADY_SECONDS, Step, parts
+from benchmarks.gpu.predicted import best_batch
+from benchmarks.gpu.summary import write_archive, write_summary
+from zeropods import files
+from zeropods.errors import UserError, guarded
+from zeropods.pods.processes import ending_in_order, start_bound
+from zeropods.programs import prepare_compiling, wait_passively
+from zeropods.tables import number
+from zeropods.train.arguments import PROJECT
+
+CLOSING_SECONDS = 4.0
+"""Seconds that are kept for the summary and the archive."""
+ENDING_SECONDS = 35.0
+"""Most seconds that a program takes to end after its limit: its grace, and what it writes."""
+FACTS, PLANNED, STEPS = "facts.json", "planned.json", "steps.json"
+STEPS_ON_CPU = 3
+LAST_LINE = 200
+MEMORY_ON_CPU = 100 << 20
+"""Bytes for which the best batch is chosen where there is no GPU."""
+
+
+@dataclass
+class Clock:
+    """What is left of a call's seconds."""
+
+    ends: float
+    """When the call has to be over, by `time.monotonic`."""
+
+    def left(self) -> float:
+        """Seconds that are left for steps."""
+        return self.ends - CLOSING_SECONDS - time.monotonic()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A call: its folder, its machine, its cells, and what is left of its time."""
+
+    part: str
+    out: Path
+    bench: Bench
+    clock: Clock
+
+    def run(self, steps: Sequence[Step]) -> None:
+        """Run the steps in order, as far as the time goes; one line says how each ended."""
+        ended: list[dict[str, Any]] = []
+        for step in steps:
+            began = time.monotonic()
+            outcome = self._outcome(step)
+            seconds = round(time.monotonic() - began, 1)
+            ended.append({"step": step.name, "outcome": outcome, "seconds": seconds})
+            files.write_json(self.out / STEPS, ended)
+            print(f"== {step.name}: {outcome}, {seconds:g} s; {self.clock.left():.0f} s left", flush=True)
+            self._pack()
+
+    def _outcome(self, step: Step) -> str:
+        left = self.clock.left()
+        if left < step.least_seconds:
+            return f"skipped, it needs {step.least_seconds:g} s and {max(0.0, left):.0f} are left"
+        ends = time.monotonic() + min(left, step.most_seconds)
+        if not step.cells:
+            return self._facts(ends - time.monotonic())
+        outcomes = []
+        for cell in step.cells:
+            seconds = ends - time.monotonic()
+            if seconds < step.least_seconds / len(step.cells):
+                outcomes.append(f"{cell.name} skipped")
+                continue
+            outcomes.append(self._measure(cell, seconds))
+        return ", ".join(outcomes)
+
+    def _measure(self, cell: Cell, seconds: float) -> str:
+        # A program that is ended at its limit takes some seconds more to write what it measured.
+        limit = max(seconds - min(ENDING_SECONDS, seconds / 4), 1.0)
+        bench = replace(self.bench, limit_seconds=limit)
+        try:
+            record = bench.measure(cell)
+        except UserError as error:
+            record = {
+                "cell": asdict(cell),
+                "gpu": bench.machine.gpu,
+                "status": "failed",
+                "reason": str(error),
+            }
+        files.write_json(self.out / "cells" / f"{cell.name}.json", record)
+        if record["status"] == "failed":
+            return f"{cell.name} failed: {record['reason']}"
+        rate = record.get("samples_per_second") or record.get("questions_per_second")
+        shown = "" if rate is None else f" {rate:.4g}/s"
+        return f"{cell.name} {record['status']}{shown}"
+
+    def _facts(self, seconds: float) -> str:
+        path = self.out / FACTS
+        status, answer = call("benchmarks.gpu.facts", [str(path)], seconds)
+        if status != 0:
+            return f"failed: status {status}: {answer[-LAST_LINE:]}"
+        return "ok"
+
+    def _pack(self) -> None:
+        records = {}
+        for path in sorted((self.out / "cells").glob("[!.]*.json")):
+            records[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+        names = [cell.name for step in parts()[self.part] for cell in step.cells]
+        measured = {name: records[name] for name in names if name in records}
+        write_summary(self.out, names, measured, self.bench.machine, [])
+        write_archive(self.out, self.out.parent / f"part-{self.part}.tar.gz", f"part-{self.part}")
+
+
+def write_plans(out: Path, cells: Sequence[Cell], data: Data, machine: Machine) -> None:
+    """Write down what is planned of each cell before any of them runs, so that no plan knows a result."""
+    planned = {}
+    for cell in cells:
+        if cell.kind == "predict":
+            continue
+        batch = cell.batch
+        if batch is None:
+            rows = len(data.shapes(cell.prompt, 1, 1))
+            batch, _ = best_batch(cell, lambda count, cell=cell: data.padded(cell, count), rows, machine)
+        planned[cell.name] = {"batch": batch, **plans(cell, batch, data.padded(cell, batch), machine)}
+    files.write_json(out / PLANNED, planned)
+
+
+def main() -> int:
+    """Run a part; the status is 0 when all that was begun ended well."""
+    asked = _parser().parse_args()
+    clock = Clock(ends=time.monotonic() + asked.seconds - (time.time() - asked.began))
+    wait_passively()
+    prepare_compiling()
+    if asked.pack is not None:
+        check_pack(asked.pack)
+    out = asked.out / asked.part
+    out.mkdir(parents=True, exist_ok=True)
+    steps = _steps(asked.part, asked.device)
+    cells = [cell for step in steps for cell in step.cells]
+    ready, remarks = runnable(cells, prepares=False)
+    steps = [replace(step, cells=tuple(cell for cell in step.cells if cell in ready)) for step in steps]
+    with ending_in_order(), prefetching():
+        compiling = start_bound(
+            [sys.executable, str(PROJECT / "tools" / "compile_ops.py")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            machine = machine_here(asked.device, MEMORY_ON_CPU if asked.device == "cpu" else None)
+            place = asked.data / TINY if asked.device == "cpu" else asked.data
+            data = find_data(place, out, None)
+            write_plans(out, ready, data, machine)
+            files.write_json(out / "machine.json", asdict(machine))
+            bench = Bench(
+                out=out,
+                data=data,
+                machine=machine,
+                seconds=asked.steady_seconds,
+                tries_other_batches=False,
+            )
+            Session(part=asked.part, out=out, bench=bench, clock=clock).run(steps)
+        finally:
+            with suppress(ProcessLookupError):
+                compiling.terminate()
+            compiling.wait()
+    remarks += _failures(out)
+    print((out / "summary.md").read_text(encoding="utf-8"))
+    for remark in remarks:
+        print(remark, file=sys.stderr)
+    return 1 if remarks else 0
+
+
+def _steps(part: str, device: str) -> list[Step]:
+    steps = parts()[part]
+    if device == "cuda":
+        return list(steps)
+    small = []
+    for step in steps:
+        cells = [replace(for_cpu(cell), steps=STEPS_ON_CPU) for cell in step.cells]
+        small.append(replace(step, cells=tuple(cells)))
+    return small
+
+
+def _failures(out: Path) -> list[str]:
+    failed = []
+    for path in sorted((out / "cells").glob("[!.]*.json")):
+        if json.loads(path.read_text(encoding="utf-8"))["status"] not in ("ok", "oom"):
+            failed.append(path.stem)
+    return [f"did not end well: {', '.join(failed)}; summary.md says why"] if failed else []
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu.session", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("part", choices=sorted(parts()), help="what to measure: a, the first facts; b, the tables")
+    parser.add_argument("--seconds", type=number, required=True, help="in which all has to be over")
+    parser.add_argument("--began", type=float, default=time.time(), help="when they began, in seconds since 1970")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared sets and raw questions")
+    parser.add_argument("--out", type=Path, required=True, help="folder of what was measured")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny models, does it work?")
+    parser.add_argument("--pack", type=Path, help="the pack, whose code has to be this project's")
+    parser.add_argument("--steady-seconds", type=number, default=STEADY_SECONDS, help="of steady steps a cell")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))
