@@ -124,6 +124,8 @@ class SavedModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    multiple: int = 1
+    """Multiple of tokens that prompts are padded to; what is added is masked."""
 
     @property
     def positions(self) -> int | None:
@@ -136,7 +138,9 @@ class SavedModel:
         A causal model's prompts are padded on the left, so that the first new token stands right behind each of them.
         """
         side = "right" if self.model.config.is_encoder_decoder else "left"
-        padded = self.tokenizer.pad({"input_ids": prompts}, padding_side=side, return_tensors="pt")
+        padded = self.tokenizer.pad(
+            {"input_ids": prompts}, padding_side=side, pad_to_multiple_of=self.multiple, return_tensors="pt"
+        )
         return padded.to(self.model.device)
 
     def generated(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
@@ -168,7 +172,7 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     import torch
     from transformers import AutoConfig, AutoTokenizer
 
-    from zeropods.train.device import prepack, resolve_precision
+    from zeropods.train.device import choose_attention, padding_multiple, prepack, resolve_precision
     from zeropods.train.pretrained import loading, source_options
 
     if precision == "fp16" and not (causal and torch.cuda.is_available()):
@@ -192,7 +196,9 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     prepack(model)
-    return SavedModel(model, tokenizer)
+    choose_attention()
+    # A causal model's prompts grow by a token in each step, so that no multiple lasts.
+    return SavedModel(model, tokenizer, 1 if causal else padding_multiple())
 
 
 def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTrainedModel:

@@ -65,6 +65,38 @@ def gpu_by_nvml() -> Gpu | None:
     return find_gpu([f"GPU-{device.uuid}", f"MIG-{device.uuid}", bus])
 
 
+# Choices that suit a GPU on which lengths vary from batch to batch.
+
+CUDNN_ATTENTION = "ZEROPODS_CUDNN_ATTENTION"
+"""Environment variable that lets attention use cuDNN, with the value 1."""
+GPU_MULTIPLE = 8
+"""Multiple of tokens that lengths are padded to on a GPU: few shapes, and BF16 rows that are aligned to 16 bytes."""
+
+
+def choose_attention() -> None:
+    """Keep attention away from cuDNN, unless the environment asks for cuDNN; for a process that trains or answers.
+
+    From torch 2.11 on with a cuDNN above 9.15, attention in BF16 or FP16 tries cuDNN first on GPUs of compute
+    capability 9.x and 10.x, and cuDNN builds a plan for each new shape, which is said to take 0.4 to 1 s. Batches here
+    have hundreds of shapes, and each token of an answer makes a new one. `ZEROPODS_CUDNN_ATTENTION=1` is for measuring
+    one beside the other, which has not been done yet; its result will be in results/gpu/.
+
+    Raises:
+        UserError: the variable has another value than 0 or 1.
+    """
+    wanted = os.environ.get(CUDNN_ATTENTION) or "0"
+    if wanted not in ("0", "1"):
+        raise UserError(f"{CUDNN_ATTENTION} {wanted!r}; expected 1, or 0 for the other kernels")
+    torch.backends.cuda.enable_cudnn_sdp(wanted == "1")
+
+
+def padding_multiple(given: int | None = None) -> int:
+    """The multiple of tokens that lengths are padded to: the given one, else 8 on a GPU and 1 on a CPU."""
+    if given is not None:
+        return given
+    return GPU_MULTIPLE if torch.cuda.is_available() else 1
+
+
 def synchronize() -> None:
     """Wait until the device has finished its queued work."""
     if torch.cuda.is_available():

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -243,6 +243,17 @@ def _check_same_run(task: Task) -> None:
         )
 
 
+def checkpointing_settings(recompute: bool) -> dict[str, Any]:
+    """Arguments of `TrainingArguments` that say whether activations are recomputed, by the names that it has here.
+
+    After 5.17 transformers renamed `gradient_checkpointing` to `activation_checkpointing`: 5.17 does not know the new
+    names, and 5.23 warns of the old ones, which version 6 drops.
+    """
+    names = {argument.name for argument in fields(TrainingArguments)}
+    kind = "activation" if "activation_checkpointing" in names else "gradient"
+    return {f"{kind}_checkpointing": recompute, f"{kind}_checkpointing_kwargs": {"use_reentrant": False}}
+
+
 def training_arguments(task: Task) -> TrainingArguments:
     """Make transformers' arguments; under DeepSpeed this starts the process group."""
     arguments, on_gpu = task.arguments, torch.cuda.is_available()
@@ -257,8 +268,7 @@ def training_arguments(task: Task) -> TrainingArguments:
         output_dir=str(task.folder / "checkpoints"),
         num_train_epochs=arguments.epochs,
         **{name: getattr(arguments, name) for name in UNCHANGED},
-        activation_checkpointing=arguments.gradient_checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False},
+        **checkpointing_settings(arguments.gradient_checkpointing),
         eval_strategy=STRATEGIES.get(arguments.eval_steps, "steps"),
         eval_steps=arguments.eval_steps or None,
         save_strategy=STRATEGIES.get(arguments.save_steps, "steps"),

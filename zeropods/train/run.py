@@ -25,7 +25,7 @@ from zeropods.tables import GIB
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import MANIFEST, Origin, digest
-from zeropods.train.device import compile_model, matmul_rates, python_seconds, suit_cpu
+from zeropods.train.device import choose_attention, compile_model, matmul_rates, python_seconds, suit_cpu
 from zeropods.train.job import Task, open_folder, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
 from zeropods.train.pretrained import configuration_of
@@ -50,6 +50,7 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
             # Without the variable, accelerate sets a number of its own, under DeepSpeed and for several processes.
             around.enter_context(variable_set("OMP_NUM_THREADS", str(arguments.threads)))
         task.check()
+        choose_attention()
         if arguments.tf32:
             torch.set_float32_matmul_precision("high")
         settings = training_arguments(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from zeropods.data.tokenizers import load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.known_models import known_config
 from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.device import check_compiled, is_ampere
+from zeropods.train.device import check_compiled, is_ampere, padding_multiple
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, source_options
 from zeropods.train.sampler import Prepared, Row, collate
@@ -38,13 +39,19 @@ class TextToSQL(Task):
         check_source(self.arguments)
 
     @cached_property
+    def multiple(self) -> int:
+        """The multiple of tokens that rows are padded to: the flag's, or that of this device."""
+        return padding_multiple(self.arguments.pad_to_multiple_of)
+
+    @cached_property
     def data(self) -> Prepared:
         """The prepared set at `--dataset_path`."""
         return Prepared.read(Path(self.arguments.dataset_path))
 
     def settings(self) -> dict[str, object]:
-        """The flags, with the key of the data's content in place of their path."""
-        return {**self.arguments.comparable(), "dataset_path": self.data.manifest.content_key}
+        """The flags, with the multiple that holds on this device, and the data's content key in place of their path."""
+        resolved = replace(self.arguments, pad_to_multiple_of=self.multiple)
+        return {**resolved.comparable(), "dataset_path": self.data.manifest.content_key}
 
     def model(self) -> PreTrainedModel:
         """A T5: pretrained weights from safetensors, or random ones of a known shape.
@@ -71,7 +78,7 @@ class TextToSQL(Task):
 
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
         """Sources and targets, padded to the longest of each, rounded up to a multiple of `--pad_to_multiple_of`."""
-        return collate(rows, multiple=self.arguments.pad_to_multiple_of)
+        return collate(rows, multiple=self.multiple)
 
 
 # T5 with a loss that is right on any number of processes; logits are computed at label positions only.

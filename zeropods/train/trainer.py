@@ -196,20 +196,24 @@ class MeasuredTrainer(Trainer):
             super()._load_rng_state(checkpoint)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save the FP32 masters where there are any: the BF16 copies have lost their low bits."""
+        """Save the FP32 masters where there are any: the BF16 copies have lost their low bits.
+
+        Only a rank that should save writes: transformers 5.17 expects its callers to see to that, 5.23 sees to it here.
+        """
+        if not self.args.should_save:
+            return
         masters = self._masters()
         if masters and state_dict is None:
             named = self.model.state_dict(keep_vars=True)
             state_dict = {name: masters.get(id(value), value.detach()) for name, value in named.items()}
         super()._save(output_dir, state_dict)
-        if self.args.should_save:
-            folder = Path(output_dir or self.args.output_dir)
-            open_to_readers(folder)
-            # Our classes differ from transformers' only in their loss.
-            bases = (base for base in type(self.model).__mro__ if base.__module__.startswith("transformers."))
-            self.model.config.architectures = [next(bases).__name__]
-            self.model.config.dtype = self.model.config.dtype if state_dict is None else torch.float32
-            self.model.config.save_pretrained(folder)
+        folder = Path(output_dir or self.args.output_dir)
+        open_to_readers(folder)
+        # Our classes differ from transformers' only in their loss.
+        bases = (base for base in type(self.model).__mro__ if base.__module__.startswith("transformers."))
+        self.model.config.architectures = [next(bases).__name__]
+        self.model.config.dtype = self.model.config.dtype if state_dict is None else torch.float32
+        self.model.config.save_pretrained(folder)
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint into the model, and into the masters where there are any."""
