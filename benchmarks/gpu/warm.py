@@ -15,8 +15,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from zeropods.launch.forks import IMPORTED
@@ -84,9 +84,9 @@ def main() -> None:
     prepare_compiling()
     with quick_imports():
         for name in IMPORTED:
-            if find_spec(name.partition(".")[0]) is not None:
-                import_module(name)
-        import_module("benchmarks.gpu.control")
+            _import(name)
+    # It uses scipy, which the block above hides from transformers.
+    _import("benchmarks.gpu.control")
     connection = socket.socket(fileno=int(sys.argv[1]))
     message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, STREAMS)
     connection.close()
@@ -103,6 +103,12 @@ def main() -> None:
     sys.argv = order["argv"]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _import(name: str) -> None:
+    """Import a module; where that fails, the script that needs it will say so."""
+    with suppress(ImportError):
+        import_module(name)
 
 
 if __name__ == "__main__":
