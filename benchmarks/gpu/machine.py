@@ -16,12 +16,11 @@ from typing import Any
 
 from benchmarks.gpu.cells import PROMPTS, Cell
 from zeropods.errors import UserError
-from zeropods.plan.machines import published_flops
+from zeropods.plan.gpus import memory_bandwidth, published_flops
 from zeropods.train.arguments import PROJECT
 
-BANDWIDTHS = (("h200", 4.8e12), ("gh200", 4.0e12), ("h100 pcie", 2.0e12), ("h100", 3.35e12), ("a100 40gb", 1.555e12))
 OTHER_BANDWIDTH = 2.0e12
-"""Bytes per second between a GPU and its memory, as published, by words of its name; and those of an unlisted GPU."""
+"""Bytes per second between a GPU and its memory, where they are not published here."""
 CPU_FLOPS, GPU_FLOPS = 1e11, 3e14
 """FLOP/s of a CPU, and of a GPU that is not known here: they only choose a batch; no rate is predicted from them."""
 
@@ -48,8 +47,7 @@ class Machine:
     @property
     def bandwidth(self) -> float:
         """Bytes per second between the GPU and its memory."""
-        words = set((self.gpu or "").lower().replace("-", " ").split())
-        return next((rate for name, rate in BANDWIDTHS if words.issuperset(name.split())), OTHER_BANDWIDTH)
+        return memory_bandwidth(self.gpu or "") or OTHER_BANDWIDTH
 
 
 def said_of_gpu(said: str) -> dict[str, Any] | None:

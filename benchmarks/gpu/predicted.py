@@ -21,6 +21,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.summary import first_words, rows, shown
 from zeropods.plan.estimate import largest
 from zeropods.plan.facts import shape_named
+from zeropods.plan.gpus import workspace_bytes
 from zeropods.plan.machines import ACHIEVED, Machines, step_time
 from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
 from zeropods.plan.workload import Workload, ZeroSettings, read_zero_settings
@@ -192,8 +193,14 @@ def best_batch(cell: Cell, shapes: Shapes, rows: int, machine: Machine) -> tuple
 def planned(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> list[PlannedMemory]:
     """Planned memory at each of an epoch's longest batches."""
     precision = cell.precision if cell.precision in ACHIEVED else "fp32"
-    context = CONTEXT_BYTES if machine.device == "cuda" else 0
-    return [plan_memory(job(cell, batch, source, target, precision), context) for source, target in _worst(shapes)]
+    context = workspace = 0
+    if machine.device == "cuda":
+        context = CONTEXT_BYTES
+        workspace = workspace_bytes(machine.gpu or "")
+    plans = list[PlannedMemory]()
+    for source, target in _worst(shapes):
+        plans.append(plan_memory(job(cell, batch, source, target, precision), context, workspace))
+    return plans
 
 
 def largest_plan(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> PlannedMemory:

@@ -12,8 +12,9 @@ from zeropods.errors import UserError
 from zeropods.measure.calibration import planned
 from zeropods.plan.cpu import new_bytes
 from zeropods.plan.facts import shape_named, shape_recorded
+from zeropods.plan.gpus import published_flops
 from zeropods.plan.known_models import known_config
-from zeropods.plan.machines import GIGA, Machines, published_flops, step_time, traffic
+from zeropods.plan.machines import GIGA, Machines, step_time, traffic
 from zeropods.plan.memory import PlannedMemory, plan_memory
 from zeropods.plan.workload import Saved, Shape, Weight, Workload, ZeroSettings, read_zero_settings
 from zeropods.report.plan import Published, plan_report, published

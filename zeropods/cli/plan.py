@@ -95,7 +95,8 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
     from zeropods.measure.calibration import CALIBRATION, kept_calibration, kept_probe, read_probe
     from zeropods.plan.cpu import CPU
     from zeropods.plan.estimate import Calibrated
-    from zeropods.plan.machines import Machines, words
+    from zeropods.plan.gpus import words
+    from zeropods.plan.machines import Machines
 
     folder = home()
     probe = kept_probe(folder) if arguments.machine is None else read_probe(arguments.machine)

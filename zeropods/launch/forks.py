@@ -285,9 +285,11 @@ def main() -> None:
         listening.rename(path)
         import_for_ranks()
         recipe = programs.extension_cache() / "cpu_adam" / "build.ninja"
+        is_compiled = recipe.with_name("cpu_adam.so").is_file()
         # Load offload's optimizer if it was compiled for this environment under its present path: checking that it need
-        # not be compiled takes longer than loading it.
-        if recipe.is_file() and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8"):
+        # not be compiled takes longer than loading it. While it is being compiled, which takes minutes, forks need not
+        # wait for it.
+        if is_compiled and recipe.is_file() and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8"):
             programs.compile_in_turns()
             import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
         serve(listener, newest)

@@ -21,7 +21,8 @@ from zeropods.measure.environment import hardware
 from zeropods.measure.record import RECORD, STRICT, Record, read_record
 from zeropods.plan.cpu import CPU, resident_parts, step_parts
 from zeropods.plan.facts import shape_recorded
-from zeropods.plan.machines import Machines, is_before_ampere, published_flops, step_time
+from zeropods.plan.gpus import is_before_ampere, published_flops, workspace_bytes
+from zeropods.plan.machines import Machines, step_time
 from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory, total
 from zeropods.plan.workload import Workload, ZeroSettings, read_zero_settings
 from zeropods.techniques import technique_named
@@ -282,11 +283,18 @@ def _factors(samples: Sequence[Sample], quantity: str) -> list[float]:
 def planned(record: Record) -> PlannedMemory | None:
     """Planned memory of one process of a recorded run, from its largest batch, shape and DeepSpeed configuration.
 
-    None where it cannot be planned. Without a GPU, nothing is counted for CUDA.
+    None where it cannot be planned. Without a GPU, nothing is counted for CUDA and cuBLAS.
     """
     work = recorded_work(record)
-    context = CONTEXT_BYTES if any(rank.gpu for rank in record.ranks) else 0
-    return None if work is None else plan_memory(work, context)
+    if work is None:
+        return None
+    gpu = next((rank.gpu for rank in record.ranks if rank.gpu), None)
+    return plan_memory(work, 0) if gpu is None else _on_gpu(work, gpu)
+
+
+def _on_gpu(work: Workload, gpu: str) -> PlannedMemory:
+    """The memory of one process on a GPU, with what CUDA and cuBLAS take of it."""
+    return plan_memory(work, CONTEXT_BYTES, workspace_bytes(gpu))
 
 
 @lru_cache(maxsize=1)
@@ -359,7 +367,7 @@ def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
         memory, time = tuple(map(total, resident_parts(largest))), step_parts(mean, machines, probe)
     else:
         machines = Machines(pods=record.pods, slots=record.slots, gpu=gpu)
-        memory, is_known = (plan_memory(largest).device_bytes,), published_flops(gpu, mean.precision) is not None
+        memory, is_known = (_on_gpu(largest, gpu).device_bytes,), published_flops(gpu, mean.precision) is not None
         time = (step_time(mean, machines).seconds,) if is_known else ()
     return Sample(
         technique=largest.technique.name,

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 from zeropods.plan.cpu import CPU, STEPPED, resident_parts, step_parts
 from zeropods.plan.facts import shape_for
-from zeropods.plan.machines import Machines, StepTime, is_before_ampere, known_gpus, memory_bytes, step_time
+from zeropods.plan.gpus import (
+    is_ambiguous,
+    is_before_ampere,
+    known_gpus,
+    memory_bytes,
+    names_near,
+    workspace_bytes,
+)
+from zeropods.plan.machines import Machines, StepTime, step_time
 from zeropods.plan.memory import PlannedMemory, Term, plan_memory
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB
@@ -166,8 +174,18 @@ def request_for(model: str, **asked: Any) -> Request:
     gpu = asked.get("machines", Machines()).gpu
     memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
     if memory is None:
-        raise UserError(f"--gpu {gpu}: unknown GPU; give --gpu-memory and --flops, or one of {known_gpus()}")
+        raise UserError(_unknown_gpu(gpu))
     return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
+
+
+def _unknown_gpu(gpu: str) -> str:
+    """What to say of a GPU of which not even the memory is known."""
+    near = names_near(gpu)
+    if is_ambiguous(gpu):
+        return f"--gpu {gpu}: may be {' or '.join(near)}; give one of these names"
+    if near:
+        return f"--gpu {gpu}: unknown GPU; give --gpu-memory and --flops, or a name near to it: {', '.join(near)}"
+    return f"--gpu {gpu}: unknown GPU; give --gpu-memory and --flops, or one of {known_gpus()}"
 
 
 def _foreign(shape: Shape) -> set[str]:
@@ -299,14 +317,18 @@ def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estima
     pods, slots = (1, 1) if work.technique.is_alone else (machines.pods, machines.slots)
     work = replace(work, ranks=pods * slots)
     room = request.gpu_memory_bytes
+    workspace = 0 if machines.device == CPU else workspace_bytes(machines.gpu)
     if machines.machine_bytes is not None:
         room = machines.machine_bytes // -(-work.ranks // machines.hosts)
 
     def of_rows(rows: int) -> tuple[PlannedMemory, Span | None, float]:
         """The memory for this many rows, its span, and the bytes that must be available."""
         fewer = replace(work, rows=rows)
-        memory = plan_memory(fewer) if by is None else by.memory(fewer)
-        span = None if by is None else by.interval(fewer, "memory", memory.device_bytes)
+        if by is None:
+            memory = plan_memory(fewer, workspace_bytes=workspace)
+            return memory, None, memory.device_bytes
+        memory = by.memory(fewer)
+        span = by.interval(fewer, "memory", memory.device_bytes)
         return memory, span, span.most if span else memory.device_bytes
 
     def fits(rows: int) -> bool:
@@ -369,7 +391,7 @@ class Calibrated:
         """Memory of one process; without a GPU, resident memory: the bare process and terms times their fitted
         factors."""
         if self.device != CPU:
-            return plan_memory(work)
+            return plan_memory(work, workspace_bytes=workspace_bytes(self.device))
         bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
         terms = (
             replace(term, bytes=round(factor * term.bytes), formula=f"{factor:.3g} from runs x {term.formula}")

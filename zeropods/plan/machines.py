@@ -1,81 +1,13 @@
-"""The machines that a plan is for: published figures of GPUs, pods, links, and the seconds of a step on them."""
+"""The machines that a plan is for: pods, GPUs, links, and the seconds of a step on them."""
 
 from __future__ import annotations
 
-import csv
 import math
-import re
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from zeropods.errors import UserError
+from zeropods.plan.gpus import GIGA, known_gpus, names_near, published_flops
 from zeropods.plan.workload import MASTER, Workload, share
-from zeropods.tables import GIB
-
-# Published arithmetic peaks of GPUs.
-
-GIGA, TERA = 1e9, 1e12
-FILE = Path(__file__).with_name("gpus.csv")
-OTHER = frozenset({"mig", "laptop", "d", "ti", "super", "fhhl"})
-"""Words in a name that mark another card, or less than a whole one: a MIG slice, a mobile or a cut-down variant."""
-
-
-@cache
-def peaks() -> dict[str, dict[str, float]]:
-    """GPUs' figures from NVIDIA's data sheets and architecture papers (A10G: AWS's); those "with sparsity" are halved.
-
-    Returns:
-        Figures by the words that a GPU's name holds; the first entry whose words are all in the name counts. `gib` is
-        the memory of the usual card as nvidia-smi shows it (a name may say another size); the others are dense TFLOP/s
-        by precision, where the GPU has it. FP32 is outside the tensor cores: what PyTorch does by default, without
-        TF32; FP16 and BF16 are in tensor cores with FP32 accumulation.
-    """
-    with FILE.open(encoding="utf-8", newline="") as file:
-        lines = csv.DictReader(file)
-        return {line.pop("words"): {name: float(text) for name, text in line.items() if text} for line in lines}
-
-
-def known_gpus(precision: str = "fp32") -> str:
-    """Names of the GPUs that have a precision, as text for people."""
-    return ", ".join(words.upper() for words, peak in peaks().items() if precision in peak)
-
-
-def published_flops(gpu: str, precision: str) -> float | None:
-    """Dense FLOP/s of a whole GPU, or None where they are not known here or the GPU does not have the precision.
-
-    Args:
-        gpu: its name as torch and NVML give it, `NVIDIA A100-SXM4-40GB`, or a short one, `A100-40GB`.
-        precision: `fp32` (what a run uses: without TF32), `bf16` or `fp16`.
-    """
-    tera = _peak(gpu).get(precision)
-    return None if tera is None else TERA * tera
-
-
-def memory_bytes(gpu: str) -> int | None:
-    """Bytes of a GPU's memory: the size in its name (`A100-80GB`), else that of the usual card; None if unknown."""
-    said = re.search(r"(\d+) ?GB", gpu, re.IGNORECASE)
-    size = float(said[1]) if said else _peak(gpu).get("gib")
-    return None if size is None else round(GIB * size)
-
-
-def is_before_ampere(gpu: str) -> bool:
-    """Whether a GPU is known to be older than Ampere: it has no BF16 arithmetic and no FlashAttention."""
-    return bool(_peak(gpu)) and "bf16" not in _peak(gpu)
-
-
-def words(gpu: str) -> frozenset[str]:
-    """The words by which a GPU's name is recognised, however it is written."""
-    return frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
-
-
-def _peak(gpu: str) -> dict[str, float]:
-    said = words(gpu)
-    known = (peak for named, peak in peaks().items() if said.issuperset(named.split()) and not said & OTHER)
-    return next(known, {})
-
-
-# The machines that a plan is for: pods, GPUs, links.
 
 ACHIEVED = {"fp32": 10.35 / 19.5, "bf16": 0.4, "fp16": 0.4}
 """Share of a published peak that training reaches. FP32: the share of an A100's 19.5 TFLOP/s that, with `BANDWIDTH`,
@@ -128,8 +60,8 @@ class Machines:
             return self.flops
         peak = published_flops(self.gpu, precision)
         if peak is None:
-            known = known_gpus(precision)
-            raise UserError(f"GPU {self.gpu!r}: its {precision} peak is unknown; give --flops, or one of {known}")
+            others = ", ".join(names_near(self.gpu)) or known_gpus(precision)
+            raise UserError(f"GPU {self.gpu!r}: its {precision} peak is unknown; give --flops, or one of {others}")
         return ACHIEVED[precision] * peak
 
 

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from itertools import accumulate
 
 from zeropods.plan.workload import EAGER, ELEMENT_BYTES, MASTER, MOMENTS, PLAIN, Shape, Workload, share, value
-from zeropods.tables import GIB
+from zeropods.tables import GIB, MIB
 
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
 """The parts that the memory of a GPU is divided into."""
@@ -19,6 +19,9 @@ PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 CONTEXT_BYTES = 500_000_000
 """Bytes that CUDA, cuBLAS and NCCL take of a GPU before the first tensor: the rest of the published figures of an A100
 once all else is counted. Drivers and libraries differ by some 0.2 GB."""
+MULTIPLYING_THREADS = 2
+"""Threads of a process that multiply matrices on its GPU, each with a workspace of its own: the one that runs the
+forward pass, and autograd's for the GPU, which runs the backward pass and what checkpointing computes again."""
 PROCESS_BYTES = 2 << 30
 """Bytes of Python, PyTorch, CUDA and its libraries: an allowance. A process without a GPU has 0.7 GB (measured)."""
 LOADING = "the model while it is loaded, FP32"
@@ -58,11 +61,13 @@ class PlannedMemory:
 
 
 @lru_cache(maxsize=1024)
-def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMemory:
+def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES, workspace_bytes: int = 0) -> PlannedMemory:
     """The memory of one process.
 
     Args:
         context_bytes: bytes of CUDA and its libraries; 0 without a GPU.
+        workspace_bytes: bytes of cuBLAS's workspace for one thread (`gpus.workspace_bytes`); 0
+            without a GPU.
     """
     stage, activations, buffers = work.technique.stage, Activations(work), _buffers(work)
     (held, lasting), saved = _states(work), activations.terms()
@@ -80,6 +85,10 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
         formula = f"{step.formula}, less freed activations and buckets"
         terms.append(replace(step, bytes=step.bytes - spare, formula=formula))
     terms += saved
+    workspaces = MULTIPLYING_THREADS * workspace_bytes
+    if workspaces:
+        formula = f"{MULTIPLYING_THREADS} threads x {workspace_bytes / MIB:.3g} MiB"
+        terms.append(Term("cuBLAS's workspaces", workspaces, formula))
     if context_bytes:
         formula = f"{context_bytes / GIB:.2g} GiB, a constant"
         terms.append(Term("CUDA and its libraries", context_bytes, formula, "context"))
@@ -99,7 +108,7 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
         terms=tuple(terms),
         host_terms=_host_terms(work, lasting),
         state_bytes=sum(map(total, _states(replace(work, passes=1)))),
-        peak_allocated_bytes=total(held) - gradients + max(moments),
+        peak_allocated_bytes=total(held) - gradients + max(moments) + workspaces,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from zeropods.measure.calibration import PLAN_KEYS, plan_figures, planned
 from zeropods.measure.record import PHASES, Record, Statistics, real_tokens
 from zeropods.plan.facts import shape_recorded
-from zeropods.plan.machines import published_flops
+from zeropods.plan.gpus import published_flops
 
 DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserved", "resident"
 """Kinds of memory. They are four different things and are never mixed."""

@@ -13,7 +13,8 @@ from typing import Any
 from zeropods.errors import UserError
 from zeropods.plan.cpu import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
-from zeropods.plan.machines import GIGA, TERA, Machines, memory_bytes, peaks
+from zeropods.plan.gpus import GIGA, TERA, cards, memory_bytes
+from zeropods.plan.machines import Machines
 from zeropods.plan.memory import LOADING, PARTS, Term, total
 from zeropods.plan.workload import MASTER, MOMENTS
 from zeropods.report.plan import TIMES, gib
@@ -226,14 +227,16 @@ class _Questions:
         return found
 
     def cheaper_gpu(self) -> WhatIf:
-        """The answer with the smallest known GPU that is slower and still enough."""
+        """The answer with the smallest known GPU that is slower and still enough, among those that run CUDA."""
         question, precision = "a cheaper GPU", self.every.precision
         now = self.every.machines.achieved_flops(precision)
 
         def of(gpu: str) -> Request:
             return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory_bytes(gpu) or 0)
 
-        for gpu in map(str.upper, sorted(peaks(), key=lambda words: (peaks()[words]["gib"], peaks()[words]["fp16"]))):
+        with_cuda = [card for card in cards() if card.capability is not None]
+        for card in sorted(with_cuda, key=lambda card: (card.memory_bytes, card.flops["fp16"])):
+            gpu = card.name
             new = self.fitting(partial(of, gpu))
             if new is not None and of(gpu).machines.achieved_flops(precision) < now:
                 part = new.samples_per_second / new.pods / (self.base.samples_per_second / self.base.pods)
