@@ -58,4 +58,4 @@ fi
 export PYTHONPATH=$PWD:$site${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 exec "$python" -m benchmarks.gpu.session "$part" --seconds "$seconds" --began "$began" \
-    --pack "$pack" --data "$work/data" --out "$out" ${words[@]+"${words[@]}"}
+    --pack "$pack" --data "$work/data" --out "$out" --work "$work/out" ${words[@]+"${words[@]}"}

@@ -65,6 +65,9 @@ class Session:
 
     part: str
     out: Path
+    """Folder of its records and runs."""
+    archive: Path
+    """What the caller takes home."""
     bench: Bench
     clock: Clock
 
@@ -130,7 +133,7 @@ class Session:
         names = [cell.name for step in parts()[self.part] for cell in step.cells]
         measured = {name: records[name] for name in names if name in records}
         write_summary(self.out, names, measured, self.bench.machine, [])
-        write_archive(self.out, self.out.parent / f"part-{self.part}.tar.gz", f"part-{self.part}")
+        write_archive(self.out, self.archive, f"part-{self.part}")
 
 
 def write_plans(out: Path, cells: Sequence[Cell], data: Data, machine: Machine) -> None:
@@ -155,8 +158,10 @@ def main() -> int:
     prepare_compiling()
     if asked.pack is not None:
         check_pack(asked.pack)
-    out = asked.out / asked.part
+    out = (asked.work or asked.out) / asked.part
     out.mkdir(parents=True, exist_ok=True)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    archive = asked.out / f"part-{asked.part}.tar.gz"
     steps = _steps(asked.part, asked.device)
     cells = [cell for step in steps for cell in step.cells]
     ready, remarks = runnable(cells, prepares=False)
@@ -180,7 +185,8 @@ def main() -> int:
                 seconds=asked.steady_seconds,
                 tries_other_batches=False,
             )
-            Session(part=asked.part, out=out, bench=bench, clock=clock).run(steps)
+            session = Session(part=asked.part, out=out, archive=archive, bench=bench, clock=clock)
+            session.run(steps)
         finally:
             with suppress(ProcessLookupError):
                 compiling.terminate()
@@ -219,7 +225,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=number, required=True, help="in which all has to be over")
     parser.add_argument("--began", type=float, default=time.time(), help="when they began, in seconds since 1970")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared sets and raw questions")
-    parser.add_argument("--out", type=Path, required=True, help="folder of what was measured")
+    parser.add_argument("--out", type=Path, required=True, help="folder of part-a.tar.gz and part-b.tar.gz")
+    parser.add_argument("--work", type=Path, help="folder of runs, with their weights (default: that of --out)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny models, does it work?")
     parser.add_argument("--pack", type=Path, help="the pack, whose code has to be this project's")
     parser.add_argument("--steady-seconds", type=number, default=STEADY_SECONDS, help="of steady steps a cell")
