@@ -29,6 +29,7 @@ FIGURES = "summary.json"
 NEAR = 0.10
 """Difference of measured from planned memory above which a cell is named."""
 UNKNOWN = "-"
+CELLS = "cells/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,22 +49,31 @@ class Part:
 
     @property
     def records(self) -> dict[str, Record]:
-        """The records of its cells, in the order in which they were measured."""
+        """The records of its cells: those that it was to measure first, then others."""
         known = {}
-        for step in self.steps:
-            for cell in step.cells:
-                record = self.documents.get(f"cells/{cell.name}")
-                if record is not None:
-                    known[cell.name] = record
+        for name in self.wanted:
+            record = self.documents.get(f"{CELLS}{name}")
+            if record is not None:
+                known[name] = record
+        for path, record in self.documents.items():
+            if path.startswith(CELLS):
+                known.setdefault(path.removeprefix(CELLS), record)
         return known
 
     @property
-    def missing(self) -> list[str]:
-        """What it was to measure and has not: cells, or steps without cells."""
+    def wanted(self) -> list[str]:
+        """The cells that it was to measure, in order."""
         names = []
         for step in self.steps:
-            names += [cell.name for cell in step.cells if cell.name not in self.records]
-        if self.name == "a" and "facts" not in self.documents:
+            names += [cell.name for cell in step.cells]
+        return names
+
+    @property
+    def missing(self) -> list[str]:
+        """What it was to measure and has not: cells, or the facts of the machine."""
+        names = [name for name in self.wanted if name not in self.records]
+        has_facts_step = any(not step.cells for step in self.steps)
+        if has_facts_step and "facts" not in self.documents:
             names.append("facts")
         return names
 
@@ -83,16 +93,17 @@ def main() -> int:
 
 
 def read_parts(folder: Path) -> list[Part]:
-    """The parts of which there is an archive.
+    """The parts of which there is an archive; besides the two of a pack, any other that somebody made of more cells.
 
     Raises:
         UserError: there is none, or one cannot be read.
     """
     collected = []
-    for name, steps in parts().items():
-        archive = folder / f"part-{name}.tar.gz"
-        if archive.is_file():
-            collected.append(Part(name=name, steps=steps, documents=_documents(archive, f"part-{name}")))
+    for archive in sorted(folder.glob("part-*.tar.gz")):
+        prefix = archive.name.removesuffix(".tar.gz")
+        name = prefix.removeprefix("part-")
+        steps = parts().get(name, ())
+        collected.append(Part(name=name, steps=steps, documents=_documents(archive, prefix)))
     if not collected:
         raise UserError(f"--collect {folder}: has neither part-a.tar.gz nor part-b.tar.gz; name the folder with both")
     return collected
@@ -105,13 +116,12 @@ def _documents(archive: Path, prefix: str) -> dict[str, Any]:
         with tarfile.open(archive) as packed:
             for member in packed:
                 path = Path(member.name)
-                parts_of_path = path.relative_to(prefix).parts
-                is_own = len(parts_of_path) == 1 or parts_of_path[0] == "cells"
-                if not (member.isfile() and path.suffix == ".json" and is_own):
+                if not member.isfile() or path.suffix != ".json":
                     continue
+                name = str(path.relative_to(prefix).with_suffix(""))
                 content = packed.extractfile(member)
-                if content is not None:
-                    documents["/".join(parts_of_path)[: -len(".json")]] = json.loads(content.read())
+                if content is not None and ("/" not in name or name.startswith(CELLS)):
+                    documents[name] = json.loads(content.read())
     except (OSError, EOFError, ValueError, tarfile.TarError) as error:
         raise UserError(f"{archive}: cannot be read ({error}); {remedy}") from None
     if "machine" not in documents:

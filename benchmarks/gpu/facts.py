@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import suppress
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,16 @@ def facts() -> dict[str, Any]:
 
     from zeropods.train import device
 
-    installed = {each.metadata["Name"]: each.version for each in distributions()}
+    versions = {}
+    for name in PACKAGES:
+        versions[name] = None
+        # The first one on the path is the one that is imported: a pack's packages lie before the machine's own.
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     known: dict[str, Any] = {
         "hardware": environment.hardware(),
         "python": environment.versions()["python"],
-        "versions": {name: installed.get(name) for name in PACKAGES},
+        "versions": versions,
         "gpus_by_nvml": own_gpus(),
         "nvidia_smi": _nvidia_smi(),
         "bf16": device.multiplies_bf16(),

@@ -102,7 +102,7 @@ def see_one_gpu() -> None:
 REQUIREMENTS = PROJECT / "requirements.txt"
 NEEDED = (
     "torch", "transformers", "accelerate", "tokenizers", "sentencepiece", "safetensors", "protobuf", "tensorboard",
-    "numpy", "pyarrow", "pydantic", "nvidia-ml-py",
+    "numpy", "scipy", "pyarrow", "pydantic", "nvidia-ml-py",
 )  # fmt: skip
 """Packages that every cell needs."""
 PREPARING = "datasets"
