@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +114,54 @@ ON_TORCH = ("accelerate", "deepspeed")
 """Packages that depend on torch: pip would fetch another torch, gigabytes for a CUDA that the driver may not run."""
 
 
+OLDEST = {"torch": "2.11", "transformers": "5.17"}
+"""The oldest versions that cells were tried with."""
+TRIED = {"torch": "2.11 to 2.13", "transformers": "5.17 to 5.23"}
+"""The versions that cells were tried with."""
+SUSPECTS = ("torch", "transformers", "accelerate", "tokenizers", "huggingface_hub", "deepspeed")
+"""Packages whose versions are named where training cannot start."""
+TRIAL_SECONDS = 120.0
+
+
 def missing(*packages: str) -> list[str]:
     """Return those of the packages that are not installed."""
     return [package for package in packages if not any(Distribution.discover(name=package))]
+
+
+def check_versions() -> None:
+    """Refuse packages that are older than the oldest that cells were tried with, before anything is imported."""
+    for package, oldest in OLDEST.items():
+        here = version(package)
+        # A build's own suffix, as in 2.11.0+cu130, says nothing about age.
+        numbers = re.findall(r"\d+", here.partition("+")[0])
+        wanted = oldest.split(".")
+        if [int(part) for part in numbers[: len(wanted)]] < [int(part) for part in wanted]:
+            remedy = " ".join(how_to_bring([package]))
+            raise UserError(f"{package} {here}: too old; use {oldest} or later, tried {TRIED[package]}; {remedy}")
+
+
+def check_start(*, deepspeed: bool) -> None:
+    """Refuse packages with which a training run or a prediction cannot start: a process of its own tries it.
+
+    Args:
+        deepspeed: whether to try DeepSpeed too.
+
+    Raises:
+        UserError: with the fault, and the versions that are here.
+    """
+    from benchmarks.gpu.jobs import call
+
+    status, output = call("benchmarks.gpu.trial", [DEEPSPEED] if deepspeed else [], TRIAL_SECONDS)
+    if status == 0:
+        return
+    lines = output.splitlines() or [f"status {status}"]
+    # An error may have further lines, such as advice.
+    faults = [line for line in lines if re.match(r"[\w.]*Error: ", line)]
+    fault = (faults or lines)[-1].strip()
+    packages = [package for package in SUSPECTS if not missing(package)]
+    here = ", ".join(f"{package} {version(package)}" for package in packages)
+    tried = ", ".join(f"{package} {versions}" for package, versions in TRIED.items())
+    raise UserError(f"training cannot start here ({fault}) with {here}; use {tried}, or requirements.txt")
 
 
 def runnable(cells: Sequence[Cell], *, prepares: bool) -> tuple[list[Cell], list[str]]:
@@ -126,16 +171,22 @@ def runnable(cells: Sequence[Cell], *, prepares: bool) -> tuple[list[Cell], list
         prepares: whether sets have to be made from raw data first.
 
     Raises:
-        UserError: a package that every cell needs is missing.
+        UserError: a package that every cell needs is missing or too old, or training cannot start with those here.
     """
     basic = missing(*NEEDED, *([PREPARING] if prepares else []))
     if basic:
         raise UserError(f"missing: {', '.join(basic)}; every cell needs them; {' '.join(how_to_bring(basic))}")
-    if not missing(DEEPSPEED):
-        return list(cells), []
-    left_out = [cell.name for cell in cells if cell.needs_deepspeed]
-    said = [f"missing: deepspeed; without it these cells wait: {', '.join(left_out)}", *how_to_bring([DEEPSPEED])]
-    return [cell for cell in cells if not cell.needs_deepspeed], said if left_out else []
+    check_versions()
+    ready, remarks = list(cells), []
+    if missing(DEEPSPEED):
+        ready = [cell for cell in cells if not cell.needs_deepspeed]
+        left_out = [cell.name for cell in cells if cell.needs_deepspeed]
+        if left_out:
+            remarks.append(f"missing: deepspeed; without it these cells wait: {', '.join(left_out)}")
+            remarks.extend(how_to_bring([DEEPSPEED]))
+    if ready:
+        check_start(deepspeed=any(cell.needs_deepspeed for cell in ready))
+    return ready, remarks
 
 
 def sets_to_prepare(place: Path, out: Path) -> list[str]:

@@ -96,6 +96,19 @@ def test_what_stands_in_the_way_is_said_and_fails_the_call(
     assert guarded(main) == 1 and said in capsys.readouterr().err
 
 
+def test_a_package_that_is_too_old_is_named_before_anything_is_imported(
+    tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = tmp_path / "installed" / "transformers-5.9.1.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.4\nName: transformers\nVersion: 5.9.1\n")
+    monkeypatch.syspath_prepend(metadata.parents[1])
+    assert guarded(main) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "transformers 5.9.1: too old; use 5.17 or later" in line
+    assert f"pip install --no-index --find-links wheels {required('transformers')}" in line
+
+
 @pytest.mark.usefixtures("command")
 def test_a_second_call_into_a_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with folder_locked(tmp_path / "out", LOCK, signs=(LOCK,), kind="benchmark", flag="--out"):

@@ -1,6 +1,7 @@
 """The benchmark on a GPU: the whole command at tiny shapes on a CPU, interrupted between cells and called again."""
 
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -107,6 +108,21 @@ def test_padding_to_a_multiple_and_logits_of_all_positions_leave_the_loss(
     model, batch = random_t5_tiny(), collate(tiny_batch)
     other = loss(model, **collate(tiny_batch, multiple)).loss
     assert float(other) == pytest.approx(float(model(**batch).loss), rel=1e-5)
+
+
+def test_packages_with_which_training_cannot_start_are_named_before_any_cell(sample: Path, tmp_path: Path) -> None:
+    package = tmp_path / "installed" / "transformers" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("raise ImportError('needs another tokenizers\\nTry: this')\n")
+    argv = [sys.executable, "-m", "benchmarks.gpu", *SHORT, "--out", tmp_path / "out", "--data", sample]
+    path = os.pathsep.join([str(package.parents[1]), str(ROOT)])
+    done = subprocess.run(
+        argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=280, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "cannot start here (ImportError: needs another tokenizers) with torch " in last
+    assert "use torch 2.11 to 2.13, transformers 5.17 to 5.23" in last
+    assert not (tmp_path / "out" / "cells").exists()
 
 
 def test_each_ablated_cell_takes_away_what_is_known() -> None:

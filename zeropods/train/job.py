@@ -297,6 +297,10 @@ def training_arguments(task: Task) -> TrainingArguments:
         # A process trains on one GPU. transformers would copy its model to all that it sees, by `DataParallel`, and
         # give each of them a whole batch.
         settings._n_gpu = 1
+    if not on_gpu:
+        # On a CPU accelerate gives each of several processes an indexed device, such as `cpu:0`. transformers 5.17 loads
+        # the optimizer's state onto it when it resumes, which torch refuses.
+        settings._setup_devices = torch.device("cpu")
     if task.deepspeed is not None:
         # On a CPU transformers leaves this to the trainer, and ZeRO-3 would then load a model as if on one process.
         import deepspeed
