@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,16 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(
     together = answerer.answer([*asked, asked[0]], how)
     alone = [answerer.answer([example], how)[0] for example in asked]
     assert [answer.query for answer in together] == [answer.query for answer in (*alone, alone[0])]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_masked_padding_of_prompts_changes_no_answer(answerer: QueryAnswerer, asked: list[Example], beams: int) -> None:
+    how = Generation(max_new_tokens=30, num_beams=beams)
+    padded = QueryAnswerer(replace(answerer.saved, multiple=8), "schema")
+    ids = [answerer.tokenizer(source_of(example, "schema")).input_ids for example in asked]
+    longest = max(len(row) for row in ids)
+    assert longest % 8 and padded.saved.batch(ids)["input_ids"].shape[1] == -(-longest // 8) * 8
+    assert padded.answer(asked, how) == answerer.answer(asked, how)
 
 
 def test_answers_are_those_of_transformers_own_search(answerer: QueryAnswerer, asked: list[Example]) -> None:

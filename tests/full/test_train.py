@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from tests.full.conftest import ROOT, TINY
@@ -19,8 +21,12 @@ from tests.full.forks import begin_ranks, train_ranks
 from tests.full.launches import until
 from zeropods.cli import main
 from zeropods.errors import UserError, guarded
+from zeropods.evaluate.models import load_model
 from zeropods.measure.record import Record, read_record
 from zeropods.train import run_parsed
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.device import CUDNN_ATTENTION
+from zeropods.train.text2sql import TextToSQL
 
 LIKE_TRAINED = ["--max_steps", "6", "--eval_steps", "3"]
 """What the run `trained` was asked for, of 32 rows a step."""
@@ -311,3 +317,65 @@ def test_a_call_without_data_leaves_no_folder(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "m.yaml").write_text(text)
     assert "no prepared data set" in said(capsys, "sweep", tmp_path / "m.yaml", "--out", tmp_path / "sweep")
     assert os.listdir(tmp_path) == ["m.yaml"]
+
+
+def test_rows_are_padded_to_multiples_of_8_on_a_gpu_and_as_before_on_a_cpu(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def task(given: int | None = None) -> TextToSQL:
+        return TextToSQL(TextToSQLArguments(dataset_path=str(prepared), pad_to_multiple_of=given))
+
+    def width(padded: TextToSQL) -> int:
+        row = np.ones(9, dtype=np.int32)
+        batch = padded.batch([(row, row)])
+        assert batch["labels"].shape == batch["input_ids"].shape
+        return batch["input_ids"].shape[1]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (width(task()), width(task(1)), width(task(4))) == (16, 9, 12)
+    assert task().settings() == task(8).settings() != task(1).settings()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (width(task()), width(task(8))) == (9, 16)
+    # Runs that were recorded before the flag have no such key.
+    assert "pad_to_multiple_of" not in task().settings()
+    assert task().settings() == task(1).settings() != task(8).settings()
+
+
+@pytest.fixture
+def cudnn_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put torch's choice back, which is one for the whole process."""
+    monkeypatch.delenv(CUDNN_ATTENTION, raising=False)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.usefixtures("cudnn_attention")
+def test_a_run_and_a_prediction_keep_attention_off_cudnn_unless_they_are_asked(
+    trained: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["textsql_train.py", *TINY, "--dataset_path", str(prepared), "--max_steps", "1", "--outputdir"]
+    for asked, expected in [(None, False), ("1", True), ("0", False)]:
+        if asked is not None:
+            monkeypatch.setenv(CUDNN_ATTENTION, asked)
+        torch.backends.cuda.enable_cudnn_sdp(not expected)
+        assert run_parsed([*argv, str(tmp_path / f"run-{asked}")]) == 0
+        assert torch.backends.cuda.cudnn_sdp_enabled() == expected
+        torch.backends.cuda.enable_cudnn_sdp(not expected)
+        load_model(trained, causal=False)
+        assert torch.backends.cuda.cudnn_sdp_enabled() == expected
+    monkeypatch.setenv(CUDNN_ATTENTION, "yes")
+    assert guarded(lambda: run_parsed([*argv, str(tmp_path / "run-yes")])) == 1
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith(f"{CUDNN_ATTENTION} 'yes'; expected 1, or 0 for the other kernels")
+    )
+
+
+def test_imports_leave_attention_as_it_was() -> None:
+    words = "import torch, zeropods.train.run, zeropods.train.text2sql, zeropods.evaluate.generate as g; "
+    words += "print(torch.backends.cuda.cudnn_sdp_enabled())"
+    argv = [sys.executable, "-c", words]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280, check=True)
+    assert done.stdout.split() == ["True"]

@@ -298,8 +298,8 @@ def training_arguments(task: Task) -> TrainingArguments:
         # give each of them a whole batch.
         settings._n_gpu = 1
     if not on_gpu:
-        # On a CPU accelerate gives each of several processes an indexed device, such as `cpu:0`. transformers 5.17 loads
-        # the optimizer's state onto it when it resumes, which torch refuses.
+        # On a CPU accelerate gives each of several processes an indexed device, such as `cpu:0`. A run that resumes
+        # loads the optimizer's state onto it with transformers 5.17, which torch refuses.
         settings._setup_devices = torch.device("cpu")
     if task.deepspeed is not None:
         # On a CPU transformers leaves this to the trainer, and ZeRO-3 would then load a model as if on one process.
