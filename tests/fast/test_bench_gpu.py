@@ -56,6 +56,21 @@ def test_mfu_of_t5_large_at_22_and_22_tokens() -> None:
     assert mfu(record(tokens_per_sample=[22, 22]), H200) == pytest.approx(320 * 97.72e9 / 989.4e12, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "bandwidth"),
+    [
+        ("NVIDIA H200", 4.8e12),
+        ("NVIDIA GH200 480GB", 4.0e12),
+        ("NVIDIA A100-SXM4-40GB", 1.555e12),
+        ("NVIDIA A100-SXM4-80GB", 2.039e12),
+        # Between the others, where it is not known.
+        ("a card of the future", 2.0e12),
+    ],
+)
+def test_a_step_of_the_optimizer_is_predicted_by_the_memory_of_the_very_card(gpu: str, bandwidth: float) -> None:
+    assert Machine(device="cuda", gpu=gpu, memory_bytes=1).bandwidth == pytest.approx(bandwidth)
+
+
 def test_three_epochs_are_169_065_samples() -> None:
     assert rows({"t5-large-none-32": record()}, H200)[0]["three_epochs_seconds"] == pytest.approx(169_065 / 320)
 

@@ -205,7 +205,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle)
 int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory *found)
 {
     if (handle != &device || found->version != (sizeof *found | 2u << 24)) return INVALID;
-    found->used = 7; found->reserved = 11; return OK;
+    found->used = 7; found->reserved = 11; found->total = 1000; return OK;
 }
 int nvmlDeviceGetUtilizationRates(void *handle, struct rates *found) { found->gpu = 87; found->memory = 12; return OK; }
 int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { return NOT_SUPPORTED; }
@@ -216,7 +216,8 @@ ASK = """
 import json, sys
 from zeropods.measure.memory import find_gpu
 found = [find_gpu(names) for names in json.loads(sys.argv[1])]
-print(json.dumps([None if gpu is None else gpu.read() | {"energy": gpu.energy_joules()} for gpu in found]))
+whole = lambda gpu: {"energy": gpu.energy_joules(), "total": gpu.total_bytes()}
+print(json.dumps([None if gpu is None else gpu.read() | whole(gpu) for gpu in found]))
 """
 TOLD = {
     "device_used_bytes": 7,
@@ -224,6 +225,7 @@ TOLD = {
     "memory_utilization_percent": 12,
     "power_watts": None,
     "energy": 1234.567,
+    "total": 1000,
 }
 
 

@@ -10,7 +10,8 @@ from tests.made import a_rank, a_record, as_record, write_run
 from zeropods.cli import main
 from zeropods.measure.calibration import MachineProbe, plan_figures, probe_for
 from zeropods.plan.known_models import known_config
-from zeropods.tables import GIB
+from zeropods.tables import GIB, MIB
+from zeropods.train.probe import step_parameters
 
 BARE = 300_000_000
 ON_CPU = ("--model", "t5-small", "--device", "cpu")
@@ -133,6 +134,50 @@ def test_a_run_on_a_gpu_that_is_not_known_has_a_plan_of_its_memory_alone() -> No
     found = plan_figures(as_record(a_record(ranks=[rank])))
     assert found["plan_peak_measured_bytes"] == 3e9 and found["plan_peak_planned_bytes"] is not None
     assert found["plan_step_planned_seconds"] is None and found["plan_step_measured_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "flags", "expected"),
+    [
+        # NVML's bytes of the probed GPU win over its name, and what is asked for over both.
+        ({"gpu_memory_bytes": 79 * GIB}, (), 79 * GIB),
+        ({"gpu_memory_bytes": 79 * GIB}, ("--gpu-memory", "64"), 64 * GIB),
+        # An older probe has none; nor has a GPU of another name anything to do with it.
+        ({}, (), 81_559 * MIB),
+        ({"gpu_memory_bytes": 79 * GIB}, ("--gpu", "A100-40GB"), 40 * GIB),
+    ],
+)
+def test_a_gpu_at_hand_has_the_memory_that_it_shows(
+    measured: dict[str, Any], flags: tuple[str, ...], expected: int, machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hardware = {**PROBE["hardware"], "gpus": ["NVIDIA H100 80GB HBM3"]}
+    a_probe(machine, hardware=hardware, pcie_bandwidth=1e10, **measured)
+    assert main(["plan", "--model", "t5-small", "--machine", str(machine), *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["request"]["gpu_memory_bytes"] == expected
+
+
+def test_a_gpu_of_any_name_is_planned_by_its_probe(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hardware = {**PROBE["hardware"], "gpus": ["a card of the future"]}
+    a_probe(machine, hardware=hardware, pcie_bandwidth=1e10, gpu_memory_bytes=20 * GIB)
+    assert main(["plan", "--model", "t5-small", "--machine", str(machine), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["request"]["gpu_memory_bytes"] == 20 * GIB
+
+
+@pytest.mark.parametrize(
+    ("cache_mb", "bytes_of_the_step"),
+    [
+        # Without a GPU as before: plans were fitted to rates of this step.
+        (None, 64_000_000),
+        # An H100's L2, and that of a B200.
+        (50, 512 << 20),
+        (126, 512 << 20),
+        (256, 4 * 256_000_000),
+    ],
+)
+def test_the_probed_step_of_a_gpu_is_larger_than_its_caches(cache_mb: int | None, bytes_of_the_step: int) -> None:
+    # Weight, gradient and both moments, in FP32.
+    cache = None if cache_mb is None else cache_mb * 1_000_000
+    assert 16 * step_parameters(cache) == bytes_of_the_step
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from zeropods.cli import main, parser
 from zeropods.plan.estimate import Estimate, plan, request_for
 from zeropods.plan.machines import Machines
 from zeropods.report.plan import length_plans
-from zeropods.tables import GIB
+from zeropods.tables import GIB, MIB
 
 PARTS = {"parameters", "gradients", "optimizer", "buffers", "activations", "context", "total"}
 
@@ -165,10 +165,10 @@ def test_every_heading_of_a_plan_has_its_unit_and_no_number_an_exponent() -> Non
 
 
 @pytest.mark.parametrize(
-    ("gpu", "gib"), [("T4", 15), ("A100-40GB", 40), ("A100-80GB", 80), ("NVIDIA H100 80GB HBM3", 80)]
+    ("gpu", "mib"), [("T4", 15_360), ("A100-40GB", 40_960), ("3090", 24_576), ("NVIDIA H100 80GB HBM3", 81_559)]
 )
-def test_a_gpu_brings_its_memory(gpu: str, gib: float) -> None:
-    assert result("t5-small", "--gpu", gpu)["request"]["gpu_memory_bytes"] == gib * GIB
+def test_a_gpu_brings_its_memory(gpu: str, mib: int) -> None:
+    assert result("t5-small", "--gpu", gpu)["request"]["gpu_memory_bytes"] == mib * MIB
     assert result("t5-small", "--gpu", gpu, "--gpu-memory", "7")["request"]["gpu_memory_bytes"] == 7 * GIB
 
 

@@ -26,6 +26,7 @@ print("taken", flush=True)
 sys.stdin.read()
 """
 SECONDS = 20.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_free_ports_are_not_those_of_the_kernel_and_follow_no_seed() -> None:
@@ -48,6 +49,13 @@ def test_an_environment_has_a_cache_of_its_own_unless_one_was_chosen(
     assert extension_cache() == expected
     if sys.prefix != sys.base_prefix:
         assert expected == Path(sys.prefix) / "torch_extensions"
+
+
+def test_operations_are_compiled_from_a_clone_that_is_not_installed(tmp_path: Path) -> None:
+    # Without any installed package the first one that is missing is torch, not this project.
+    command = [sys.executable, "-S", "-E", str(ROOT / "tools" / "compile_ops.py")]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1 and "No module named 'torch'" in ended.stderr
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from deepspeed.runtime import config as runtime
 from tests.full.clusters import command, zeropods
 from tests.full.launches import RANK, ROOT, left, processes, record, train, until
 from zeropods.errors import UserError
-from zeropods.programs import child_environment
+from zeropods.programs import EXTENSIONS, child_environment, extension_cache
 from zeropods.train.deepspeed import TOP_LEVEL, check_blocks, read_config
 
 
@@ -70,6 +70,55 @@ def test_what_deepspeeds_own_models_refuse_is_said_in_one_line(block: str, value
         check_blocks({block: values}, "some.json")
     assert str(refused.value).startswith(f"--deepspeed some.json: {block}.") and said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+# The operation of optimizer offload, compiled or found up to date.
+
+WITHOUT_THE_PROJECT = """
+import runpy, sys
+from importlib.util import find_spec
+from pathlib import Path
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in finder.__module__]
+sys.path[:] = [folder for folder in sys.path if not Path(folder, "zeropods").is_dir()]
+assert find_spec("zeropods") is None
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+WITHOUT_A_TOOLKIT = """
+import torch.utils.cpp_extension
+torch.utils.cpp_extension.CUDA_HOME = None
+from zeropods.programs import compile_in_turns, prepare_compiling
+prepare_compiling()
+compile_in_turns()
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.op_builder import CPUAdamBuilder
+print(get_accelerator()._name, CPUAdamBuilder().load(verbose=False).__name__)
+"""
+
+
+def test_operations_are_compiled_by_a_clone_where_only_its_packages_are_installed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_THE_PROJECT, str(ROOT / "tools" / "compile_ops.py")]
+    environment = {**child_environment(), EXTENSIONS: str(extension_cache())}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (extension_cache() / "cpu_adam" / "cpu_adam.so").is_file()
+
+
+def test_offload_on_a_gpu_needs_no_cuda_toolkit() -> None:
+    # DeepSpeed for CUDA takes the builder of the CPU, which asks neither for nvcc nor for its version.
+    environment = {**child_environment(), "DS_ACCELERATOR": "cuda", EXTENSIONS: str(extension_cache())}
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_TOOLKIT],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "cuda cpu_adam"
 
 
 def test_schedules_are_those_of_transformers_without_settings_of_their_own() -> None:

@@ -169,6 +169,8 @@ def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Req
             measured["pcie_bandwidth"] = probe.pcie_bandwidth
         if probe.machines > 1:
             measured |= {"bandwidth": probe.bandwidth, "latency_seconds": probe.latency_seconds}
+        if probe.gpu_memory_bytes is not None:
+            measured["gpu_memory_bytes"] = probe.gpu_memory_bytes
         given = {"gpu": probe.name, **measured, **given}
     zero = {"reduce_elements": given["bucket_size"]} if "bucket_size" in given else {}
     machines = {field.name: given[field.name] for field in fields(Machines) if field.name in given}

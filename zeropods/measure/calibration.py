@@ -70,6 +70,9 @@ class MachineProbe:
     is the rate of the shipped grid's machine."""
     pcie_bandwidth: float | None = None
     """Bytes per second from host to GPU, from pinned memory; None without a GPU."""
+    gpu_memory_bytes: int | None = None
+    """Bytes of memory of the smallest GPU of the processes, as NVML shows them; None without a GPU,
+    where NVML does not know it, and in an older probe."""
 
     def flops(self, precision: str, busy: float | None = None) -> float:
         """The best FLOP/s at this precision, with all cores or with `busy` cores."""

@@ -136,6 +136,12 @@ class Gpu:
             "power_watts": self._told(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1_000),
         }
 
+    def total_bytes(self) -> int | None:
+        """Memory of the whole GPU, or of a slice of it, in bytes, as `nvidia-smi` shows it."""
+        nvml, handle = self.nvml, self.handle
+        total = self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).total)
+        return None if total is None else int(total)
+
     def energy_joules(self) -> float | None:
         """Energy since the driver was loaded, by the GPU's own counter (Volta and later)."""
         return self._told(lambda: self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1_000)

@@ -182,12 +182,12 @@ def known_gpus(precision: str = "fp32") -> str:
 def names_near(gpu: str) -> list[str]:
     """Names of the cards that a name means, where it means several; else of those it is near to."""
     near = list(_meant(gpu))
+    distinctive = [word for word in _words(gpu) if word not in MAKERS | VARIANTS | {"rtx"}]
     if not near:
-        distinctive = words(gpu) - MAKERS - {"rtx"}
-        near = [card for card in cards() if distinctive.intersection(card.words)]
+        near = [card for card in cards() if not set(distinctive).isdisjoint(card.words)]
     if not near:
+        compact = "".join(distinctive).removeprefix("rtx")
         spelled = {card.name: "".join(card.words).removeprefix("rtx") for card in cards()}
-        compact = _compact(gpu).removeprefix("rtx")
         likely = get_close_matches(compact, set(spelled.values()), cutoff=NEAR)
         near = [card for spelling in likely for card in cards() if spelled[card.name] == spelling]
     return [card.name for card in near[:MOST_NEAR]]

@@ -36,7 +36,13 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 SECONDS = 0.5
 """Seconds for measuring one figure, after a warm-up round."""
 PARAMETERS = 4_000_000
-"""Number of parameters of the optimizer's step: more than caches hold."""
+"""Number of parameters of the optimizer's step without a GPU: more than a core's caches hold. Fitted
+factors of plans are relative to what this step shows (`plan.cpu`)."""
+STATE_BYTES = 16
+"""Bytes per parameter that the step works on: weight, gradient and both moments, in FP32."""
+LEAST_GPU_BYTES, CACHES = 512 << 20, 4
+"""Least bytes that the step works on with a GPU, and least number of its L2 caches that they would
+fill: an H100 has 50 MB of L2, a B200 126 MB, in which part of a small step would stay."""
 LARGE, SMALL = 1 << 24, 1
 """Numbers of FP32 elements of the all-reduces: one shows the bandwidth, one the latency."""
 PINNED_BYTES = 1 << 28
@@ -112,6 +118,7 @@ def measure() -> MachineProbe | None:
     dist.barrier()
     seconds = [_reduced_seconds(size) for size in (SMALL, LARGE)]
     machines, others = len(set(gathered(environment.machine()))), world_size() - 1
+    gpu_sizes = [size for size in gathered(_gpu_bytes()) if size is not None]
     if rank():
         return None
     around = 2 * max(1, others)
@@ -124,8 +131,28 @@ def measure() -> MachineProbe | None:
         bandwidth=around / world_size() * 4 * LARGE / max(1e-9, seconds[1] - seconds[0]),
         latency_seconds=seconds[0] / around,
         process_bytes=bare,
+        gpu_memory_bytes=min(gpu_sizes, default=None),
         **alone,  # type: ignore[arg-type]
     )
+
+
+def _gpu_bytes() -> int | None:
+    """Bytes of memory of this process's GPU; None without one, or where NVML does not know it."""
+    from zeropods.train.device import gpu_by_nvml
+
+    gpu = gpu_by_nvml()
+    return None if gpu is None else gpu.total_bytes()
+
+
+def step_parameters(cache_bytes: int | None) -> int:
+    """Number of parameters of the optimizer's step by which memory bandwidth is measured.
+
+    Args:
+        cache_bytes: bytes of the GPU's L2 cache; None without a GPU.
+    """
+    if cache_bytes is None:
+        return PARAMETERS
+    return max(LEAST_GPU_BYTES, CACHES * cache_bytes) // STATE_BYTES
 
 
 def _alone() -> dict[str, object]:
@@ -139,17 +166,21 @@ def _alone() -> dict[str, object]:
     precisions = ["fp32", *(["bf16"] if multiplies_bf16() else []), *(["fp16"] if device == "cuda" else [])]
     one_core = {each: max(matmul_rates(each, 1).values()) for each in precisions}
     rates = {each: {str(side): rate for side, rate in matmul_rates(each).items()} for each in precisions}
-    weights = torch.nn.Parameter(torch.ones(PARAMETERS, device=device))
+    cache_bytes = None
+    if device == "cuda":
+        cache_bytes = int(torch.cuda.get_device_properties().L2_cache_size)
+    parameters = step_parameters(cache_bytes)
+    weights = torch.nn.Parameter(torch.ones(parameters, device=device))
     weights.grad = torch.ones_like(weights)
     step = torch.optim.AdamW([weights], fused=True).step
     found: dict[str, object] = {
         "matmul_flops_per_second": rates,
         "one_core_flops_per_second": one_core,
-        "memory_bandwidth": ADAM_BYTES * PARAMETERS / fastest_seconds(step, SECONDS),
+        "memory_bandwidth": ADAM_BYTES * parameters / fastest_seconds(step, SECONDS),
         "python_seconds": python_seconds(SECONDS),
     }
     torch.set_num_threads(1)
-    found["one_core_bandwidth"] = ADAM_BYTES * PARAMETERS / fastest_seconds(step, SECONDS)
+    found["one_core_bandwidth"] = ADAM_BYTES * parameters / fastest_seconds(step, SECONDS)
     found["new_memory_bandwidth"] = 4 * LARGE / fastest_seconds(lambda: torch.empty(LARGE).zero_(), SECONDS)
     if device == "cuda":
         host = torch.empty(PINNED_BYTES, dtype=torch.int8, pin_memory=True)
