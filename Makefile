@@ -8,7 +8,7 @@ SHELL_FILES := .ci/run tools/setup $(wildcard cloud/*.sh docker/*.sh slurm/*.sh 
 RUN ?= runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-plan wikisql bench-gpu clean
+.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-plan wikisql bench-gpu gpu-pack clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-16s%s\n", $$1, $$2 }'
@@ -63,6 +63,11 @@ wikisql: setup ## train t5-tiny on all of WikiSQL and score it on tables that it
 bench-gpu: ## measure on a machine with a GPU, without a network (OUT=DIR DATA=DIR FLAGS=..., see docs/gpu.md)
 	@test -n "$(OUT)" && test -n "$(DATA)" || { echo "make bench-gpu: say OUT=DIR DATA=DIR; see docs/gpu.md" >&2; exit 2; }
 	@$(or $(wildcard $(PYTHON)),python3) -m benchmarks.gpu --out "$(OUT)" --data "$(DATA)" $(FLAGS)
+
+gpu-pack: setup ## pack what a machine with a GPU but no network lacks (OUT=DIR DATA=data [PYTHON=3.12], see docs/gpu.md)
+	@test -n "$(OUT)" || { echo "make gpu-pack: say OUT=DIR; see docs/gpu.md" >&2; exit 2; }
+	@.venv/bin/python -m benchmarks.gpu.pack --out "$(OUT)" --data "$(or $(DATA),data)" \
+		$(if $(filter command line,$(origin PYTHON)),--python "$(PYTHON)")
 
 clean: ## remove caches and build products; never runs, results or .venv
 	@rm -rf $(CACHES)

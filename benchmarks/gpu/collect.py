@@ -1,7 +1,7 @@
 """Results of what the two calls of a pack brought back: `python -m benchmarks.gpu --collect DIR` writes `results/gpu/`.
 
-DIR holds `part-a.tar.gz` and `part-b.tar.gz`, or one of them: a call that was cut off left what it had measured, and
-the page says what is missing.
+DIR holds `part-a.tar.gz`, `part-b.tar.gz` and so on, or some of them: a call that was cut off left what it had
+measured, and the page says what is missing.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Part:
 def main() -> int:
     """Write the results; what is missing is said on the page, and is no failure."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--collect", type=Path, required=True, help="folder with part-a.tar.gz, part-b.tar.gz")
+    parser.add_argument("--collect", type=Path, required=True, help="folder with part-a.tar.gz, part-b.tar.gz ...")
     parser.add_argument("--out", type=out_folder, default=RESULTS, help="folder of the results (default: results/gpu)")
     asked = parser.parse_args()
     collected = read_parts(asked.collect)
@@ -105,7 +105,7 @@ def read_parts(folder: Path) -> list[Part]:
         steps = parts().get(name, ())
         collected.append(Part(name=name, steps=steps, documents=_documents(archive, prefix)))
     if not collected:
-        raise UserError(f"--collect {folder}: has neither part-a.tar.gz nor part-b.tar.gz; name the folder with both")
+        raise UserError(f"--collect {folder}: has no part-a.tar.gz or part-b.tar.gz; name the folder that holds them")
     return collected
 
 
@@ -252,7 +252,8 @@ def _profiles(measured: Iterable[Record]) -> Iterable[str]:
 def _remarks(part: Part, measured: Iterable[Record]) -> Iterable[str]:
     far = []
     for row in measured:
-        ratio = row["measured_to_planned"]
+        # A run that never came to a second step has not met its largest batch.
+        ratio = row["measured_to_planned"] if row["median_step_seconds"] else None
         if ratio is not None and abs(ratio - 1) > NEAR:
             far.append(f"{row['cell']} {ratio:.2f}")
     if far:

@@ -1,7 +1,10 @@
-"""The two calls of a session on a GPU that is lent for a quarter of an hour: what each measures, by worth.
+"""The calls of a session on a GPU that is lent for a quarter of an hour: what each measures, by worth.
 
 A call is a list of steps. A step has a limit of seconds, and is skipped where less than half of it
 is left: a call that is cut off has measured what matters most.
+
+`a` and `b` fit into a quarter of an hour together. What is compiled is a call of its own, `c`: on a slow host
+torch compiles a T5 for more than a minute before the first step.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ STEADY_SECONDS = 6.0
 """Seconds of steady steps of a cell: short, since a quarter of an hour has to do for all of them."""
 TECHNIQUES = ("none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
 """Techniques of the SQuAD workshop's table on one GPU."""
+WORKSHOP_SECONDS = 75.0
 WORKSHOP_STEPS = 10
 """Optimizer steps of each of its runs: the first is left out of its rate."""
 ATTENTION_STEPS = 60
@@ -39,8 +43,8 @@ class Step:
 
 
 def parts() -> dict[str, tuple[Step, ...]]:
-    """The calls by their names, `a` and `b`."""
-    return {"a": _first_facts(), "b": _tables()}
+    """The calls by their names."""
+    return {"a": _first_facts(), "b": _tables(), "c": _compiled()}
 
 
 def _first_facts() -> tuple[Step, ...]:
@@ -100,22 +104,27 @@ def _first_facts() -> tuple[Step, ...]:
 
 
 def _tables() -> tuple[Step, ...]:
-    """The workshop's table, then both T5 at their fastest."""
+    """The workshop's table, then both T5 at their best batch, uncompiled."""
     known = {cell.name: cell for cell in matrix()}
     steps = []
     for technique in TECHNIQUES:
         steps.append(Step(name=f"workshop {technique}", most_seconds=60, cells=(_workshop(technique),)))
-    large = (known["t5-large-control"], known["t5-large-none-best"])
-    small = (
-        known["t5-small-control"],
-        known["t5-small-none-32"],
-        known["t5-small-none-best"],
-    )
-    steps += [
-        Step(name="t5-large", most_seconds=150, cells=large),
-        Step(name="t5-small", most_seconds=180, cells=small),
-    ]
+    for model in ("t5-large", "t5-small"):
+        control = known[f"{model}-control"]
+        best = replace(known[f"{model}-none-best"], name=f"{model}-uncompiled-best", compile="off")
+        steps.append(Step(name=model, most_seconds=100, cells=(control, best)))
     return tuple(steps)
+
+
+def _compiled() -> tuple[Step, ...]:
+    """Both T5 compiled, each beside the recipe in the same call."""
+    known = {cell.name: cell for cell in matrix()}
+    small = ("t5-small-control", "t5-small-none-32", "t5-small-none-best")
+    large = ("t5-large-control", "t5-large-none-best")
+    return (
+        Step(name="t5-small compiled", most_seconds=320, cells=tuple(known[name] for name in small)),
+        Step(name="t5-large compiled", most_seconds=240, cells=tuple(known[name] for name in large)),
+    )
 
 
 def _workshop(technique: str) -> Cell:

@@ -221,7 +221,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu.session", description=__doc__.split("\n")[0], allow_abbrev=False
     )
-    parser.add_argument("part", choices=sorted(parts()), help="what to measure: a, the first facts; b, the tables")
+    what = "what to measure: a, the first facts; b, the tables; c, what is compiled"
+    parser.add_argument("part", choices=sorted(parts()), help=what)
     parser.add_argument("--seconds", type=number, required=True, help="in which all has to be over")
     parser.add_argument("--began", type=float, default=time.time(), help="when they began, in seconds since 1970")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared sets and raw questions")

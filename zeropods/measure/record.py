@@ -123,6 +123,8 @@ class BatchShape(StrictPart):
     """Number of tokens per row."""
     target_tokens: int
     """Number of tokens per row; 0 where a row is one text."""
+    label_tokens: int | None = None
+    """Number of tokens of all rows that carry a loss, padding left out; None in records from before it was kept."""
 
 
 @dataclass(kw_only=True)

@@ -299,7 +299,7 @@ class Activations:
     def __init__(self, work: Workload) -> None:
         self.work, shape, size = work, work.shape, ELEMENT_BYTES[work.precision]
         saved, sizes = work.saved(), (work.rows, work.tokens, work.labels)
-        self.head = ELEMENT_BYTES["fp32"] * work.rows * work.labels * shape.vocabulary
+        self.head = ELEMENT_BYTES["fp32"] * work.logit_rows * shape.vocabulary
         """Bytes of the labels' FP32 log-softmax over the words; its output's and input's gradients are twice that."""
         self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
         """Bytes of a tied embedding's gradients, as the head and as the table: both exist while they are added."""
@@ -373,7 +373,10 @@ class Activations:
             formula = f"{short(self.head)}B + {short(most)}B"
             add("log-softmax, and gradients within a layer", self.head + most, formula)
         else:
-            formula = f"3 x 4 B x {work.rows} rows x {work.labels} labels x {work.shape.vocabulary} words"
+            counted = f"{work.rows} rows x {work.labels} labels"
+            if work.label_tokens is not None:
+                counted = f"{work.label_tokens} labels"
+            formula = f"3 x 4 B x {counted} x {work.shape.vocabulary} words"
             add("log-softmax over the vocabulary, with its gradients", 3 * self.head, formula)
         beyond = self.tied_gradients - total(terms)
         if beyond > 0:

@@ -220,6 +220,8 @@ class Workload:
     """Tokens per row; for a T5, those of the source."""
     labels: int
     """Tokens per row that carry a loss; for a T5, all of the target."""
+    label_tokens: int | None = None
+    """Tokens of all rows that really carry a loss, where they are known: the loss skips padding. None: all `labels`."""
     precision: str = "fp32"
     """`fp32`; `bf16`: BF16 weights and gradients beside an FP32 master; `fp16`: the same in FP16, or by autocast."""
     checkpointing: bool = False
@@ -238,6 +240,13 @@ class Workload:
     """Whether the GPU is too old for FlashAttention, as a T4 or a V100 is."""
     dropout: bool | None = None
     """Whether there is dropout; if not given, as the model was published."""
+
+    @property
+    def logit_rows(self) -> int:
+        """Number of tokens for which the loss computes logits."""
+        if self.label_tokens is None:
+            return self.rows * self.labels
+        return self.label_tokens
 
     @property
     def autocast(self) -> bool:

@@ -123,7 +123,12 @@ class Meter(TrainerCallback):
         self.tokens = Tokens(before.source + real, before.target + labels, before.padded + padded)
         largest = self._largest
         if largest is None or padded > largest.rows * (largest.source_tokens + largest.target_tokens):
-            self._largest = BatchShape(rows=rows, source_tokens=source, target_tokens=target)
+            self._largest = BatchShape(
+                rows=rows,
+                source_tokens=source,
+                target_tokens=target,
+                label_tokens=labels,
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         taken, self.tokens = self.tokens, Tokens()
