@@ -79,8 +79,22 @@ def machine_here(device: str, memory_bytes: int | None) -> Machine:
 
     see_one_gpu()
     status, output = call("benchmarks.gpu.machine", [], PROBE_SECONDS)
-    gpu = said_of_gpu(output) if status == 0 else None
+    gpu = nvidia_gpu(output if status == 0 else "", output)
+    return Machine(device="cuda", gpu=gpu["gpu"], memory_bytes=memory_bytes or gpu["memory_bytes"])
+
+
+def nvidia_gpu(answer: str, output: str) -> dict[str, Any]:
+    """The GPU in this module's answer as a program.
+
+    Args:
+        answer: what it printed, empty where it failed.
+        output: all that it printed, which may say why torch has no GPU: a driver that is too old, say.
+
+    Raises:
+        UserError: torch has no GPU, or one of another make.
+    """
     remedy = "--device cpu tries the command at tiny shapes"
+    gpu = said_of_gpu(answer)
     if gpu is None:
         lines = [line.strip() for line in output.splitlines()]
         reasons = [line for line in lines if line not in ("", "null")]
@@ -88,7 +102,7 @@ def machine_here(device: str, memory_bytes: int | None) -> Machine:
         raise UserError(f"--device cuda: torch finds no GPU here{why}; {remedy}")
     if gpu["cuda"] is None:
         raise UserError(f"--device cuda: this torch {OTHER_MAKE}; only NVIDIA's are measured here; {remedy}")
-    return Machine(device="cuda", gpu=gpu["gpu"], memory_bytes=memory_bytes or gpu["memory_bytes"])
+    return gpu
 
 
 def see_one_gpu() -> None:

@@ -188,14 +188,14 @@ def _pack_data(archive: Path, data: Path) -> None:
         raw = work / "data" / "wikisql"
         raw.mkdir()
         _cut_wikisql(data / "wikisql", raw, QUESTIONS, train=False)
-        _tiny_data(work / "data" / TINY)
+        tiny_data(work / "data" / TINY)
         content = io.BytesIO()
         with tarfile.open(fileobj=content, mode="w:gz") as packed:
             packed.add(work / "data", arcname="data")
         files.write_bytes(archive, content.getvalue())
 
 
-def _tiny_data(folder: Path) -> None:
+def tiny_data(folder: Path) -> None:
     """The same sets for tiny models, from the embedded sample: with these a machine without a GPU tries everything."""
     raw = folder / "wikisql"
     squad = folder / "squad-raw"
