@@ -74,6 +74,7 @@ def a_config(**values: Any) -> dict[str, Any]:
         "versions": {"python": "3.11.4"},
         "git_revision": None,
         "hardware": {"cpu": "a CPU", "cores": 2, "memory_bytes": 24 * GIB, "gpus": []},
+        "device": "cpu",
         **values,
     }
 

@@ -24,7 +24,7 @@ from zeropods.errors import UserError
 from zeropods.files import has_weights
 from zeropods.outputs import new_folder
 from zeropods.plan.known_models import T5_TINY
-from zeropods.pods.hostfile import own_slots
+from zeropods.pods.start import slots_per_pod
 from zeropods.programs import in_kernel, wait_passively
 from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.tables import Table, progress
@@ -319,7 +319,7 @@ class Workshop(WorkshopSettings):
     @property
     def states_matrix(self) -> Matrix:
         """One process beside ZeRO-1, 2 and 3 on all pods: a few steps of a model with states large enough to see."""
-        processes = self.pods * own_slots()
+        processes = self.pods * slots_per_pod(self.pods)
         flags = {"init": "random", "precision": "fp32", "max_steps": STATES_STEPS, "eval_steps": 0, "save_steps": 0}
         return self._matrix_of(
             {
@@ -332,7 +332,7 @@ class Workshop(WorkshopSettings):
 
     def _matrix_of(self, document: Flags, techniques: list[str], *cells: Flags) -> Matrix:
         """A matrix of one process beside techniques on all pods, and further cells."""
-        common = {"prompt": self.prompt, "slots": own_slots(), "timeout_seconds": MATRIX_SECONDS}
+        common = {"prompt": self.prompt, "slots": slots_per_pod(self.pods), "timeout_seconds": MATRIX_SECONDS}
         compared = [{"technique": "none", "pods": 1}, {"technique": techniques, "pods": self.pods}, *cells]
         return matrix_of({**common, "cells": compared, **document}, "workshop.matrix")
 
@@ -503,7 +503,10 @@ class CausalWorkshop(WorkshopSettings):
 
     def on_pods(self, technique: str) -> Flags:
         """Flags of a run on all pods with all their slots, as `launch` takes them."""
-        return {**self._divided(technique, self.pods * own_slots(), f"-{self.pods}-pods"), "pods": self.pods}
+        return {
+            **self._divided(technique, self.pods * slots_per_pod(self.pods), f"-{self.pods}-pods"),
+            "pods": self.pods,
+        }
 
     def prepare(self) -> Manifest:
         """Get and tokenize the data if that has not been done yet."""

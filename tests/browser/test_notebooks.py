@@ -26,15 +26,13 @@ from tests.browser.notebook import (
     run_all,
 )
 from tests.full.clusters import processes_naming, processes_of
-from tests.full.demo import LIMIT_SECONDS, executed, outputs
+from tests.full.demo import LIMIT_SECONDS, executed, outputs, train_states
 from tests.full.demo_page import ROOT
-from tests.full.forks import train_ranks
 from tests.full.launches import until
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
 from zeropods.report.formulas import figures
-from zeropods.sweep.run import LOCK, trials
-from zeropods.workshop import STATES_EXAMPLES, Workshop
+from zeropods.workshop import Workshop
 
 SMALL = {
     "ZEROPODS_STEPS": "4", "ZEROPODS_LIMIT": "96", "ZEROPODS_QUESTIONS": "12", "ZEROPODS_REPEATS": "1",
@@ -107,7 +105,7 @@ def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Sequ
         greetings = page.locator(".jp-Dialog, .Toastify__toast").count()
         for name in NOTEBOOKS:
             if name == "03_train_pods":
-                train_states(folder)
+                train_states(folder, SMALL["ZEROPODS_STATES_MODEL"])
             file = folder / "notebooks" / f"{name}.ipynb"
             before = file.read_bytes()
             open_notebook(page, name)
@@ -142,19 +140,6 @@ def pods_ended(page: Page, folder: Path) -> float:
     assert sum("worker_p.py" in " ".join(command) for command in commands(folder)) >= 2
     menu(page, "Kernel", "Shut Down Kernel")
     return until(lambda: not any("worker_p.py" in " ".join(command) for command in commands(folder)), 60.0)
-
-
-def train_states(folder: Path) -> None:
-    """Train what 03 shows of ZeRO's stages, by forks: over pods it takes minutes, and the matrix has shown those."""
-    workshop = Workshop(
-        runs=folder / "runs", limit=STATES_EXAMPLES, pods=2, states_model=SMALL["ZEROPODS_STATES_MODEL"]
-    )
-    prepare(workshop.preparation, workshop.prepared)
-    workshop.states_folder.mkdir(parents=True)
-    # As a sweep that was killed leaves it.
-    (workshop.states_folder / LOCK).touch()
-    for trial in trials(workshop.states_matrix, workshop.states_folder):
-        train_ranks(trial.launch.arguments, trial.cell.pods, folder / f".{trial.cell.name}")
 
 
 @pytest.fixture(scope="module")

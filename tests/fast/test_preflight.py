@@ -61,7 +61,8 @@ def test_another_file_and_a_taken_port_are_noticed(project: Path, expected: Expe
     assert any(f"port failed: {port} taken" in line for line in found.remedies())
 
 
-IDLE = (40 * GIB, 40 * GIB)
+IDLE = checks.GpuState("0", "GPU-0", 40 * GIB, 40 * GIB)
+BUSY = checks.GpuState("3", "GPU-3", 10 * GIB, 40 * GIB)
 JUDGED = [
     (checks.check_version("python", "3.11.7", "3.11.7"), "ok", "3.11.7"),
     (checks.check_version("python", "3.11.2", "3.11.7"), "warning", "3.11.2"),
@@ -77,7 +78,7 @@ JUDGED = [
     (checks.check_disk(50 * GIB, 0, GIB), "warning", "/tmp 0.0 GiB"),
     (checks.check_disk(5 * GIB, GIB, GIB), "warning", "5.0 GiB"),
     (checks.check_disk(GIB // 2, GIB, GIB), "failed", "0.5 GiB"),
-    (checks.check_gpus([IDLE, (10 * GIB, 40 * GIB)], 2, 8)[0], "warning", "10.0 GiB of 40.0 GiB"),
+    (checks.check_gpus([IDLE, BUSY], 2, 8)[0], "warning", "10.0 GiB of 40.0 GiB"),
     (checks.check_gpus([], 2, 1)[1], "warning", "2 on 1 cores"),
     (checks.check_gpus([IDLE, IDLE], 2, 8)[1], "ok", "2 of 2 GPU"),
     (checks.check_gpus([IDLE], 2, 8)[1], "failed", "2 of 1 GPU"),

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.full.forks import train_ranks
 from tests.full.launches import ROOT
 from zeropods.data.prepare import prepare
-from zeropods.workshop import Workshop
+from zeropods.sweep.run import LOCK, trials
+from zeropods.workshop import STATES_EXAMPLES, Workshop
 
 LIMIT_SECONDS = 600
 
@@ -22,6 +24,17 @@ def prepared_workshop(folder: Path, sample: Path, **settings: Any) -> Workshop:
     for each in workshop.each:
         prepare(each.preparation, each.prepared)
     return workshop
+
+
+def train_states(folder: Path, states_model: str) -> None:
+    """Train what 03 shows of ZeRO's stages, by forks: over pods it takes minutes, and the matrix has shown those."""
+    workshop = Workshop(runs=folder / "runs", limit=STATES_EXAMPLES, pods=2, states_model=states_model)
+    prepare(workshop.preparation, workshop.prepared)
+    workshop.states_folder.mkdir(parents=True)
+    # As a sweep that was killed leaves it.
+    (workshop.states_folder / LOCK).touch()
+    for trial in trials(workshop.states_matrix, workshop.states_folder):
+        train_ranks(trial.launch.arguments, trial.cell.pods, folder / f".{trial.cell.name}")
 
 
 def begun(folder: Path, *notebooks: str, **variables: str) -> subprocess.Popen[str]:

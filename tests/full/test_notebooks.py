@@ -1,4 +1,5 @@
-"""Notebooks by `make demo`: what ends it early, WikiSQL; 07, whose run loses a pod; 11 to 15, of causal models.
+"""Notebooks by `make demo`: what ends it early, WikiSQL; 03 on a machine with one GPU; 07, whose run loses a pod; 11 to
+15, of causal models.
 
 The sequence 00 to 06 is run in tests/browser/test_notebooks.py.
 """
@@ -14,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.full.clusters import processes_naming, processes_of
-from tests.full.demo import LIMIT_SECONDS, begun, executed, outputs, prepared_workshop
+from tests.full.demo import LIMIT_SECONDS, begun, executed, outputs, prepared_workshop, train_states
+from tests.full.forks import train_ranks
 from tests.full.launches import ROOT, until
+from tests.nvml import environment, folder_with_gpus
+from zeropods.launch.command import train_arguments
 from zeropods.measure.record import Record, read_json, read_record
 from zeropods.report.run import largest_difference
 
@@ -62,6 +66,39 @@ def test_the_notebooks_run_on_wikisql(tmp_path: Path, shared_data: Path) -> None
     executed(tmp_path, "01_prepare_dataset", "02_train_single_pod", "05_inference", **settings)
     (score,) = (tmp_path / "runs").glob("*/score.dev.json")
     assert json.loads(score.read_text())["unparseable"] == 0
+
+
+# 03 on a machine with one GPU, by a stand-in for NVML; tests/browser has it on one without.
+
+
+def test_03_runs_where_pods_share_one_gpu_and_says_once_that_they_train_without_it(
+    sample: Path, tmp_path: Path
+) -> None:
+    given = {"limit": 64, "steps": 2, "pods": 2, "repeats": 1, "questions": 4, "states_model": "t5-tiny"}
+    workshop = prepared_workshop(tmp_path, sample, **given)
+    train_states(tmp_path, "t5-tiny")
+    trained = train_arguments(**workshop.training, outputdir=workshop.run_folder)
+    train_ranks(trained, 1, tmp_path / "said")
+
+    (tmp_path / "copies").mkdir()
+    with_gpu = folder_with_gpus(tmp_path / "gpus", 1)
+    places = {"ZEROPODS_RUNS": str(tmp_path / "runs"), "ZEROPODS_HOME": str(tmp_path / "home")}
+    settings = {f"ZEROPODS_{name.upper()}": str(value) for name, value in given.items()}
+    notebooks = [str(folder / "03_train_pods.ipynb") for folder in (ROOT / "notebooks", tmp_path / "copies")]
+    papermill = [str(Path(sys.executable).with_name("papermill")), *notebooks, "--cwd", str(with_gpu)]
+    variables = environment(with_gpu, **places, **settings)
+    subprocess.run(papermill, env=variables, check=True, timeout=1.5 * LIMIT_SECONDS)
+
+    said = "".join("".join(out.get("text", "")) for out in outputs(tmp_path, "03_train_pods"))
+    assert said.count("2 pods with 2 processes for 1 visible GPU: they train without GPUs") == 1
+    assert "runs of one process train without GPUs too" in said
+    profiled = list(tmp_path.glob("runs-profiled/*"))
+    compared = list(workshop.sweep_folder.glob("*/1"))
+    records = [read_record(folder) for folder in (*profiled, *compared)]
+    assert [record.device for record in records if record.status == "ok"] == ["cpu"] * 6
+    logs = [folder / "launch.log" for folder in profiled]
+    assert [log.read_text().count("Setting CUDA_VISIBLE_DEVICES=-1") for log in logs] == [2, 2]
+    assert not processes_of(tmp_path / "home")
 
 
 # 07: a pod is killed in mid-run, and the run goes on with the two that are left.

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 LAUNCHERS = ("pdsh", "slurm", "none")
 OF_SLURM = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 OF_CLUSTER = ("hostfile", "ssh_config", "name")
-MAIN_FIGURES = {"technique": "technique", "pods": "pods", "world_size": "processes", "train_seconds": "training (s)"}
+MAIN_FIGURES = {
+    "technique": "technique",
+    "pods": "pods",
+    "world_size": "processes",
+    "device": "device",
+    "train_seconds": "training (s)",
+}
 MEASURES = {"f1": "F1", "execution_accuracy": "execution", "logical_form_accuracy": "logical form"}
 """Measures of a score with their names; the first one that a score has is shown."""
 
@@ -163,6 +169,7 @@ def _launched(arguments: argparse.Namespace, supervision: Supervision) -> Result
     from zeropods.launch.restart import check_restarts
     from zeropods.launch.supervisor import run_launch
     from zeropods.measure.record import read_record
+    from zeropods.pods.gpus import check_gpus_for
 
     script, *flags = arguments.command
     with _cluster(arguments) if arguments.launcher == "pdsh" else nullcontext() as cluster:
@@ -179,8 +186,11 @@ def _launched(arguments: argparse.Namespace, supervision: Supervision) -> Result
         if arguments.dry_run:
             return {**planned.to_json(), "argv": argv, "shell": command.shell_line(argv, variables)}
         if cluster is not None:
+            if cluster.hides_gpus:
+                said_above(f"cluster {cluster.name}: its pods train without GPUs, as 'zeropods pods up' started them")
             record = run_launch(planned, cluster, supervision)
         else:
+            check_gpus_for(planned.world_size)
             run_here(argv, planned.folder, arguments.timeout, arguments.step_timeout, supervision.restarts)
             record = read_record(planned.folder)
     return {**record.to_json(), "folder": str(planned.folder)}

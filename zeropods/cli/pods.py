@@ -38,7 +38,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     up.add_argument("--seconds", type=float, default=120.0, metavar="S", help="until all must be ready")
     up.add_argument("--cpu", type=float, default=4, metavar="N", help="cores of a CML worker")
     up.add_argument("--memory", type=float, default=32, metavar="GIB", help="memory of a CML worker")
-    up.add_argument("--nvidia-gpu", type=int, metavar="N", help="GPUs of a CML worker (default: as here)")
+    up.add_argument(
+        "--nvidia-gpu", type=int, metavar="N", help="GPUs of a CML worker (default: as here); 0: none anywhere"
+    )
     up.set_defaults(readable=readable_up)
     check = add(kinds, "check", "check every pod before anything starts there", run_check)
     where = check.add_mutually_exclusive_group()

@@ -24,7 +24,8 @@ from zeropods import files
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
 from zeropods.measure.record import RECORD, Record, read_json, read_record
-from zeropods.pods.hostfile import Host, own_gpus, own_slots
+from zeropods.pods.gpus import VISIBLE, own_gpus
+from zeropods.pods.hostfile import Host, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
@@ -128,7 +129,8 @@ def plan_launch(
     threads = os.environ.get("OMP_NUM_THREADS", shared)
     exported = exported_variables(export, {} if threads is None else {"OMP_NUM_THREADS": threads})
     how = {"ssh_config": cluster.ssh_config, "exported": exported, "export": tuple(export)}
-    return plan_on(hosts, script, arguments, here=here, **how)
+    has_no_gpu = cluster.hides_gpus or (here and own_gpus() == 0)
+    return plan_on(hosts, script, arguments, has_no_gpu=has_no_gpu, **how)
 
 
 def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | None = None) -> Launch:
@@ -139,16 +141,17 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     """
     hosts = (Host(socket.gethostname(), processes or own_slots()),)
     # With `processes`, the plan may be meant for a machine that is still to be rented.
-    return plan_on(hosts, script, arguments, here=processes is None, launcher="none")
+    has_no_gpu = processes is None and own_gpus() == 0
+    return plan_on(hosts, script, arguments, has_no_gpu=has_no_gpu, launcher="none")
 
 
 def plan_on(
-    hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], *, here: bool = False, **more: Any
+    hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], *, has_no_gpu: bool = False, **more: Any
 ) -> Launch:
     """A launch on these hosts as data, with its arguments checked.
 
     Args:
-        here: whether the hosts are this machine.
+        has_no_gpu: whether the ranks are known to have no GPU.
         more: further fields of `Launch`.
     """
     found = find_script(script)
@@ -161,19 +164,19 @@ def plan_on(
         master_port=free_port(),
         **more,
     )
-    check_arguments(planned, here=here)
+    check_arguments(planned, has_no_gpu=has_no_gpu)
     return planned
 
 
-def check_arguments(planned: Launch, *, here: bool = False) -> None:
-    """Refuse arguments that can be seen to be wrong before anything starts, such as FP16 `here` without a GPU.
+def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
+    """Refuse arguments that can be seen to be wrong before anything starts, such as FP16 without a GPU.
 
     One of our scripts would refuse wrong flags itself, but only after half a minute on every pod.
     """
     check_plain("script", planned.script)
     flags, kind = flag_values(planned.arguments), arguments_of(planned.script)
     typed = typed_flags(planned.script, planned.arguments)
-    if here and kind is not None and typed["precision"] == "fp16" and not own_gpus():
+    if has_no_gpu and kind is not None and typed["precision"] == "fp16":
         raise UserError(NO_FP16)
     if typed.get("max_train_seconds") and planned.world_size > 1:
         raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
@@ -324,6 +327,8 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
             raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
         if not name.isidentifier():
             raise UserError(f"--export {name}: expected letters, digits and _")
+        if name == VISIBLE:
+            raise UserError(f"--export {name}: every pod has GPUs of its own; set it where the pods are started")
     variables = {**{name: os.environ[name] for name in (*FORWARDED, *names) if name in os.environ}, **fixed}
     for name, value in variables.items():
         if SECRET.search(name):

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from zeropods import programs
-from zeropods.pods.hostfile import own_gpus
+from zeropods.pods.gpus import own_gpus
 from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap, start_bound
 from zeropods.programs import EXTENSIONS, child_environment, end_with_parent
 from zeropods.train import quick_imports

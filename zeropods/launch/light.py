@@ -15,13 +15,14 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from zeropods.launch.forks import fork
+from zeropods.pods.gpus import POD_GPUS, VISIBLE, gpus_of_slots
 from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.train.arguments import arguments_of
 
@@ -50,8 +51,8 @@ def lighten() -> None:
     stand_in("deepspeed")
     # What launchers ask an accelerator for; the CPU and CUDA ones answer the same (deepspeed/accelerator/, 0.19.8).
     devices = SimpleNamespace(
-        visible_devices_envs=lambda: ["CUDA_VISIBLE_DEVICES"],
-        set_visible_devices_envs=lambda env, chosen: env.update(CUDA_VISIBLE_DEVICES=",".join(map(str, chosen))),
+        visible_devices_envs=lambda: [VISIBLE],
+        set_visible_devices_envs=show_gpus_of_slots,
         export_envs=lambda: ["NCCL"],
     )
     stand_in("deepspeed.accelerator", get_accelerator=lambda: devices)
@@ -73,6 +74,15 @@ def lighten() -> None:
         return [*words[:at], __spec__.name, *words[at:]], *rest
 
     pdsh.get_cmd = light_command
+
+
+def show_gpus_of_slots(environment: MutableMapping[str, str], slots: Sequence[int]) -> None:
+    """Set in the environment of ranks which GPUs they see: of those that the launcher sees, the ones of these slots.
+
+    DeepSpeed takes the slots for numbers of GPUs, so every pod of one machine would get its first GPU.
+    """
+    environment[VISIBLE] = gpus_of_slots(environment.get(VISIBLE), slots)
+    environment.pop(POD_GPUS, None)
 
 
 def fork_ranks() -> None:

@@ -28,9 +28,11 @@ from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import LAUNCH_LOCK
 from zeropods.measure.run_folder import locked
 from zeropods.pods.cluster import Cluster, workers_of
+from zeropods.pods.gpus import HIDDEN, VISIBLE, has_too_few, own_gpus
 from zeropods.pods.processes import Process, descendants, ending_in_order, send
-from zeropods.programs import free_port
+from zeropods.programs import free_port, variable_set
 from zeropods.report.run import Run
+from zeropods.tables import counted
 from zeropods.train.arguments import PROJECT
 from zeropods.train.checkpoints import POINTER
 
@@ -107,7 +109,8 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
     """Run one of our training scripts for each set of flags, and return the runs, however they ended.
 
     A run that is already finished is returned as it is. One that fails, by running out of memory for instance, leaves a
-    record that says so, and the next one begins.
+    record that says so, and the next one begins. Where this machine has fewer GPUs than a run has processes, all runs
+    of the series train without GPUs, so that they can be compared, and a line on stderr says so.
 
     Args:
         runs: flags of the script for each run, without their dashes, including `outputdir`, and `slots`, the number of
@@ -125,7 +128,12 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
     for each in launches:
         if command.remembered(each.folder) != command.identity(each) or command.finished_record(each) is None:
             waiting.append(each)
+    most = max((each.world_size for each in waiting), default=0)
     with ending_in_order(), ExitStack() as stack:
+        if has_too_few(most):
+            gpus = counted(own_gpus(), "visible GPU")
+            print(f"{most} processes for {gpus}: these runs train without GPUs", file=sys.stderr, flush=True)
+            stack.enter_context(variable_set(VISIBLE, HIDDEN))
         for each in waiting:
             stack.enter_context(locked(each.folder, LAUNCH_LOCK))
         for each in waiting:

@@ -266,6 +266,8 @@ class RunConfig(StrictPart):
     versions: dict[str, str | None]
     git_revision: str | None
     hardware: dict[str, Any]
+    device: Literal["cuda", "cpu"] | None = None
+    """What the ranks trained on; None in records from before it was kept."""
 
     @property
     def technique_text(self) -> str:

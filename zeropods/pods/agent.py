@@ -21,6 +21,7 @@ from typing import Any
 from zeropods.errors import UserError
 from zeropods.files import ROOT
 from zeropods.pods import processes
+from zeropods.pods.gpus import VISIBLE
 from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import Leases
 from zeropods.pods.processes import ENDING, Process, descendants
@@ -64,6 +65,8 @@ class Orders:
     slots: int | None
     """Number of slots; None for one per GPU, at least 1."""
     register_seconds: float
+    gpus: str | None = None
+    """The pod's GPUs, as a value of CUDA_VISIBLE_DEVICES; None for those that this process sees."""
 
 
 def main() -> int:
@@ -81,6 +84,8 @@ def main() -> int:
         orders = Orders(**json.loads(os.environ.pop(ORDERS, "")), worker=worker, address=own_address())
     except (ValueError, TypeError) as error:
         raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
+    if orders.gpus is not None:
+        os.environ[VISIBLE] = orders.gpus
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     folder = processes.make_private_folder(processes.POD)
     # Blocked until the warden waits for them and the agent has its handlers.

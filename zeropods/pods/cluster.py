@@ -23,6 +23,7 @@ from zeropods.files import home
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import LocalWorkers, Settings
+from zeropods.pods.gpus import HIDDEN
 from zeropods.pods.hostfile import Host, is_loopback, read_hostfile, write_hostfile
 from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
@@ -91,6 +92,11 @@ class Cluster:
     def shared_machine(self) -> bool:
         """Whether all pods are processes of this machine, so that its cores have to be divided among them."""
         return self.backend != "cml" and all(is_loopback(pod.address) for pod in self.pods)
+
+    @property
+    def hides_gpus(self) -> bool:
+        """Whether its pods train without GPUs although there may be some."""
+        return HIDDEN in self.settings.gpus
 
     @property
     def hosts(self) -> tuple[Host, ...]:

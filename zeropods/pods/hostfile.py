@@ -12,6 +12,7 @@ from pathlib import Path
 
 from zeropods import files
 from zeropods.errors import UserError
+from zeropods.pods.gpus import own_gpus
 
 ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 """A host name or an IPv4 address, but nothing that ssh or pdsh could take for a flag, a pattern or a range of hosts."""
@@ -122,21 +123,5 @@ def interface(address: str) -> str | None:
 
 
 def own_slots() -> int:
-    """Number of GPUs of this pod; 1 where there is none, for one process on the CPU."""
+    """Number of GPUs of this pod that are visible; 1 where there is none, for one process on the CPU."""
     return max(1, own_gpus())
-
-
-def own_gpus() -> int:
-    """Number of GPUs of this pod, as NVML counts them."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return 0
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError as error:
-        raise UserError(f"counting GPUs failed: {error}; say how many there are with --slots") from None
-    finally:
-        pynvml.nvmlShutdown()

@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -33,6 +34,7 @@ import psutil
 from zeropods.errors import UserError
 from zeropods.files import sha256
 from zeropods.measure.environment import versions
+from zeropods.pods.gpus import visible_gpus
 from zeropods.pods.hostfile import Host
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import PROGRAMS, extension_cache, find_program, is_free, own_programs_first, required_programs
@@ -81,6 +83,8 @@ MEMORY_BYTES = 2 * GIB
 GPU_FREE_FRACTION = 0.9
 """Share of a GPU's memory that should be free; less is free where somebody else uses the GPU."""
 CLOCK_WARNING_SECONDS, CLOCK_FAILED_SECONDS = 5.0, 60.0
+WITHOUT_GPUS = "train without GPUs, on pods of 'zeropods pods up --nvidia-gpu 0'"
+"""Remedy for pods that have fewer GPUs than processes."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,10 @@ class PodChecks:
     pod: str
     address: str
     checks: tuple[Check, ...]
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs on which its processes would train."""
+    hostname: str = ""
+    """Its machine's name, or its container's."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -207,9 +215,13 @@ def preflight(
         ends = run_all(shells)
         answered = time.time()
         for host, end in zip(some, ends, strict=True):
+            name = names[len(pods)] if names else host.address
             reached = ssh_check(end, host.address)
-            checks = (reached, *(_judged(end, asked, answered) if reached.verdict == "ok" else ()))
-            pods.append(PodChecks(pod=names[len(pods)] if names else host.address, address=host.address, checks=checks))
+            pod = PodChecks(pod=name, address=host.address, checks=(reached,))
+            if reached.verdict == "ok":
+                pod = _judged(pod, end, asked, answered)
+            shared = shared_gpu(pod, pods)
+            pods.append(pod if shared is None else replace(pod, checks=(*pod.checks, shared)))
     return Preflight(pods=tuple(pods))
 
 
@@ -217,7 +229,7 @@ def preflight_self(expected: Expectation) -> Preflight:
     """Check this machine alone, without ssh; also check that it has the programs to serve as a pod and start others."""
     asked = time.time()
     (end,) = run_all([["sh", "-c", probe_command(replace(expected, programs=True))]])
-    return Preflight(pods=(PodChecks(pod="self", address="", checks=_judged(end, asked, time.time())),))
+    return Preflight(pods=(_judged(PodChecks(pod="self", address="", checks=()), end, asked, time.time()),))
 
 
 # The probe is run on each pod, and its answer is judged
@@ -265,22 +277,45 @@ def ssh_check(end: CompletedProcess[str], address: str) -> Check:
     return Check("ssh", "failed", _last_words(end.stderr) or "ssh failed", f"see what 'ssh -v {address}' says")
 
 
-def _judged(end: CompletedProcess[str], asked: float, answered: float) -> tuple[Check, ...]:
-    """The checks that a pod has made on itself, and that of its clock; or one check that says why there are none.
+def shared_gpu(pod: PodChecks, others: Sequence[PodChecks]) -> Check | None:
+    """A check that is not ok, where a pod would train on a GPU on which one of the others trains; else None.
+
+    NCCL refuses two processes of one host on one GPU. It takes two containers for two hosts, as their names differ;
+    they train, but each slows the other down.
+    """
+    for other in others:
+        shared = [gpu for gpu in pod.gpus if gpu in other.gpus]
+        if shared:
+            value = f"{shared[0]} is also {other.pod}'s"
+            if pod.hostname != other.hostname:
+                return Check("GPUs", "warning", value, "give each container a GPU of its own")
+            remedy = "both are one machine: name it once in the hostfile, with a slot for each of its GPUs"
+            return Check("GPUs", "failed", value, f"{remedy}, or {WITHOUT_GPUS}")
+    return None
+
+
+def _judged(pod: PodChecks, end: CompletedProcess[str], asked: float, answered: float) -> PodChecks:
+    """A pod with the checks that it has made on itself, and that of its clock; or one that says why there are none.
 
     Args:
+        pod: with the checks that came before.
         asked, answered: when the pod was asked and when it had answered, in seconds since 1970.
     """
     if end.returncode in (126, 127):
-        return (Check("python", "failed", "missing", f"{sys.executable} is not on the pod; share the project folder"),)
+        remedy = f"{sys.executable} is not on the pod; share the project folder"
+        return replace(pod, checks=(*pod.checks, Check("python", "failed", "missing", remedy)))
     # The shell's start-up files may have written other lines before the answer.
     answer = next((line for line in reversed(end.stdout.splitlines()) if line.startswith("{")), "")
     try:
         found = json.loads(answer)
-        return (*(Check(**check) for check in found["checks"]), check_clock(found["time_seconds"], asked, answered))
+        checks = [Check(**check) for check in found["checks"]]
+        clock = check_clock(found["time_seconds"], asked, answered)
+        gpus, hostname = tuple(found["gpus"]), found["hostname"]
+        return replace(pod, checks=(*pod.checks, *checks, clock), gpus=gpus, hostname=hostname)
     except (ValueError, KeyError, TypeError):
         value = _last_words(end.stderr) or f"ended with status {end.returncode}"
-        return (Check("python", "failed", value, "install the same zeropods with its requirements on the pod"),)
+        remedy = "install the same zeropods with its requirements on the pod"
+        return replace(pod, checks=(*pod.checks, Check("python", "failed", value, remedy)))
 
 
 def _last_words(errors: str) -> str:
@@ -292,9 +327,20 @@ def _last_words(errors: str) -> str:
 # The checks that run on a pod
 
 
-def look(expected: Expectation) -> list[Check]:
+@dataclass(frozen=True)
+class GpuState:
+    """A GPU that processes of this machine may use."""
+
+    name: str
+    """As CUDA_VISIBLE_DEVICES has it: its number, if nothing else was said."""
+    uuid: str
+    free_bytes: int
+    total_bytes: int
+
+
+def look(expected: Expectation, gpus: Sequence[GpuState]) -> list[Check]:
     """All checks of this machine except that of its clock, in the order of the table's columns."""
-    found, gpus, memory = versions(), _gpus(), psutil.virtual_memory().available
+    found, memory = versions(), psutil.virtual_memory().available
     short = "end other programs on the pod, or add memory" if memory < MEMORY_BYTES else ""
     checks = [
         *(check_version(name, found.get(name), expected.versions.get(name)) for name in ("python", *PACKAGES)),
@@ -369,15 +415,15 @@ def check_disk(project: int, temporary: int, shared: int) -> Check:
     return _check("disk", _gib(project), large, "warning")
 
 
-def check_gpus(gpus: Sequence[tuple[int, int]], slots: int, cores: int) -> tuple[Check, Check]:
-    """Check that nobody else uses the GPUs, given as free and total bytes, and that each process has a GPU or core."""
+def check_gpus(gpus: Sequence[GpuState], slots: int, cores: int) -> tuple[Check, Check]:
+    """Check that nobody else uses the GPUs, and that each process has a GPU or core."""
     if not gpus:
         shared = f"the pod has no GPU; processes will share cores: set slots={cores}" if slots > cores else ""
         return _check("GPU memory", "no GPU"), _check("slots", f"{slots} on {cores} cores", shared, "warning")
-    least = min(range(len(gpus)), key=lambda gpu: gpus[gpu][0] / gpus[gpu][1])
-    free, total = gpus[least]
-    used = f"see 'nvidia-smi' on the pod: GPU {least} is in use" if free / total < GPU_FREE_FRACTION else ""
-    few = f"set slots={len(gpus)} or fewer in the hostfile" if slots > len(gpus) else ""
+    least = min(gpus, key=lambda gpu: gpu.free_bytes / gpu.total_bytes)
+    free, total = least.free_bytes, least.total_bytes
+    used = f"see 'nvidia-smi' on the pod: GPU {least.name} is in use" if free / total < GPU_FREE_FRACTION else ""
+    few = f"set slots={len(gpus)} or fewer in the hostfile, or {WITHOUT_GPUS}" if slots > len(gpus) else ""
     memory = _check("GPU memory", f"{_gib(free)} of {_gib(total)}", used, "warning")
     return memory, _check("slots", f"{slots} of {len(gpus)} GPU", few)
 
@@ -407,16 +453,30 @@ def lacking_for_operation() -> list[str] | None:
     return [name for name, lack in lacks.items() if lack]
 
 
-def _gpus() -> list[tuple[int, int]]:
-    """Free and total bytes of each GPU."""
+def gpu_states() -> list[GpuState]:
+    """The GPUs that processes of this machine may use, in CUDA's order; none where NVML does not tell."""
     import pynvml
 
+    states = []
     try:
         pynvml.nvmlInit()
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return [(memory.free, memory.total) for memory in map(pynvml.nvmlDeviceGetMemoryInfo, handles)]
-    except pynvml.NVMLError:
+        for gpu in visible_gpus():
+            handle = _part_of(pynvml, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            states.append(GpuState(gpu.name, pynvml.nvmlDeviceGetUUID(handle), memory.free, memory.total))
+    except (pynvml.NVMLError, UserError):
         return []
+    return states
+
+
+def _part_of(nvml: Any, handle: Any) -> Any:
+    """NVML's handle of the part that CUDA shows of a GPU which MIG divides, or of the whole GPU."""
+    with suppress(nvml.NVMLError):
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            # Of several containers on one GPU, each can use only its own parts.
+            with suppress(nvml.NVMLError):
+                return nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+    return handle
 
 
 def _digest(file: Path) -> str | None:
@@ -440,8 +500,14 @@ def _gib(value: int) -> str:
 def main() -> int:
     """Print this machine's checks and the time of its clock."""
     signal.alarm(PROBE_SECONDS)
-    checks = look(Expectation(**json.loads(sys.argv[1])))
-    print(json.dumps({"checks": [asdict(check) for check in checks], "time_seconds": time.time()}))
+    expected, gpus = Expectation(**json.loads(sys.argv[1])), gpu_states()
+    answer = {
+        "checks": [asdict(check) for check in look(expected, gpus)],
+        "gpus": [gpu.uuid for gpu in gpus[: expected.slots]],
+        "hostname": socket.gethostname(),
+        "time_seconds": time.time(),
+    }
+    print(json.dumps(answer))
     return 0
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.files import PLAIN
+from zeropods.pods.gpus import POD_GPUS, VISIBLE
 from zeropods.pods.hostfile import interface
 from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.programs import end_with_parent, own_programs_first, required_programs
@@ -180,7 +181,10 @@ async def start_sshd(
         "PATH": own_programs_first(),
         "ZEROPODS_POD": address,
         FORKS_VARIABLE: str(folder / FORKS),
-        **{name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)},
+        **{name: os.environ.get(name) or None for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)},
+        # Sessions see the GPUs that the agent sees, also where it sees none because the value is empty.
+        VISIBLE: os.environ.get(VISIBLE),
+        POD_GPUS: os.environ.get(VISIBLE),
         # gloo would take the interface that the host name resolves to, which on Debian is loopback.
         "GLOO_SOCKET_IFNAME": interface(address),
     }
@@ -190,7 +194,7 @@ async def start_sshd(
         "AuthorizedKeysFile": f'"{folder / AUTHORIZED_KEYS}"'.replace("%", "%%"),
         "AllowUsers": account(),
         # One line, since sshd heeds only the first one.
-        "SetEnv": " ".join(f'"{name}={value}"' for name, value in session.items() if value),
+        "SetEnv": " ".join(f'"{name}={value}"' for name, value in session.items() if value is not None),
     }
     for port in ports:
         lines = [f"{name} {value}\n" for name, value in {**options, "Port": port}.items()]

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import secrets
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -30,7 +31,8 @@ from zeropods.pods.cluster import (
     write_cluster,
     write_files,
 )
-from zeropods.pods.hostfile import Host, own_gpus, read_hostfile
+from zeropods.pods.gpus import HIDDEN, own_gpus, shared_gpus, too_few
+from zeropods.pods.hostfile import Host, own_slots, read_hostfile
 from zeropods.pods.leases import LEASES
 from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.pods.rendezvous import Pod, Rendezvous
@@ -63,6 +65,9 @@ def up(
 
     Whatever goes wrong, Ctrl-C included, nothing that was started is left behind.
 
+    Pods of this machine share the GPUs that this process sees: each has its own. Where there are too few, they train
+    without GPUs, and a line on stderr says so.
+
     Args:
         count: number of pods; if not given, all hosts of the hostfile, if there is one.
         hostfile: lists hosts of your own, which your ssh reaches without a prompt and which have this project and
@@ -75,7 +80,8 @@ def up(
         seconds: time within which all pods have to be ready.
         lease: kind of the lease, `kernel` or `idle`, see `LEASES`.
         lease_seconds: duration of the lease; if not given, that of its kind.
-        cpu: cores of each CML worker; `memory`: its GiB; `nvidia_gpu`: its GPUs, if not given as many as here.
+        cpu: cores of each CML worker; `memory`: its GiB; `nvidia_gpu`: its GPUs, if not given as many as here. With
+            0, pods of any kind train without GPUs.
 
     Raises:
         UserError: a program is missing, a worker ended or never started, or the name is taken.
@@ -106,11 +112,12 @@ def up(
     if chosen == "cml":
         cml_module()
     elif nvidia_gpu:
-        raise UserError(f"--nvidia-gpu {nvidia_gpu}: is for CML workers; leave it out")
+        raise UserError(f"--nvidia-gpu {nvidia_gpu}: is for CML workers; leave it out, or give 0 to train without GPUs")
     if lease not in LEASES:
         raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
+    number = len(hosts) or count or 0
     settings = Settings(
-        count=len(hosts) or count or 0,
+        count=number,
         slots=slots,
         backend=chosen,
         lease=lease,
@@ -120,6 +127,7 @@ def up(
         nvidia_gpu=own_gpus() if nvidia_gpu is None else nvidia_gpu,
         hosts=tuple(host.line() for host in hosts),
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
+        gpus=_gpus_of_pods(chosen, number, slots, nvidia_gpu),
     )
     folder = folder_of(f"kernel-{os.getpid()}" if name is None else name)
     pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder whose path pdsh cannot take
@@ -131,6 +139,22 @@ def up(
     if lease == "kernel":
         hold(cluster, end_at_exit=standing is None)
     return cluster
+
+
+def _gpus_of_pods(backend: str, count: int, slots: int | None, nvidia_gpu: int | None) -> tuple[str, ...]:
+    """The GPUs of each pod, as `Settings.gpus`; arguments as those of `up`."""
+    if nvidia_gpu == 0:
+        return (HIDDEN,) * count
+    # Other pods have machines, and so GPUs, of their own; the preflight looks whether that is true.
+    return shared_gpus(count, slots) if backend == "local" else ()
+
+
+def slots_per_pod(count: int) -> int:
+    """Number of slots of each pod that `up(count)` starts: its GPUs, at least 1."""
+    if is_session():
+        # Each CML worker has as many GPUs as this session.
+        return own_slots()
+    return max(1, own_gpus() // count)
 
 
 def _standing(folder: Path, settings: Settings) -> Cluster | None:
@@ -182,6 +206,9 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
             write_files(cluster, {place.address: place.user for place in workers.places})
             write_cluster(cluster)
         undo.pop_all()
+    is_asked_for = settings.nvidia_gpu == 0
+    if cluster.hides_gpus and not is_asked_for:
+        print(f"cluster {cluster.name}: {too_few(settings.count, settings.slots)}", file=sys.stderr, flush=True)
     return cluster
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,12 @@ from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import LAUNCH_LOCK, RECORD, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.plan.known_models import CAUSAL_TINY
+from zeropods.pods.backends.cml import is_session
 from zeropods.pods.cluster import Cluster
+from zeropods.pods.gpus import HIDDEN, VISIBLE, shared_gpus
 from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.processes import ending_in_order
+from zeropods.programs import variable_set
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
 from zeropods.sweep.results import FILE, RESULTS, Sweep, Trial, answer_runs
 from zeropods.tables import digits, progress, said_above
@@ -85,12 +88,15 @@ def run_sweep(
         asked = [trial for trial in planned if matrix.seeds or trial.repeat == 1]
         answer_runs([trial.launch.folder for trial in asked if trial.status == "ok"], matrix.questions)
         supervision = Supervision(argv=argv, timeout_seconds=matrix.timeout_seconds)
+        without_gpus = pods_have_no_gpu(matrix, cluster, hostfile)
+        if without_gpus and any(trial.cell.is_one_process for trial in waiting):
+            said_above("runs of one process train without GPUs too, like the pods with which they are compared")
         with progress("sweep", "runs", len(waiting)) as bar:
             for number, trial in enumerate(waiting, 1):
                 place = f"run {number} of {len(waiting)}: {trial.name}"
                 said_above(f"{place} begins")
                 try:
-                    _run(trial, ready, supervision)
+                    _run(trial, ready, supervision, without_gpus=without_gpus)
                 except (KeyboardInterrupt, SystemExit):
                     trial.status, trial.reason = "interrupted", "ended with the sweep"
                     raise
@@ -106,12 +112,17 @@ def run_sweep(
         return sweep
 
 
-def _run(trial: Trial, ready: Callable[[], Cluster], supervision: Supervision) -> None:
-    """Run one trial and store its result in it, whatever it is."""
+def _run(trial: Trial, ready: Callable[[], Cluster], supervision: Supervision, *, without_gpus: bool) -> None:
+    """Run one trial and store its result in it, whatever it is.
+
+    Args:
+        without_gpus: whether a run of one process, which has no pod, is to train without GPUs.
+    """
     began, asked = time.monotonic(), trial.launch
     try:
         if trial.cell.is_one_process:
-            with locked(asked.folder, LAUNCH_LOCK):
+            hidden = variable_set(VISIBLE, HIDDEN) if without_gpus else nullcontext()
+            with locked(asked.folder, LAUNCH_LOCK), hidden:
                 command.remember(asked)
                 trial.take(run_planned(asked, supervision.timeout_seconds), time.monotonic() - began)
             return
@@ -243,7 +254,7 @@ def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> 
     Args:
         hostfile: names the hosts on which the sweep's own pods are started; this machine if not given.
     """
-    count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
+    count = most_pods(matrix)
     hosts = (given.hosts if given else read_hostfile(hostfile) if hostfile else ())[:count]
     if given is not None and len(hosts) < count:
         raise UserError(f"cluster {given.name}: has {len(hosts)} pods, but the matrix needs {count}")
@@ -271,6 +282,21 @@ def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> 
     finally:
         if own is not None:
             own.down()
+
+
+def pods_have_no_gpu(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> bool:
+    """Whether the pods of a sweep train without the GPUs of this machine, because there are too few for all of them."""
+    if given is not None:
+        return given.hides_gpus
+    count = most_pods(matrix)
+    if count == 0 or hostfile is not None or is_session():
+        return False
+    return HIDDEN in shared_gpus(count, matrix.slots)
+
+
+def most_pods(matrix: Matrix) -> int:
+    """Number of pods of the cell with most of them; 0 where every run is one process of this machine."""
+    return max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
 
 
 # The runs of a sweep as data, and their order.

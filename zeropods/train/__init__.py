@@ -15,6 +15,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from zeropods.errors import UserError
+from zeropods.pods.gpus import take_pods_gpus
 from zeropods.programs import prepare_compiling, wait_passively
 
 UNUSED = ("datasets", "scipy", "sklearn")
@@ -27,6 +28,7 @@ def run_script() -> int:
     Flags, and the files that they name, are checked first: imports take many seconds.
     """
     is_first = os.environ.get("RANK", "0") == "0"
+    take_pods_gpus()
     wait_passively()
     prepare_compiling()
     from zeropods.measure.environment import process_age_seconds

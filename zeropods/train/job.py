@@ -157,10 +157,11 @@ class Task(ABC):
         return {**flags, **run, "effective_batch_size": size, "precision": self.precision, "deepspeed": template}
 
 
-def open_folder(task: Task, argv: list[str], hosts: list[str]) -> Opening:
+def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> Opening:
     """Open the run folder, on rank 0; unless the run in it is finished, write `config.json`.
 
     Args:
+        device: what the ranks train on, `cuda` or `cpu`.
         hosts: the pods, each once, in the order of their ranks.
 
     Raises:
@@ -209,6 +210,7 @@ def open_folder(task: Task, argv: list[str], hosts: list[str]) -> Opening:
         "versions": environment.versions(),
         "git_revision": environment.git_revision(Path(__file__).parent),
         "hardware": environment.hardware() | {"gpus": gpus},
+        "device": device,
     }
     files.write_json(task.folder / record.CONFIG, config)
     return opening

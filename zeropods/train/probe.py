@@ -8,7 +8,6 @@ is one of these processes. Rank 0 prints what was measured, a JSON document, as 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from zeropods.measure import environment
 from zeropods.measure.calibration import PROBE_AGAIN, MachineProbe, read_probe
 from zeropods.measure.memory import resident_bytes
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.hostfile import own_gpus
+from zeropods.pods.gpus import HIDDEN, VISIBLE, visible_gpus
 from zeropods.pods.preflight import TIMED_OUT, Expectation, run_all
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import free_port
@@ -32,7 +31,6 @@ from zeropods.programs import free_port
 MOST_SECONDS = 40.0
 LOCAL = 2
 """Number of processes on this machine where no pods are up; with more, each has less of the machine."""
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 SECONDS = 0.5
 """Seconds for measuring one figure, after a warm-up round."""
 PARAMETERS = 4_000_000
@@ -52,22 +50,17 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
     """Probe the machines of a cluster's pods, with a process on each, or this machine.
 
     Raises:
-        UserError: it took too long, a process failed, or this machine has more pods than GPUs.
+        UserError: it took too long, a process failed, or two pods have the same GPU.
     """
-    # GPUs of this machine that this process may use, as CUDA names them.
-    count = own_gpus()
-    named = os.environ.get(VISIBLE, ",".join(map(str, range(count))))
-    gpus = list(filter(None, named.split(",")))[:count]
+    gpus = [gpu.name for gpu in visible_gpus()]
     hosts = [host.address for host in cluster.hosts] if cluster else ["127.0.0.1"] * min(LOCAL, len(gpus) or LOCAL)
-    shares = cluster is None or cluster.shared_machine
-    if shares and 0 < len(gpus) < len(hosts):
-        remedy = "use zeropods probe --alone to measure it without them"
-        raise UserError(f"probe: {len(hosts)} pods for {len(gpus)} GPUs of one machine; {remedy}")
     port, commands = free_port(), []
     for number, host in enumerate(hosts):
         # As in training: threads that spin would take the cores from one another.
         variables: dict[str, object] = {"OMP_WAIT_POLICY": "PASSIVE", **exported_variables((), {})}
-        variables |= {VISIBLE: gpus[number] if gpus else ""} if shares else {}
+        if cluster is None:
+            # The session of a pod has the pod's own GPUs.
+            variables[VISIBLE] = gpus[number] if gpus else HIDDEN
         variables |= {"RANK": number, "WORLD_SIZE": len(hosts), "MASTER_ADDR": hosts[0], "MASTER_PORT": port}
         settings = [f"{name}={value}" for name, value in variables.items()]
         # On a pod the process outlives the ssh that started it, and would wait for the other ranks.

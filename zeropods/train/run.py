@@ -62,7 +62,7 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
                 if any(processes.on_every_rank(lambda: task.data.dev is None)):
                     settings.eval_strategy = IntervalStrategy.NO
                 hosts = list(dict.fromkeys(processes.gathered(environment.host())))
-                opening = processes.on_rank_zero(lambda: open_folder(task, argv, hosts))
+                opening = processes.on_rank_zero(lambda: open_folder(task, argv, hosts, settings.device.type))
                 if not opening.finished:
                     attempt(task, settings, opening, time.monotonic() - began, save_signal)
                 elif processes.rank() == 0:

@@ -48,7 +48,7 @@ class CmlWorkers(LocalWorkers):
 
     @cached_property
     def places(self) -> Sequence[Place]:
-        return [Place(own_address(), self.settings.slots)]
+        return [Place(own_address(), self.settings.slots, gpus=self.gpus_of(0))]
 
     def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
         here = super().start(orders)
@@ -62,7 +62,7 @@ class CmlWorkers(LocalWorkers):
             script="",
             # Run as a command, with this very Python, since a CML worker's own kernel may not have our packages.
             code=f"!{shlex.join([sys.executable, str(WORKER_SCRIPT)])}",
-            env={ORDERS: json.dumps({**orders, "slots": self.settings.slots})},
+            env={ORDERS: json.dumps({**orders, "slots": self.settings.slots, "gpus": self.gpus_of(1)})},
         )
         return (*here, *(str(worker["id"]) for worker in started))
 

@@ -64,14 +64,14 @@ class OwnHosts(LocalWorkers):
         others = [address for address, _ in found if not is_loopback(address)]
         names: dict[str, str] = {}
         places = []
-        for host, (address, user) in zip(hosts, found, strict=True):
+        for number, (host, (address, user)) in enumerate(zip(hosts, found, strict=True)):
             if others and is_loopback(address):
                 # The host is this machine under a name of its own; take the address that the other hosts know.
                 address = _towards(others)
             if (known := names.setdefault(address, host.address)) != host.address:
                 raise UserError(f"hostfile: {known} and {host.address} are both {address}; remove one of them")
             here = (sys.executable, "-m", __name__, ssh_config, host.address)
-            places.append(Place(address, host.slots, user, here, (BY_STDIN,)))
+            places.append(Place(address, host.slots, user, self.gpus_of(number), here, (BY_STDIN,)))
         return places
 
 

@@ -50,6 +50,8 @@ class Settings:
     """Lines of the user's hostfile, where the hosts are the user's own."""
     ssh_config: str | None = None
     """Path of the ssh configuration with which they are reached; None for the user's usual one."""
+    gpus: tuple[str, ...] = ()
+    """GPUs of each pod, as values of CUDA_VISIBLE_DEVICES; () where each sees the GPUs that there are."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Place:
     """Number of slots; None for one per GPU, at least 1."""
     user: str = field(default_factory=account)
     """The account under which the pod runs."""
+    gpus: str | None = None
+    """The pod's GPUs, as a value of CUDA_VISIBLE_DEVICES; None for those that it sees."""
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     """Arguments before and after the agent's command."""
@@ -116,19 +120,24 @@ class LocalWorkers:
             raise UserError(f"--count {self.settings.count}; expected at most {MOST} pods on a machine")
         drawn = random.SystemRandom().randrange(1 << 8, (1 << 16) - (1 << 8))
         first = IPv4Address(f"127.{drawn >> 8}.{drawn & 255}.1")
-        return [Place(str(first + number), self.settings.slots) for number in range(self.settings.count)]
+        slots = self.settings.slots
+        return [Place(str(first + number), slots, gpus=self.gpus_of(number)) for number in range(self.settings.count)]
+
+    def gpus_of(self, number: int) -> str | None:
+        """GPUs of the pod with this number, counted from 0, as `Place.gpus`."""
+        return self.settings.gpus[number] if self.settings.gpus else None
 
     def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
         """Start an agent on each worker, with the fields of `Orders` that it needs; return the workers' ids.
 
-        The workers here are processes of this machine; their cores, memory and GPUs are not limited.
+        The workers here are processes of this machine; their cores and memory are not limited.
         """
         # Only this user can read what is in a cluster's folder.
         (self.folder / LOGS).mkdir(exist_ok=True)
         for place in self.places:
             worker = secrets.token_hex(8)
             told = {
-                ORDERS: json.dumps({**orders, "slots": place.slots}),
+                ORDERS: json.dumps({**orders, "slots": place.slots, "gpus": place.gpus}),
                 "CDSW_IP_ADDRESS": place.address,
                 "CDSW_ENGINE_ID": worker,
                 "CDSW_MASTER_IP": self.master_address(),

@@ -1,0 +1,160 @@
+"""The GPUs that a process may use, and how the pods of one machine share them.
+
+A process may use the GPUs that CUDA_VISIBLE_DEVICES names, or all where it is not set. NVML knows all of a machine,
+whatever the variable says. Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zeropods.errors import UserError
+from zeropods.tables import counted
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+POD_GPUS = "ZEROPODS_GPUS"
+"""Environment variable of a pod's sessions that keeps the value which `VISIBLE` has there, since DeepSpeed's own
+launcher overwrites `VISIBLE` with the numbers of the slots."""
+HIDDEN = "-1"
+"""Value of `VISIBLE` that hides every GPU; an empty one does so too, but is easily overlooked in a log."""
+BY_DEEPSPEED = "CROSS_RANK"
+"""Environment variable that DeepSpeed's launcher sets for its ranks (deepspeed/launcher/launch.py)."""
+
+
+@dataclass(frozen=True)
+class VisibleGpu:
+    """A GPU that CUDA shows this process."""
+
+    name: str
+    """Its number, or its UUID or the beginning of it, as CUDA_VISIBLE_DEVICES has it."""
+    uuid: str
+    """Its whole UUID, which begins with `GPU-`; with `MIG-` for a part of a GPU that is named by its own UUID."""
+
+
+def visible_gpus() -> tuple[VisibleGpu, ...]:
+    """The GPUs that CUDA shows this process, in CUDA's order; CUDA itself is not asked, so a later fork can use it.
+
+    Raises:
+        UserError: there is an NVIDIA driver, but it does not answer.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        numbers = range(pynvml.nvmlDeviceGetCount())
+        uuids = [str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(number))) for number in numbers]
+    except pynvml.NVMLError as error:
+        raise UserError(f"counting GPUs failed: {error}; say how many there are with --slots") from None
+    finally:
+        pynvml.nvmlShutdown()
+
+    value = os.environ.get(VISIBLE)
+    if value is None:
+        return tuple(VisibleGpu(str(number), uuid) for number, uuid in enumerate(uuids))
+    gpus = []
+    for name in _names(value):
+        uuid = _uuid_of(name, uuids)
+        # CUDA does not read on after a name that it does not know.
+        if uuid is None:
+            break
+        gpus.append(VisibleGpu(name, uuid))
+    return tuple(gpus)
+
+
+def own_gpus() -> int:
+    """Number of GPUs that this process may use."""
+    return len(visible_gpus())
+
+
+def _names(value: str) -> list[str]:
+    """The names in a value of CUDA_VISIBLE_DEVICES; none in one that hides all GPUs."""
+    names = [name.strip() for name in value.split(",")]
+    return names if names[0] not in ("", HIDDEN) else []
+
+
+def _uuid_of(name: str, uuids: Sequence[str]) -> str | None:
+    """UUID of the GPU with this number, or whose UUID begins so; None where there is no such GPU."""
+    if name.isdecimal():
+        number = int(name)
+        return uuids[number] if number < len(uuids) else None
+    if name.startswith("MIG-"):
+        return name if uuids else None
+    matching = [uuid for uuid in uuids if name.startswith("GPU-") and uuid.startswith(name)]
+    return matching[0] if len(matching) == 1 else None
+
+
+# Pods of this machine: each gets GPUs of its own, or none of them gets any.
+
+
+def shared_gpus(pods: int, slots: int | None) -> tuple[str, ...]:
+    """The GPUs of each of several pods of this machine, as values of CUDA_VISIBLE_DEVICES; () where there is no GPU.
+
+    No two pods share a GPU: NCCL refuses two processes on one. Where there are too few, all pods get `HIDDEN`: those
+    with a GPU could not train together with those without.
+
+    Args:
+        slots: GPUs of each pod; if not given, as many as there are for each.
+    """
+    names = [gpu.name for gpu in visible_gpus()]
+    if not names:
+        return ()
+    share = slots or len(names) // pods
+    if share == 0 or pods * share > len(names):
+        return (HIDDEN,) * pods
+    return tuple(",".join(names[first : first + share]) for first in range(0, pods * share, share))
+
+
+def too_few(pods: int, slots: int | None) -> str:
+    """What to say to people where `shared_gpus` hides the GPUs from these pods: why, and how some could be used."""
+    each = slots or 1
+    gpus = own_gpus()
+    fitting = gpus // each
+    remedy = f"start {counted(fitting, 'pod')}" if fitting else f"start 1 pod with {counted(gpus, 'slot')}"
+    place = f"{counted(pods, 'pod')} with {counted(pods * each, 'process')} for {counted(gpus, 'visible GPU')}"
+    return f"{place}: they train without GPUs; to use GPUs, {remedy}"
+
+
+# Processes of this machine without pods.
+
+
+def has_too_few(processes: int) -> bool:
+    """Whether this process sees GPUs, but fewer than so many processes need."""
+    return 0 < own_gpus() < processes
+
+
+def check_gpus_for(processes: int) -> None:
+    """Refuse so many processes on this machine where it has GPUs, but fewer than these."""
+    if has_too_few(processes):
+        place = f"--slots {processes}: there are {processes} processes for {counted(own_gpus(), 'visible GPU')}"
+        raise UserError(f"{place}; ask for fewer, or hide GPUs with {VISIBLE}={HIDDEN} in the environment")
+
+
+# The ranks of a pod: each slot stands for one of the GPUs that the pod's sessions see.
+
+
+def gpus_of_slots(value: str | None, slots: Sequence[int]) -> str:
+    """Value of CUDA_VISIBLE_DEVICES for the ranks of these slots, numbered from 0.
+
+    Args:
+        value: that of the process that starts the ranks; None where it is not set, and all GPUs are visible.
+    """
+    if value is None:
+        return ",".join(map(str, slots))
+    names = _names(value)
+    return ",".join(names[slot] for slot in slots if slot < len(names)) or HIDDEN
+
+
+def take_pods_gpus() -> None:
+    """Give this process the GPUs of its pod where DeepSpeed's own launcher has started it; call it before CUDA is used.
+
+    Ranks that `launch/light.py` starts have them already.
+    """
+    of_pod = os.environ.pop(POD_GPUS, None)
+    if of_pod is not None and BY_DEEPSPEED in os.environ:
+        slots = [int(name) for name in _names(os.environ.get(VISIBLE, ""))]
+        os.environ[VISIBLE] = gpus_of_slots(of_pod, slots)
