@@ -4,7 +4,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis build zeropods.egg-info
 WORKERS ?= 2
 KEPT := .git .venv .zeropods runs results
-SHELL_FILES := .ci/run tools/setup $(wildcard cloud/*.sh docker/*.sh slurm/*.sh slurm/*.sbatch)
+SHELL_FILES := .ci/run tools/setup $(wildcard benchmarks/gpu/*.sh cloud/*.sh docker/*.sh slurm/*.sh slurm/*.sbatch)
 RUN ?= runs/demo
 
 .DEFAULT_GOAL := help

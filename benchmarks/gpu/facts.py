@@ -17,7 +17,7 @@ from typing import Any
 from zeropods import files
 from zeropods.measure import environment
 from zeropods.measure.memory import Gpu
-from zeropods.pods.hostfile import own_gpus
+from zeropods.pods.gpus import own_gpus
 
 PACKAGES = (
     "torch", "triton", "transformers", "accelerate", "deepspeed", "tokenizers", "numpy", "pandas", "pyarrow",
@@ -39,7 +39,7 @@ def facts() -> dict[str, Any]:
 
     from zeropods.train import device
 
-    versions = {}
+    versions: dict[str, str | None] = {}
     for name in PACKAGES:
         versions[name] = None
         # The first one on the path is the one that is imported: a pack's packages lie before the machine's own.

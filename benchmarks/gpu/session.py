@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def write_plans(out: Path, cells: Sequence[Cell], data: Data, machine: Machine) 
         batch = cell.batch
         if batch is None:
             rows = len(data.shapes(cell.prompt, 1, 1))
-            batch, _ = best_batch(cell, lambda count, cell=cell: data.padded(cell, count), rows, machine)
+            batch, _ = best_batch(cell, partial(data.padded, cell), rows, machine)
         planned[cell.name] = {"batch": batch, **plans(cell, batch, data.padded(cell, batch), machine)}
     files.write_json(out / PLANNED, planned)
 

@@ -177,7 +177,7 @@ OTHERS = {
     *("--dataset_config_name", "--dataset_name", "--deepspeed_config", "--output_dir", "--max_length", "--model_name"),
     *("--batch_size", "--num_epochs", "--save_checkpoint", "--resume_from_checkpoint", "--tokenizer_name"),
     *("--hostfile", "--num_nodes", "--num_gpus", "--master_addr", "--master_port", "--no_ssh_check", "--ssh_port"),
-    *("--dataset_config", "--shm-size", "--build-arg", "--exclude"),
+    *("--dataset_config", "--shm-size", "--build-arg", "--exclude", "--no-deps"),
 }
 """Flags of other programs, and of the systems that this project replaces."""
 
@@ -277,7 +277,9 @@ def flags_of_other_programs_of_ours() -> set[str]:
     """Those of applications, jobs, benchmarks and tools, as their parsers are told."""
     files = [path for folder in ("cml", "benchmarks", "tools") for path in (ROOT / folder).rglob("*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    return set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', text))
+    script = (ROOT / "benchmarks" / "gpu" / "run.sh").read_text(encoding="utf-8")
+    of_script = re.findall(r'\[ "\$1" = (--[a-z-]+) \]', script)
+    return {*re.findall(r'add_argument\(\s*"(--[a-z-]+)"', text), *of_script}
 
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
