@@ -67,8 +67,8 @@ def lines() -> Iterator[dict[str, str]]:
     ],
 )
 def test_a_name_means_its_card_however_it_is_written(gpu: str, card: str) -> None:
-    found = find_card(gpu)
-    assert found is not None and found.name == card
+    meant = find_card(gpu)
+    assert meant is not None and meant.name == card
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_memory_of_an_unknown_gpu_is_unknown(gpu: str) -> None:
     ],
 )
 def test_peaks_of_blackwell_and_mi300x_are_those_without_sparsity(gpu: str, fp32: float, bf16: float) -> None:
-    found = [published_flops(gpu, precision) for precision in ("fp32", "bf16", "fp16")]
-    assert found == pytest.approx([fp32 * 1e12, bf16 * 1e12, bf16 * 1e12])
+    peaks = [published_flops(gpu, precision) for precision in ("fp32", "bf16", "fp16")]
+    assert peaks == pytest.approx([fp32 * 1e12, bf16 * 1e12, bf16 * 1e12])
 
 
 @pytest.mark.parametrize("card", cards(), ids=lambda card: card.name)
@@ -234,5 +234,5 @@ def test_no_gpu_without_cuda_is_proposed_as_a_cheaper_one(capsys: pytest.Capture
     flags = ["--model", "llama-8b", "--precision", "bf16", "--technique", "none", "--batch-size", "12"]
     assert main(["plan", *flags, "--gpu", "B300", "--pods", "1", "--what-if", "--json"]) == 0
     answers = json.loads(capsys.readouterr().out)["what_if"]
-    (answer,) = (each["answer"] for each in answers if each["question"] == "a cheaper GPU")
+    (answer,) = (row["answer"] for row in answers if row["question"] == "a cheaper GPU")
     assert "MI300X" not in answer
