@@ -69,7 +69,10 @@ def test_any_predictions_survive_the_round_trip(
         ([{key: value for key, value in GOOD.items() if key != "query"}], "1: query: Field required"),
         ([GOOD, GOOD], "2: index 7 occurs twice"),
         ([GOOD, {"query": None}], "2: index: Field required"),
-        ([{"answer": 42}], "1: index: Field required"),
+        ([{"question": "How many?", "prediction": "", "query": None}], "1: index: Field required"),
+        ([{"answer": 42}], "1: keys answer; expected a line that zeropods predict writes"),
+        ([{}], "1: keys none; expected a line that zeropods predict writes"),
+        ([{"query": None, "error": "why"}], " is in the form of WikiSQL's official evaluator; only zeropods score"),
     ],
 )  # fmt: skip
 def test_the_first_fault_is_named_with_its_line(tmp_path: Path, lines: list[object], said: str) -> None:

@@ -15,7 +15,7 @@ from tests.made import a_record, write_run
 from zeropods.cli import main
 from zeropods.data.wikisql import read_split
 from zeropods.errors import UserError
-from zeropods.evaluate.score import Prediction, load_metric, score, write_predictions
+from zeropods.evaluate.score import Prediction, load_metric, right_queries, score, write_predictions
 from zeropods.evaluate.score_json import QueryScore, read_score
 from zeropods.report.notebook_tables import compared_answers, paired_table
 from zeropods.sql.query import Condition, Query, format_query, parse_query
@@ -138,6 +138,58 @@ def test_gold_queries_of_the_real_dev_split_are_all_right(shared_data: Path, tmp
     executable = sum(index % 4 == 0 for index in listed)
     assert (found.examples, found.executable, found.unparseable) == (2_106, executable, 0)
     assert (found.exact_match, found.logical_form_accuracy, found.execution_accuracy) == (1.0, 1.0, 1.0)
+
+
+# WikiSQL's official evaluator reads one line for each example, in order.
+
+
+def test_the_official_example_predictions_get_the_official_verdict(
+    shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predictions = tmp_path / "example.pred.dev.jsonl"
+    predictions.write_bytes((shared_data / "wikisql" / "example.pred.dev.jsonl").read_bytes())
+    call = ["score", str(predictions), "--data", str(shared_data / "wikisql"), "--split", "dev", "--json"]
+    assert main(call) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["examples"], result["unparseable"], result["executable"]) == (8_421, 606, 1_935)
+    assert result["logical_form_accuracy"] == pytest.approx(3_807 / 8_421, abs=1e-12)
+    # The official code finds 892: it binds the last value twice where two conditions are on one column.
+    assert result["execution_accuracy"] == pytest.approx(888 / 1_935, abs=1e-12)
+
+
+def official(folder: Path, *lines: object) -> Path:
+    return write_lines(folder / "official.jsonl", lines)
+
+
+def test_an_official_line_may_have_an_error_and_other_keys(wikisql: Path, tmp_path: Path) -> None:
+    answers = [{"query": query.to_json(), "error": "", "seq_output": []} for _, query in GOLD]
+    answers[1] = {"query": None, "error": "no column"}
+    answers[2] = {"error": "no column"}
+    answers[3] = {"query": {"sel": 7, "agg": 0, "conds": []}}
+    path = official(tmp_path, *answers)
+    result = query_score(path, wikisql, rouge=True)
+    assert (result.examples, result.unparseable, result.executable) == (5, 2, 3)
+    assert (result.exact_match, result.logical_form_accuracy, result.execution_accuracy) == (2 / 5, 2 / 5, 1 / 3)
+    assert right_queries(path, wikisql, "dev") == {0: True, 1: False, 2: False, 3: False, 4: True}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{"query": None, "error": "why"}] * 4, "official.jsonl: 4 lines, but dev has 5 examples; .* in order"),
+        ([{"query": None, "error": "why"}] * 6, "official.jsonl: 6 lines, but dev has 5 examples; .* in order"),
+        ([{"query": {"sel": 0}}], "official.jsonl:1: query.agg: Field required; correct it"),
+        ([{"query": None, "error": "why"}, {"answer": 1}], "official.jsonl:2: has neither a query nor an error"),
+        ([{"query": None}], "official.jsonl:1: has neither a query nor an error"),
+        ([{"answer": 1}], r"official.jsonl:1: keys answer; expected .* or one of WikiSQL's official evaluator"),
+    ],
+)
+def test_an_official_file_that_does_not_fit_the_split_is_refused(
+    wikisql: Path, tmp_path: Path, lines: list[object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        score(official(tmp_path, *lines), wikisql, "dev")
+    assert not (tmp_path / "score.dev.json").exists()
 
 
 WITHOUT_TORCH = "import sys; from zeropods.cli import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"

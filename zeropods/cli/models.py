@@ -48,7 +48,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score)
     verb.set_defaults(readable=score_text)
     flag = verb.add_argument
-    flag("predictions", type=given_path, metavar="FILE", help="a file written by zeropods predict")
+    flag("predictions", type=given_path, metavar="FILE", help="from zeropods predict, or in WikiSQL's official form")
     flag("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
     own = "a metric of your own, function(prediction, answers) -> float; repeatable"
     flag("--metric", action="append", default=[], metavar="MODULE:FUNCTION", help=own)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import Field
 
@@ -40,7 +40,8 @@ def score(
 ) -> QueryScore | SquadScore:
     """Score a file of either task and write `score.SPLIT.json` beside it.
 
-    The file may hold only a part of the split: examples without a prediction are not counted.
+    The file may hold only a part of the split: examples without a prediction are not counted. A file in the form of
+    WikiSQL's official evaluator holds a line for each example of the split.
 
     Args:
         metrics: custom metrics, each as `module:function`.
@@ -48,16 +49,17 @@ def score(
     Raises:
         UserError: predictions and data do not fit together, or `rouge` is requested for SQuAD's answers.
     """
-    custom, found = custom_metrics(metrics), read_predictions(predictions)
+    custom = custom_metrics(metrics)
     result: QueryScore | SquadScore
-    if found[0].id is None:
+    if _line_type(predictions) is _AnswerLine:
+        if rouge:
+            raise UserError("--rouge: is for text2sql, but these predictions are for squad; leave it out")
+        answers = _paired(predictions, split, read_predictions(predictions), read_squad(data, split))
+        result = _squad_score(answers, custom)
+    else:
         tables = Path(data) / "train.tables.jsonl"
         known = set(read_tables(tables)) if split != "train" and tables.is_file() else set[str]()
-        result = _query_score(_paired(predictions, split, found, read_split(data, split)), known, rouge, custom)
-    elif rouge:
-        raise UserError("--rouge: is for text2sql, but these predictions are for squad; leave it out")
-    else:
-        result = _squad_score(_paired(predictions, split, found, read_squad(data, split)), custom)
+        result = _query_score(_query_pairs(predictions, data, split), known, rouge, custom)
     result.write(Path(predictions).parent, split)
     return result
 
@@ -65,7 +67,7 @@ def score(
 def right_queries(predictions: Path, data: Path, split: str) -> dict[int, bool]:
     """Whether each example of a text-to-SQL file is answered right, by index: executable ones are judged by what they
     find, the others by their logical form. Raises what `score` raises."""
-    pairs = _paired(predictions, split, read_predictions(predictions), read_split(data, split))
+    pairs = _query_pairs(predictions, data, split)
     graded = _graded_queries(pairs)
     each = zip(pairs, graded["execution_accuracy"], graded["logical_form_accuracy"], strict=True)
     return {example.index: bool(form if found is None else found) for (_, example), found, form in each}
@@ -86,6 +88,37 @@ def load_metric(name: str) -> EvaluationModule:
         if hidden:
             del sys.modules["transformers"]
     return evaluate.load(str(METRICS / name), keep_in_memory=True)
+
+
+def _query_pairs(path: Path, data: Path, split: str) -> list[tuple[Prediction, Example]]:
+    """Each query of a file paired with its example, whichever of the two forms the file has."""
+    if _line_type(path) is _OfficialLine:
+        return _official_pairs(path, split, list(read_split(data, split)))
+    return _paired(path, split, read_predictions(path), read_split(data, split))
+
+
+def _official_pairs(path: Path, split: str, examples: Sequence[Example]) -> list[tuple[Prediction, Example]]:
+    """The lines of the official evaluator's file, each paired with the example in the same place of the split."""
+    lines = []
+    for place, line in validated_lines(_OfficialLine, path, MEND_OFFICIAL):
+        if line.query is None and line.error is NO_ERROR_KEY:
+            raise UserError(f"{place}: has neither a query nor an error; {MEND_OFFICIAL}")
+        lines.append(line)
+    if len(lines) != len(examples):
+        raise UserError(
+            f"{path}: {counted(len(lines), 'line')}, but {split} has {counted(len(examples), 'example')}; "
+            "the official evaluator's file has one line for each example, in order"
+        )
+    pairs = []
+    for line, example in zip(lines, examples, strict=True):
+        has_failed = line.error is not NO_ERROR_KEY and bool(line.error)
+        query = None if has_failed else line.query
+        text = ""
+        if query is not None and query.fits(len(example.table.header)):
+            text = format_query(query, example.table.header)
+        prediction = Prediction(index=example.index, question=example.question, text=text, query=query)
+        pairs.append((prediction, example))
+    return pairs
 
 
 def _paired(
@@ -239,10 +272,14 @@ def custom_scores(
     return {name: fmean(v) for name, v in values.items()}, {name: score_interval(v) for name, v in values.items()}
 
 
-# Prediction files: one JSON object per line, each naming its example.
+# Prediction files: one JSON object per line.
 #
 # Text-to-SQL: `{"index", "question", "prediction", "query": {"sel", "agg", "conds"} | null}`; SQuAD: `{"index", "id",
-# "question", "prediction"}`. A file may therefore hold any part of a split.
+# "question", "prediction"}`. Each line names its example, so that a file may hold any part of a split.
+#
+# WikiSQL's official evaluator (`evaluate.py` of github.com/salesforce/WikiSQL) reads another form, and others publish
+# their predictions in it: `{"query": {"sel", "agg", "conds"}}` or `{"query": null, "error": "why"}`, one line for each
+# example, in the order of the split. Such a file is scored too; it is never written.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,16 +330,50 @@ class _AnswerLine(Prediction):
     id: str = field()
 
 
+NO_ERROR_KEY: Final = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfficialLine:
+    """A line of the official form; its other keys, which the official evaluator ignores too, are not read."""
+
+    query: Query | None = None
+    error: object = NO_ERROR_KEY
+    """Why there is no query; empty, null or missing where there is one."""
+
+
+MEND_OFFICIAL = "correct it, or write the file again"
+
+
+def _line_type(path: Path) -> type[_QueryLine | _AnswerLine | _OfficialLine]:
+    """What the lines of a prediction file are, by the keys of its first line.
+
+    Raises:
+        UserError: the first line is of no known form, or the file is empty.
+    """
+    place, first = next(validated_lines(dict[str, object], path, "predict again"))
+    if "index" in first or "prediction" in first:
+        return _AnswerLine if "id" in first and "query" not in first else _QueryLine
+    if "query" in first or "error" in first:
+        return _OfficialLine
+    raise UserError(
+        f"{place}: keys {', '.join(first)[:60] or 'none'}; expected a line that zeropods predict writes "
+        "(index, question, prediction, query) or one of WikiSQL's official evaluator (query, error)"
+    )
+
+
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions in file order; the first line decides which task they are of.
+    """The predictions that `write_predictions` wrote, in file order; the first line decides which task they are of.
 
     Columns of a query are not checked against a table, which the file does not name.
 
     Raises:
-        UserError: the first fault, with its line, or an empty file.
+        UserError: the first fault, with its line, an empty file, or one in the official evaluator's form.
     """
-    _, first = next(validated_lines(dict[str, object], path, "predict again"))
-    kind = _AnswerLine if "id" in first and "query" not in first else _QueryLine
+    kind = _line_type(path)
+    if issubclass(kind, _OfficialLine):
+        # Its lines name no example, so that it can be read together with its split only.
+        raise UserError(f"{path}: is in the form of WikiSQL's official evaluator; only zeropods score reads it")
     predictions: dict[int, Prediction] = {}
     for place, line in validated_lines(kind, path, "predict again"):
         if line.index in predictions:
