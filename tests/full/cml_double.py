@@ -24,6 +24,8 @@ class CmlDouble:
 
     def __init__(self, quota: int = 100) -> None:
         self.quota = quota
+        self.calls: list[dict[str, Any]] = []
+        """What each call of `launch_workers` was given."""
         self._workers: dict[str, dict[str, Any]] = {}
         self._waiting: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -42,6 +44,7 @@ class CmlDouble:
         self, n: int, cpu: float, memory: float, nvidia_gpu: int, script: str, code: str, env: Mapping[str, str]
     ) -> list[dict[str, Any]]:
         assert code.startswith("!") and not script
+        self.calls.append({"n": n, "script": script, "code": code, "env": dict(env)})
         made = [self._launch(shlex.split(code[1:]), env) for _ in range(n)]
         self._start_waiting()
         return [{"id": worker, "app_url": f"https://{worker}.cml.example"} for worker in made]

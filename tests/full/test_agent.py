@@ -142,20 +142,42 @@ def test_nothing_is_left_however_a_pod_ends(home: Path, tmp_path: Path, victim: 
 # What cannot begin
 
 
+WORKER = [sys.executable, str(ROOT / "worker_p.py")]
+
+
+@pytest.mark.parametrize("arguments", [[], ["stdin"]])
+def test_a_worker_that_is_started_by_hand_says_what_it_is_for_in_one_line(arguments: list[str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != ORDERS}
+    done = subprocess.run(
+        [*WORKER, *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(
+        r"zeropods: worker_p\.py.*: no orders.*; it is the program of a pod, and is not started by hand; "
+        r"start pods with: zeropods pods up --count N\n",
+        done.stderr,
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (None, "ZEROPODS_ORDERS: Expecting value: line 1 column 1 (char 0); a worker is started by `zeropods pods up`"),
-        ({"other": 1}, "ZEROPODS_ORDERS: Orders.__init__() got an unexpected keyword argument 'other'; a worker is"),
+        ({"other": 1}, "ZEROPODS_ORDERS: Orders.__init__() got an unexpected keyword argument 'other'; do master and"),
+        ({"secret_file": "/nowhere/secret"}, "/nowhere/secret: No such file or directory; has its cluster ended?"),
+        ({"secret_file": str(ROOT / "README.md")}, "README.md: is not a cluster's secret; zeropods pods down"),
         ({}, "no answer from the master in 1 s"),
     ],
 )
-def test_a_worker_that_cannot_begin_says_why_in_one_line(changes: dict[str, object] | None, line: str) -> None:
-    environment = worker_environment(**(changes or {}))
-    if changes is None:
-        del environment[ORDERS]
+def test_a_worker_that_cannot_begin_says_why_in_one_line(tmp_path: Path, changes: dict[str, object], line: str) -> None:
+    environment = worker_environment(tmp_path, **changes)
     done = subprocess.run(
-        [sys.executable, str(ROOT / "worker_p.py")],
+        WORKER,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -167,12 +189,10 @@ def test_a_worker_that_cannot_begin_says_why_in_one_line(changes: dict[str, obje
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_worker_that_waits_for_its_master_ends_at_once_on_a_signal() -> None:
+def test_a_worker_that_waits_for_its_master_ends_at_once_on_a_signal(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as master:
-        environment = worker_environment(register_seconds=600, master=master.getsockname())
-        with subprocess.Popen(
-            [sys.executable, str(ROOT / "worker_p.py")], env={**os.environ, **environment}, stdout=subprocess.DEVNULL
-        ) as worker:
+        environment = worker_environment(tmp_path, register_seconds=600, master=master.getsockname())
+        with subprocess.Popen(WORKER, env={**os.environ, **environment}, stdout=subprocess.DEVNULL) as worker:
             master.settimeout(WAIT_SECONDS)
             connection, _ = master.accept()
             worker.terminate()
@@ -180,10 +200,13 @@ def test_a_worker_that_waits_for_its_master_ends_at_once_on_a_signal() -> None:
             connection.close()
 
 
-def worker_environment(**changes: object) -> dict[str, str]:
+def worker_environment(folder: Path, **changes: object) -> dict[str, str]:
+    """Variables of a worker whose secret lies in a file of this folder."""
+    secret_file = folder / "secret"
+    secret_file.write_text(f"{SECRET}\n")
     orders = {
         "master": ("127.0.0.1", 1),
-        "secret": SECRET,
+        "secret_file": str(secret_file),
         "ssh_ports": (2222,),
         "authorized_key": "ssh-ed25519 AAAA",
         "lease": "idle",

@@ -201,6 +201,21 @@ def test_a_session_of_cml_is_a_pod_beside_its_workers(cml: CmlDouble, home: Path
     assert {worker["status"] for worker in cml.list_workers()} <= {"stopped", "succeeded"}
 
 
+def test_cml_is_told_no_secret_and_no_process_of_its_pods_shows_it(cml: CmlDouble, home: Path) -> None:
+    cluster = pods.up(3, cpu=1, memory=2)
+    needles = secrets_of(cluster).values()
+    shown = [text for name in ("cmdline", "environ") for text in of_processes(name).values()]
+    assert sum(b"worker_p.py" in text for text in shown) >= 3
+    assert cml.calls and any("ZEROPODS_ORDERS" in call["env"] for call in cml.calls)
+    # What CML keeps in its database is what it was told.
+    shown += [repr(call).encode() for call in cml.calls]
+    assert [text for text in shown if any(needle in text for needle in needles)] == []
+    secret_file = cluster.folder / SECRET
+    assert secret_file.stat().st_mode & 0o777 == 0o600
+    cluster.down()
+    assert not secret_file.exists()
+
+
 def test_a_worker_that_stays_pending_is_named_at_the_deadline(cml: CmlDouble, home: Path) -> None:
     with pytest.raises(UserError, match=r"[0-3] of 4 pods after 4 s: ") as ended:
         pods.up(4, cpu=1, memory=2, seconds=4)
@@ -216,18 +231,19 @@ PAUSE_SECONDS = 0.02
 
 @contextlib.contextmanager
 def watching() -> Iterator[set[bytes]]:
-    """All command lines of the machine, read again and again until it is left."""
-    lines: set[bytes] = set()
+    """Command lines and environments of all processes of the machine, read again and again until it is left."""
+    texts: set[bytes] = set()
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(PAUSE_SECONDS):
-            lines.update(of_processes("cmdline").values())
+            for name in ("cmdline", "environ"):
+                texts.update(of_processes(name).values())
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield lines
+        yield texts
     finally:
         over.set()
         thread.join()
@@ -252,13 +268,12 @@ def everything(*folders: Path) -> dict[Path, bytes]:
 def test_secrets_lie_in_two_files_and_nowhere_else_while_a_run_goes_on(shared_home: Path, tmp_path: Path) -> None:
     """A cluster from its start to the end of a run over pdsh, watched all the time."""
     run = tmp_path / "run"
-    with watching() as lines:
+    with watching() as texts:
         up = pods.up(3, name="watched")
         try:
             process = started(up, run, "--seconds", 600)
             ranks = train(run)
             environments = of_processes("environ")
-            agents = {pid for pid, line in of_processes("cmdline").items() if b"worker_p.py" in line}
             (run / "enough").touch()
             said = ended(process)
             assert record(run)["status"] == "ok", said
@@ -271,13 +286,12 @@ def test_secrets_lie_in_two_files_and_nowhere_else_while_a_run_goes_on(shared_ho
     def found(text: bytes) -> list[str]:
         return [name for name, needle in needles.items() if needle in text]
 
-    words = [b"worker_p.py", b"sshd", b"pdsh", b"rank.py", b"ssh"]
-    assert [word for word in words if not any(word in line for line in lines)] == []
-    assert [(line, found(line)) for line in lines if found(line)] == []
+    words = [b"worker_p.py", b"sshd", b"pdsh", b"rank.py", b"ssh", b"ZEROPODS_ORDERS=", b"ZEROPODS_RUN="]
+    assert [word for word in words if not any(word in text for text in texts)] == []
+    assert [(text, found(text)) for text in texts if found(text)] == []
     assert all(b"ZEROPODS_RUN=" in environments[rank] for rank in ranks)
     assert not any(b"ZEROPODS_ORDERS" in environments[rank] for rank in ranks)
-    # A pod's own two processes were started with it, which /proc shows to their own user only.
-    assert {pid for pid, text in environments.items() if found(text)} <= agents
+    assert not up.folder.exists()
     assert {path.name for path, text in files.items() if found(text)} == {SECRET, KEY}
     assert (modes["watched"], modes[SECRET], modes[KEY]) == (0o700, 0o600, 0o600)
     names = {path.name for path in files}

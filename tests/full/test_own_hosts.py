@@ -21,7 +21,7 @@ from tests.full.clusters import (
     ssh,
     zeropods,
 )
-from tests.full.launches import ended, left, record, started, train, until
+from tests.full.launches import ended, left, of_processes, record, started, train, until
 from tests.made import SETTINGS
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
@@ -102,14 +102,16 @@ def up(hosts: Own, **how: object) -> pods.Cluster:
 
 
 def test_pods_come_up_in_the_hostfile_s_order_serve_show_no_secret_and_leave_nothing(hosts: Own, home: Path) -> None:
-    """The secret stands in no argument list or log, nor in ssh's environment."""
+    """The secret stands in no argument list, environment or log."""
     cluster = up(hosts)
     assert [host.line() for host in cluster.hosts] == ["127.0.7.2 slots=2", "127.0.7.1 slots=1"]
     assert [ssh(cluster, pod.address, "printenv", "ZEROPODS_POD") for pod in cluster.pods] == list(NAMES.values())
     assert (cluster.backend, cluster.shared_machine) == ("hosts", True)
     shown = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes_of(home)]
     assert all(any(name in text for text in shown) for name in (b"backends.hosts", b"worker_p.py"))
-    shown += [Path(f"/proc/{pid}/environ").read_bytes() for pid in processes_of(home) if is_local(pid, "ssh")]
+    assert any(is_local(pid, "ssh") for pid in processes_of(home))
+    for name in ("cmdline", "environ"):
+        shown += of_processes(name).values()
     shown += [path.read_bytes() for path in (cluster.folder / "logs").iterdir()]
     assert not any(cluster.secret.hex().encode() in text for text in shown)
     ports = ports_of([cluster])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,12 @@ from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose,
 from zeropods.programs import PR_SET_CHILD_SUBREAPER, child_environment, end_with_parent, prctl
 
 ORDERS = "ZEROPODS_ORDERS"
-"""Environment variable with a worker's orders as a JSON object; it is removed at once, since it holds a secret."""
+"""Environment variable with a worker's orders as a JSON object. It holds no secret: `/proc` shows the environment with
+which a process was started, and CML keeps that of a worker in its database."""
 BY_STDIN = "stdin"
-"""Argument of a worker on one of the user's own hosts: the first line on stdin holds its environment variables as a
-JSON object, and the worker ends when stdin does."""
+"""Argument of a worker on one of the user's own hosts: the first line on stdin is a `stdin_message`, and the worker
+ends when stdin does."""
+HOW_TO_START = "it is the program of a pod, and is not started by hand; start pods with: zeropods pods up --count N"
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
 GRACE_SECONDS = 2.0
 """Seconds from SIGTERM to SIGKILL when the pod ends."""
@@ -53,8 +56,9 @@ class Orders:
     """Id of this worker with the backend that started it."""
     address: str
     master: tuple[str, int]
-    secret: str
-    """The cluster's secret, as hexadecimal."""
+    secret_file: str
+    """Path of a file that only its owner can read, with the cluster's secret as hexadecimal. A worker that shares no
+    folder with the process that started it is sent the secret on stdin."""
     ssh_ports: tuple[int, ...]
     """Ports for sshd, in order of preference."""
     authorized_key: str
@@ -76,14 +80,12 @@ def main() -> int:
     agent and to end the processes that the agent had under it.
     """
     is_told_by_stdin = sys.argv[1:] == [BY_STDIN]
+    secret = None
     if is_told_by_stdin:
-        os.environ.update(json.loads(sys.stdin.buffer.readline() or "{}"))
-    worker = next(filter(None, map(os.environ.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}")
-    try:
-        # Removed from the environment, because processes that this one starts inherit it.
-        orders = Orders(**json.loads(os.environ.pop(ORDERS, "")), worker=worker, address=own_address())
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
+        secret = _take_from_stdin()
+    orders = _take_orders()
+    if secret is None:
+        secret = read_secret(orders.secret_file)
     if orders.gpus is not None:
         os.environ[VISIBLE] = orders.gpus
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -101,9 +103,52 @@ def main() -> int:
         os.setsid()
         end_with_parent(warden, signal.SIGTERM)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        return asyncio.run(_Agent(orders, folder).live())
+        return asyncio.run(_Agent(orders, secret, folder).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# What a worker is told
+
+
+def stdin_message(environment: Mapping[str, str], secret: bytes) -> bytes:
+    """The line that a worker with the argument `stdin` reads first: its environment variables and the secret."""
+    return json.dumps({"environment": dict(environment), "secret": secret.hex()}).encode() + b"\n"
+
+
+def read_secret(path: str | Path) -> bytes:
+    """The secret of a cluster from its file; `UserError` where it cannot be read."""
+    try:
+        return bytes.fromhex(Path(path).read_text(encoding="ascii"))
+    except OSError as error:
+        remedy = "has its cluster ended? Pods of CML read it in the project folder, which all of them share"
+        raise UserError(f"{path}: {error.strerror}; {remedy}") from None
+    except ValueError:
+        raise UserError(f"{path}: is not a cluster's secret; zeropods pods down, and start the pods again") from None
+
+
+def _take_from_stdin() -> bytes:
+    """Read a `stdin_message`: set the environment variables in it, and return the secret."""
+    line = sys.stdin.buffer.readline()
+    try:
+        message = json.loads(line)
+        os.environ.update(message["environment"])
+        return bytes.fromhex(message["secret"])
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"worker_p.py {BY_STDIN}: no orders on stdin; {HOW_TO_START}") from None
+
+
+def _take_orders() -> Orders:
+    """Take the orders out of the environment, so that processes that this one starts do not inherit them."""
+    text = os.environ.pop(ORDERS, "")
+    if not text:
+        raise UserError(f"worker_p.py: no orders; {HOW_TO_START}")
+    named = [os.environ[name] for name in WORKER_VARIABLES if os.environ.get(name)]
+    worker = named[0] if named else f"{socket.gethostname()}-{os.getpid()}"
+    try:
+        return Orders(**json.loads(text), worker=worker, address=own_address())
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{ORDERS}: {error}; do master and pods run the same zeropods version?") from None
 
 
 class PodEndedError(Exception):
@@ -113,8 +158,8 @@ class PodEndedError(Exception):
 class _Agent:
     """The process below the warden. Its folder is private and empty, for the keys, configuration and log of sshd."""
 
-    def __init__(self, orders: Orders, folder: Path) -> None:
-        self._orders, self._secret = orders, bytes.fromhex(orders.secret)
+    def __init__(self, orders: Orders, secret: bytes, folder: Path) -> None:
+        self._orders, self._secret = orders, secret
         self._host_key = make_key(folder / HOST_KEY, "")
         self._sock = listening_socket(orders.address, 0)
         self._port = self._sock.getsockname()[1]

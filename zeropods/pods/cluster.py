@@ -20,6 +20,7 @@ from pathlib import Path
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import home
+from zeropods.pods.agent import read_secret
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import LocalWorkers, Settings
@@ -116,7 +117,7 @@ class Cluster:
     @property
     def secret(self) -> bytes:
         """The secret; agents and their master prove to each other that they know it."""
-        return bytes.fromhex((self.folder / SECRET).read_text(encoding="ascii"))
+        return read_secret(self.folder / SECRET)
 
     @property
     def agents(self) -> tuple[tuple[str, int], ...]:

@@ -192,7 +192,7 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
         with Rendezvous(secret=secret, count=settings.count, address=address, port=port) as rendezvous:
             orders = {
                 "master": (address, rendezvous.port),
-                "secret": secret.hex(),
+                "secret_file": str(folder / SECRET),
                 "ssh_ports": (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS)),
                 "authorized_key": authorized_key,
                 "lease": settings.lease,

@@ -1,7 +1,8 @@
 """The user's own hosts as pods: a hostfile instead of a number, the user's own ssh instead of a backend.
 
 `python -m zeropods.pods.backends.hosts CONFIG HOST PROGRAM ...` stands in here for a worker on a host, and the worker
-ends with it. What a worker is told, the cluster's secret included, goes through ssh's stdin, never on a command line.
+ends with it. What a worker is told, the cluster's secret included, goes through ssh's stdin, and the stand-in reads the
+secret from the cluster's file: it is in no command line and in no environment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from zeropods.errors import UserError, guarded
-from zeropods.pods.agent import BY_STDIN, ORDERS
+from zeropods.pods.agent import BY_STDIN, ORDERS, read_secret, stdin_message
 from zeropods.pods.backends.local import LocalWorkers, Place
 from zeropods.pods.hostfile import Host, address_towards, is_loopback, parse_hostfile
 from zeropods.pods.ssh import said_by, ssh_argv
@@ -98,8 +99,7 @@ def main() -> int:
     """Stand in for a worker: run its program on the host until it ends, or until this process is asked to end."""
     ssh_config, host, *program = sys.argv[1:]
     told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
-    # The orders are kept from ssh, whose configuration may start other programs.
-    os.environ.pop(ORDERS, None)
+    secret = read_secret(json.loads(os.environ[ORDERS])["secret_file"])
     there = ["sh", "-c", THERE, host, str(Path.cwd()), *program]
     argv = ssh_argv(Path(ssh_config) if ssh_config else None, host, there, **KEEP_ALIVE)
     parent, last = os.getpid(), b""
@@ -114,7 +114,7 @@ def main() -> int:
         stdin = ssh.stdin
         # If ssh has already ended, it says on stderr why.
         with suppress(BrokenPipeError):
-            stdin.write(json.dumps(told).encode() + b"\n")
+            stdin.write(stdin_message(told, secret))
         # The end of stdin tells the other side to end.
         signal.signal(signal.SIGTERM, lambda *_: stdin.close())
         for line in ssh.stderr:
