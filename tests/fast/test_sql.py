@@ -19,6 +19,7 @@ from zeropods.sql.query import (
     Query,
     execute,
     format_query,
+    is_restored,
     is_usable,
     number,
     parse_query,
@@ -122,6 +123,35 @@ def test_any_reading_has_the_same_text_and_no_fewer_conditions(case: tuple[list[
     read = parse_query(text := format_query(query, header), header)
     assert read is not None and format_query(read, header) == text
     assert len(read.conds) >= len(query.conds)
+
+
+ODD_VALUES = st.sampled_from(["", " ", "a ", "\ta", "a AND b", "a  b", "\x1ca", "\u2003"]) | HOSTILE_TEXT
+ODD_HEADERS = st.lists(HOSTILE_TEXT | st.sampled_from(["", " ", "a", " a", "a  b"]), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("header", "query", "is_read_back"),
+    [
+        (("A", "B"), Query(0, 0, (Condition(1, 0, "x y"),)), True),
+        (("A", "B"), Query(0, 0, (Condition(1, 0, ""),)), False),
+        (("A", "B"), Query(0, 0, (Condition(1, 0, "x "),)), False),
+        (("A", "B"), Query(0, 0, (Condition(1, 0, "x AND y"),)), True),
+        (("A", "B"), Query(0, 0, (Condition(1, 0, "x AND A = y"),)), False),
+        (("A", "A"), Query(0, 0), True),
+        (("A", "A"), Query(1, 0), False),
+        (("A", ""), Query(1, 0), True),
+        (("Speed", "MAX Speed"), Query(0, 1), False),
+    ],
+)
+def test_it_is_known_which_queries_are_not_read_back(header: tuple[str, ...], query: Query, is_read_back: bool) -> None:
+    assert is_restored(query, header) == survives(query, header) == is_read_back
+
+
+@settings(max_examples=500)
+@given(queries(ODD_HEADERS, ODD_VALUES))
+def test_a_query_that_need_not_be_parsed_is_read_back_too(case: tuple[list[str], Query]) -> None:
+    header, query = case
+    assert is_restored(query, tuple(header)) == survives(query, header)
 
 
 @settings(max_examples=50)

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from zeropods.cli import main
 from zeropods.data.encoding import first_tokens, train_byte_tokenizer, train_tokenizer, unknown_id
 from zeropods.data.manifest import SPLITS, read_manifest
 from zeropods.data.prepare import Preparation, prepare
@@ -50,6 +51,34 @@ def test_truncation_is_counted_and_keeps_the_end_token(sample: Path, tmp_path: P
     assert split is not None
     assert manifest.splits["train"].source.truncated_rows == 30
     assert all(len(row) == 12 and row[-1] == 1 for row in split.sources)
+
+
+def test_queries_that_cannot_be_read_back_are_counted_and_the_first_is_shown(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(sample, data)
+    lines = [json.loads(line) for line in (data / "dev.jsonl").read_text().splitlines()]
+    for number, value in ((7, ""), (9, "Ann ")):
+        lines[number]["sql"]["conds"] = [[0, 0, value]]
+    (data / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    call = ["prepare", "--data", str(data), "--tokenizer", "t5-tiny", "--limit", "20"]
+    assert main([*call, "--out", str(tmp_path / "set")]) == 0
+    splits = read_manifest(tmp_path / "set").splits
+    assert [splits[split].targets_unreadable for split in SPLITS] == [0, 2, 0]
+    first = splits["dev"].first_unreadable
+    assert first is not None and first.startswith("dev.jsonl:8: 'SELECT ") and first.endswith(" = '")
+    printed = capsys.readouterr().out
+    said = "2 rows whose query cannot be read back from its text, so that no answer is right; correct or remove them"
+    assert printed.count("cannot be read back") == 1
+    assert f"{said}, the first is {first}\n" in printed
+
+
+def test_every_real_query_is_read_back(shared_data: Path, tmp_path: Path) -> None:
+    tokenizer = str(shared_data / "t5" / "spiece.model")
+    wanted = Preparation(data=shared_data / "wikisql", tokenizer=tokenizer, limit=2_000)
+    manifest, _ = prepare(wanted, tmp_path / "set")
+    assert [split.targets_unreadable for split in manifest.splits.values()] == [0, 0]
 
 
 def test_a_fault_leaves_the_old_set_and_a_foreign_folder_is_refused(sample: Path, tmp_path: Path) -> None:

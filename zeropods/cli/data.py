@@ -131,5 +131,11 @@ def readable_prepare(result: Result) -> str:
             "whose query the tokenizer cannot write, so that no model learns it": split["targets_lost"],
         }
         said += [f"{counted(number, 'row')} {what}" for what, number in lost.items() if number]
+        if split["targets_unreadable"]:
+            rows = counted(split["targets_unreadable"], "row")
+            said.append(
+                f"{rows} whose query cannot be read back from its text, so that no answer is right; correct or remove "
+                f"them, the first is {split['first_unreadable']}"
+            )
         lines.append("; ".join(said))
     return "\n".join(lines)

@@ -141,6 +141,10 @@ class TokenRows:
     labels_cut: int = 0
     targets_lost: int | None = None
     """Number of targets whose text does not come back when their tokens are decoded (NFKC, spaces folded)."""
+    targets_unreadable: int | None = None
+    """text2sql: number of targets that are not read back as their query, so that no answer to them can be right."""
+    first_unreadable: str | None = None
+    """Place and text of the first of them."""
     documents: int | None = None
     leftover_tokens: int | None = None
     """Number of tokens in an incomplete last block, which is left out."""

@@ -42,6 +42,10 @@ class SplitStatistics:
     target: TokenStatistics
     targets_lost: int | None
     """Number of targets whose text is not restored by decoding their tokens (NFKC, spaces folded); None for `lm`."""
+    targets_unreadable: int | None = None
+    """text2sql: number of targets that are not read back as their query, so that no answer to them can be right."""
+    first_unreadable: str | None = None
+    """Place and text of the first of them."""
     documents: int | None = None
     """`lm`: number of documents that were read, not counting empty ones."""
     leftover_tokens: int | None = None

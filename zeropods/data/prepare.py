@@ -185,6 +185,8 @@ def prepare(
                     source=_statistics(rows.input_ids, unknown, rows.inputs_cut),
                     target=_statistics(rows.labels, unknown, rows.labels_cut),
                     targets_lost=rows.targets_lost,
+                    targets_unreadable=rows.targets_unreadable,
+                    first_unreadable=rows.first_unreadable,
                     documents=rows.documents,
                     leftover_tokens=rows.leftover_tokens,
                 )

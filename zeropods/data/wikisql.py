@@ -17,7 +17,7 @@ from zeropods.data.encoding import Encoder, Ids, TokenRows, folded
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.files import MEND, sha256, validated_lines
-from zeropods.sql.query import Query, format_query
+from zeropods.sql.query import Query, format_query, is_restored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,6 +29,8 @@ MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
 """Token limit by prompt: `question` is cut where the original recipe cuts; `schema` above WikiSQL's longest (226)."""
 MAX_TARGET_TOKENS = 96
 CHUNK = 8_192
+SHOWN_CHARACTERS = 200
+"""Length at which the text of a query is cut in a message."""
 
 Cell = str | int | float | None
 Text = Annotated[str, Field(pattern=r"\S")]
@@ -161,18 +163,26 @@ class WikiSQLData:
         """Sources and targets of a split; those that are too long are cut, but keep their end token."""
         encode, backend, most = Encoder(tokenizer), tokenizer.backend_tokenizer, self._wanted.source_limit
         rows, examples, lost = TokenRows(), self._examples(split), 0
+        unreadable = 0
         while chunk := list(itertools.islice(examples, CHUNK)):
             texts = [target_of(example) for example in chunk]
             targets = encode(texts)
             sources = encode([source_of(example, self._wanted.prompt) for example in chunk])
             decoded = backend.decode_batch(targets, skip_special_tokens=True)
             lost += sum(folded(a) != folded(b) for a, b in zip(texts, decoded, strict=True))
+            for example, text in zip(chunk, texts, strict=True):
+                if is_restored(example.query, example.table.header):
+                    continue
+                unreadable += 1
+                if rows.first_unreadable is None:
+                    rows.first_unreadable = f"{split}.jsonl:{example.index + 1}: {text[:SHOWN_CHARACTERS]!r}"
             rows.inputs_cut += sum(len(row) > most for row in sources)
             rows.labels_cut += sum(len(row) > MAX_TARGET_TOKENS for row in targets)
             rows.input_ids += [_cut(row, most, tokenizer.eos_token_id) for row in sources]
             rows.labels += [_cut(row, MAX_TARGET_TOKENS, tokenizer.eos_token_id) for row in targets]
             progress(len(chunk))
         rows.targets_lost = lost
+        rows.targets_unreadable = unreadable
         return rows
 
     def _examples(self, split: str) -> Iterator[Example]:

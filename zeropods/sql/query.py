@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -83,6 +84,34 @@ def parse_query(text: str, header: Sequence[str]) -> Query | None:
     """
     read = _Reading(text, header).query()
     return read or _Reading(_nfkc(text), [_nfkc(name) for name in header]).query()
+
+
+KEYWORDS = frozenset({"SELECT", "FROM", "table", "WHERE", "AND", *AGGREGATES, *OPERATORS})
+
+
+def is_restored(query: Query, header: tuple[str, ...]) -> bool:
+    """Whether `parse_query` reads from a query's text the very query.
+
+    It does not where a value is empty or begins or ends with a blank, or where two columns have the same name; it may
+    not where a name or a value holds a keyword. Most queries are restored by construction and need no parsing.
+    """
+    if _has_plain_names(header) and all(_is_plain_value(condition.value) for condition in query.conds):
+        return True
+    return parse_query(format_query(query, header), header) == query
+
+
+@lru_cache(maxsize=1)
+def _has_plain_names(header: tuple[str, ...]) -> bool:
+    """Whether no name of a header is empty, occurs twice, or holds a keyword."""
+    names = {tuple(name.split()) for name in header}
+    words = {word for name in names for word in name}
+    return () not in names and len(names) == len(header) and not words & KEYWORDS
+
+
+def _is_plain_value(value: str) -> bool:
+    """Whether a value begins and ends with a letter or sign, and does not hold the word that joins conditions."""
+    words = value.split()
+    return bool(words) and value.startswith(words[0]) and value.endswith(words[-1]) and "AND" not in words
 
 
 def cells_text(cells: Sequence[str | int | float | None] | None) -> str:
