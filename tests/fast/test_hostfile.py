@@ -27,20 +27,53 @@ def test_blanks_and_comments_change_nothing() -> None:
     assert parse_hostfile(text, "hostfile") == (Host("pod1", 1), Host("gpu-2.lan", 8))
 
 
+NO_NUMBER = "no number right after 'slots='; write it without blanks, as in slots=2"
+RANGE = "expected a number from 1 to 9999, as in slots=2"
+NO_ADDRESS = "is not an address; expected a host name of ASCII letters, digits"
+SEVERAL = "several hosts on one line; write a line '<address> slots=<gpus>' for each"
+IPV6 = "IPv6 is not supported; write the host's name or its IPv4 address"
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("line", "remedy"),
     [
-        "10.0.0.1", "10.0.0.1 slots", "10.0.0.1 slots=", "10.0.0.1 slots=0", "10.0.0.1 slots=-1", "10.0.0.1 slots=1.5",
-        "10.0.0.1 slots=²", "10.0.0.1 slots=10000", "10.0.0.1 slots = 1", "10.0.0.1 slots=1 max_slots=2",
-        "10.0.0.1 10.0.0.2 slots=1", "10.0.0.1\u00a0slots=1", "slots=1", "-oProxyCommand=x slots=1",
-        "pod[1-3] slots=1", "pod1,pod2 slots=1", "me@pod1 slots=1", "pod1:2222 slots=1", "pod* slots=1",
-        "$(date) slots=1", "pöd slots=1", f"{'a' * 254} slots=1",
+        ("10.0.0.1", "no slots; write '10.0.0.1 slots=N', where N is the number of its GPUs"),
+        ("10.0.0.1 # slots=2", "no slots; write '10.0.0.1 slots=N'"),
+        ("10.0.0.1 slots", NO_NUMBER),
+        ("10.0.0.1 slots=", NO_NUMBER),
+        ("10.0.0.1 slots = 1", NO_NUMBER),
+        ("10.0.0.1 slots= 1", NO_NUMBER),
+        ("10.0.0.1 slots=0", f"'slots=0'; {RANGE}"),
+        ("10.0.0.1 slots=-1", f"'slots=-1'; {RANGE}"),
+        ("10.0.0.1 slots=1.5", f"'slots=1.5'; {RANGE}"),
+        ("10.0.0.1 slots=²", f"'slots=²'; {RANGE}"),
+        ("10.0.0.1 slots=10000", f"'slots=10000'; {RANGE}"),
+        ("10.0.0.1 slots=1 max_slots=2", "'max_slots=2': nothing may follow the slots but a comment after '#'"),
+        ("10.0.0.1 10.0.0.2 slots=1", "'10.0.0.2' is not the number of slots; expected '<address> slots=<gpus>'"),
+        ("10.0.0.1 gpus=1", "'gpus=1' is not the number of slots; expected '<address> slots=<gpus>'"),
+        ("10.0.0.1\u00a0slots=1", NO_ADDRESS),
+        ("slots=1", "no address before the slots; expected '<address> slots=<gpus>'"),
+        ("-oProxyCommand=x slots=1", NO_ADDRESS),
+        ("pod[1-3] slots=1", SEVERAL),
+        ("pod1,pod2 slots=1", SEVERAL),
+        ("pod* slots=1", SEVERAL),
+        ("me@pod1 slots=1", "a user is not part of an address; write 'pod1', and 'User me' for it in ~/.ssh/config"),
+        ("root@127.0.0.1 slots=2", "write '127.0.0.1', and 'User root' for it in ~/.ssh/config or in the file of"),
+        ("pod1:2222 slots=1", "a port is not part of an address; write 'pod1', and 'Port 2222' for it in"),
+        ("::1 slots=1", IPV6),
+        ("[::1] slots=1", IPV6),
+        ("fe80::1%eth0 slots=1", IPV6),
+        ("$(date) slots=1", NO_ADDRESS),
+        ("pöd slots=1", NO_ADDRESS),
+        (f"{'a' * 254} slots=1", NO_ADDRESS),
     ],
-)  # fmt: skip
-def test_broken_line_is_named_with_what_was_expected(line: str) -> None:
+)
+def test_a_broken_line_is_named_with_its_mistake_and_the_remedy(line: str, remedy: str) -> None:
     with pytest.raises(UserError) as raised:
         parse_hostfile(f"# mine\n10.0.0.9 slots=1\n{line}\n", "my/hostfile")
-    assert str(raised.value) == f"my/hostfile:3: {line!r}; expected '<address> slots=<gpus>'"
+    message = str(raised.value)
+    assert message.startswith(f"my/hostfile:3: {line!r}; ") and remedy in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

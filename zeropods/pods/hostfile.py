@@ -1,4 +1,8 @@
-"""DeepSpeed's hostfile: a line `ADDRESS slots=GPUS` per pod, in the order of their ranks; and this pod's own line."""
+"""DeepSpeed's hostfile: a line `ADDRESS slots=GPUS` per pod, in the order of their ranks; and this pod's own line.
+
+DeepSpeed takes any word as an address. Here it is a host name or an IPv4 address, since it is also written into
+configurations of ssh, sshd and pdsh, and since pods have an IPv4 address each.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,8 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
         place: name of the file in error messages.
 
     Raises:
-        UserError: a line is not `ADDRESS slots=GPUS`, an address occurs twice, or there is no host.
+        UserError: a line is not `ADDRESS slots=GPUS`, with what is wrong about it; an address occurs twice; or there is
+            no host.
     """
     hosts: dict[str, tuple[int, Host]] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -53,7 +58,7 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
             continue
         match = LINE.fullmatch(stated)
         if match is None:
-            raise UserError(f"{place}:{number}: {line.strip(BLANK)!r}; expected '<address> slots=<gpus>'")
+            raise UserError(f"{place}:{number}: {line.strip(BLANK)!r}; {_remedy(stated)}")
         host = Host(match[1], int(match[2]))
         earlier, _ = hosts.setdefault(host.address.lower(), (number, host))
         if earlier != number:
@@ -61,6 +66,68 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
     if not hosts:
         raise UserError(f"{place}: no host; expected a line '<address> slots=<gpus>' for each pod")
     return tuple(host for _, host in hosts.values())
+
+
+EXPECTED = "expected '<address> slots=<gpus>'"
+PATTERN_SIGNS = frozenset("[]*?,")
+"""Signs with which pdsh and others name several hosts at once."""
+
+
+def _remedy(line: str) -> str:
+    """What is wrong with a line that is no host's, and what to write instead.
+
+    Args:
+        line: the line without its comment.
+    """
+    words = re.split(r"[ \t]+", line)
+    if words[0].startswith("slots"):
+        return f"no address before the slots; {EXPECTED}"
+    fault = _address_fault(words[0])
+    if fault is not None:
+        return fault
+    if len(words) == 1:
+        return f"no slots; write '{words[0]} slots=N', where N is the number of its GPUs, or 1 without GPUs"
+    if words[1].partition("=")[0] != "slots":
+        return f"{words[1]!r} is not the number of slots; {EXPECTED}"
+    if "=" not in words[1] or words[1] == "slots=":
+        return "no number right after 'slots='; write it without blanks, as in slots=2"
+    if re.fullmatch(r"slots=[1-9][0-9]{0,3}", words[1]) is None:
+        return f"{words[1]!r}; expected a number from 1 to 9999, as in slots=2"
+    return f"{words[2]!r}: nothing may follow the slots but a comment after '#'; remove it"
+
+
+def _address_fault(address: str) -> str | None:
+    """What is wrong with an address, and what to write instead; None where nothing is."""
+    if ADDRESS.fullmatch(address) is not None:
+        return None
+    user, at, host = address.partition("@")
+    if at and ADDRESS.fullmatch(host) is not None:
+        return (
+            f"a user is not part of an address; write '{host}', and 'User {user}' for it in ~/.ssh/config or in the "
+            "file of --ssh-config"
+        )
+    if _is_ipv6(address.strip("[]")):
+        return "IPv6 is not supported; write the host's name or its IPv4 address"
+    if PATTERN_SIGNS & set(address):
+        return "several hosts on one line; write a line '<address> slots=<gpus>' for each"
+    host, colon, port = address.partition(":")
+    if colon and ADDRESS.fullmatch(host) is not None:
+        return (
+            f"a port is not part of an address; write '{host}', and 'Port {port}' for it in ~/.ssh/config or in the "
+            "file of --ssh-config"
+        )
+    return (
+        f"{address!r:.60} is not an address; expected a host name of ASCII letters, digits, '.', '-' and '_', or an "
+        "IPv4 address"
+    )
+
+
+def _is_ipv6(address: str) -> bool:
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
