@@ -136,13 +136,16 @@ def validated_lines(kind: type[T], path: Path, remedy: str = MEND) -> Iterator[t
 def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = MEND) -> T:
     """Read JSON in UTF-8, with or without a byte order mark, into a dataclass or an object, by means of pydantic.
 
-    `UserError` reports the first fault: place, key, value, remedy.
+    `UserError` reports the first fault: place, key, value, remedy. NaN and Infinity, which Python writes but JSON does
+    not have, are such a fault.
     """
     from pydantic import ValidationError  # A pod's agent imports this module, and may have no such package.
 
+    content = content.removeprefix(codecs.BOM_UTF8)
+    _refuse_constants(place, content)
     try:
         # As JSON, since a strict dataclass accepts no Python dictionary.
-        found: T = _adapter(kind).validate_json(content.removeprefix(codecs.BOM_UTF8))  # type: ignore[arg-type]
+        found: T = _adapter(kind).validate_json(content)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
@@ -151,6 +154,20 @@ def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = ME
         shown = "" if first["type"] == "missing" else f" is {first['input']!r:.60}"
         raise UserError(f"{place}: {key}{shown}: {first['msg']}; {remedy}") from None
     return found
+
+
+def _refuse_constants(place: Path | str, content: bytes) -> None:
+    """Refuse JSON with the bare words NaN, Infinity or -Infinity; inside a text they are welcome."""
+    if b"NaN" not in content and b"Infinity" not in content:
+        return
+    constants: list[str] = []
+    try:
+        json.loads(content, parse_constant=constants.append)
+    except (ValueError, RecursionError):
+        return  # What else is wrong with it is reported by its reader.
+    if constants:
+        remedy = 'write null where there is no value, a number, or a text in "quotes"'
+        raise UserError(f"{place}: {constants[0]} is not a number of JSON; {remedy}")
 
 
 @cache

@@ -23,6 +23,7 @@ from zeropods.errors import UserError
 
 TABLE = {"id": "t", "header": ["Name", "Age"], "types": ["text", "real"], "rows": [["Ann", 30]]}
 SQL = {"sel": 1, "agg": 0, "conds": [[0, 0, "Ann"], [1, 1, 30.0]]}
+NAN, INFINITY = float("nan"), float("inf")
 EXAMPLE = {"phase": 1, "table_id": "t", "question": "How old is Ann?", "sql": SQL}
 
 
@@ -55,12 +56,25 @@ def test_an_example_comes_with_its_table_and_query_whose_numbers_become_text(tmp
         ([TABLE | {"id": "u", "rows": [["Ann"]]}], [], "tables.jsonl:2: 2 columns, but a row or its types have 1"),
         ([TABLE | {"id": "u", "types": ["text", "date"]}], [], "tables.jsonl:2: types.1 is 'date'"),
         ([TABLE | {"id": "u", "header": []}], [], "tables.jsonl:2: header is []"),
+        ([TABLE | {"id": "u", "rows": [["Ann", NAN]]}], [], "tables.jsonl:2: NaN is not a number of JSON; write null"),
+        ([TABLE | {"id": "u", "rows": [["Ann", -INFINITY]]}], [], "tables.jsonl:2: -Infinity is not a number of JSON"),
+        ([], [EXAMPLE | {"sql": SQL | {"conds": [[1, 1, INFINITY]]}}], "train.jsonl:2: Infinity is not a number of"),
+        ([], [EXAMPLE | {"sql": SQL | {"conds": [[1, 1, NAN]]}}], "write null where there is no value, a number, or a"),
+        ([], [b'{"NaN": NaN'], "train.jsonl:2: broken JSON"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, tables: list[Any], examples: list[Any], said: str) -> None:
     with pytest.raises(UserError) as raised:
         list(read_split(write(tmp_path, [TABLE, *tables], [EXAMPLE, *examples]), "train"))
     assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_nan_and_infinity_are_texts_like_others(tmp_path: Path) -> None:
+    table = TABLE | {"rows": [["NaN", 30], ["Infinity", None]]}
+    example = EXAMPLE | {"question": "How old is NaN?", "sql": SQL | {"conds": [[0, 0, "NaN"]]}}
+    (read,) = read_split(write(tmp_path, [table], [example]), "train")
+    assert read.table.rows == (("NaN", 30), ("Infinity", None))
+    assert read.query.conds[0].value == "NaN"
 
 
 def test_a_split_that_is_empty_or_missing_is_named(tmp_path: Path) -> None:

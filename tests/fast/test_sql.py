@@ -261,3 +261,12 @@ def test_of_real_data_every_query_survives_and_exactly_the_listed_ones_are_usabl
     with_rows = [each for each in examples[::step] if each.table.rows]
     found = [each.index for each in with_rows if is_usable(each.query, execute(each.query, each.table))]
     assert found == sorted(index for index in listed if index % step == 0)
+
+
+@pytest.mark.parametrize("word", ["NaN", "nan", "Infinity", "-inf"])
+def test_a_word_that_python_takes_for_a_number_is_a_text(word: str) -> None:
+    table = SQLTable("t", ("Name", "Goals"), ("text", "real"), (("Ann", word), ("Bob", "3")))
+    assert execute(Query(1, 0, (Condition(0, 0, "Ann"),)), table) == [word.lower()]
+    assert execute(Query(0, 0, (Condition(0, 0, word),)), table) == []
+
+    assert number(word) is None

@@ -7,6 +7,7 @@ quoted, so if a name or a value holds `=`, `AND` or another name, the text can b
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 import unicodedata
@@ -263,11 +264,20 @@ def number(text: str) -> float | None:
     The official parser looks for the first number without removing commas, and leaves the choice of minus
     signs to its locale; the executable lists were made with commas removed and `−` taken as `-`.
     """
+    whole = _whole_number(text)
+    if whole is not None:
+        return whole
+    part = _FIRST_NUMBER.search(_plain(text))
+    return float(part[0]) if part else None
+
+
+def _whole_number(text: str) -> float | None:
+    """The number that the whole text is, else None; the words `nan` and `infinity` are no numbers."""
     try:
-        return float(_plain(text))
+        value = float(_plain(text))
     except ValueError:
-        found = _FIRST_NUMBER.search(_plain(text))
-        return float(found[0]) if found else None
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _plain(text: str) -> str:
@@ -276,8 +286,8 @@ def _plain(text: str) -> str:
 
 def _stored(cell: Cell, kind: str) -> str | float | None:
     """A cell as SQLite holds it: in lower case or, in a `real` column, as a number if the whole cell is one."""
-    text = None if cell is None else str(cell).lower()
-    try:
-        return text if text is None or kind == "text" else float(_plain(text))
-    except ValueError:
-        return text
+    if cell is None:
+        return None
+    text = str(cell).lower()
+    value = _whole_number(text) if kind == "real" else None
+    return text if value is None else value
