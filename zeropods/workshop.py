@@ -20,6 +20,7 @@ import yaml
 from zeropods.data.download import get
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
+from zeropods.data.wikisql import has_split
 from zeropods.errors import UserError
 from zeropods.files import has_weights
 from zeropods.outputs import new_folder
@@ -242,7 +243,7 @@ class Workshop(WorkshopSettings):
     @property
     def split(self) -> str:
         """The split whose questions are answered: `test` where there is one."""
-        return "test" if (self.data / "test.jsonl").is_file() else "dev"
+        return "test" if has_split(self.data, "test") else "dev"
 
     @property
     def preparation(self) -> Preparation:

@@ -1,7 +1,9 @@
 """Readers of WikiSQL, SQuAD and text name the place of every fault; prompt, sample and blocks are what they say."""
 
 import json
+from collections.abc import Callable
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from tests.hub_wikisql import as_arrow, as_json, as_parquet, hub_row
 from zeropods.data.download import DATASETS, RECORD
 from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadExample, answer_in, read_squad, squad_prompt, squad_splits
 from zeropods.data.text import articles, cut, folder_corpus, join, open_corpus, split_by_hash
-from zeropods.data.wikisql import read_split, read_tables
+from zeropods.data.wikisql import (
+    count_examples,
+    read_split,
+    read_tables,
+    source_files,
+    split_of,
+    table_ids,
+    table_titles,
+    wikisql_splits,
+)
 from zeropods.errors import UserError
+from zeropods.sql.query import execute
 
 # WikiSQL.
 
@@ -75,6 +88,83 @@ def test_nan_and_infinity_are_texts_like_others(tmp_path: Path) -> None:
     (read,) = read_split(write(tmp_path, [table], [example]), "train")
     assert read.table.rows == (("NaN", 30), ("Infinity", None))
     assert read.query.conds[0].value == "NaN"
+
+
+# The same questions in the layout of the hub, as `datasets` leaves it on disk.
+
+
+@pytest.fixture(scope="module")
+def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded data set, in the official layout."""
+    folder = tmp_path_factory.mktemp("official")
+    write_sample(folder)
+    return folder
+
+
+HUB_FILES = [
+    (as_json, "{}.jsonl"),
+    (as_json, "{}.json"),
+    (as_parquet, "{}.parquet"),
+    (as_parquet, "data/{}-00000-of-00001.parquet"),
+    (as_parquet, "default/{}/0000.parquet"),
+    (as_arrow, "{}/data-00000-of-00001.arrow"),
+]
+
+
+@pytest.mark.parametrize(("write_rows", "name"), HUB_FILES, ids=[name for _, name in HUB_FILES])
+def test_the_hub_s_layout_holds_the_same_questions(
+    official: Path, tmp_path: Path, write_rows: Callable[[list[dict[str, Any]], Path], None], name: str
+) -> None:
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    for split, theirs in {"train": "train", "dev": "validation"}.items():
+        examples = list(islice(read_split(official, split), 40))
+        write_rows([hub_row(example) for example in examples], hub / name.format(theirs))
+        read = list(read_split(hub, split))
+        assert [(e.index, e.question, e.query) for e in read] == [(e.index, e.question, e.query) for e in examples]
+        for one, other in zip(read, examples, strict=True):
+            assert (one.table.id, one.table.header, one.table.types) == (
+                other.table.id, other.table.header, other.table.types,
+            )  # fmt: skip
+            assert execute(one.query, one.table) == execute(other.query, other.table)
+        assert len({id(e.table) for e in read}) == len({e.table.id for e in read})
+        assert table_ids(hub, split) == {e.table.id for e in examples}
+        assert set(table_titles(hub, split).values()) == {f"Page of {e.table.id}" for e in examples}
+        assert (count_examples(hub, split, None), count_examples(hub, split, 3)) == (40, 3)
+    assert wikisql_splits(hub) == ["train", "dev"]
+    for split in ("train", "dev"):
+        (path,) = source_files(hub, split)
+        assert split_of(str(path.relative_to(hub))) == split
+
+
+CONDS = {"column_index": [0], "operator_index": [0], "condition": ["Ann"]}
+HUB_ROW = {"question": "How old is Ann?", "table": TABLE, "sql": {"sel": 1, "agg": 0, "conds": CONDS}}
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ({"sql": {"sel": 1, "agg": 0, "conds": CONDS | {"condition": []}}}, "sql.conds: its lists differ in length"),
+        ({"sql": {"sel": 1, "agg": 0, "conds": [[0, 0, "Ann"]]}}, "sql.conds is [[0, 0, 'Ann']]"),
+        ({"sql": {"sel": 1, "agg": 9, "conds": CONDS}}, "agg is 9"),
+        ({"sql": {"sel": 2, "agg": 0, "conds": CONDS}}, "its table t has 2 columns"),
+        ({"table": TABLE | {"header": ["Name", "Years"]}}, "table id 't' is another table in an earlier row"),
+        ({"table": TABLE | {"id": "u", "rows": [["Ann"]]}}, "2 columns, but a row or its types have 1"),
+        ({"table": TABLE | {"id": "u", "rows": [["Ann", NAN]]}}, "NaN is not a number of JSON"),
+        ({"table": None}, "table is None"),
+    ],
+)
+def test_a_bad_row_of_the_hub_s_layout_is_named(tmp_path: Path, second: dict[str, Any], said: str) -> None:
+    as_json([HUB_ROW, HUB_ROW | second], tmp_path / "train.jsonl")
+    with pytest.raises(UserError) as raised:
+        list(read_split(tmp_path, "train"))
+    assert "train.jsonl:2: " in str(raised.value) and said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_no_parquet_is_a_line(tmp_path: Path) -> None:
+    (tmp_path / "train.parquet").write_text("question,table")
+    with pytest.raises(UserError, match=r"train\.parquet: cannot be read \(.*\); fetch the file again"):
+        list(read_split(tmp_path, "train"))
 
 
 def test_a_split_that_is_empty_or_missing_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from tests.hub_wikisql import hub_row
 from zeropods.cli import main
 from zeropods.data.encoding import first_tokens, train_byte_tokenizer, train_tokenizer, unknown_id
 from zeropods.data.manifest import SPLITS, read_manifest
@@ -21,6 +23,7 @@ from zeropods.data.text import hub_corpus, open_corpus
 from zeropods.data.tokenizers import load_causal_tokenizer, load_tokenizer, with_ends
 from zeropods.data.wikisql import read_split, read_tables
 from zeropods.errors import UserError
+from zeropods.evaluate.models import raw_data_of
 from zeropods.train.sampler import load_split
 
 
@@ -67,11 +70,39 @@ def test_queries_that_cannot_be_read_back_are_counted_and_the_first_is_shown(
     splits = read_manifest(tmp_path / "set").splits
     assert [splits[split].targets_unreadable for split in SPLITS] == [0, 2, 0]
     first = splits["dev"].first_unreadable
-    assert first is not None and first.startswith("dev.jsonl:8: 'SELECT ") and first.endswith(" = '")
+    assert first is not None and first.startswith("row 8 of dev: 'SELECT ") and first.endswith(" = '")
     printed = capsys.readouterr().out
     said = "2 rows whose query cannot be read back from its text, so that no answer is right; correct or remove them"
     assert printed.count("cannot be read back") == 1
     assert f"{said}, the first is {first}\n" in printed
+
+
+def test_a_set_of_the_hub_is_prepared_as_the_official_one_and_found_again(sample: Path, tmp_path: Path) -> None:
+    hub = tmp_path / "hub"
+    splits = {"train": "train", "validation": "dev"}
+    saved = {}
+    for theirs, ours in splits.items():
+        examples = itertools.islice(read_split(sample, ours), 50)
+        saved[theirs] = Dataset.from_list([hub_row(example) for example in examples])
+    DatasetDict(saved).save_to_disk(hub)
+    tokenizer = str(prepare_tokenizer(sample, tmp_path))
+    sets = {}
+    for name, data in (("official", sample), ("hub", hub)):
+        out = tmp_path / f"set of {name}"
+        prepare(Preparation(data=data, tokenizer=tokenizer, limit=30), out)
+        sets[name] = {split: load_split(out, split) for split in ("train", "dev")}
+    for split, one in sets["hub"].items():
+        other = sets["official"][split]
+        assert one is not None and other is not None
+        assert [row.tolist() for row in one.sources] == [row.tolist() for row in other.sources]
+        assert [row.tolist() for row in one.targets] == [row.tolist() for row in other.targets]
+    assert raw_data_of(tmp_path / "set of hub", ("test", "dev")) == (hub, "dev")
+
+
+def prepare_tokenizer(sample: Path, folder: Path) -> Path:
+    """A tokenizer trained on the sample, as a folder."""
+    prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=30), folder / "for its tokenizer")
+    return folder / "for its tokenizer" / "tokenizer"
 
 
 def test_every_real_query_is_read_back(shared_data: Path, tmp_path: Path) -> None:

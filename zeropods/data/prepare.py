@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +31,14 @@ from zeropods.data.manifest import FILE, SCHEMA_VERSION, Manifest, SplitStatisti
 from zeropods.data.squad import SquadData
 from zeropods.data.text import TextData, hub_name
 from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer, load_tokenizer
-from zeropods.data.wikisql import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS, WikiSQLData, split_file, wikisql_splits
+from zeropods.data.wikisql import (
+    MAX_SOURCE_TOKENS,
+    MAX_TARGET_TOKENS,
+    PROMPTS,
+    WikiSQLData,
+    count_examples,
+    wikisql_splits,
+)
 from zeropods.errors import UserError, told_differences
 from zeropods.files import sha256, write_json
 from zeropods.outputs import new_folder
@@ -107,11 +113,8 @@ class Preparation:
 
     def rows(self) -> int:
         """text2sql: number of examples requested, in all splits together."""
-        counts = []
-        for split in wikisql_splits(Path(self.data)):
-            with open(split_file(Path(self.data), split, "jsonl"), "rb") as lines:
-                counts.append(sum(1 for _ in itertools.islice(lines, self.limit)))
-        return sum(counts)
+        folder = Path(self.data)
+        return sum(count_examples(folder, split, self.limit) for split in wikisql_splits(folder))
 
 
 def prepare(

@@ -1,13 +1,17 @@
-"""WikiSQL: a strict, streaming reader of its official layout, its prompts, and its questions as tokens for T5."""
+"""WikiSQL: a strict, streaming reader of its two layouts, its prompts, and its questions as tokens for T5.
+
+The official layout is `SPLIT.jsonl` with a question a line, and `SPLIT.tables.jsonl` beside it. In the layout of the
+Hugging Face hub each row carries its table, and the conditions of its query are three lists.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from annotated_types import MinLen
@@ -16,7 +20,7 @@ from pydantic import Field
 from zeropods.data.encoding import Encoder, Ids, TokenRows, folded
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
-from zeropods.files import MEND, sha256, validated_lines
+from zeropods.files import MEND, first_line, sha256, validated, validated_lines
 from zeropods.sql.query import Query, format_query, is_restored
 
 if TYPE_CHECKING:
@@ -29,6 +33,9 @@ MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
 """Token limit by prompt: `question` is cut where the original recipe cuts; `schema` above WikiSQL's longest (226)."""
 MAX_TARGET_TOKENS = 96
 CHUNK = 8_192
+ROWS_AT_ONCE = 1_024
+"""Number of rows of a Parquet file that are in memory at a time, each with its table."""
+T = TypeVar("T")
 SHOWN_CHARACTERS = 200
 """Length at which the text of a query is cut in a message."""
 
@@ -70,34 +77,46 @@ class _Line:
 
 def read_split(folder: Path, split: str) -> Iterator[Example]:
     """Stream the examples of a split in file order; `UserError` at the first fault, with its line."""
+    files = hub_files(folder, split)
+    rows = _read_hub(files) if files else _read_official(folder, split)
+    for index, (place, question, table, query) in enumerate(rows):
+        if not query.fits(len(table.header)):
+            raise UserError(f"{place}: {query}; its table {table.id} has {len(table.header)} columns; correct it")
+        yield Example(index, question, table, query)
+
+
+Row = tuple[str, str, SQLTable, Query]
+"""Place in a file, question, table and query."""
+
+
+def _read_official(folder: Path, split: str) -> Iterator[Row]:
     tables = read_tables(split_file(folder, split, "tables.jsonl"))
-    path = split_file(folder, split, "jsonl")
-    for index, (place, line) in enumerate(validated_lines(_Line, path)):
+    for place, line in validated_lines(_Line, split_file(folder, split, "jsonl")):
         table = tables.get(line.table_id)
         if table is None:
             raise UserError(f"{place}: table_id {line.table_id!r} is missing from the tables file beside it")
-        if not line.sql.fits(len(table.header)):
-            raise UserError(f"{place}: {line.sql}; its table {table.id} has {len(table.header)} columns; correct it")
-        yield Example(index, line.question, table, line.sql)
+        yield place, line.question, table, line.sql
 
 
 def read_tables(path: Path) -> dict[str, SQLTable]:
-    """All tables of a file, by id."""
+    """All tables of a file in the official layout, by id."""
     tables: dict[str, SQLTable] = {}
     for place, table in validated_lines(SQLTable, path):
         if table.id in tables:
             raise UserError(f"{place}: table id {table.id!r} occurs twice; keep one of them")
-        lengths = {len(table.types), *map(len, table.rows)} - {len(table.header)}
-        if lengths:
-            raise UserError(
-                f"{place}: {len(table.header)} columns, but a row or its types have {lengths.pop()}; {MEND}"
-            )
+        _check_width(place, table)
         tables[table.id] = table
     return tables
 
 
+def _check_width(place: str, table: SQLTable) -> None:
+    lengths = {len(table.types), *map(len, table.rows)} - {len(table.header)}
+    if lengths:
+        raise UserError(f"{place}: {len(table.header)} columns, but a row or its types have {lengths.pop()}; {MEND}")
+
+
 def split_file(folder: Path, split: str, suffix: str) -> Path:
-    """The path of a split's file, which must exist."""
+    """The path of a split's file in the official layout, which must exist."""
     path = Path(folder) / f"{split}.{suffix}"
     if not path.is_file():
         raise UserError(
@@ -107,13 +126,204 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
 
 
 def split_files(split: str, tables: Iterable[SQLTable], questions: Iterable[object]) -> dict[str, bytes]:
-    """Name and content of the two files of a split, in WikiSQL's layout."""
+    """Name and content of the two files of a split, in WikiSQL's official layout."""
     described = [{"id": t.id, "header": t.header, "types": t.types, "rows": t.rows} for t in tables]
     documents = {f"{split}.jsonl": questions, f"{split}.tables.jsonl": described}
     return {
         name: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
         for name, lines in documents.items()
     }
+
+
+# The hub's layout: `wikisql` or `Salesforce/wikisql`, as the package `datasets` leaves it on disk.
+
+HUB_NAMES = {"train": ("train",), "dev": ("dev", "validation", "valid"), "test": ("test",)}
+"""The names that each split has in the names of files and folders."""
+HUB_FOLDERS = (".", "data", "default")
+HUB_PATTERNS = (
+    # `to_json`
+    "{name}.jsonl",
+    "{name}.json",
+    # `to_parquet`, the hub's own files, and those that the hub converts
+    "{name}.parquet",
+    "{name}-*-of-*.parquet",
+    "{name}/*.parquet",
+    # `save_to_disk`
+    "{name}/data-*-of-*.arrow",
+)
+
+
+@dataclass(frozen=True)
+class _HubConditions:
+    """The conditions of a query, as three lists of one length."""
+
+    column_index: tuple[int, ...]
+    operator_index: tuple[int, ...]
+    condition: tuple[str | int | float, ...]
+
+
+@dataclass(frozen=True)
+class _HubQuery:
+    sel: int
+    agg: int
+    conds: _HubConditions
+
+
+@dataclass(frozen=True)
+class _HubRow:
+    """A row of the hub's layout; its `phase` and `sql.human_readable` are not read."""
+
+    question: Text
+    table: SQLTable
+    sql: _HubQuery
+
+
+def hub_files(folder: Path, split: str) -> list[Path]:
+    """The files of a split in the hub's layout, in their order; none where the folder does not have it so."""
+    for place in HUB_FOLDERS:
+        for name in HUB_NAMES[split]:
+            for pattern in HUB_PATTERNS:
+                files = sorted((Path(folder) / place).glob(pattern.format(name=name)))
+                if files and _holds_tables(files[0]):
+                    return files
+    return []
+
+
+def _holds_tables(path: Path) -> bool:
+    """Whether the rows of a file carry their tables; those of the official layout do not."""
+    if path.suffix in (".parquet", ".arrow"):
+        return True
+    with open(path, "rb") as file:
+        first = file.readline()
+    try:
+        return "table" in json.loads(first)
+    except (ValueError, TypeError, RecursionError):
+        return False
+
+
+def _read_hub(files: Sequence[Path]) -> Iterator[Row]:
+    tables: dict[str, SQLTable] = {}
+    for place, row in _hub_rows(_HubRow, files):
+        # Every question about a table brings a copy of it; one is kept.
+        table = tables.setdefault(row.table.id, row.table)
+        if table is row.table:
+            _check_width(place, table)
+        elif table != row.table:
+            raise UserError(f"{place}: table id {table.id!r} is another table in an earlier row; give each its own id")
+        yield place, row.question, table, _hub_query(place, row.sql)
+
+
+def _hub_query(place: str, sql: _HubQuery) -> Query:
+    conds = sql.conds
+    lengths = {len(conds.column_index), len(conds.operator_index), len(conds.condition)}
+    if len(lengths) > 1:
+        raise UserError(f"{place}: sql.conds: its lists differ in length; {MEND}")
+    conditions = list(zip(conds.column_index, conds.operator_index, conds.condition, strict=True))
+    document = {"sel": sql.sel, "agg": sql.agg, "conds": conditions}
+    return validated(Query, place, json.dumps(document).encode())
+
+
+def _hub_rows(kind: type[T], files: Sequence[Path]) -> Iterator[tuple[str, T]]:
+    """Yield place and value of every row of the files, each `validated`."""
+    for path in files:
+        if path.suffix in (".jsonl", ".json"):
+            yield from validated_lines(kind, path)
+            continue
+        for number, row in enumerate(_arrow_rows(path), 1):
+            place = f"{path}, row {number}"
+            yield place, validated(kind, place, json.dumps(row).encode())
+
+
+def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file in Parquet, or in Arrow's stream format, as `save_to_disk` writes it."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    try:
+        if path.suffix == ".parquet":
+            batches = parquet.ParquetFile(path).iter_batches(ROWS_AT_ONCE)
+        else:
+            batches = iter(ipc.open_stream(pyarrow.memory_map(str(path))))
+        for batch in batches:
+            yield from batch.to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); fetch the file again") from None
+
+
+# What both layouts tell without their questions.
+
+
+def has_split(folder: Path, split: str) -> bool:
+    """Whether a folder has a split, in either layout."""
+    return (Path(folder) / f"{split}.jsonl").is_file() or bool(hub_files(folder, split))
+
+
+def wikisql_splits(folder: Path) -> list[str]:
+    """The splits that a folder has."""
+    return [split for split in SPLITS if has_split(folder, split)]
+
+
+def source_files(folder: Path, split: str) -> list[Path]:
+    """All files that a split is read from, which must exist."""
+    return hub_files(folder, split) or [split_file(folder, split, kind) for kind in ("jsonl", "tables.jsonl")]
+
+
+def split_of(source: str) -> str | None:
+    """The split that a source file belongs to by its name, a path in the folder of the data; None if by none."""
+    for part in Path(source).parts:
+        for split, names in HUB_NAMES.items():
+            if part.startswith(names):
+                return split
+    return None
+
+
+@dataclass(frozen=True)
+class _TableId:
+    id: str
+
+
+@dataclass(frozen=True)
+class _RowsTable:
+    table: _TableId
+
+
+def table_ids(folder: Path, split: str) -> set[str]:
+    """The ids of a split's tables; none where the folder does not have them."""
+    files = hub_files(folder, split)
+    if files:
+        return {row.table.id for _, row in _hub_rows(_RowsTable, files)}
+    path = Path(folder) / f"{split}.tables.jsonl"
+    return set(read_tables(path)) if path.is_file() else set()
+
+
+TITLES = ("page_title", "caption", "name")
+"""Fields that may hold the title of one of WikiSQL's tables."""
+
+
+def table_titles(folder: Path, split: str) -> dict[str, str | None]:
+    """The title of each table of a split, by its id; None for a table without one."""
+    documents: Iterator[dict[str, Any]]
+    files = hub_files(folder, split)
+    if files:
+        documents = (row["table"] for _, row in _hub_rows(dict[str, Any], files))
+    else:
+        path = split_file(folder, split, "tables.jsonl")
+        documents = (document for _, document in validated_lines(dict[str, Any], path))
+    titles = {}
+    for document in documents:
+        given = [document[name] for name in TITLES if document.get(name)]
+        titles[str(document["id"])] = given[0] if given else None
+    return titles
+
+
+def count_examples(folder: Path, split: str, limit: int | None) -> int:
+    """The number of examples of a split, or `limit` where there are more, without a check of their lines."""
+    files = hub_files(folder, split)
+    if files:
+        rows: Iterator[object] = _hub_rows(dict[str, Any], files)
+        return sum(1 for _ in itertools.islice(rows, limit))
+    with open(split_file(folder, split, "jsonl"), "rb") as lines:
+        return sum(1 for _ in itertools.islice(lines, limit))
 
 
 # The two prompts, and questions as tokens.
@@ -137,21 +347,16 @@ def target_of(example: Example) -> str:
     return format_query(example.query, example.table.header)
 
 
-def wikisql_splits(folder: Path) -> list[str]:
-    """The splits that a folder has."""
-    return [split for split in SPLITS if (Path(folder) / f"{split}.jsonl").is_file()]
-
-
 class WikiSQLData:
     """The questions of a folder as rows, each with its query as the target; it must have the split train."""
 
     def __init__(self, wanted: Preparation) -> None:
         self._wanted, self._folder = wanted, Path(wanted.data)
-        split_file(self._folder, "train", "jsonl")
+        source_files(self._folder, "train")
         self.splits = wikisql_splits(self._folder)
-        files = [split_file(self._folder, split, kind) for split in self.splits for kind in ("jsonl", "tables.jsonl")]
-        self.hashes = {path.name: sha256(path) for path in files}
-        """SHA-256 of each file, by its name."""
+        files = [path for split in self.splits for path in source_files(self._folder, split)]
+        self.hashes = {str(path.relative_to(self._folder)): sha256(path) for path in files}
+        """SHA-256 of each file, by its path in the folder."""
 
     def texts(self) -> Iterator[str]:
         """The texts that a tokenizer is trained on: sources and targets of train."""
@@ -175,7 +380,7 @@ class WikiSQLData:
                     continue
                 unreadable += 1
                 if rows.first_unreadable is None:
-                    rows.first_unreadable = f"{split}.jsonl:{example.index + 1}: {text[:SHOWN_CHARACTERS]!r}"
+                    rows.first_unreadable = f"row {example.index + 1} of {split}: {text[:SHOWN_CHARACTERS]!r}"
             rows.inputs_cut += sum(len(row) > most for row in sources)
             rows.labels_cut += sum(len(row) > MAX_TARGET_TOKENS for row in targets)
             rows.input_ids += [_cut(row, most, tokenizer.eos_token_id) for row in sources]

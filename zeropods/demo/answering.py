@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.own_data import read_csv, shown
@@ -23,14 +23,14 @@ from zeropods.data.wikisql import (
     Cell,
     Example,
     SQLTable,
+    has_split,
     read_split,
     source_of,
-    split_file,
+    table_titles,
 )
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_config, model_folder, prepared_of, raw_data_of, task_of
 from zeropods.evaluate.score_json import TEXT2SQL, QueryScore
-from zeropods.files import validated_lines
 from zeropods.measure.record import CONFIG
 from zeropods.report.entry import find_runs, read_entry
 from zeropods.sql.query import AGGREGATES, Execution, Query, is_usable
@@ -223,8 +223,6 @@ def _generated(answerer: QueryAnswerer, asked: Example) -> Query:
 SPLITS = ("test", "dev", "train")
 """Splits by preference; the first that exists is shown, since training has not seen questions of test and dev."""
 MOST_TABLES = 1_000
-TITLES = ("page_title", "caption", "name")
-"""Fields that may hold the title of one of WikiSQL's tables."""
 LABEL = 90
 """Maximum number of characters of a table's line in the list."""
 
@@ -259,17 +257,18 @@ class Tables:
 @lru_cache(maxsize=4)
 def tables_in(data: Path) -> Tables:
     """The tables of a folder in WikiSQL's layout; `UserError` at the first fault in it."""
-    split = next((split for split in SPLITS if (data / f"{split}.jsonl").is_file()), "test")
+    split = next((split for split in SPLITS if has_split(data, split)), "test")
     grouped: dict[str, list[Example]] = {}
     for example in read_split(data, split):
         grouped.setdefault(example.table.id, []).append(example)
     count = f"{len(grouped):,}" if len(grouped) <= MOST_TABLES else f"first {MOST_TABLES:,} of {len(grouped):,}"
     labels = {}
-    for _, document in validated_lines(dict[str, Any], split_file(data, split, "tables.jsonl")):
-        title, id_ = next(filter(None, map(document.get, TITLES)), None), str(document["id"])
+    for id_, title in table_titles(data, split).items():
+        if id_ not in grouped:
+            continue
         # WikiSQL's ids are numbers, which tell people nothing about a table.
         name = title or (id_ if any(map(str.isalpha, id_)) else None)
-        columns = ", ".join(document["header"])
+        columns = ", ".join(grouped[id_][0].table.header)
         line = f"{name}: {columns}" if name else columns
         labels[id_] = line if len(line) <= LABEL else line[: LABEL - 1] + "…"
     shown_ids = sorted(itertools.islice(grouped, MOST_TABLES), key=lambda id_: labels[id_].casefold())

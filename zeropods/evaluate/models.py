@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.data.manifest import FILE, read_manifest
-from zeropods.data.wikisql import PROMPTS
+from zeropods.data.wikisql import PROMPTS, split_of
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
 from zeropods.files import has_weights, is_path, read_object, sha256
@@ -104,10 +104,11 @@ def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | Non
     """
     manifest = read_manifest(prepared)
     sources = manifest.source_sha256
-    split = next((split for split in splits if any(name.startswith(split) for name in sources)), None)
+    there = {split_of(name) for name in sources}
+    split = next((split for split in splits if split in there), None)
     if split is None:
         return None
-    wanted = {name: digest for name, digest in sources.items() if name.startswith(split)}
+    wanted = {name: digest for name, digest in sources.items() if split_of(name) == split}
     above = Path(prepared).resolve().parents[:LEVELS_UP]
     near = (each for folder in above for each in (folder, *sorted(folder.glob("*")), *sorted(folder.glob("data/*"))))
     for folder in chain([Path(manifest.data or prepared)], near):

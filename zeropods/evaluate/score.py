@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from pydantic import Field
 
 from zeropods.data.squad import SquadExample, read_squad
-from zeropods.data.wikisql import Example, read_split, read_tables
+from zeropods.data.wikisql import Example, read_split, table_ids
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import Interval, QueryScore, SquadScore
 from zeropods.files import validated_lines, write_text
@@ -57,8 +57,7 @@ def score(
         answers = _paired(predictions, split, read_predictions(predictions), read_squad(data, split))
         result = _squad_score(answers, custom)
     else:
-        tables = Path(data) / "train.tables.jsonl"
-        known = set(read_tables(tables)) if split != "train" and tables.is_file() else set[str]()
+        known = table_ids(data, "train") if split != "train" else set[str]()
         result = _query_score(_query_pairs(predictions, data, split), known, rouge, custom)
     result.write(Path(predictions).parent, split)
     return result
