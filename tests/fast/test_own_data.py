@@ -123,6 +123,60 @@ def test_what_is_odd_about_a_question_is_remarked_upon(tmp_path: Path, capsys: p
     assert err.count("\n") == 4
 
 
+DATES = {
+    "iso": "Name,Born\nAnn,1974-12-31\nBo,1980-02-01 18:30\nCleo,\nDan,1969-07-20\n",
+    "german": "Name,Born\nAnn,31.12.1974\nBo,1.2.1980\n",
+}
+
+
+def remarks_of(folder: Path, question: str, sql: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert made(folder, [(question, sql)], **DATES) == 0
+    return [line.split("questions.csv:2: ")[1] for line in capsys.readouterr().err.splitlines() if ".csv:2: " in line]
+
+
+@pytest.mark.parametrize(
+    ("sql", "answer"),
+    [
+        ("SELECT Name FROM iso WHERE Born > '1974-12-31'", ["bo"]),
+        ("SELECT Name FROM iso WHERE Born < '1974-12-31'", ["dan"]),
+        ("SELECT MAX(Born) FROM iso", ["1980-02-01 18:30"]),
+        ("SELECT MIN(Born) FROM iso", ["1969-07-20"]),
+    ],
+)
+def test_iso_dates_have_an_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str, answer: list[str]
+) -> None:
+    assert remarks_of(tmp_path, "Who was born after or before 1974-12-31?", sql, capsys) == []
+    (example,) = read_split(tmp_path / "own", "train")
+    assert execute(example.query, example.table) == answer
+
+
+@pytest.mark.parametrize(
+    ("sql", "remark"),
+    [
+        (
+            "SELECT Name FROM german WHERE Born > '31.12.1974'",
+            "text, which has no order; compare it with =, or write its dates as 2024-12-31, which have an order",
+        ),
+        (
+            "SELECT MAX(Born) FROM german",
+            "which is text: its cells are not numbers; write its dates as 2024-12-31, which have an order",
+        ),
+        (
+            "SELECT Name FROM iso WHERE Born > '1974'",
+            "Born holds dates, but '1974' is none; compare it with a whole date, as in 2024-12-31",
+        ),
+        ("SELECT AVG(Born) FROM iso", "AVG of Born, which is text: its cells are not numbers"),
+        ("SELECT Born FROM iso WHERE Name > 'Ann'", "Name is text, which has no order; compare it with ="),
+    ],
+)
+def test_what_has_no_order_is_remarked_upon_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str, remark: str
+) -> None:
+    lines = remarks_of(tmp_path, "After 31.12.1974 or 1974, or Ann?", sql, capsys)
+    assert any(line.endswith(remark) for line in lines)
+
+
 @pytest.mark.parametrize(
     ("cells", "said"),
     [

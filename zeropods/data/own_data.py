@@ -37,6 +37,12 @@ DECIMAL_COMMA = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(\.\d{3})+|[1-9]\d*)(,\d+)?(
 KINDS = (NUMBER, DECIMAL_COMMA)
 COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),(\d+)(?![.,]?\w)")
 """A number with a decimal comma in a question."""
+DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)?")
+"""A date of ISO 8601, with or without its time. As text such dates are in the order of time: `>`, `<`, `MIN` and `MAX`
+are right."""
+OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}|\d{4}([./])\d{1,2}\2\d{1,2}")
+"""A date in another form, which as text has no order."""
+WRITE_ISO = "write its dates as 2024-12-31, which have an order"
 MOST_ODD = 0.1
 """Largest share of non-numbers, one of them not counted, in a text column that is reported as meant for numbers."""
 
@@ -317,13 +323,20 @@ def _remarks(asked: Asked, execution: Execution) -> Iterator[str]:
     """Yield a line for each oddity of a question; `execution` is that of its table."""
     table, agg = asked.table, AGGREGATES[asked.query.agg]
     if agg not in ("", "COUNT") and table.types[asked.query.sel] == "text":
-        yield f"{agg} of {table.header[asked.query.sel]}, which is text: its cells are not numbers"
+        has_order = agg in ("MAX", "MIN") and _all_match(table, asked.query.sel, DATE)
+        if not has_order:
+            name = table.header[asked.query.sel]
+            remedy = f"; {WRITE_ISO}" if _all_match(table, asked.query.sel, OTHER_DATE) else ""
+            yield f"{agg} of {name}, which is text: its cells are not numbers{remedy}"
     for condition in asked.query.conds:
         column, operator, value = condition
         name, number = table.header[column], number_in(value)
         if table.types[column] == "text":
-            if operator:
-                yield f"{name} is text, which has no order; compare it with ="
+            if operator and not _all_match(table, column, DATE):
+                remedy = f", or {WRITE_ISO}" if _all_match(table, column, OTHER_DATE) else ""
+                yield f"{name} is text, which has no order; compare it with ={remedy}"
+            elif operator and DATE.fullmatch(value) is None:
+                yield f"{name} holds dates, but {value!r} is none; compare it with a whole date, as in 2024-12-31"
         elif number is None:
             yield f"{value!r} is not a number, but {name} holds numbers"
         elif not NUMBER.fullmatch(value):
@@ -332,6 +345,12 @@ def _remarks(asked: Asked, execution: Execution) -> Iterator[str]:
             yield f"no row of {table.id} has {name} {OPERATORS[operator]} {value}"
         if folded(value).casefold() not in folded(asked.question).casefold():
             yield f"{value!r} is not in the question; a model copies its values from there"
+
+
+def _all_match(table: SQLTable, column: int, form: re.Pattern[str]) -> bool:
+    """Whether a column has cells that are not empty, and all of these have a form."""
+    cells = [str(row[column]) for row in table.rows if row[column] is not None]
+    return bool(cells) and all(form.fullmatch(cell) for cell in cells)
 
 
 def _files(folder: Path) -> dict[str, Path]:
