@@ -128,6 +128,38 @@ def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path, capsys: pytes
     assert "1 way" in fits and "their speeds are not compared" in techniques and "No score can be shown" in accuracy
 
 
+def near_zero(execution: float, ends: tuple[float, float]) -> dict[str, Any]:
+    return a_score(
+        execution_accuracy=execution, logical_form_accuracy=execution, intervals={"execution_accuracy": ends}
+    )
+
+
+NOT_TRAINED = "Not trained enough: fewer than 1 answer in 20 is right, so nothing can be concluded about the technique"
+
+
+def test_scores_near_zero_are_not_said_to_be_alike(tmp_path: Path) -> None:
+    a_run(tmp_path / "a", "none", score_test=near_zero(0.0, (0.0, 0.01)))
+    a_run(tmp_path / "b", "zero1", 2, score_test=near_zero(0.002, (0.0, 0.01)))
+    accuracy = read_runs([tmp_path]).answers().by_question["Is the model still good?"]
+    assert accuracy.startswith(f"A none x1 reaches execution 0.000 [0.000, 0.010] (test). {NOT_TRAINED}; train")
+    assert "chance" not in accuracy
+
+
+def test_a_score_far_from_one_near_zero_is_told_beside_the_word_about_it(tmp_path: Path) -> None:
+    a_run(tmp_path / "a", "none", score_test=near_zero(0.0, (0.0, 0.01)))
+    a_run(tmp_path / "b", "zero1", 2, score_test=near_zero(0.8, (0.7, 0.9)))
+    accuracy = read_runs([tmp_path]).answers().by_question["Is the model still good?"]
+    assert NOT_TRAINED in accuracy
+    assert accuracy.endswith("B zero1 x2 0.800 differs from it by more than chance.")
+
+
+def test_a_perplexity_is_no_share_of_right_answers(tmp_path: Path) -> None:
+    score = {"task": "lm", "tokens": 100, "loss": 0.01, "perplexity": 1.01, "intervals": {}}
+    a_run(tmp_path / "a", "none", task="lm", score_test=score)
+    accuracy = read_runs([tmp_path]).answers().by_question["Is the model still good?"]
+    assert "perplexity 1.01" in accuracy and "trained enough" not in accuracy
+
+
 def test_each_model_has_an_answer_of_its_own(tmp_path: Path) -> None:
     for name in ("t5-small", "t5-large"):
         a_run(tmp_path / name, model_id=f"google-t5/{name}", score_test=a_score())

@@ -122,6 +122,17 @@ def test_a_part_in_any_order_is_scored_by_index_and_has_groups_where_there_are_b
     assert query_score(queries(tmp_path, enumerate(ANSWERS)), wikisql).groups is None
 
 
+def test_a_score_near_zero_comes_with_a_word(wikisql: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--data", str(wikisql), "--split", "dev"]
+    wrong = ["SELECT Name FROM table WHERE Name = nobody"] * 5
+    assert main(["score", str(queries(tmp_path, enumerate(wrong))), *words]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("5 answers: execution 0.000")
+    assert second.startswith("not trained enough: fewer than 1 answer in 20 is right")
+    assert main(["score", str(queries(tmp_path, enumerate(ANSWERS))), *words]) == 0
+    assert "trained enough" not in capsys.readouterr().out
+
+
 def test_a_value_that_is_no_number_is_wrong_and_no_error(wikisql: Path, tmp_path: Path) -> None:
     path = queries(tmp_path, [(0, "SELECT Name FROM table WHERE Goals = many")])
     assert query_score(path, wikisql, rouge=True).execution_accuracy == 0.0

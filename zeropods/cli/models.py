@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MEASURES = ("execution_accuracy", "logical_form_accuracy", "exact_match", "f1", "perplexity", "loss")
 """Measures of scores, in the order in which they are shown."""
+JUDGED_BY = ("execution_accuracy", "logical_form_accuracy", "f1")
+"""Measures by the first of which that there is a score of answers is judged."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -148,10 +150,15 @@ def predict_text(result: Result) -> str:
 
 
 def score_text(score: Result) -> str:
-    """A score in a sentence, and a table with a line for each group of tables and each kind of query."""
+    """A score in a sentence, a word about one near zero, and a table of the groups of tables and kinds of query."""
+    from zeropods.evaluate.score_json import NEAR_ZERO, NOT_TRAINED
+
     whole_score = _measured(score)
     number = f"{score['tokens']:,} tokens" if "tokens" in score else counted(score["examples"], "answer")
     sentence = f"{number}: {', '.join(f'{name} {text}' for name, text in whole_score.items())}"
+    judged = [score[name] for name in JUDGED_BY if score.get(name) is not None]
+    if judged and judged[0] < NEAR_ZERO:
+        sentence = f"{sentence}\n{NOT_TRAINED}"
     parts = {**(score.get("groups") or {}), **(score.get("kinds") or {})}
     lines = [
         {"of": name.replace("_", " "), "answers": f"{part['examples']:,}"}

@@ -20,6 +20,13 @@ LM: Final = "lm"
 UNSEEN_SPLITS: Final = ("test", "dev")
 """Splits that training does not see; a run is judged by the first that was scored."""
 
+NEAR_ZERO: Final = 0.05
+"""Share of right answers, or F1, below which a model has not learned its task."""
+NOT_TRAINED: Final = (
+    "not trained enough: fewer than 1 answer in 20 is right, so nothing can be concluded about the technique; "
+    "train for more epochs, or start from a trained model"
+)
+
 Interval = tuple[float, float]
 """The ends of a 95 % interval."""
 Share = Annotated[float, Ge(0), Le(1)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from zeropods.evaluate.score_json import NEAR_ZERO, NOT_TRAINED
 from zeropods.measure.intervals import ratio_interval
 from zeropods.report.columns import inference_text
 from zeropods.report.formulas import DEVICE_USED, Values, is_done
@@ -177,11 +178,15 @@ class Subject:
         same = [row for row in scored if all(row[key] == base[key] for key in ("inference_kind", "split"))]
         others = [row for row in same if row is not base]
         apart = [row for row in others if _is_apart(row, base)]
-        if others:
-            shown = (f"{row['short_label']} {row['inference_result']:.3f}" for row in apart[:SHOWN_NAMES])
-            who, chance = (", ".join(shown), "more than") if apart else (_names(others), "no more than")
-            differ = "differs" if len(apart or others) == 1 else "differ"
-            told.append(f"{who} {differ} from it by {chance} chance.")
+        if _is_near_zero(base):
+            told.append(f"{NOT_TRAINED[0].upper()}{NOT_TRAINED[1:]}.")
+        if apart:
+            shown = ", ".join(f"{row['short_label']} {row['inference_result']:.3f}" for row in apart[:SHOWN_NAMES])
+            told.append(f"{shown} {'differs' if len(apart) == 1 else 'differ'} from it by more than chance.")
+        elif others and not _is_near_zero(base):
+            told.append(
+                f"{_names(others)} {'differs' if len(others) == 1 else 'differ'} from it by no more than chance."
+            )
         unscored = [row for row in self.done if row["inference_result"] is None]
         if unscored:
             told.append(f"Not scored: {_names(unscored)}.")
@@ -198,6 +203,11 @@ def _time(row: Values) -> str:
 def _ratio(row: Values) -> str:
     ends = row["speed_up_interval"]
     return f"{row['speed_up']:.2f}{f' [{ends[0]:.2f}, {ends[1]:.2f}]' if ends else ''}"
+
+
+def _is_near_zero(row: Values) -> bool:
+    """Whether a row's answers are so rarely right that its model has not learned its task; a text has no answers."""
+    return bool(row["inference_kind"] != "perplexity" and row["inference_result"] < NEAR_ZERO)
 
 
 def _is_apart(row: Values, base: Values) -> bool:
