@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ def guarded(command: Callable[[], int | None]) -> int:
     Ctrl-C becomes status 130; a command that SIGTERM or SIGHUP ends in an orderly way keeps its status. Anything
     else is a bug of ours and keeps its traceback.
     """
+    _open_closed_streams()
     # A path that the terminal's encoding cannot show is no reason to fail once the work is done.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "backslashreplace":
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -56,6 +58,26 @@ def guarded(command: Callable[[], int | None]) -> int:
         if ended.code in (128 + SIGTERM, 128 + SIGHUP):
             _fail(f"ended by {Signals(int(ended.code) - 128).name}")
         raise
+
+
+def _open_closed_streams() -> None:
+    """Lead standard streams that are closed, as with `>&-`, to /dev/null.
+
+    Python then has None in their place. A file that is opened later would get the stream's number, and a child process
+    would write its output into that file.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is taken, which is this one.
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdin is None:
+        sys.stdin = io.StringIO()
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(io.FileIO(os.devnull, "w"))
+    if sys.stderr is None:
+        sys.stderr = io.TextIOWrapper(io.FileIO(os.devnull, "w"))
 
 
 def _fail(line: str, status: int = 1) -> int:

@@ -158,6 +158,8 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def words(prediction, answers):\n    return len(prediction.split())\n"
         "def nothing(prediction, answers):\n    return None\n"
         "NUMBER = 5\n"
+        "def first(prediction, answers):\n    return {}[prediction.lower()]\n"
+        "def one_argument(prediction):\n    return 1.0\n"
     )
     monkeypatch.chdir(tmp_path)
 
@@ -178,6 +180,13 @@ def test_a_custom_metric_has_a_mean_and_an_interval() -> None:
         (["fox_metrics:NUMBER"], "is not a function"),
         (["fox_metrics:nothing"], "--metric nothing: index 19: None; expected a finite number"),
         (["fox_metrics:words"] * 2, "two functions are called words"),
+        (["os:system"], "--metric os:system: too many positional arguments; expected a function of"),
+        (["fox_metrics:one_argument"], "too many positional arguments; expected a function of"),
+        (
+            ["math:pow"],
+            r"--metric pow: index 19: TypeError: must be real number, not str \(.*score.py:\d+\); expected a",
+        ),
+        (["fox_metrics:first"], r"index 19: KeyError: 'a fox' \(.*fox_metrics.py:7\); expected a finite number"),
     ],
 )
 def test_a_metric_that_cannot_be_used_is_named(named: list[str], said: str) -> None:

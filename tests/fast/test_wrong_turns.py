@@ -16,6 +16,7 @@ import pytest
 from tests.made import a_rank, a_record, write_run
 from zeropods.cli import main
 
+ROOT = Path(__file__).resolve().parents[2]
 VERBS = {
     "sample": ["data", "sample"],
     "from-csv": ["data", "from-csv", "--tables", "nowhere", "--questions", "nowhere"],
@@ -69,6 +70,64 @@ def test_what_is_there_is_not_written_into(
     before = sorted(os.listdir(here / "run"))
     assert said in refused(capsys, *words)
     assert sorted(os.listdir(here / "run")) == before
+
+
+@pytest.mark.parametrize(
+    ("runs", "report"),
+    [
+        (["all"], "all/summary"),
+        (["all/a"], "all/summary"),
+        (["all/a", "all/more/b"], "all/summary"),
+        (["all/more", "others/c"], "summary"),
+    ],
+)
+def test_a_summary_is_written_beside_its_runs_where_no_place_is_named(
+    runs: list[str], report: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in ("all/a", "all/more/b", "others/c"):
+        write_run(here / run, a_record())
+    assert main(["summary", *runs, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (here / document["out"]).resolve() == here / report
+    assert (here / report / "index.html").is_file()
+    # A second call does not take the report for a run.
+    assert main(["summary", *runs, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == len(document["runs"])
+
+
+def test_a_summary_of_no_runs_makes_no_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere: no such folder" in refused(capsys, "summary", "nowhere")
+    assert "runs: no such folder" in refused(capsys, "summary")
+    assert os.listdir(here) == []
+
+
+REPORT = Path(__file__).parent / "data" / "profile-zero1.txt"
+PLAN = "plan --model t5-small --pods 3 --gpu T4"
+
+
+@pytest.mark.parametrize(
+    ("words", "closed", "status"),
+    [
+        (PLAN, ">&-", 0),
+        (PLAN, "<&- >&- 2>&-", 0),
+        ("--version", ">&-", 0),
+        ("plan --help", ">&-", 0),
+        (f"profile {REPORT}", ">&-", 0),
+        ("data sample --task lm --out sample", ">&- 2>&-", 0),
+        ("pods list", ">&-", 0),
+        ("summary nowhere", ">&-", 1),
+        ("sumary", "2>&-", 2),
+    ],
+)
+def test_a_command_ends_well_where_a_standard_stream_is_closed(
+    words: str, status: int, closed: str, here: Path
+) -> None:
+    command = f"{sys.executable} -m zeropods {words} {closed}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ZEROPODS_HOME": str(here / "home")}
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
 
 
 def test_a_terminal_that_cannot_show_a_name_is_no_error(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,20 @@ from zeropods.tables import not_negative, wrapped
 if TYPE_CHECKING:
     from zeropods.cli import Result
 
+SUMMARY = "summary"
+
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """Add the verb and its flags; `add(verbs, name, help, run)` makes the verb."""
     verb = add(verbs, "summary", "runs side by side: tables, plots, HTML", run)
     flag = verb.add_argument
     flag("runs", type=given_path, nargs="*", metavar="RUN", help="run folders (default: all below runs/)")
-    flag("--out", type=out_folder, required=True, metavar="DIR", help="where the report is written")
+    flag(
+        "--out",
+        type=out_folder,
+        metavar="DIR",
+        help="where the report is written (default: summary, in the folder of the runs)",
+    )
     flag("--against", type=given_path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse")
     flag("--price-per-hour", type=not_negative, metavar="P", help="of a pod, in any currency (default: none)")
     flag("--allow-differences", action="store_true", help="ratios also between rows with other differences, marked")
@@ -41,12 +49,15 @@ def run(arguments: argparse.Namespace) -> Result:
     # Every record is kept: the collector would walk through them again and again, and once more when the process ends.
     gc.set_threshold(1_000_000)
     atexit.register(gc.freeze)
-    if any((arguments.out / name).exists() for name in (RECORD, LOCK)):
+    runs = arguments.runs or [Path("runs")]
+    if arguments.out is None:
+        arguments.out = out_folder(str(usual_out(runs)))
+    if is_run(arguments.out):
         raise UserError(f"--out {arguments.out}: is a run folder; choose another")
     # Read this before anything is written: it may lie where the new summary goes.
     old = None if arguments.against is None else read_rows(arguments.against)
     price, allow = arguments.price_per_hour, arguments.allow_differences
-    summary = read_runs(arguments.runs or [Path("runs")], price_per_hour=price, allow_differences=allow)
+    summary = read_runs(runs, price_per_hour=price, allow_differences=allow)
     document = summary.write(arguments.out)
     verdict = None if old is None else compare(old, document["groups"])
 
@@ -58,6 +69,22 @@ def run(arguments: argparse.Namespace) -> Result:
 
     arguments.readable = readable
     return {"out": str(arguments.out), **document, "against": verdict and asdict(verdict)}
+
+
+def usual_out(runs: Sequence[Path]) -> Path:
+    """The folder of the report where `--out` names none: `summary` in the folder that holds all of the runs.
+
+    That is the folder that was named, unless it is itself a run or several were named: then it is the one above them.
+    """
+    if len(runs) == 1 and not is_run(runs[0]):
+        return runs[0] / SUMMARY
+    above = os.path.commonpath([run.absolute().parent for run in runs])
+    return Path(above) / SUMMARY
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
+    return any((folder / name).exists() for name in (RECORD, LOCK))
 
 
 def exit_status(result: Result) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pkgutil
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -247,6 +249,12 @@ def custom_metrics(named: Sequence[str]) -> dict[str, Metric]:
         name = each.rpartition(":")[2]
         if not callable(function):
             raise UserError(f"--metric {each}: is not a function; expected a function of (prediction, answers)")
+        try:
+            inspect.signature(function).bind("", ())
+        except TypeError as error:
+            raise UserError(f"--metric {each}: {error}; expected a function of (prediction, answers)") from None
+        except ValueError:
+            pass  # A function written in C may not tell its arguments.
         if name in found:
             raise UserError(f"--metric: two functions are called {name}; rename one")
         found[name] = function
@@ -263,12 +271,26 @@ def custom_scores(
     """
     values: dict[str, list[float]] = {}
     for name, function in custom.items():
-        values[name] = [function(*pair) for pair in answered]
-        for index, value in zip(indices, values[name], strict=True):
+        values[name] = []
+        for index, (prediction, right) in zip(indices, answered, strict=True):
+            try:
+                value = function(prediction, right)
+            except METRIC_ERRORS as error:
+                *_, frame = traceback.extract_tb(error.__traceback__)
+                fault = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+                raise UserError(
+                    f"--metric {name}: index {index}: {fault}; expected a finite number for every prediction and its "
+                    "right answers"
+                ) from error
+            values[name].append(value)
             # An integer may be too large for a float.
             if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
                 raise UserError(f"--metric {name}: index {index}: {value!r:.60}; expected a finite number")
     return {name: fmean(v) for name, v in values.items()}, {name: score_interval(v) for name, v in values.items()}
+
+
+METRIC_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
+"""Errors by which a custom metric fails on a value that it did not expect."""
 
 
 # Prediction files: one JSON object per line.
