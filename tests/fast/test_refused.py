@@ -16,8 +16,14 @@ SLURM = "launch --launcher slurm"
 NAME = "cluster name '': expected 1 to 40 letters"
 REFUSED = [
     # Words that nobody knows.
-    ("plan --mod t5-small", "unrecognized arguments: --mod t5-small; see zeropods plan --help"),
-    ("pods up --cout 2", "zeropods pods up: unrecognized arguments: --cout 2; see zeropods pods up --help"),
+    ("plan --mod t5-small", "unrecognized arguments: --mod t5-small; did you mean --model?; see zeropods plan --help"),
+    ("pods up --cout 2", "zeropods pods up: unrecognized arguments: --cout 2; did you mean --count?; see zeropods"),
+    ("summary --qwertz --agianst=x", "arguments: --qwertz --agianst=x; did you mean --against?; see zeropods summary"),
+    ("launch --num_nodes=3 --num_gpus=2 x.py", "--num_nodes=3 --num_gpus=2; did you mean --num-pods and --slots?; arg"),
+    ("sumary", "zeropods: VERB 'sumary': did you mean summary? (expected one of"),
+    ("data form-csv", "WHAT 'form-csv': did you mean from-csv? (expected one of"),
+    ("pods up --count 1 --backend locl", "--backend 'locl': did you mean local? (expected one of"),
+    ("qwertz", "argument VERB: invalid choice: 'qwertz' (choose from"),
     ("data get imagenet --out x", "invalid choice: 'imagenet'"),
     ("prepare --data x --tokenizer y --prompt none --out z", "argument --prompt: invalid choice: 'none'"),
     ("predict --model m --data d --out p --split validation", "argument --split: invalid choice: 'validation'"),

@@ -6,7 +6,7 @@ import resource
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -204,6 +204,17 @@ def test_flags_are_read_in_every_form() -> None:
         (T5, "--epoch 3", "--epoch: not a flag of textsql_train.py; did you mean --epochs?"),
         (T5, "--model_name_or_path x", "_or_path: not a flag of textsql_train.py; did you mean --model_id?"),
         (CAUSAL, "--dataset_paht x", "--dataset_paht: not a flag of causal_train.py; did you mean --data?"),
+        (T5, "--save_checkpoint", "checkpoints are saved every epoch; --save_steps N saves every N steps, 0 never"),
+        (T5, "--max_length 128", "--max_length: not a flag of textsql_train.py; rows are cut when they are prepared"),
+        (CAUSAL, "--max_length 128", "--max_length: not a flag of causal_train.py; did you mean --max_seq_length?"),
+        (
+            T5,
+            "--deepspeed",
+            "--deepspeed: needs a file; give dsconfig/TECHNIQUE.json, as in --deepspeed dsconfig/zero2",
+        ),
+        (T5, "--deepspeed --seed 1", "--deepspeed: needs a file"),
+        (T5, "--qwertzuiop 1", "--qwertzuiop: not a flag of textsql_train.py; see --help"),
+        (T5, "3", "3: not a flag of textsql_train.py, nor the value of one; see --help"),
         (T5, "--seed", "--seed: expected one argument"),
         (T5, "--seed 1.5", "--seed: '1.5'; expected a whole number"),
         (T5, "--learning_rate fast", "--learning_rate: 'fast'; expected a number"),
@@ -227,6 +238,61 @@ def test_bad_flags_are_refused_in_one_line(kind: type[T5 | CAUSAL], words: str, 
     with pytest.raises(UserError) as refused:
         parse_flags(kind, words.split())
     assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+# Flags of other projects' scripts, and what they are called in `textsql_train.py` and `causal_train.py`.
+THEIRS = {
+    "model_name": ("model_id", "model_name_or_path"),
+    "model_name_or_path": ("model_id", None),
+    "model_id": (None, "model_name_or_path"),
+    "dataset_name": ("dataset_path", "data"),
+    "dataset_path": (None, "data"),
+    "batch_size": ("per_device_train_batch_size", "per_device_train_batch_size"),
+    "num_epochs": ("epochs", "num_train_epochs"),
+    "num_train_epochs": ("epochs", None),
+    "epochs": (None, "num_train_epochs"),
+    "max_train_steps": ("max_steps", None),
+    "max_steps": (None, "max_train_steps"),
+    "num_warmup_steps": ("warmup_steps", None),
+    "deepspeed_config": ("deepspeed", "deepspeed"),
+    "output_dir": ("outputdir", "outputdir"),
+    "resume_from_checkpoint": ("resume", "resume"),
+    "bf16": ("precision", "precision"),
+    "fp16": ("precision", "precision"),
+    "checkpoint_freq": ("save_steps", "save_steps"),
+}
+
+
+@pytest.mark.parametrize("flag", THEIRS)
+def test_a_flag_of_another_project_leads_to_ours(flag: str) -> None:
+    for kind, ours in zip((T5, CAUSAL), THEIRS[flag], strict=True):
+        if ours is None:
+            continue
+        with pytest.raises(UserError) as refused:
+            parse_flags(kind, [f"--{flag}", "x"])
+        assert str(refused.value) == f"--{flag}: not a flag of {kind.script}; did you mean --{ours}?"
+        assert ours in {each.name for each in fields(kind)}
+
+
+@pytest.mark.parametrize(
+    "flag", ["save_checkpoint", "tokenizer_name", "dataset_config_name", "max_seq_length", "generation_prompt"]
+)
+def test_a_flag_that_text_to_sql_has_no_use_for_is_told_what_takes_its_place(flag: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_flags(T5, [f"--{flag}", "x"])
+    assert str(refused.value).startswith(f"--{flag}: not a flag of textsql_train.py; ")
+    assert "did you mean" not in str(refused.value) and "see --help" not in str(refused.value)
+
+
+def test_all_faults_of_a_call_are_named_at_once() -> None:
+    words = "--batch_size 4 --seed 3 --num_epochs=2 --save-checkpoint --deepspeed --batch_size 5"
+    with pytest.raises(UserError) as refused:
+        parse_flags(T5, words.split())
+    named = [part.partition(":")[0] for part in str(refused.value).split("; ") if part.startswith("--")]
+    assert [name for name in named if name.startswith("--") and " " not in name] == [
+        "--batch_size", "--num_epochs", "--save_checkpoint", "--deepspeed",
+    ]  # fmt: skip
     assert "\n" not in str(refused.value)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, NoReturn
 
@@ -54,6 +55,8 @@ class VerbParser(argparse.ArgumentParser):
 
     hint = ""
     """Addition to the error about an unknown flag: what may have caused it."""
+    foreign: Mapping[str, str] = {}
+    """Flags of other programs that do the same, and the flags here in their place."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"formatter_class": Help, **kwargs, "allow_abbrev": False})
@@ -62,14 +65,29 @@ class VerbParser(argparse.ArgumentParser):
         """Parse as argparse does, but let a verb itself report unknown flags, since the error refers to its help."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self.hint}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}{self.hint}")
         return found, unknown
+
+    def _meant(self, unknown: Sequence[str]) -> str:
+        """The flags that may have been meant by those that are unknown, as an addition to the error about them."""
+        known = {flag: flag for flag in self._option_string_actions if flag.startswith("--")}
+        known |= self.foreign
+        meant = []
+        for word in unknown:
+            near = get_close_matches(word.partition("=")[0], known, 1) if word.startswith("--") else []
+            meant += [known[name] for name in near]
+        return f"; did you mean {' and '.join(dict.fromkeys(meant))}?" if meant else ""
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit with status 2."""
         message = re.sub(
             r"invalid (\w+) value: (.*)", lambda m: f"{m[2]}; expected {WORDS.get(m[1], 'a number')}", message
         )
+        choice = re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice is not None:
+            near = get_close_matches(choice[2], re.findall(r"[\w.-]+", choice[3]), 1)
+            if near:
+                message = f"{choice[1]} {choice[2]!r}: did you mean {near[0]}? (expected one of {choice[3]})"
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 

@@ -31,6 +31,13 @@ MAIN_FIGURES = {
     "device": "device",
     "train_seconds": "training (s)",
 }
+OF_DEEPSPEED = {
+    "--num_nodes": "--num-pods",
+    "--nnodes": "--num-pods",
+    "--num_gpus": "--slots",
+    "--nproc_per_node": "--slots",
+}
+"""Flags of DeepSpeed's launcher and of torchrun, and the flags here in their place."""
 MEASURES = {"f1": "F1", "execution_accuracy": "execution", "logical_form_accuracy": "logical form"}
 """Measures of a score with their names; the first one that a score has is shown."""
 
@@ -62,6 +69,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("command", nargs="+", metavar="SCRIPT", help="textsql_train.py or causal_train.py")
     verb.usage = "zeropods launch [FLAG ...] -- SCRIPT [ARGUMENT ...]"
     verb.hint = "; arguments of SCRIPT come after '--'"
+    verb.foreign = OF_DEEPSPEED
     verb.set_defaults(readable=readable, status=exit_status)
 
 

@@ -13,7 +13,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
@@ -24,6 +23,7 @@ from zeropods.files import TOKENIZER, check_digests, check_utf8, check_weights, 
 from zeropods.measure.record import read_config
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
+from zeropods.train.foreign_flags import faults_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 NO_FP16 = "--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32"
@@ -392,20 +392,20 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         alone: dict[str, Any] = {"nargs": "?", "const": True} if read is bool else {}
         about = {"metavar": METAVARS[read], "help": each.metadata["help"]}
         parser.add_argument(f"--{each.name}", default=each.default, type=partial(_value, read), **about, **alone)
+    # A flag's name may be written with dashes instead of underscores.
+    words = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in argv]
+    names = [each.name for each in fields(kind)]
+    # The other script's name for a setting leads to this script's.
+    called = {other.called[name]: kind.called[name] for other in SCRIPTS.values() for name in COMMON}
+    faults = faults_of(words, names, called, kind.script)
+    if faults:
+        raise UserError("; ".join(faults))
     try:
-        # A flag's name may be written with dashes instead of underscores.
-        words = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in argv]
         values, unknown = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise UserError(str(error).removeprefix("argument ")) from None
     if unknown:
-        word = unknown[0].partition("=")[0]
-        # A user who gives the other script's name for a flag is told this script's name for it.
-        names = {other.called[name]: kind.called[name] for other in SCRIPTS.values() for name in COMMON}
-        names |= {each.name: each.name for each in fields(kind)}
-        near = get_close_matches(word.removeprefix("--"), names, 1)
-        remedy = f"did you mean --{names[near[0]]}?" if near else "see --help"
-        raise UserError(f"{word}: not a flag of {kind.script}; {remedy}")
+        raise UserError(f"{unknown[0]}: not a flag of {kind.script}, nor the value of one; see --help")
     return kind(**vars(values))
 
 

@@ -1,0 +1,90 @@
+"""Flags that a script does not have: what those of other projects' scripts are called here, and what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+
+SETTINGS = {
+    "model_name": "model_id",
+    "model_name_or_path": "model_id",
+    "model": "model_id",
+    "dataset_name": "dataset_path",
+    "dataset": "dataset_path",
+    "data": "dataset_path",
+    "data_path": "dataset_path",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_train_steps": "max_steps",
+    "num_warmup_steps": "warmup_steps",
+    "batch_size": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size",
+    "micro_batch_size": "per_device_train_batch_size",
+    "eval_batch_size": "per_device_eval_batch_size",
+    "output_dir": "outputdir",
+    "deepspeed_config": "deepspeed",
+    "resume_from_checkpoint": "resume",
+    "checkpoint_freq": "save_steps",
+    "lr": "learning_rate",
+    "bf16": "precision",
+    "fp16": "precision",
+    "load_best_model_at_end": "load_best_model",
+    "evaluation_strategy": "eval_steps",
+    "eval_strategy": "eval_steps",
+    "save_strategy": "save_steps",
+    "dataset_config_name": "dataset_config",
+    "max_length": "max_seq_length",
+    "block_size": "max_seq_length",
+    "model_max_length": "max_seq_length",
+    "use_flash_attention": "attn_implementation",
+}
+"""Names that other projects have for a setting, and the name of the setting here."""
+WAYS = {
+    "save_checkpoint": "checkpoints are saved every epoch; --save_steps N saves every N steps, 0 never",
+    "max_seq_length": "rows are cut when they are prepared, by zeropods prepare --max-source-tokens N",
+    "tokenizer_name": "the prepared set brings its tokenizer, which zeropods prepare --tokenizer NAME chooses",
+    "dataset_config": "it is for a text at the hub, on which causal_train.py trains",
+    "attn_implementation": "T5 has one kind of attention",
+    "subset": "the rows are limited when they are prepared, by zeropods prepare --limit N",
+    "max_eval_steps": "the rows are limited when they are prepared, by zeropods prepare --limit N",
+    "generation_prompt": "ask a trained T5 with zeropods predict or zeropods demo",
+}
+"""What takes the place of a flag for which a script has no flag of its own."""
+BARE_DEEPSPEED = "--deepspeed: needs a file; give dsconfig/TECHNIQUE.json, as in --deepspeed dsconfig/zero2.json"
+
+
+def faults_of(words: Sequence[str], flags: Collection[str], called: Mapping[str, str], script: str) -> list[str]:
+    """A line for each word of a call that is not a flag of a script, and for `--deepspeed` without its file.
+
+    Args:
+        words: the call's arguments, with flags in the form `--some_name` or `--some_name=value`.
+        flags: names of the script's flags.
+        called: the script's own name for each setting of another name.
+        script: name of the script.
+    """
+    faults = []
+    for number, word in enumerate(words):
+        name = word.removeprefix("--").partition("=")[0]
+        is_flag = word.startswith("--") and name != ""
+        following = words[number + 1 : number + 2]
+        if word == "--deepspeed" and (not following or following[0].startswith("--")):
+            faults.append(BARE_DEEPSPEED)
+        elif is_flag and name not in (*flags, "help"):
+            faults.append(f"--{name}: not a flag of {script}; {_remedy(name, flags, called)}")
+    return list(dict.fromkeys(faults))
+
+
+def _remedy(name: str, flags: Collection[str], called: Mapping[str, str]) -> str:
+    """What to give in place of a flag that a script does not have."""
+    known = {flag: flag for flag in flags}
+    for other, setting in {**SETTINGS, **called}.items():
+        own = called.get(setting, setting)
+        if own in flags:
+            known.setdefault(other, own)
+    if name in known:
+        return f"did you mean --{known[name]}?"
+    setting = SETTINGS.get(name, name)
+    if setting in WAYS:
+        return WAYS[setting]
+    near = get_close_matches(name, known, 1)
+    return f"did you mean --{known[near[0]]}?" if near else "see --help"
