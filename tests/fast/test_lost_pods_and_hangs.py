@@ -297,11 +297,13 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
         (V1, {"cgroups/memory/memory.oom_control": CONTROL}, 2),
         (V1, {"cgroups/memory/job/7/memory.oom_control": "under_oom 0\n", "proc/vmstat": "oom_kill 5\n"}, 5),
         (V2, {"proc/vmstat": "nr_free_pages 7\noom_kill 5\n"}, 5),
-        (V2, {}, 0),
+        (V2, {}, None),
     ],
     ids=["v2", "v1", "v1 in a container", "v1 before Linux 4.13", "no group", "nothing"],
 )
-def test_the_count_is_read_where_it_stands(cgroup: str, files: dict[str, str], count: int, tmp_path: Path) -> None:
+def test_the_count_is_read_where_it_stands(
+    cgroup: str, files: dict[str, str], count: int | None, tmp_path: Path
+) -> None:
     for name, text in {"proc/self/cgroup": cgroup, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -155,11 +155,10 @@ def plan_on(
         more: further fields of `Launch`.
     """
     found = find_script(script)
-    default = (arguments_of(found) or TextToSQLArguments).outputdir
     planned = Launch(
         script=found,
         arguments=tuple(arguments),
-        folder=Path(flag_values(arguments).get("outputdir", default)).resolve(),
+        folder=run_folder(found, arguments),
         hosts=hosts,
         master_port=free_port(),
         **more,
@@ -375,6 +374,12 @@ def flag_values(arguments: Sequence[str]) -> dict[str, str]:
             name, equals, value = argument[2:].partition("=")
             values[name.replace("-", "_")] = value if equals else ("" if following.startswith("--") else following)
     return values
+
+
+def run_folder(script: str | Path, arguments: Sequence[str]) -> Path:
+    """The folder in which a script with these arguments leaves its run."""
+    kind = arguments_of(script) or TextToSQLArguments
+    return Path(flag_values(arguments).get("outputdir", kind.outputdir)).resolve()
 
 
 def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, object]:

@@ -21,13 +21,17 @@ from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from zeropods.launch.forks import fork
+from zeropods.launch.command import run_folder
+from zeropods.launch.forks import Forked, fork
+from zeropods.launch.ranks import start_watched
 from zeropods.pods.gpus import POD_GPUS, VISIBLE, gpus_of_slots
 from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.train.arguments import arguments_of
 
 LAUNCH = "deepspeed.launcher.launch"
 """Name of the module that DeepSpeed's runner runs on each pod."""
+RANK = "RANK"
+"""Environment variable that tells a process its number in the run."""
 POLL_SECONDS = 0.1
 FORM = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
 """Format of the lines of DeepSpeed's logger."""
@@ -85,19 +89,30 @@ def show_gpus_of_slots(environment: MutableMapping[str, str], slots: Sequence[in
     environment.pop(POD_GPUS, None)
 
 
-def fork_ranks() -> None:
-    """Let a pod's launcher have ranks of this project's scripts forked by the pod's server, if there is one.
+def watch_ranks() -> None:
+    """Let a pod's launcher watch its ranks, and have those of this project's scripts forked by the pod's server.
 
     The launcher also notices sooner that its ranks have ended: on its own, it sleeps a second between two checks.
     """
-    server, popen, sleep = os.environ.get(FORKS_VARIABLE), subprocess.Popen, time.sleep
+    server = os.environ.get(FORKS_VARIABLE)
+    popen = subprocess.Popen
+    sleep = time.sleep
 
     def start(command: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> Any:
-        forked = None
-        is_ours = list(command[:2]) == [sys.executable, "-u"] and arguments_of(command[2]) is not None
-        if server and env is not None and is_ours and not more:
-            forked = fork(server, command[2:], env)
-        return forked or popen(command, env=env, **more)
+        is_rank = list(command[:2]) == [sys.executable, "-u"] and env is not None and RANK in env and not more
+        if not is_rank:
+            return popen(command, env=env, **more)
+        assert env is not None
+        script, *arguments = command[2:]
+
+        def begin(output: int) -> subprocess.Popen[bytes] | Forked:
+            if server and arguments_of(script) is not None:
+                forked = fork(server, command[2:], env, (0, output, output))
+                if forked is not None:
+                    return forked
+            return popen(command, env=env, stdout=output, stderr=output)
+
+        return start_watched(int(env[RANK]), run_folder(script, arguments), begin, sys.stdout.fileno())
 
     vars(subprocess)["Popen"] = start
     vars(time)["sleep"] = lambda seconds: sleep(min(seconds, POLL_SECONDS))
@@ -106,6 +121,6 @@ def fork_ranks() -> None:
 if __name__ == "__main__":
     lighten()
     if sys.argv[1] == LAUNCH:
-        fork_ranks()
+        watch_ranks()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

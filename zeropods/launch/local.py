@@ -7,21 +7,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from zeropods.errors import UserError
+from zeropods.launch.causes import signal_name
 from zeropods.launch.command import Launch, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.launch.logs import LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, check_timeouts, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
+from zeropods.launch.ranks import WatchedRank, start_watched
 from zeropods.launch.restart import calls_for_another
-from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_config, read_record
+from zeropods.measure.environment import host
+from zeropods.measure.exits import exits_noted
+from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, RankExit, Record, read_config, read_record
 from zeropods.measure.run_folder import locked
-from zeropods.pods.processes import ask_for_stacks, descendants, end, oom_kills, start_bound
+from zeropods.pods.processes import ask_for_stacks, descendants, end, oom_kills, oom_kills_since, start_bound
 from zeropods.programs import child_environment
 from zeropods.train.arguments import arguments_of
 
@@ -30,7 +34,7 @@ GRACE_SECONDS = 30.0
 """Seconds from SIGTERM to SIGKILL, in which a run can write its record."""
 WRITE_SECONDS = 5.0
 """The same for ranks of a hanging run: those that wait for another one write what they measured within this time."""
-Started = subprocess.Popen[bytes] | Forked
+Started = subprocess.Popen[bytes] | Forked | WatchedRank
 """Type of a process that was started here."""
 
 
@@ -85,13 +89,19 @@ def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record
 
     def start(output: IO[bytes]) -> Sequence[Started]:
         server = own_server() if arguments_of(planned.script) else None
-        ranks: list[Forked] = []
+        ranks: list[Started] = []
         try:
             with open(os.devnull, "rb") as nothing:
-                streams = (nothing.fileno(), output.fileno(), output.fileno())
-                for rank in map(str, range(number if server else 0)):
-                    place = {"RANK": rank, "LOCAL_RANK": rank, **sizes, **master} if number > 1 else {}
-                    forked = fork(server or "", words, {**child_environment(), **place}, streams)
+                for rank in range(number if server else 0):
+                    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **sizes, **master} if number > 1 else {}
+                    environment = {**child_environment(), **place}
+
+                    def begin(words_to: int, environment: Mapping[str, str] = environment) -> Forked | None:
+                        return fork(server or "", words, environment, (nothing.fileno(), words_to, words_to))
+
+                    # The only rank writes into the log itself, which then goes on if this process is killed.
+                    to = output.fileno()
+                    forked = begin(to) if number == 1 else start_watched(rank, planned.folder, begin, to)
                     ranks += [] if forked is None else [forked]
         finally:
             # A fork was refused, or an interrupt came meanwhile.
@@ -125,6 +135,16 @@ def to_end(
         UnopenedError: the attempt ended before it had opened its folder.
     """
     check_timeouts(timeout_seconds, step_timeout)
+    with exits_noted(folder):
+        return _to_end(start, folder, timeout_seconds, step_timeout)
+
+
+def _to_end(
+    start: Callable[[IO[bytes]], Sequence[Started]],
+    folder: Path,
+    timeout_seconds: float | None,
+    step_timeout: float | None,
+) -> Record:
     ranks, kills, log = Ranks(folder), oom_kills(), RunLog(folder)
     hangs = HangDetector(folder, step_timeout, ranks.have_opened_the_run)
     verdict, began = None, time.monotonic()
@@ -141,6 +161,7 @@ def to_end(
                     timeout_seconds=timeout_seconds,
                     hang=hangs.look(),
                 )
+            ranks.note_exits()
             if verdict is hangs.found:
                 # The ranks themselves are asked to end, since what started them may not pass a signal on. Those that
                 # wait then write what they measured.
@@ -154,17 +175,29 @@ def to_end(
     status = None if verdict.status else next(filter(None, [*statuses, *ended]), 0)
     if status is not None:
         last = "".join(f"; its last message: {line}" for line in log.tail()[-1:])
-        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}{last}"
+        how = f"killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}{last}"
         verdict = Ending(None, how)
     if ranks.have_opened_the_run():
         ranks.pods = (None,) * read_config(folder).world_size
+        if len(ranks.pods) == len(processes) == 1 and not ranks.are_watched() and statuses[0] is not None:
+            # The process that was started here is the only rank.
+            seen = RankExit(
+                rank=0, host=host(), pid=processes[0].pid, status=statuses[0], ended_unix_seconds=time.time()
+            )
+            ranks.note_exit(seen, log.tail())
     elif status == 0:
         print("\n".join(log.tail()[-1:]), file=sys.stderr)
         if not (folder / RECORD).is_file():
             raise UserError(f"{folder}: the command succeeded but left no run record there")
-        return read_record(folder)
-    out_of_memory = frozenset({None} if status and oom_kills() > kills else ())
-    return record_run(ranks, verdict, log, out_of_memory=out_of_memory)
+        record = read_record(folder)
+        if record.status == "ok":
+            return record
+        # The record is an earlier attempt's.
+        verdict = Ending(None, "ended with status 0 before it had opened the run")
+    killed = None if not status else oom_kills_since(kills)
+    return record_run(
+        ranks, verdict, log, out_of_memory=[None] if killed else [], uncounted=[None] if kills is None else []
+    )
 
 
 def start_child(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:

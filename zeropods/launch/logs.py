@@ -26,7 +26,7 @@ OF_SCRIPT = re.compile(r"(?:\S+: )?zeropods: (.+)")
 """Matches what one of our scripts says when it refuses to train, after its pod's name where it ran on a pod."""
 LINE = re.compile(r"step (\d+) (loss|eval_loss) ([\d.e+-]*\d|nan|inf|-inf)$", re.MULTILINE)
 """Matches what `train.log` says about a step."""
-SESSION_END = re.compile(r"pdsh@[^:]*: (\S+): (?:ssh exited with exit code|ssh killed by signal|killed by signal) \d+")
+SESSION_END = re.compile(r"pdsh@[^:]*: (\S+): (?:ssh exited with exit code|(?:ssh )?(killed by signal)) (\d+)")
 """Matches what pdsh writes when a pod's command fails or its connection breaks; of a success it says nothing."""
 
 
@@ -97,6 +97,8 @@ class RunLog(GrowingFile):
         self.names = dict(names or {})
         self.failed: dict[str, float] = {}
         """Monotonic time in seconds at which pdsh said that a pod's session had failed, by the pod's name."""
+        self.sessions: dict[str, int] = {}
+        """Exit status of each of these sessions, in pdsh's order; for a signal it is 128 and the signal's number."""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
         self._shown: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         # A reader that takes nothing (a full pipe) must not block supervision; one that is gone must not end the run.
@@ -107,7 +109,10 @@ class RunLog(GrowingFile):
         """Show and keep the new lines, as `GrowingFile.lines` returns them."""
         for line in self.lines(ended=ended):
             if match := SESSION_END.fullmatch(line):
-                self.failed.setdefault(self.names.get(match[1], match[1]), time.monotonic())
+                pod = self.names.get(match[1], match[1])
+                self.failed.setdefault(pod, time.monotonic())
+                status = int(match[3])
+                self.sessions.setdefault(pod, status + 128 if match[2] else status)
             place, _, text = line.lstrip(" ").partition(": ")
             named = f"{self.names[place]}: {text}" if place in self.names else line
             self._last.append(named)

@@ -39,6 +39,8 @@ class Ending:
     status: str | None = None
     reason: str | None = None
     pod: str | None = None
+    rank: int | None = None
+    """The rank that began the end, where it was one."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class PodState:
     """Largest number of processes of the run in any answer so far."""
     absent_since: float | None = None
     """Since when the pod has had no process of the run any more, by the same clock."""
-    oom_kills: int = 0
-    """Number of processes that the kernel has killed for lack of memory since the run was opened."""
+    oom_kills: int | None = 0
+    """Number of processes that the kernel has killed for lack of memory since the run was opened; None if it does not
+    count them."""
     error: str | None = None
     """Why the last request got no answer."""
 
@@ -270,7 +273,7 @@ class HangDetector:
             beat, where = self.ranks[rank].beat, f" on {self._pods[rank]}" if self._pods.get(rank) else ""
             does = "is stopped" if rank in self._stopped else "waits" if waits(beat) else "is"
             told.append(f"rank {rank}{where} {does} at {beat.place()} (phase {beat.phase}, {beat.step} steps done)")
-        return Ending("timeout", f"{why}: {'; '.join(told)}", self._pods.get(blamed))
+        return Ending("timeout", f"{why}: {'; '.join(told)}", self._pods.get(blamed), blamed)
 
 
 def waits(beat: Beat) -> bool:

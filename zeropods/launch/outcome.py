@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import csv
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from zeropods.errors import INTERRUPTED, UserError
+from zeropods.launch.causes import RankEnd, first_cause
 from zeropods.launch.logs import LOG, OF_SCRIPT, SESSION_END, RunLog
 from zeropods.launch.lost_pods_and_hangs import Ending
+from zeropods.measure.exits import ExitNote, read_exits
 from zeropods.measure.heartbeat import read_beats
 from zeropods.measure.record import (
     CONFIG,
     LOCK,
+    UNSAID,
+    RankExit,
     RankMeasurement,
     Record,
     compose_record,
-    first_failure,
     read_rank,
     write_record,
 )
@@ -30,7 +35,6 @@ LOCKED_SECONDS, POLL_SECONDS = 15.0, 0.2
 """Seconds to wait for `run.lock`, which rank 0 on a lost pod may hold until its lease ends, and between two checks."""
 ENDED = ("interrupted", "ended by SIG")
 """Beginnings of the message of a script that was ended from outside."""
-UNSAID = "it was killed, or ended without saying why"
 NEVER_A_CAUSE = {"timeout": ("interrupted", "failed")}
 """Statuses of ranks that follow from the supervisor's verdict, by this verdict: ranks ended later miss the others."""
 
@@ -39,7 +43,7 @@ NEVER_A_CAUSE = {"timeout": ("interrupted", "failed")}
 
 
 class Ranks:
-    """The ranks of one launch, and what they have measured since it began."""
+    """The ranks of one launch, and what is known of them since it began."""
 
     def __init__(self, folder: Path, pods: Sequence[str | None] = ()) -> None:
         """`pods`: the name of each rank's pod, in the order of ranks; None where it has none."""
@@ -47,6 +51,9 @@ class Ranks:
         self.folder = folder
         self.before = written_at(folder / CONFIG)
         """What `written_at` gave for `config.json` when the launch began."""
+        self.sessions: Mapping[str, int] = {}
+        """Exit statuses of ssh sessions that failed, by pod, in the order in which they failed."""
+        self._notes: dict[int, ExitNote] = {}
 
     def have_opened_the_run(self) -> bool:
         """Whether rank 0 has begun an attempt, so that the contents of the folder are this launch's."""
@@ -65,6 +72,58 @@ class Ranks:
                 found.append(read_rank(path))
         return [rank for rank in found if rank.rank in range(len(self.pods))]
 
+    def note_exits(self) -> None:
+        """Note which ranks have ended by now. Call it before the others are ended: they are not to blame for that."""
+        self._notes = read_exits(self.folder)
+
+    def note_exit(self, seen: RankExit, last_lines: Sequence[str]) -> None:
+        """Note the end of a rank that is this process's own child."""
+        self._notes[seen.rank] = ExitNote(exit=seen, last_lines=list(last_lines))
+
+    def are_watched(self) -> bool:
+        """Whether the end of any rank is noted when it comes."""
+        return bool(self._notes or read_exits(self.folder))
+
+    def exits(self) -> list[RankExit]:
+        """How the ranks' processes ended, as far as it was seen, in the order of their ends."""
+        notes = {**self._notes, **read_exits(self.folder)}
+        ended = [note.exit for note in notes.values() if note.exit.ended_unix_seconds is not None]
+        return sorted(ended, key=lambda seen: seen.ended_unix_seconds or 0.0)
+
+    def last_lines(self, rank: int | None) -> list[str]:
+        """The last lines that a rank wrote; none where its output was not watched."""
+        if rank is None:
+            return []
+        note = read_exits(self.folder).get(rank) or self._notes.get(rank)
+        return [] if note is None else note.last_lines
+
+    def ends(self) -> list[RankEnd]:
+        """What is known of the end of each rank, up to the last call of `note_exits`."""
+        measured = {each.rank: each for each in self.measured()}
+        beats = read_beats(self.folder) if self.have_opened_the_run() else {}
+        steps = [each.step for each in measured.values()] + [each.step for each in beats.values()]
+        ends = []
+        for rank, pod in enumerate(self.pods):
+            note = self._notes.get(rank)
+            beat = beats.get(rank)
+            if beat is not None and note is not None and beat.pid != note.exit.pid:
+                # The heartbeat is an earlier attempt's.
+                beat = None
+            session = None
+            if pod is not None and self.pods.count(pod) == 1:
+                session = self.sessions.get(pod)
+            end = RankEnd(
+                rank=rank,
+                pod=pod,
+                measured=measured.get(rank),
+                note=note,
+                beat=beat,
+                steps_done=max(steps, default=0),
+                session=session,
+            )
+            ends.append(end)
+        return ends
+
 
 def written_at(path: Path) -> int | None:
     """Modification time of a file, in ns, which changes when it is rewritten; None where there is no file."""
@@ -72,40 +131,112 @@ def written_at(path: Path) -> int | None:
 
 
 def verdict_of_ranks(
-    ranks: Ranks, verdict: Ending, out_of_memory: frozenset[str | None] = frozenset(), *, is_certain: bool = False
+    ranks: Ranks,
+    verdict: Ending,
+    out_of_memory: Collection[str | None] = (),
+    *,
+    uncounted: Collection[str | None] = (),
+    is_certain: bool = False,
 ) -> Ending:
-    """The verdict in view of what the ranks measured; without a status if all of them ended well, whatever came after.
+    """The verdict in view of what is known of the ranks; without a status if all ended well, whatever came after.
 
-    Where one pod lost its ranks first, what they say is the cause, and the errors of others follow from
-    it. A rank that was interrupted is never the cause: only the supervisor and its agents interrupt ranks. A rank that
-    left nothing, on a pod where the kernel has killed a process for lack of memory, is taken to be that process.
+    The rank that ended first for a reason of its own is the cause. Errors of ranks that lost their connection to it
+    follow from it. A rank that was interrupted is never the cause where another one has a reason.
 
     Args:
         out_of_memory: pods where the kernel has killed a process for lack of memory.
+        uncounted: pods where the kernel does not count such processes.
         is_certain: whether a verdict with a status stands, whatever is said by ranks that did not end well.
     """
-    measured, pods = ranks.measured(), ranks.pods
-    missing = sorted(set(range(len(pods))) - {rank.rank for rank in measured})
-    if not missing and all(rank.status == "ok" for rank in measured):
+    ends = ranks.ends()
+    if all(end.ended_well for end in ends):
         return Ending()
     if verdict.status == "pod_lost" or (is_certain and verdict.status is not None):
-        return verdict
-    unsaid = [rank for rank in missing if verdict.pod in (None, pods[rank])]
-    killed = next((rank for rank in unsaid if pods[rank] in out_of_memory), None)
-    if killed is not None and verdict.status is None:
-        return Ending("oom", killed_for_memory(ranks.folder, killed), pods[killed])
-    follows = NEVER_A_CAUSE.get(verdict.status or "", ("interrupted",))
-    here = [rank for rank in measured if verdict.pod in (None, pods[rank.rank]) and rank.status not in follows]
-    cause = first_failure(here)
+        return _with_rank(verdict, ends)
+    if verdict.status is None:
+        return _cause(ranks, ends, verdict, out_of_memory, uncounted)
+    follows = NEVER_A_CAUSE.get(verdict.status, ("interrupted",))
+    measured = [
+        end
+        for end in ends
+        if verdict.pod in (None, end.pod) and end.measured is not None and end.measured.status not in follows
+    ]
+    cause = first_cause(measured)
+    return verdict if cause is None else _blamed(cause, ranks, out_of_memory, uncounted)
+
+
+def _with_rank(verdict: Ending, ends: Sequence[RankEnd]) -> Ending:
+    """A verdict that stands, with the rank that it is about: the only one of its pod, or one that the kernel killed."""
+    on_pod = [end for end in ends if end.pod == verdict.pod]
+    if verdict.status == "oom" and verdict.rank is None:
+        killed = first_cause([end for end in ends if end.exit_status == -signal.SIGKILL])
+        return verdict if killed is None else replace(verdict, pod=killed.pod, rank=killed.rank)
+    if verdict.pod is not None and verdict.rank is None and len(on_pod) == 1:
+        return replace(verdict, rank=on_pod[0].rank)
+    return verdict
+
+
+def _cause(
+    ranks: Ranks,
+    ends: Sequence[RankEnd],
+    verdict: Ending,
+    out_of_memory: Collection[str | None],
+    uncounted: Collection[str | None],
+) -> Ending:
+    """The cause of an end for which the supervisor has no reason of its own, only what the launcher came to."""
+    is_watched = any(end.note is not None for end in ends)
+    if not is_watched and verdict.pod is not None:
+        # Where one pod lost its ranks first, what they say is the cause.
+        ends = [end for end in ends if end.pod == verdict.pod]
+    positions = {pod: number for number, pod in enumerate(ranks.sessions)}
+    # Those whose pods' ssh sessions failed first come first, those whose sessions did not fail come last.
+    ends = sorted(ends, key=lambda end: positions.get(end.pod or "", len(positions)))
+    unknown = [end for end in ends if end.is_unknown]
+    killed = next((end for end in unknown if end.pod in out_of_memory), None)
+    if killed is not None:
+        return Ending("oom", killed_for_memory(ranks.folder, killed.rank), killed.pod, killed.rank)
+    cause = first_cause(ends)
     if cause is not None:
-        place = f"rank {cause.rank}: " if len(pods) > 1 else ""
-        return Ending(cause.status, f"{place}{cause.reason}", pods[cause.rank])
-    if verdict.status is not None:
-        return verdict
-    if unsaid:
-        reason = f"rank {unsaid[0]} left no measurement: {verdict.reason or UNSAID}"
-        return Ending("failed", reason, pods[unsaid[0]])
+        return _blamed(cause, ranks, out_of_memory, uncounted)
+    if unknown:
+        first = unknown[0]
+        how = first.described() if first.session is not None else verdict.reason or UNSAID
+        return Ending("failed", f"rank {first.rank} left no measurement: {how}", first.pod, first.rank)
+    return _nobody_s_own_cause(ends, verdict)
+
+
+def _nobody_s_own_cause(ends: Sequence[RankEnd], verdict: Ending) -> Ending:
+    """The verdict where something is known of every rank, and none of them ended for a reason of its own.
+
+    Args:
+        ends: of all ranks, in the order in which their pods' ssh sessions failed.
+    """
+    interrupted = min((end for end in ends if end.was_interrupted), key=lambda end: end.ended_at, default=None)
+    if interrupted is not None:
+        said = "SIGTERM" if interrupted.measured is None else interrupted.measured.reason
+        why = f"rank {interrupted.rank} was asked to end, and not by this launch: {said}"
+        return Ending("failed", why, interrupted.pod, interrupted.rank)
+    for end in ends:
+        if end.note is not None and end.exit_status is None and end.session is not None:
+            why = f"what had started rank {end.rank} ended before it: {end.described()}"
+            return Ending("failed", why, end.pod, end.rank)
+    if any(end.lost_others for end in ends):
+        why = "ranks lost their connections to one another, and none ended for a reason of its own"
+        return Ending("failed", f"{why}; is the network between their pods sound?", verdict.pod)
     return Ending("failed", verdict.reason or "the launcher ended before the ranks", verdict.pod)
+
+
+def _blamed(
+    cause: RankEnd, ranks: Ranks, out_of_memory: Collection[str | None], uncounted: Collection[str | None]
+) -> Ending:
+    """The verdict that a rank is the cause, by what it measured or, if it left nothing, by how its process ended."""
+    if cause.measured is not None:
+        place = f"rank {cause.rank}: " if len(ranks.pods) > 1 else ""
+        return Ending(cause.measured.status, f"{place}{cause.measured.reason}", cause.pod, cause.rank)
+    if cause.exit_status == -signal.SIGKILL and cause.pod in out_of_memory:
+        return Ending("oom", killed_for_memory(ranks.folder, cause.rank), cause.pod, cause.rank)
+    how = cause.described(memory_is_counted=cause.pod not in uncounted)
+    return Ending("failed", f"rank {cause.rank} left no measurement: {how}", cause.pod, cause.rank)
 
 
 def killed_for_memory(folder: Path, rank: int) -> str:
@@ -129,13 +260,17 @@ def killed_for_memory(folder: Path, rank: int) -> str:
 
 
 class UnopenedError(UserError):
-    """A run that ended before its ranks had opened its folder: there is nothing to record."""
+    """A run that ended before its ranks had opened its folder, so that nothing was measured."""
 
     steps = 0
 
     def __init__(self, folder: Path, verdict: Ending, lines: Sequence[str]) -> None:
-        self.status, self.pod = verdict.status or "failed", verdict.pod
+        self.status = verdict.status or "failed"
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
+        self.pod = verdict.pod
+        self.rank = verdict.rank
+        self.exits: list[RankExit] = []
+        self.last_lines = list(lines)
         line = f"{folder}: {self.status}: {self.reason}"
         if self.status == "interrupted":
             self.exit_status = INTERRUPTED
@@ -155,7 +290,8 @@ def record_run(
     verdict: Ending,
     log: RunLog,
     *,
-    out_of_memory: frozenset[str | None] = frozenset(),
+    out_of_memory: Collection[str | None] = (),
+    uncounted: Collection[str | None] = (),
     is_certain: bool = False,
     restarts: int = 0,
 ) -> Record:
@@ -166,20 +302,44 @@ def record_run(
     Args:
         verdict: the supervisor's verdict, which `verdict_of_ranks` takes into account.
         restarts: number of times that the launch had restarted by itself.
+
+    Raises:
+        UserError: the record cannot be written; the message says what it would have said.
     """
     folder = ranks.folder
+    ranks.sessions = log.sessions
+    exits = ranks.exits()
     if not ranks.have_opened_the_run():
-        raise UnopenedError(folder, verdict, log.tail(verdict.pod))
+        cause = first_cause(ranks.ends())
+        if verdict.status is None and cause is not None:
+            how = cause.described(memory_is_counted=cause.pod not in uncounted)
+            why = f"rank {cause.rank} ended before it had opened the run: {how}"
+            verdict = Ending(None, why, cause.pod, cause.rank)
+        unopened = UnopenedError(folder, verdict, ranks.last_lines(verdict.rank) or log.tail(verdict.pod))
+        unopened.exits = exits
+        raise unopened
     deadline = time.monotonic() + LOCKED_SECONDS
     while is_held(folder / LOCK) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     with nullcontext() if is_held(folder / LOCK) else locked(folder):
-        said = verdict_of_ranks(ranks, verdict, out_of_memory, is_certain=is_certain)
-        lines = [] if said.status is None else log.tail(said.pod)
+        ending = verdict_of_ranks(ranks, verdict, out_of_memory, uncounted=uncounted, is_certain=is_certain)
+        last_lines = []
+        if ending.status is not None:
+            last_lines = ranks.last_lines(ending.rank) or log.tail(ending.pod)
         record = compose_record(
-            folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines, restarts=restarts
+            folder,
+            status=ending.status,
+            reason=ending.reason,
+            pod=ending.pod,
+            rank=ending.rank,
+            last_lines=last_lines,
+            exits=exits,
+            restarts=restarts,
         )
-        write_record(folder, record)
+        try:
+            write_record(folder, record)
+        except OSError as error:
+            raise UserError(f"{failure(folder, record)}\n{error.filename}: {error.strerror}; free some room") from None
     return record
 
 

@@ -86,7 +86,8 @@ def journal_entry(asked: Launch, following: Launch, left: Cluster, **ended: obje
 
     Args:
         following: the launch with which the run goes on, on pods that are `left`.
-        ended: `status`, `pod`, `reason`, the `steps` that were done, and when the supervisor found that it was over.
+        ended: `status`, `pod`, `rank`, `reason`, the `steps` that were done, and when the supervisor found that it was
+            over.
 
     Returns:
         `ended`, and the names of the `pods`; `unused`, the names of pods that answer but are left out, so that the

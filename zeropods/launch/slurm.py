@@ -18,6 +18,7 @@ from zeropods.launch.logs import LOG, RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, judge
 from zeropods.launch.outcome import Ranks, record_run
 from zeropods.launch.supervisor import Supervision
+from zeropods.measure.exits import remove_exits
 from zeropods.measure.record import LAUNCH_LOCK, Record, read_json
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import Host
@@ -137,7 +138,8 @@ def plan_slurm(
         *launch.arguments,
     ]
     variables = {"PROJECT": str(PROJECT), "PYTHON": sys.executable, "SLOTS": str(slots)}
-    return Submission(launch, argv, {**variables, "MEMORY_LOG": str(launch.folder / "nvidia-smi")})
+    variables |= {"MEMORY_LOG": str(launch.folder / "nvidia-smi"), "EXITS": str(launch.folder / "ranks")}
+    return Submission(launch, argv, variables)
 
 
 def run_slurm(submission: Submission, supervision: Supervision | None = None) -> Record:
@@ -176,7 +178,11 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
         nodes = log.names.values() or (None,) * len(launch.hosts)
         ranks.pods = tuple(node for node in nodes for _ in range(submission.slots))
         # What SLURM says about the job's end counts: ranks fail because of it, unless all of them were done before.
-        return record_run(ranks, verdict, log, is_certain=True)
+        ranks.note_exits()
+        try:
+            return record_run(ranks, verdict, log, uncounted=ranks.pods, is_certain=True)
+        finally:
+            remove_exits(launch.folder)
 
 
 def _followed(

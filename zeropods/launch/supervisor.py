@@ -24,6 +24,8 @@ from zeropods.launch.logs import RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, PodState, check_timeouts, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, record_run
 from zeropods.launch.restart import JOURNAL, calls_for_another, check_restarts, journal_entry, next_attempt, told
+from zeropods.launch.unopened import record_unopened
+from zeropods.measure.exits import exits_noted
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
@@ -107,10 +109,12 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
                 if following_launch is not None:
                     print(f"{planned.folder}: not restarted: {following_launch}", file=sys.stderr)
                 if isinstance(end, UnopenedError):
+                    with suppress(OSError):
+                        record_unopened(current, end)
                     raise end
                 return end
             current = replace(following_launch, restarts=current.restarts + 1)
-            ended = {"status": end.status, "pod": end.pod, "reason": end.reason, "steps": end.steps}
+            ended = {"status": end.status, "pod": end.pod, "rank": end.rank, "reason": end.reason, "steps": end.steps}
             journal.append(journal_entry(planned, current, left, **ended, found_unix_seconds=found))
             files.write_json(planned.folder / JOURNAL, {"restarts": journal})
             how = f"restart {current.restarts} of {restarts}"
@@ -165,7 +169,8 @@ def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tup
     marked = replace(planned, exported={**planned.exported, RUN: run})
     pods = cluster.pods[: len(planned.hosts)]
     # The ranks of a script that is not ours are not forked, so no pod has to import torch for them.
-    with RunLease(pods, cluster.secret, run, forks=arguments_of(planned.script) is not None) as lease:
+    forks = arguments_of(planned.script) is not None
+    with exits_noted(planned.folder), RunLease(pods, cluster.secret, run, forks=forks) as lease:
         command.remember(planned)
         return _run_leased(marked, supervision, lease)
 
@@ -214,6 +219,7 @@ def _run_leased(planned: Launch, supervision: Supervision, lease: RunLease) -> t
                     hang=hangs.look() if measured_at is None else None,
                 )
             found = time.time()
+            ranks.note_exits()
             if verdict is hangs.found:
                 hangs.save_stacks(lambda: lease.ask("stacks", ANSWER_SECONDS))
         finally:
@@ -223,9 +229,14 @@ def _run_leased(planned: Launch, supervision: Supervision, lease: RunLease) -> t
         # The launcher ended badly and an agent is gone: its pod has ended, or was brought down.
         pod, why = next(iter(unanswered.items()))
         verdict = Ending("pod_lost", f"{pod} has ended: its agent does not answer ({why})", pod)
-    killed = frozenset(state.pod.name for state in lease.states() if state.oom_kills > 0)
+    kills = {state.pod.name: state.oom_kills for state in lease.states()}
+    out_of_memory = [pod for pod, count in kills.items() if count]
+    uncounted = [pod for pod, count in kills.items() if count is None]
     try:
-        return record_run(ranks, verdict, log, out_of_memory=killed, restarts=planned.restarts), found
+        record = record_run(
+            ranks, verdict, log, out_of_memory=out_of_memory, uncounted=uncounted, restarts=planned.restarts
+        )
+        return record, found
     except UnopenedError as error:
         return error, found
 

@@ -153,8 +153,8 @@ class HeartbeatWriter:
             step=self.step,
             phase=phase,
             patient=not (phase == "evaluate" or (phase == "steady" and self.training)),
-            stack=tuple(map(_described, frames)),
-            called_from=next((_described(frame) for frame in frames if _is_own(frame)), None),
+            stack=tuple(map(place_of, frames)),
+            called_from=next((place_of(frame) for frame in frames if _is_own(frame)), None),
         )
 
     def _remove(self) -> None:
@@ -182,7 +182,7 @@ def stacks_on_signal(path: Path) -> Iterator[None]:
             path.parent.rmdir()
 
 
-def _described(frame: FrameType) -> str:
+def place_of(frame: FrameType) -> str:
     """`FILE:LINE FUNCTION`; a file of Python, of a package or below the working directory has a relative path."""
     path = frame.f_code.co_filename
     for root in (*_installed(), os.getcwd() + os.sep):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
@@ -223,6 +224,23 @@ class RankMeasurement(StrictPart):
         files.write_json(folder / "ranks" / f"{self.rank}.json", asdict(self))
 
 
+@dataclass(kw_only=True)
+class RankExit(StrictPart):
+    """How the process of a rank ended, as the process that started it saw it.
+
+    A rank that is killed leaves no measurement; this is what is known of it (`measure/exits.py`).
+    """
+
+    rank: int
+    host: str
+    """The pod on which it ran, as in `RankMeasurement`."""
+    pid: int
+    status: int | None = None
+    """Exit status, negative for a signal; None as long as the process runs."""
+    ended_unix_seconds: float | None = None
+    """When it ended, by its pod's clock."""
+
+
 # The record: what was asked for, how it ended, and what every rank measured.
 
 SCHEMA_VERSION: Final = 3
@@ -284,7 +302,12 @@ class Record(RunConfig):
     status: Status
     reason: str | None
     pod: str | None
+    rank: int | None = None
+    """The rank that began the end; None where all ended well, or where it was not a rank."""
     last_lines: list[str]
+    """The last lines that this rank wrote; those of its pod, or of the run, where they are not known."""
+    exits: list[RankExit] = field(default_factory=list)
+    """How the ranks' processes ended, in the order of their ends, as far as it was seen."""
     steps: int
     train_seconds: float | None
     samples_per_second: float | None
@@ -392,7 +415,9 @@ def compose_record(
     status: str | None = None,
     reason: str | None = None,
     pod: str | None = None,
+    rank: int | None = None,
     last_lines: Sequence[str] = (),
+    exits: Sequence[RankExit] = (),
     restarts: int = 0,
 ) -> Record:
     """Compose the record of the last attempt of a run folder; this is the only place where a record is made.
@@ -401,27 +426,24 @@ def compose_record(
         status: overrules what the ranks say (a supervisor knows that a pod was lost).
         reason: the reason, where `status` is given.
         pod: the pod that the reason is about.
-        last_lines: the last lines of the log, where the run did not end well.
+        rank: the rank that the reason is about.
+        last_lines: the last lines of that rank or of the log, where the run did not end well.
+        exits: how the ranks' processes ended, as far as it was seen.
         restarts: how many times the launch had restarted by itself.
     """
     config = read_config(folder)
     ranks = [read_rank(path) for path in sorted((folder / "ranks").glob("*.json"), key=lambda p: int(p.stem))]
     if status is None:
-        first, absent = first_failure(ranks), config.world_size - len(ranks)
-        if first is not None:
-            place = f"rank {first.rank} on {first.host}: " if config.world_size > 1 else ""
-            status, reason = first.status, f"{place}{first.reason}"
-        elif absent > 0:
-            status, reason = "failed", f"{absent} of {config.world_size} ranks left no measurement"
-        else:
-            status, reason = "ok", None
+        status, reason, rank = _outcome_of(ranks, config.world_size)
     return Record(
         **vars(config),
         restarts=restarts,
         status=status,  # type: ignore[arg-type]
         reason=reason,
         pod=pod,
+        rank=rank,
         last_lines=list(last_lines),
+        exits=list(exits),
         steps=max((rank.step for rank in ranks), default=0),
         train_seconds=train_seconds(ranks),
         samples_per_second=samples_per_second(ranks, config.effective_batch_size),
@@ -432,10 +454,57 @@ def compose_record(
     )
 
 
+def _outcome_of(ranks: Sequence[RankMeasurement], world_size: int) -> tuple[str, str | None, int | None]:
+    """Status, reason and rank of a run of `world_size` ranks, judging by what they measured alone."""
+    missing = sorted(set(range(world_size)) - {measured.rank for measured in ranks})
+    first = first_failure(ranks)
+    if missing and first is not None and lost_connection(first.reason):
+        # Whom the others lost has no time to say so.
+        return "failed", f"rank {missing[0]} left no measurement: {UNSAID}", missing[0]
+    if first is not None:
+        place = f"rank {first.rank} on {first.host}: " if world_size > 1 else ""
+        return first.status, f"{place}{first.reason}", first.rank
+    if missing:
+        return "failed", f"{len(missing)} of {world_size} ranks left no measurement", missing[0]
+    return "ok", None, None
+
+
 def first_failure(ranks: Sequence[RankMeasurement]) -> RankMeasurement | None:
     """The rank that began the end: others fail because it is gone, or are stopped. None where all ended well."""
+
+    def order(rank: RankMeasurement) -> tuple[bool, int, float]:
+        return lost_connection(rank.reason), CAUSES.index(rank.status), rank.ended_unix_seconds or 0.0
+
     ended = [rank for rank in ranks if rank.status != "ok"]
-    return min(ended, key=lambda rank: (CAUSES.index(rank.status), rank.ended_unix_seconds or 0.0), default=None)
+    return min(ended, key=order, default=None)
+
+
+UNSAID = "it was killed, or ended without saying why"
+"""What is said of a rank of which nothing is known but that it is gone."""
+LOST_CONNECTION = re.compile(
+    r"""^(?:\[rank\d+\]:\ )?(?:[\w.]*\.)?(?:RuntimeError|Dist\w*Error):\ .*(?:
+        # gloo (gloo/transport/tcp/pair.cc)
+        Connection\ closed\ by\ peer | Connection\ reset\ by\ peer | Connection\ refused | Connection\ timed\ out
+        | Broken\ pipe | Application\ timeout\ caused\ pair\ closure | Timed\ out\ waiting | Socket\ Timeout
+        | No\ route\ to\ host | Network\ is\ unreachable
+        # torch's key-value store (TCPStore.cpp, socket.cpp)
+        | Connection\ was\ likely\ closed | recvValue\ failed | sendBytes\ failed | wait\ timeout\ after
+        | client\ socket\ has\ (?:timed\ out|failed\ to\ connect)
+        # NCCL
+        | remote\ process\ exited | closed\ by\ remote\ peer | NCCL\ communicator\ (?:was\ aborted|encountered)
+        | ncclRemoteError | Watchdog\ caught\ collective\ operation\ timeout
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+"""Matches what torch (2.13) says where a rank lost its connection to another one: the other one's end came first.
+
+An error of Python's own sockets, such as `ConnectionResetError`, is a rank's own, since torch raises none.
+"""
+
+
+def lost_connection(reason: str | None) -> bool:
+    """Whether a reason only says that a rank lost its connection to others."""
+    return reason is not None and LOST_CONNECTION.search(reason) is not None
 
 
 # Figures that a record contains although they follow from what its ranks measured.

@@ -53,6 +53,8 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
         again: start from the beginning; earlier checkpoints are moved into `attempts/`.
     """
     if not (folder / CONFIG).is_file():
+        # The record of a launch that ended before it had opened the run says nothing about this one.
+        (folder / RECORD).unlink(missing_ok=True)
         return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
     config = read_config(folder)
     finished = (folder / RECORD).is_file() and read_json(folder / RECORD)["status"] == "ok"

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 import psutil
 from psutil import Process
 
-from zeropods.pods.processes import RUN, ask_for_stacks, child_pids, descendants, end, oom_kills, variable
+from zeropods.pods.processes import (
+    RUN,
+    ask_for_stacks,
+    child_pids,
+    descendants,
+    end,
+    oom_kills,
+    oom_kills_since,
+    variable,
+)
 
 KERNEL, IDLE = "kernel", "idle"
 LEASES = {KERNEL: 25.0, IDLE: 7200.0}
@@ -45,7 +54,7 @@ class RunState:
     """Largest number of processes that were seen at one time."""
     asked: set[Process] = field(default_factory=set)
     """Processes that have been sent SIGTERM."""
-    oom_kills_before: int = field(default_factory=oom_kills)
+    oom_kills_before: int | None = field(default_factory=oom_kills)
     """The kernel's count of processes that it has killed for lack of memory, at the time when the run was opened."""
 
 
@@ -87,7 +96,7 @@ class Leases:
             return {"error": f"run {name} {HAS_ENDED}"}
         run.until = time.monotonic() + seconds
         members = self._look()[0].get(name, ())
-        return {"processes": len(members), "seen": run.seen, "oom_kills": oom_kills() - run.oom_kills_before}
+        return {"processes": len(members), "seen": run.seen, "oom_kills": oom_kills_since(run.oom_kills_before)}
 
     def ask_for_stacks(self, name: str) -> None:
         """Ask a run's ranks for the stacks of their threads."""
@@ -104,7 +113,7 @@ class Leases:
             )
         finally:
             run.ending -= 1
-        return {"left": left, "oom_kills": oom_kills() - run.oom_kills_before}
+        return {"left": left, "oom_kills": oom_kills_since(run.oom_kills_before)}
 
     def status(self) -> dict[str, object]:
         """Runs that are open or have processes, with their process counts, and the seconds left of the pod's lease."""

@@ -222,8 +222,8 @@ def ending_in_order() -> Iterator[None]:
 # Memory.
 
 
-def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """The kernel's count of OOM kills in this process's memory cgroup; 0 where it keeps none.
+def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+    """The kernel's count of OOM kills in this process's memory cgroup; None where it keeps none.
 
     The count is in `memory.oom_control` (cgroup v1) or `memory.events` (v2), cgroups(7). For a process outside of any
     group it is that of the whole machine (`oom_kill` in /proc/vmstat). In a container the group's path is not the one
@@ -235,7 +235,13 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     kept = (("memory", "memory.oom_control"), ("", "memory.events"), ("unified", "memory.events")) if lines else ()
     files = [cgroups / root / path / name for root, name in kept for path in paths]
     counts = (re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE) for file in (*files, proc / "vmstat"))
-    return next((int(found[1]) for found in counts if found), 0)
+    return next((int(found[1]) for found in counts if found), None)
+
+
+def oom_kills_since(before: int | None) -> int | None:
+    """Number of OOM kills since the kernel's count was `before`; None where it keeps no count."""
+    now = oom_kills()
+    return None if now is None or before is None else now - before
 
 
 def _text(file: Path) -> str:

@@ -22,7 +22,7 @@ from zeropods.launch.command import Launch, find_script, flag_values, runner_arg
 from zeropods.launch.local import run_planned
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.supervisor import Supervision, run_launch
-from zeropods.measure.record import LAUNCH_LOCK, RECORD, read_record
+from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.plan.known_models import CAUSAL_TINY
 from zeropods.pods.backends.cml import is_session
@@ -185,8 +185,10 @@ def take_up(trial: Trial, seconds: float | None, *, again: bool) -> None:
     Args:
         seconds: wall time of the run, in seconds, if an earlier call recorded it.
     """
-    if (trial.launch.folder / RECORD).is_file():
-        record = read_record(trial.launch.folder)
+    folder = trial.launch.folder
+    # Without a configuration, the record is of a launch that ended before it had begun the run.
+    if (folder / RECORD).is_file() and (folder / CONFIG).is_file():
+        record = read_record(folder)
         if record.status == "ok" or (record.status in RESULTS and not again):
             trial.take(record, seconds)
 

@@ -17,6 +17,7 @@ from pkgutil import resolve_name
 from zeropods.errors import UserError
 from zeropods.pods.gpus import take_pods_gpus
 from zeropods.programs import prepare_compiling, wait_passively
+from zeropods.train.early_exit import no_success_by_exit
 
 UNUSED = ("datasets", "scipy", "sklearn")
 """Packages that transformers imports wherever they are installed; a run uses none, except to prepare raw data."""
@@ -43,12 +44,13 @@ def run_script() -> int:
         if is_first:
             raise
         return error.exit_status
-    with quick_imports():
-        resolve_name(flags.task_class)
-        import_module("zeropods.train.run")
-        if flags.deepspeed is not None:
-            import_module("deepspeed")
-    return run_parsed(sys.argv, process_age_seconds)
+    with no_success_by_exit():
+        with quick_imports():
+            resolve_name(flags.task_class)
+            import_module("zeropods.train.run")
+            if flags.deepspeed is not None:
+                import_module("deepspeed")
+        return run_parsed(sys.argv, process_age_seconds)
 
 
 @contextlib.contextmanager

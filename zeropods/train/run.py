@@ -18,7 +18,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from zeropods.errors import UserError
 from zeropods.measure import environment
-from zeropods.measure.record import RankMeasurement, closing_line, compose_record, write_record
+from zeropods.measure.record import (
+    RankMeasurement,
+    closing_line,
+    compose_record,
+    lost_connection,
+    write_record,
+)
 from zeropods.measure.run_folder import Opening, locked
 from zeropods.programs import variable_set
 from zeropods.tables import GIB
@@ -26,12 +32,16 @@ from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import MANIFEST, Origin, digest
 from zeropods.train.device import choose_attention, compile_model, matmul_rates, python_seconds, suit_cpu
+from zeropods.train.early_exit import exit_call
 from zeropods.train.job import Task, open_folder, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, heard_while_waiting
 from zeropods.train.resume import Checkpoints, resumption
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
+
+OTHERS_SECONDS, POLL_SECONDS = 3.0, 0.1
+"""Seconds that rank 0 waits for others where it composes the record, and between two looks."""
 
 
 def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
@@ -98,7 +108,7 @@ def attempt(
             reason = f"{signal_name} while waiting for other ranks"
             meter.write(replace(measured, status="interrupted", reason=reason))
 
-        together, scored = False, ""
+        together, scored, record = False, "", None
         try:
             with meter, heard_while_waiting(write_interrupted, saving=save_signal.number):
                 scored = _train(task, settings, opening, measured, meter, save_signal)
@@ -120,11 +130,27 @@ def attempt(
             if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
                 record = compose_record(task.folder)
                 write_record(task.folder, record)
+                if lost_connection(measured.reason) and await_others(task.folder, processes.world_size()):
+                    record = compose_record(task.folder)
+                    write_record(task.folder, record)
                 if record.status == "ok":
                     print(closing_line(task.folder, record, scored))
                 is_saved = any(task.folder.glob(f"checkpoints/*/{MANIFEST}"))
                 if record.status == "interrupted" and is_saved and task.arguments.resume == "auto":
                     print(f"{task.folder}: the same command resumes from the last checkpoint", file=sys.stderr)
+    if record is not None and record.status != "ok":
+        # This rank has ended well, but another one has not.
+        raise UserError(f"{task.folder}: {record.status}: {record.reason}")
+
+
+def await_others(folder: Path, world_size: int) -> bool:
+    """Wait a moment for the measurements of ranks that fail at the same time; whether one of them has come."""
+    deadline = time.monotonic() + OTHERS_SECONDS
+    before = there = len(list((folder / "ranks").glob("*.json")))
+    while there < world_size and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        there = len(list((folder / "ranks").glob("*.json")))
+    return there > before
 
 
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
@@ -133,6 +159,8 @@ def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
     first = text.split("\n")[0]
     if isinstance(error, SavedOnSignalError | KeyboardInterrupt):
         return "interrupted", str(error) or "SIGINT"
+    if isinstance(error, SystemExit):
+        return "failed", exit_call(error)
     # The CPU's allocator has no exception of its own.
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: can't allocate" in text:
         _, most = meter.phases.measured()

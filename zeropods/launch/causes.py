@@ -1,0 +1,160 @@
+"""Which rank began the end of a run, and why, judging by what the ranks measured and what their parents saw of them.
+
+The cause is the rank that ended first for a reason of its own. The others lose their connection to it and say so in
+torch's words; they are not to blame, and those words are not the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zeropods.launch.logs import OF_SCRIPT
+from zeropods.measure.exits import ExitNote
+from zeropods.measure.heartbeat import Beat
+from zeropods.measure.record import UNSAID, RankMeasurement, lost_connection
+from zeropods.tables import counted
+
+ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*")
+"""Matches the last line of a traceback."""
+OF_A_LOGGER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] ")
+"""Matches a line of DeepSpeed's logger, which says nothing about an end."""
+SHELL_SIGNALS = range(128, 128 + 65)
+"""Exit statuses by which a shell tells that its command was killed by a signal: 128 and the signal's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """What is known of the end of one rank."""
+
+    rank: int
+    pod: str | None
+    measured: RankMeasurement | None = None
+    """What it measured; None where it left nothing."""
+    note: ExitNote | None = None
+    """What the process that started it saw up to the supervisor's verdict; None where nobody watched it."""
+    beat: Beat | None = None
+    """Its last heartbeat; a rank that ends in order leaves none."""
+    steps_done: int = 0
+    """Number of optimizer steps that any rank is known to have done, which none can do without the others."""
+    session: int | None = None
+    """Exit status of its pod's ssh session, if that failed and the pod has no other rank."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status, negative for a signal; None if it was not seen, or if the rank ran until the verdict."""
+        return None if self.note is None else self.note.exit.status
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it finished its work."""
+        return self.measured is not None and self.measured.status == "ok"
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it left nothing, and nobody saw what became of it."""
+        return self.measured is None and self.note is None
+
+    @property
+    def lost_others(self) -> bool:
+        """Whether all that it says is that it lost its connection to other ranks."""
+        if self.measured is not None:
+            return lost_connection(self.measured.reason)
+        if self.exit_status is None or self.exit_status == -signal.SIGKILL or self.note is None:
+            return False
+        return any(lost_connection(line) for line in self.note.last_lines)
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether it was asked to end, and had ended before the supervisor's verdict."""
+        if self.exit_status is None:
+            return False
+        if self.measured is not None:
+            return self.measured.status == "interrupted"
+        return self.exit_status == -signal.SIGTERM
+
+    @property
+    def has_own_cause(self) -> bool:
+        """Whether it ended badly for a reason of its own."""
+        if self.lost_others or self.was_interrupted:
+            return False
+        if self.measured is not None:
+            return self.measured.status in ("oom", "failed")
+        return self.exit_status is not None
+
+    @property
+    def ended_at(self) -> float:
+        """When it ended, in seconds since 1970 by its pod's clock; infinite where that is not known."""
+        if self.measured is not None and self.measured.ended_unix_seconds is not None:
+            return self.measured.ended_unix_seconds
+        if self.note is not None and self.note.exit.ended_unix_seconds is not None:
+            return self.note.exit.ended_unix_seconds
+        return math.inf
+
+    @property
+    def says_why(self) -> bool:
+        """Whether it left a measurement, was killed, or wrote an error message.
+
+        Where all ranks refuse to train, one of them says why and the others end without a word.
+        """
+        if self.measured is not None or self.exit_status is None or self.exit_status < 0 or self.note is None:
+            return True
+        return any(OF_SCRIPT.match(line) or ERROR_LINE.fullmatch(line) for line in self.note.last_lines)
+
+    def described(self, *, memory_is_counted: bool = True) -> str:
+        """How a rank ended that left no measurement, with its phase, steps and last words as far as they are known.
+
+        Args:
+            memory_is_counted: whether the kernel would have counted it on this pod if it had killed a process for lack
+                of memory.
+        """
+        how = self._how(memory_is_counted)
+        if self.beat is not None:
+            how += f", phase {self.beat.phase}, {counted(self.steps_done, 'step')} done"
+        last_words = self._last_words()
+        if last_words is not None:
+            how += f"; its last words: {last_words}"
+        return how
+
+    def _how(self, memory_is_counted: bool) -> str:
+        status = self.exit_status
+        if status is None:
+            return UNSAID if self.session is None else f"its ssh session {_of_a_session(self.session)}"
+        if status == 0:
+            return "ended with status 0 before the run was finished"
+        if status > 0:
+            return f"ended with status {status}"
+        name = signal_name(-status)
+        if name == "SIGKILL" and not memory_is_counted:
+            return "killed by SIGKILL, perhaps by the kernel for lack of memory"
+        return f"killed by {name}"
+
+    def _last_words(self) -> str | None:
+        """The last line that it wrote, unless SIGKILL ended it, which a rank cannot foresee."""
+        if self.note is None or self.exit_status == -signal.SIGKILL:
+            return None
+        words = [line for line in self.note.last_lines if not OF_A_LOGGER.match(line)]
+        return words[-1] if words else None
+
+
+def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
+    """The rank that ended first for a reason of its own, with preference for those that say why; None if none did."""
+    causes = [end for end in ends if end.has_own_cause]
+    return min(causes, key=lambda end: (not end.says_why, end.ended_at), default=None)
+
+
+def _of_a_session(status: int) -> str:
+    if status in SHELL_SIGNALS:
+        return f"ended with status {status}, as after {signal_name(status - 128)}"
+    return f"ended with status {status}"
+
+
+def signal_name(number: int) -> str:
+    """Name of a signal, such as `SIGKILL`; a number for one of those without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

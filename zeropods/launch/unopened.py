@@ -1,0 +1,108 @@
+"""The record of a launch whose ranks all ended before they had opened the run: what the supervisor knows of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from zeropods.data.manifest import FILE as MANIFEST
+from zeropods.data.manifest import Manifest, read_manifest
+from zeropods.errors import UserError
+from zeropods.launch.command import Launch, typed_flags
+from zeropods.launch.outcome import UnopenedError
+from zeropods.measure import environment
+from zeropods.measure.record import CONFIG, RECORD, SCHEMA_VERSION, Record, RunConfig, compose_record, write_record
+from zeropods.techniques import technique_of
+from zeropods.train.arguments import PASSES, ROWS, arguments_of
+from zeropods.train.deepspeed import read_config
+
+UNKNOWN = "unknown"
+"""Stands for a text that only the ranks would have found out."""
+
+
+def record_unopened(planned: Launch, end: UnopenedError) -> None:
+    """Write `record.json` of a launch that ended before it had opened the run.
+
+    A record that an earlier attempt of the run has left stays as it is.
+    """
+    folder = planned.folder
+    ending: dict[str, Any] = {
+        "status": end.status,
+        "reason": end.reason,
+        "pod": end.pod,
+        "rank": end.rank,
+        "last_lines": end.last_lines,
+        "exits": end.exits,
+        "restarts": planned.restarts,
+    }
+    if not (folder / CONFIG).is_file():
+        nothing: dict[str, Any] = {"steps": 0, "train_seconds": None, "samples_per_second": None}
+        nothing |= {"losses": [], "eval_losses": [], "ranks": []}
+        write_record(folder, Record(**vars(_requested(planned)), **ending, **nothing))
+    elif not (folder / RECORD).is_file():
+        write_record(folder, compose_record(folder, **ending))
+
+
+def _requested(planned: Launch) -> RunConfig:
+    """What a launch asks for, as far as its arguments and its data say so."""
+    kind = arguments_of(planned.script)
+    flags = typed_flags(planned.script, planned.arguments)
+    called: Mapping[str, str] = {} if kind is None else kind.called
+    data = str(flags.get(called.get("dataset_path", "dataset_path"), ""))
+    manifest = _manifest(Path(data))
+    config = None if not flags.get("deepspeed") else read_config(Path(str(flags["deepspeed"])))
+    rows = _whole(flags.get(ROWS))
+    passes = _whole(flags.get(PASSES))
+    ranks = planned.world_size
+    return RunConfig(
+        schema_version=SCHEMA_VERSION,
+        run_id=secrets.token_hex(6),
+        attempt=0,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        task=_task(flags, manifest),
+        model_id=str(flags.get(called.get("model_id", "model_id"), UNKNOWN)),
+        init=Path(str(flags.get("init", UNKNOWN))).name,
+        technique=technique_of(config, ranks),
+        pods=len(planned.hosts),
+        slots=planned.hosts[0].slots,
+        world_size=ranks,
+        precision=str(flags.get("precision", UNKNOWN)),
+        prompt=None if manifest is None or manifest.task == "lm" else manifest.prompt,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=passes,
+        effective_batch_size=rows * passes * ranks,
+        gradient_checkpointing=flags.get("gradient_checkpointing") is True,
+        train_rows=0 if manifest is None else manifest.splits["train"].rows,
+        dev_rows=None,
+        dataset={} if manifest is None else {"path": data, "content_key": manifest.content_key},
+        deepspeed=config,
+        identity={},
+        argv=[planned.script.name, *planned.arguments],
+        hosts=[host.address for host in planned.hosts],
+        versions=environment.versions(),
+        git_revision=environment.git_revision(Path(__file__).parent),
+        hardware={},
+    )
+
+
+def _manifest(data: Path) -> Manifest | None:
+    """The manifest of a prepared set; None for raw data, and for a set whose manifest is damaged."""
+    if (data / MANIFEST).is_file():
+        with suppress(UserError):
+            return read_manifest(data)
+    return None
+
+
+def _task(flags: dict[str, object], manifest: Manifest | None) -> str:
+    if manifest is not None:
+        return manifest.task
+    return str(flags.get("task", UNKNOWN))
+
+
+def _whole(value: object) -> int:
+    """A flag's whole number; 1, transformers' smallest, where a script of somebody else does not have the flag."""
+    return value if isinstance(value, int) and value > 0 else 1
