@@ -16,7 +16,8 @@
 : "${SAVE_SECONDS:=100}"                         # from the time limit's signal until the job is requeued in any case
 : "${MAX_RESTARTS:=100}"                         # a job that was requeued this many times ends instead
 : "${MEMORY_LOG:=$PWD/slurm-$SLURM_JOB_ID.memory}"         # + .NODE.csv: nvidia-smi's log, where there are GPUs
-export PROJECT PYTHON SLOTS MASTER_PORT CUDA_VERSION TORCH_CUDA_ARCH_LIST MOUNT NCCL_SOCKET_IFNAME MEMORY_LOG
+: "${EXITS:=}"                                   # a folder for how each process ended; zeropods launch reads it
+export PROJECT PYTHON SLOTS MASTER_PORT CUDA_VERSION TORCH_CUDA_ARCH_LIST MOUNT NCCL_SOCKET_IFNAME MEMORY_LOG EXITS
 
 SAVED=75         # EX_TEMPFAIL: exit status of a rank that was asked to save, and has saved
 WAIT_SECONDS=40  # how long nodes may go on after the first has ended; more than node.sh needs to end its ranks

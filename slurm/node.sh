@@ -46,20 +46,36 @@ log_memory() {
     fi
 }
 
+# Note how a process ended, for zeropods/measure/exits.py: one that was killed cannot say so itself.
+note() {
+    local pid=$1 status=$2
+    [ "${EXITS:-}" ] || return 0
+    # What bash says of a process that a signal has killed is 128 and the signal's number.
+    if [ "$status" -gt 128 ]; then status=$((128 - status)); fi
+    mkdir -p "$EXITS" && printf \
+        '{"exit": {"rank": %d, "host": "%s", "pid": %d, "status": %d, "ended_unix_seconds": %s}}\n' \
+        "${numbers[$pid]}" "$ZEROPODS_POD" "$pid" "$status" "${EPOCHREALTIME/,/.}" \
+        >"$EXITS/${numbers[$pid]}.exit" || true
+}
+
 # Start the ranks. One that is still starting ignores the signal that asks it to save, and does not die of it.
 start() {
-    local slot first
+    local slot first number
     if [ "$((SLURM_NNODES * SLOTS))" -gt 1 ]; then
         first=${ADDRESSES%% *}
         export MASTER_ADDR=$first MASTER_PORT WORLD_SIZE=$((SLURM_NNODES * SLOTS)) LOCAL_WORLD_SIZE=$SLOTS
     fi
     for ((slot = 0; slot < SLOTS; slot++)); do
+        number=$((SLURM_NODEID * SLOTS + slot))
+        # A job that was requeued has left the note of an earlier process.
+        if [ "${EXITS:-}" ]; then rm -f "$EXITS/$number.exit"; fi
         (
             trap '' USR1
-            if [ "${WORLD_SIZE:-}" ]; then export RANK=$((SLURM_NODEID * SLOTS + slot)) LOCAL_RANK=$slot; fi
+            if [ "${WORLD_SIZE:-}" ]; then export RANK=$number LOCAL_RANK=$slot; fi
             exec "$PYTHON" -u "$@"
         ) &
         ranks+=("$!")
+        numbers[$!]=$number
     done
 }
 
@@ -74,6 +90,7 @@ reap() {
             continue
         fi
         wait "$rank" && code=0 || code=$?
+        note "$rank" "$code"
         if [ "$code" != 0 ] && [ "$status" = 0 ]; then status=$code failed=$SECONDS; fi
     done
     ranks=("${left[@]+"${left[@]}"}")
@@ -95,6 +112,7 @@ follow() {
 
 main() {
     local script=$1 status=0 asked='' failed='' memory='' ranks=()
+    local -A numbers=()
     shift
     prepare
     [ -f "$script" ] || script=$PROJECT/$script

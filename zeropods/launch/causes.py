@@ -95,14 +95,16 @@ class RankEnd:
         return math.inf
 
     @property
-    def says_why(self) -> bool:
-        """Whether it left a measurement, was killed, or wrote an error message.
+    def is_silent(self) -> bool:
+        """Whether it ended with an error, without a measurement and without an error message."""
+        if self.measured is not None or self.note is None or self.exit_status in (None, 0):
+            return False
+        messages = [line for line in self.note.last_lines if OF_SCRIPT.match(line) or ERROR_LINE.fullmatch(line)]
+        return not messages and not self._was_killed
 
-        Where all ranks refuse to train, one of them says why and the others end without a word.
-        """
-        if self.measured is not None or self.exit_status is None or self.exit_status < 0 or self.note is None:
-            return True
-        return any(OF_SCRIPT.match(line) or ERROR_LINE.fullmatch(line) for line in self.note.last_lines)
+    @property
+    def _was_killed(self) -> bool:
+        return self.exit_status is not None and self.exit_status < 0
 
     def described(self, *, memory_is_counted: bool = True) -> str:
         """How a rank ended that left no measurement, with its phase, steps and last words as far as they are known.
@@ -141,9 +143,16 @@ class RankEnd:
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """The rank that ended first for a reason of its own, with preference for those that say why; None if none did."""
-    causes = [end for end in ends if end.has_own_cause]
-    return min(causes, key=lambda end: (not end.says_why, end.ended_at), default=None)
+    """The rank that ended first for a reason of its own; None if none did.
+
+    Where all ranks refuse to train, one of them says why, and the others may end before it without a word.
+    """
+    causes = sorted((end for end in ends if end.has_own_cause), key=lambda end: end.ended_at)
+    if not causes:
+        return None
+    if causes[0].is_silent:
+        return next((end for end in causes if end.measured is None and not end.is_silent), causes[0])
+    return causes[0]
 
 
 def _of_a_session(status: int) -> str:

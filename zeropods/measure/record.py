@@ -393,6 +393,14 @@ def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: b
     return f"{record.status}: {', '.join(said)}; {folder}" + ("" if ends_here else f"; next: zeropods {following}")
 
 
+def reason_with_pod(record: Record) -> str:
+    """Why a run did not end well, with the pod's name first unless the reason begins with it."""
+    reason = record.reason or ""
+    if record.pod is None or reason.startswith(record.pod):
+        return reason
+    return f"{record.pod}: {reason}"
+
+
 def write_record(folder: Path, record: Record) -> None:
     """Write `record.json`: the last thing that a run does."""
     files.write_json(folder / RECORD, record.to_json())

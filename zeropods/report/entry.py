@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, Score, score_of
-from zeropods.measure.record import CONFIG, LAUNCH_LOCK, LOCK, RECORD, Record, RunConfig, read_config, read_record
+from zeropods.measure.record import (
+    CONFIG,
+    LAUNCH_LOCK,
+    LOCK,
+    RECORD,
+    Record,
+    RunConfig,
+    read_config,
+    read_record,
+    reason_with_pod,
+)
 from zeropods.programs import is_held
 from zeropods.report.formulas import Values
 from zeropods.tables import counted
@@ -71,7 +81,7 @@ def read_entry(folder: Path, name: str) -> Entry:
     try:
         if (folder / RECORD).is_file():
             record = read_record(folder)
-            reason = one_line(record.reason, folder) if record.reason else None
+            reason = one_line(reason_with_pod(record), folder) if record.reason else None
             earlier = []
             for number in range(record.attempt):
                 with suppress(UserError, OSError):
