@@ -95,16 +95,15 @@ class RankEnd:
         return math.inf
 
     @property
-    def is_silent(self) -> bool:
-        """Whether it ended with an error, without a measurement and without an error message."""
-        if self.measured is not None or self.note is None or self.exit_status in (None, 0):
-            return False
-        messages = [line for line in self.note.last_lines if OF_SCRIPT.match(line) or ERROR_LINE.fullmatch(line)]
-        return not messages and not self._was_killed
+    def refused(self) -> bool:
+        """Whether it ended with an error status, without a measurement."""
+        return self.measured is None and self.exit_status is not None and self.exit_status > 0
 
     @property
-    def _was_killed(self) -> bool:
-        return self.exit_status is not None and self.exit_status < 0
+    def says_why(self) -> bool:
+        """Whether an error message is among its last lines."""
+        lines = [] if self.note is None else self.note.last_lines
+        return any(OF_SCRIPT.match(line) or ERROR_LINE.fullmatch(line) for line in lines)
 
     def described(self, *, memory_is_counted: bool = True) -> str:
         """How a rank ended that left no measurement, with its phase, steps and last words as far as they are known.
@@ -150,8 +149,8 @@ def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
     causes = sorted((end for end in ends if end.has_own_cause), key=lambda end: end.ended_at)
     if not causes:
         return None
-    if causes[0].is_silent:
-        return next((end for end in causes if end.measured is None and not end.is_silent), causes[0])
+    if causes[0].refused and not causes[0].says_why:
+        return next((end for end in causes if end.refused and end.says_why), causes[0])
     return causes[0]
 
 

@@ -271,7 +271,8 @@ class UnopenedError(UserError):
         self.rank = verdict.rank
         self.exits: list[RankExit] = []
         self.last_lines = list(lines)
-        line = f"{folder}: {self.status}: {self.reason}"
+        place = "" if self.pod is None or self.reason.startswith(self.pod) else f"{self.pod}: "
+        line = f"{folder}: {self.status}: {place}{self.reason}"
         if self.status == "interrupted":
             self.exit_status = INTERRUPTED
             super().__init__(line)
