@@ -76,7 +76,7 @@ def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(hung: Pat
 
 def test_a_stopped_rank_of_two_pods_is_named_and_the_run_ended(hung: Path) -> None:
     folder, found = hung / "stopped", record(hung / "stopped")
-    assert (found["status"], found["pod"]) == ("timeout", "pod2")
+    assert (found["status"], found["pod"], found["rank"]) == ("timeout", "pod2", 1)
     assert "rank 1 on pod2 is stopped at" in found["reason"] and "rank 0 on pod1 is at" in found["reason"]
     assert "in train" in (folder / "stacks" / "0.txt").read_text()
     assert "is stopped; its main thread" in (folder / "stacks" / "1.txt").read_text()
@@ -95,7 +95,8 @@ def test_a_rank_that_the_kernel_ended_is_named_with_its_pod_and_phase(home: Path
             cluster.down()
     found = record(folder)
     assert found["status"] == "oom" and found["pod"] in ("pod1", "pod2"), said
-    assert f"rank {found['pod'] == 'pod2':d}: killed by the kernel, out of memory: phase steady, " in found["reason"]
+    assert found["rank"] == int(found["pod"] == "pod2")
+    assert f"rank {found['rank']}: killed by the kernel, out of memory: phase steady, " in found["reason"]
     assert not left(folder)
 
 

@@ -154,6 +154,26 @@ def test_a_run_of_this_machine_is_started_again_after_sigkill(
     assert len((folder / "marks").read_text()) == attempts
 
 
+LEAVES = "print('goodbye', flush=True); os._exit(0)"
+
+
+def test_a_run_whose_process_ends_with_status_0_and_is_not_finished_has_failed(
+    script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    ended_early = "failed: rank 0 left no measurement: ended with status 0 before the run was finished"
+    with pytest.raises(UserError, match=f"{ended_early}; its last words: goodbye"):
+        train(script(f"config(); {LEAVES}"), outputdir=tmp_path / "run")
+    with pytest.raises(UserError, match="failed: ended with status 0 before it had opened the run"):
+        train(script(LEAVES), outputdir=tmp_path / "run")
+    launch = Launch(
+        script=script(f"config(); {LEAVES}"), arguments=("--outputdir", str(tmp_path / "of-a-sweep")),
+        folder=tmp_path / "of-a-sweep", hosts=(Host("here", 1),), master_port=0, launcher="none",
+    )  # fmt: skip
+    record = run_planned(launch)
+    assert (record.status, record.rank, [seen.status for seen in record.exits]) == ("failed", 0, [0])
+    assert read_record(tmp_path / "of-a-sweep") == record
+
+
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
     [

@@ -218,6 +218,7 @@ def test_a_run_that_lost_a_pod_ends_well_on_the_two_that_are_left_and_not_on_one
     first = json.loads((folder / "attempts" / "0.json").read_text())
     assert (first["status"], first["pod"], first["pods"], first["restarts"]) == ("pod_lost", "pod3", 3, 0)
     (entry,) = json.loads((folder / "restarts.json").read_text())["restarts"]
+    assert (first["rank"], entry["pod"], entry["rank"]) == (2, "pod3", 2)
     assert 0 < entry["found_unix_seconds"] - killed_at < FOUND_SECONDS
     (line,) = [line for line in said.splitlines() if "restart 1 of 2" in line]
     assert "pod_lost: pod3 (" in line

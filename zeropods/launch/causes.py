@@ -20,8 +20,8 @@ from zeropods.tables import counted
 
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*")
 """Matches the last line of a traceback."""
-OF_A_LOGGER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] ")
-"""Matches a line of DeepSpeed's logger, which says nothing about an end."""
+NO_LAST_WORDS = re.compile(r"\s|\[[\d:., -]+\] \[[A-Z]+\] |.*Warning: ")
+"""Matches lines that say nothing about an end: indented ones, those of DeepSpeed's logger, and warnings."""
 SHELL_SIGNALS = range(128, 128 + 65)
 """Exit statuses by which a shell tells that its command was killed by a signal: 128 and the signal's number."""
 
@@ -137,7 +137,7 @@ class RankEnd:
         """The last line that it wrote, unless SIGKILL ended it, which a rank cannot foresee."""
         if self.note is None or self.exit_status == -signal.SIGKILL:
             return None
-        words = [line for line in self.note.last_lines if not OF_A_LOGGER.match(line)]
+        words = [line for line in self.note.last_lines if not NO_LAST_WORDS.match(line)]
         return words[-1] if words else None
 
 

@@ -156,7 +156,7 @@ def await_others(folder: Path, world_size: int) -> bool:
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
     """Status and reason of an attempt that ended with an exception; for a lack of memory, with phase and peak."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    first = text.split("\n")[0]
+    first = text.split("\n")[0].removesuffix(": ")
     if isinstance(error, SavedOnSignalError | KeyboardInterrupt):
         return "interrupted", str(error) or "SIGINT"
     if isinstance(error, SystemExit):
