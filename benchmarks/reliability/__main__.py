@@ -2,11 +2,14 @@
 
     python -m benchmarks.reliability --trials 200 --seconds 3000
     python -m benchmarks.reliability --trials 14 --alone
+    python -m benchmarks.reliability --trials 240 --busy 6 --settings "zero2 x3" "ddp x2"
 
-Trains a tiny model on two local pods, and breaks the run again and again at random moments until it is done. Each trial
-is kept in `results/reliability.json` as soon as it has ended, and `docs/reliability.md` is made from them; a later call
-adds the missing ones. A trial takes about 40 s on two cores. Faults of network and disk need root. With `--alone` each
-run is broken once and then trains to its end, so that its record tells its goodput.
+Trains a tiny model on local pods, and breaks the run again and again at random moments until it is done. Each trial is
+of a fault, a technique and a number of pods, those that were tried least so far. It is kept in
+`results/reliability.json` as soon as it has ended, and `docs/reliability.md` is made from them; a later call adds the
+missing ones. A trial takes about 40 s on two cores. Faults of network and disk need root. With `--alone` each run is
+broken once and then trains to its end, so that its record tells its goodput. With `--busy 6` six processes compute
+beside it all the time.
 """
 
 from __future__ import annotations
@@ -14,13 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.reliability.chain import FLAGS, LAUNCHERS, STEPS, WORK, Chain, chain
+from benchmarks.reliability.chain import BUSY_STEP_TIMEOUT, LAUNCHERS, SETTINGS, STEPS, WORK, Chain, Setting, chain
 from benchmarks.reliability.faults import FAULTS, ON_A_DISK, may_mount
 from benchmarks.reliability.page import PAGE, RESULTS, page
 from benchmarks.reliability.seen import Losses, difference
@@ -33,6 +40,7 @@ from zeropods.errors import UserError, guarded
 from zeropods.measure import environment
 from zeropods.measure.record import read_json
 from zeropods.pods.processes import ending_in_order
+from zeropods.programs import bound_argv
 
 DEEPSPEED_SHARE = 0.25
 """Share of runs that DeepSpeed's launcher starts: they take twice as long to start."""
@@ -44,6 +52,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200, help="of all faults together, earlier calls included; 200")
     parser.add_argument("--seconds", type=float, default=14_400.0, help="begin no further trial after so long; 14,400")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=possible(), metavar="FAULT", help="only these")
+    names = [setting.name for setting in SETTINGS]
+    parser.add_argument("--settings", nargs="+", choices=names, default=names, metavar="SETTING", help="only these")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each run; {STEPS}")
+    parser.add_argument("--launcher", choices=LAUNCHERS, help="what starts the ranks; both, at random")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="compute in N processes beside the run")
     parser.add_argument("--alone", action="store_true", help="break each run once; --trials counts those with goodput")
     parser.add_argument("--page", action="store_true", help="only make the page anew")
     asked = parser.parse_args()
@@ -51,12 +64,28 @@ def main() -> None:
     if RESULTS.is_file():
         results = read_json(RESULTS)
     if not asked.page:
-        with ending_in_order():
-            _add(results, asked.trials, asked.faults, time.monotonic() + asked.seconds, alone=asked.alone)
+        with ending_in_order(), busy_processes(asked.busy):
+            _add(results, asked)
     files.write_text(PAGE, page(results))
     died = sum(not one["survived"] for one in results["trials"])
     if died:
         raise UserError(f"{RESULTS}: {died} trials were not survived; see {WORK}")
+    misnamed = sum(one.get("named") is False for one in results["trials"])
+    if misnamed:
+        raise UserError(f"{RESULTS}: in {misnamed} trials another pod, rank or reason was named; see said there")
+
+
+@contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Let so many processes compute as long as this block goes on, as on a machine with other work."""
+    argv = bound_argv([sys.executable, "-c", "while True: pass"])
+    processes = [subprocess.Popen(argv) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def possible() -> list[str]:
@@ -69,34 +98,63 @@ def possible() -> list[str]:
     ]
 
 
-def _add(results: dict[str, Any], trials: int, faults: list[str], deadline: float, *, alone: bool) -> None:
+def _add(results: dict[str, Any], asked: argparse.Namespace) -> None:
+    """Run the trials that are missing."""
+    deadline = time.monotonic() + asked.seconds
     data = _prepared()
-    undisturbed = _undisturbed(data)
+    settings = [replace(setting, steps=asked.steps) for setting in SETTINGS if setting.name in asked.settings]
+    if asked.busy:
+        settings = [replace(setting, step_timeout=BUSY_STEP_TIMEOUT) for setting in settings]
 
-    def counted() -> list[str]:
-        return [one["fault"] for one in results["trials"] if not alone or one["goodput"] is not None]
+    def done() -> list[dict[str, Any]]:
+        return [one for one in results["trials"] if not asked.alone or one["goodput"] is not None]
 
-    while len(counted()) < trials and time.monotonic() < deadline:
+    while len(done()) < asked.trials and time.monotonic() < deadline:
         seed = secrets.randbits(32)
         random = Random(seed)
-        told: dict[str, Any] = {"seed": seed, "launcher": LAUNCHERS[random.random() > DEEPSPEED_SHARE]}
-        with chain(data, told["launcher"], random) as broken:
-            while one := _one(broken, counted(), faults, undisturbed):
+        launcher = LAUNCHERS[random.random() > DEEPSPEED_SHARE]
+        setting = _least_tried(settings, done(), random)
+        about: dict[str, Any] = {
+            "seed": seed,
+            "launcher": asked.launcher or launcher,
+            "setting": setting.name,
+            "busy": asked.busy,
+        }
+        undisturbed = _undisturbed(data, setting)
+        with chain(data, setting, about["launcher"], random) as broken:
+            while one := _one(broken, done(), asked.faults, undisturbed):
                 broken.faults += 1
-                if alone and one["survived"]:
+                if asked.alone and one["survived"]:
                     one["goodput"] = goodput(broken)
-                _keep(results, "trials", told | one)
-                if alone or not one["survived"] or len(counted()) >= trials or time.monotonic() > deadline:
+                _keep(results, "trials", about | one)
+                is_enough = len(done()) >= asked.trials or time.monotonic() > deadline
+                if asked.alone or not one["survived"] or is_enough:
                     break
             if broken.is_finished():
                 far = difference(broken.log.all, undisturbed)
                 of_run = {"faults": broken.faults, "largest_difference": far, "goodput": goodput(broken)}
-                _keep(results, "runs", told | of_run)
+                _keep(results, "runs", about | of_run)
 
 
-def _one(broken: Chain, tried: list[str], faults: list[str], undisturbed: Losses) -> dict[str, Any] | None:
-    """Try one of the faults that were tried least so far; returns the trial, or None where the run has ended."""
-    able = [name for name in faults if broken.has_spare or not FAULTS[name].costs_a_pod]
+def _least_tried(settings: list[Setting], done: list[dict[str, Any]], random: Random) -> Setting:
+    """One of the settings that were tried least so far."""
+    counts = {setting: sum(one.get("setting") == setting.name for one in done) for setting in settings}
+    least = min(counts.values())
+    return random.choice([setting for setting in settings if counts[setting] == least])
+
+
+def _one(broken: Chain, done: list[dict[str, Any]], faults: list[str], undisturbed: Losses) -> dict[str, Any] | None:
+    """Try one of the faults that were tried least in this setting; None where the run has ended."""
+    able = []
+    for name in faults:
+        fault = FAULTS[name]
+        has_pods = broken.has_spare or not fault.costs_a_pod
+        is_seen = broken.launcher == "deepspeed" or not fault.needs_launcher
+        if has_pods and is_seen:
+            able.append(name)
+    if not able:
+        raise UserError(f"--faults {' '.join(faults)}: none of them can be tried with --launcher {broken.launcher}")
+    tried = [one["fault"] for one in done if one.get("setting") == broken.setting.name]
     least = min(tried.count(name) for name in able)
     name = broken.random.choice([name for name in able if tried.count(name) == least])
     try:
@@ -124,15 +182,16 @@ def _prepared() -> Path:
     return prepared.resolve()
 
 
-def _undisturbed(data: Path) -> Losses:
+def _undisturbed(data: Path, setting: Setting) -> Losses:
     """The loss of each step of a run without faults; kept for later calls on the same machine."""
-    key, kept = {"flags": list(FLAGS), **_environment()}, WORK / "undisturbed.json"
+    kept = WORK / f"undisturbed.{setting.technique}.{setting.pods}.json"
+    key = {"flags": list(setting.flags), **_environment()}
     if kept.is_file() and read_json(kept)["key"] == key:
         return {int(step): loss for step, loss in read_json(kept)["losses"].items()}
-    with chain(data, "pdsh", Random(0)) as whole:
-        comes_to(whole, STEPS)
+    with chain(data, setting, "pdsh", Random(0)) as whole:
+        comes_to(whole, setting.steps)
         losses = dict(whole.log.read())
-    if len(losses) != STEPS:
+    if len(losses) != setting.steps:
         raise UserError(f"{whole.area}: the undisturbed run ended after {len(losses)} steps; see said there")
     files.write_json(kept, {"key": key, "losses": losses})
     return losses

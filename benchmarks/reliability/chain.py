@@ -1,4 +1,4 @@
-"""One run on two local pods that is broken again and again, and continues each time."""
+"""One run on local pods that is broken again and again, and continues each time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from random import Random
 
 from benchmarks.reliability.faults import Scene, may_mount
 from benchmarks.reliability.seen import Log
+from tests.full.faults import LIBRARY
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.measure.record import read_json
@@ -24,20 +25,46 @@ from zeropods.programs import bound_argv
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "reliability"
-PODS, SPARE = 2, 4
+SPARE = 4
 STEPS, INTERVAL = 300, 5
-STEP_TIMEOUT = 8
+STEP_TIMEOUT, BUSY_STEP_TIMEOUT = 8, 40
+"""Seconds of `--step-timeout`, and beside busy processes."""
 FLAGS = (
     "--model_id", "t5-tiny", "--init", "random", "--dropout", "0", "--precision", "fp32", "--threads", "1",
-    "--deepspeed", str(ROOT / "dsconfig" / "zero1.json"), "--logging_steps", "1", "--eval_steps", "0",
-    "--max_steps", str(STEPS), "--save_steps", str(INTERVAL), "--save_total_limit", "3",
+    "--logging_steps", "1", "--eval_steps", "0", "--save_steps", str(INTERVAL), "--save_total_limit", "3",
     "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1",
 )  # fmt: skip
-AGAIN = ("--restarts", "1000", "--min-pods", str(PODS), "--step-timeout", str(STEP_TIMEOUT))
 LAUNCHERS = ("deepspeed", "pdsh")
 """DeepSpeed's launcher, as users have it, or pdsh itself in its place, which takes half as long to start."""
 DISK_MIB = 256
 TERM_SECONDS = 40.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a run is trained that is to be broken."""
+
+    technique: str
+    pods: int
+    steps: int = STEPS
+    step_timeout: int = STEP_TIMEOUT
+
+    @property
+    def name(self) -> str:
+        """The technique and the number of pods, as in `zero2 x3`."""
+        return f"{self.technique} x{self.pods}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags of the training script."""
+        steps = ("--max_steps", str(self.steps))
+        if self.technique == "ddp":
+            return (*FLAGS, *steps)
+        return (*FLAGS, *steps, "--deepspeed", str(ROOT / "dsconfig" / f"{self.technique}.json"))
+
+
+SETTINGS = tuple(Setting(technique, pods) for pods in (2, 3) for technique in ("zero1", "zero2", "zero3", "ddp"))
+"""The settings that are tried if none are named."""
 
 
 @dataclass
@@ -47,6 +74,7 @@ class Chain:
     area: Path
     """Folder that holds `disk/run` and the output of the launches."""
     data: Path
+    setting: Setting
     launcher: str
     random: Random
     log: Log = field(init=False)
@@ -74,11 +102,13 @@ class Chain:
     def begin(self) -> None:
         """Launch the run, or call the same command again."""
         assert self.cluster is not None
-        self.used = tuple(pod.name for pod in self.cluster.pods[:PODS])
+        self.used = tuple(pod.name for pod in self.cluster.pods[: self.setting.pods])
+        argv = bound_argv([sys.executable, "-m", *self._call(self.cluster.name)])
+        # A library of the ranks that does what a fault asks for; `PYTHONPATH` reaches the ranks through both launchers.
+        path = os.pathsep.join(filter(None, [str(LIBRARY), str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path}
         with open(self.area / "said", "ab") as said:
-            self.launch = subprocess.Popen(
-                bound_argv([sys.executable, "-m", *self._call(self.cluster.name)]), cwd=ROOT, stdout=said, stderr=said
-            )
+            self.launch = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=said, stderr=said)
 
     def renew(self) -> None:
         """Start all pods if none are up, or anew if some were lost."""
@@ -88,7 +118,7 @@ class Chain:
         if self.cluster is None:
             BACKENDS["namespaces"] = Namespaces
             backend = "namespaces" if are_possible() else "local"
-            self.cluster, self.lost = pods.up(PODS + SPARE, name="broken", backend=backend), set()
+            self.cluster, self.lost = pods.up(self.setting.pods + SPARE, name="broken", backend=backend), set()
 
     def is_over(self) -> bool:
         """Whether the launch has ended."""
@@ -118,16 +148,18 @@ class Chain:
             self.cluster.down()
 
     def _call(self, name: str) -> list[str]:
-        training = [str(ROOT / "textsql_train.py"), *FLAGS, "--dataset_path", str(self.data)]
+        training = [str(ROOT / "textsql_train.py"), *self.setting.flags, "--dataset_path", str(self.data)]
+        pods, limit = str(self.setting.pods), str(self.setting.step_timeout)
+        again = ["--restarts", "1000", "--min-pods", pods, "--step-timeout", limit]
         if self.launcher == "deepspeed":
-            words = ["zeropods", "launch", "--name", name, "--num-pods", str(PODS), *AGAIN, "--"]
+            words = ["zeropods", "launch", "--name", name, "--num-pods", pods, *again, "--"]
         else:
-            words = ["tests.full.over_pdsh", name, "--pods", str(PODS), *AGAIN]
+            words = ["tests.full.over_pdsh", name, "--pods", pods, *again]
         return [*words, *training, "--outputdir", str(self.folder)]
 
 
 @contextmanager
-def chain(data: Path, launcher: str, random: Random) -> Iterator[Chain]:
+def chain(data: Path, setting: Setting, launcher: str, random: Random) -> Iterator[Chain]:
     """Begin a run in a folder that is removed at the end, on a disk of its own where this process may mount one."""
     area = Path(tempfile.mkdtemp(prefix="reliability-"))
     (area / "disk").mkdir()
@@ -136,7 +168,7 @@ def chain(data: Path, launcher: str, random: Random) -> Iterator[Chain]:
     if rooted:
         # Mounted before the pods start: each has its own view of the file systems.
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(area / "disk")], check=True)
-    made = Chain(area, data, launcher, random)
+    made = Chain(area, data, setting, launcher, random)
     try:
         made.renew()
         made.begin()

@@ -10,11 +10,13 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from benchmarks.reliability.seen import until
+from tests.full.faults import give_order
 from tests.namespaces import Namespaces
 from zeropods.launch.notebook import kill_pod, worker_of
 from zeropods.measure.heartbeat import read_beats
@@ -49,6 +51,13 @@ class Scene:
 def _signal_rank(scene: Scene, number: signal.Signals) -> str:
     rank, beat = scene.random.choice(sorted(read_beats(scene.folder).items()))
     os.kill(beat.pid, number)
+    return f"rank {rank}"
+
+
+def _order_rank(scene: Scene, fault: str) -> str:
+    """Let a rank do a fault of `tests/full/faulty_library` by itself."""
+    rank = scene.random.randrange(len(scene.used))
+    give_order(scene.folder, rank, fault)
     return f"rank {rank}"
 
 
@@ -94,7 +103,7 @@ def _restore_pods(scene: Scene) -> None:
 
 
 def _cut_between(scene: Scene) -> None:
-    """Drop the packets between the two ranks; the supervisor still reaches both agents."""
+    """Drop the packets between the ranks; the supervisor still reaches all agents."""
     _routes(scene, "add")
 
 
@@ -103,8 +112,7 @@ def _restore_between(scene: Scene) -> None:
 
 
 def _routes(scene: Scene, verb: str) -> None:
-    here, there = (scene.address(pod) for pod in scene.used)
-    for address, other in ((here, there), (there, here)):
+    for address, other in permutations(map(scene.address, scene.used), 2):
         command = ["ip", "route", verb, "blackhole", f"{other}/32"]
         subprocess.run(_network(scene).command(address, command), timeout=COMMAND_SECONDS, check=verb == "add")
 
@@ -136,7 +144,7 @@ def _delete(path: Path, random: Random) -> None:
 
 
 def _damage(damage: Callable[[Path, Random], None], scene: Scene) -> str:
-    """Kill both ranks, so that nothing newer is saved, then damage a file of the newest checkpoint.
+    """Kill all ranks, so that nothing newer is saved, then damage a file of the newest checkpoint.
 
     Waits for the first save of a run, which may still be under way.
     """
@@ -204,6 +212,21 @@ def _change_folder(scene: Scene, attribute: str) -> None:
 # All faults.
 
 
+RANK, POD = "rank", "pod"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a run must say of a fault that has ended an attempt."""
+
+    status: str
+    words: str
+    """A regular expression for what the reason must contain."""
+    what: str | None = None
+    """`RANK` or `POD`: whether the rank that was chosen must be named, with its pod, or the pod; None: any rank or
+    none."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One way to break a run."""
@@ -214,43 +237,93 @@ class Fault:
     """Function that breaks the run; returns what was lost or damaged, where there is a choice."""
     heal: Callable[[Scene], object] = lambda scene: None
     """Function that does what a person would do before starting the run again."""
+    named: Named | None = None
+    """What must be said of it; None where nobody is left to say anything."""
     costs_a_pod: bool = False
     ends_a_pod: bool = False
     """Whether all processes of the chosen pod must be gone afterwards."""
     intervals: int = 1
     """Number of intervals between checkpoints whose steps may be lost."""
     needs_networks: bool = False
+    needs_launcher: bool = False
+    """Whether only DeepSpeed's launcher sees how the rank's process ended."""
 
 
 AT_A_POD: dict[str, Any] = {"costs_a_pod": True, "ends_a_pod": True}
+LOST = Named("pod_lost", "has not answered|has ended|no answer", POD)
+KILLED = Named("failed", "left no measurement: .*SIGKILL", RANK)
+ANY_KILLED = Named("failed", "left no measurement: .*SIGKILL")
+
+
+def _in_a_rank(fault: str, means: str, status: str, words: str) -> Fault:
+    """A fault that one rank does by itself."""
+    return Fault(means, partial(_order_rank, fault=fault), named=Named(status, words, RANK), needs_launcher=True)
+
+
 FAULTS: dict[str, Fault] = {
-    "rank killed": Fault("SIGKILL for one of the two ranks", partial(_signal_rank, number=signal.SIGKILL)),
+    "rank killed": Fault("SIGKILL for one rank", partial(_signal_rank, number=signal.SIGKILL), named=KILLED),
+    "rank asked to end": Fault(
+        "SIGTERM for one rank, by somebody else", partial(_signal_rank, number=signal.SIGTERM),
+        named=Named("failed", "was asked to end, and not by this launch: SIGTERM", RANK), needs_launcher=True,
+    ),
+    "rank crashed": _in_a_rank(
+        "segmentation fault", "a segmentation fault in one rank", "failed", "left no measurement: killed by SIGSEGV"
+    ),
+    "rank left": _in_a_rank(
+        "os._exit(3)", "`os._exit(3)` in one rank", "failed", "left no measurement: ended with status 3"
+    ),
+    "rank left as if well": _in_a_rank(
+        "os._exit(0)", "`os._exit(0)` in one rank", "failed", "left no measurement: ended with status 0 before"
+    ),
+    "library exited": _in_a_rank("exit", "`sys.exit()` in a library of one rank", "failed", "exit\\(\\) was called at"),
+    "rank failed": _in_a_rank("exception", "an exception in one rank", "failed", "ValueError: row 7 is damaged"),
+    "rank out of memory": _in_a_rank(
+        "torch out of memory", "more memory is asked for in one rank than there is", "oom", "can't allocate memory"
+    ),
+    "rank's disk full": _in_a_rank(
+        "disk full", "one rank writes to a disk that is full", "failed", "No space left on device"
+    ),
+    "rank hung": _in_a_rank("hang", "one rank sleeps", "timeout", "is at tests/full/faulty_library"),
     "agent killed": Fault(
-        "SIGKILL for a pod's agent; its warden ends the pod", partial(_kill_half, of_agent=True), **AT_A_POD
+        "SIGKILL for a pod's agent; its warden ends the pod", partial(_kill_half, of_agent=True), named=LOST, **AT_A_POD
     ),
     "warden killed": Fault(
-        "SIGKILL for a pod's warden; its agent ends the pod", partial(_kill_half, of_agent=False), **AT_A_POD
+        "SIGKILL for a pod's warden; its agent ends the pod", partial(_kill_half, of_agent=False), named=LOST,
+        **AT_A_POD,
     ),
-    "pod killed": Fault("SIGKILL for all processes of a pod at once", _kill_pod, **AT_A_POD),
+    "pod killed": Fault("SIGKILL for all processes of a pod at once", _kill_pod, named=LOST, **AT_A_POD),
     "supervisor killed": Fault("SIGKILL for `zeropods launch`; the same command is called again", _kill_supervisor),
-    "pdsh killed": Fault("SIGKILL for pdsh, which leaves its remote processes running", _kill_pdsh),
-    "rank stopped": Fault("SIGSTOP for one of the two ranks", partial(_signal_rank, number=signal.SIGSTOP)),
+    "pdsh killed": Fault(
+        "SIGKILL for pdsh, which leaves its remote processes running", _kill_pdsh, named=Named("failed", "launcher")
+    ),
+    "rank stopped": Fault(
+        "SIGSTOP for one rank", partial(_signal_rank, number=signal.SIGSTOP),
+        named=Named("timeout", "is stopped at", RANK),
+    ),
     "pod cut off": Fault(
-        "a pod's network cable is pulled", _cut_pod, _restore_pods, costs_a_pod=True, needs_networks=True
+        "a pod's network cable is pulled", _cut_pod, _restore_pods, named=LOST, costs_a_pod=True, needs_networks=True
     ),
     "ranks cut off": Fault(
-        "the ranks do not reach each other; the supervisor reaches both", _cut_between, _restore_between,
-        needs_networks=True,
+        "the ranks do not reach each other; the supervisor reaches all", _cut_between, _restore_between,
+        named=Named("timeout|failed", "no progress|lost their connections"), needs_networks=True,
     ),
     "file flipped": Fault(
-        "both ranks killed; a bit of the newest checkpoint flipped", partial(_damage, _flip), intervals=2
+        "all ranks killed; a bit of the newest checkpoint flipped", partial(_damage, _flip), named=ANY_KILLED,
+        intervals=2,
     ),
-    "file truncated": Fault("both ranks killed; a file of it truncated", partial(_damage, _truncate), intervals=2),
-    "file deleted": Fault("both ranks killed; a file of it deleted", partial(_damage, _delete), intervals=2),
-    "disk full": Fault("less room is left than a checkpoint takes", _fill_disk, _empty_disk),
+    "file truncated": Fault(
+        "all ranks killed; a file of it truncated", partial(_damage, _truncate), named=ANY_KILLED, intervals=2
+    ),
+    "file deleted": Fault(
+        "all ranks killed; a file of it deleted", partial(_damage, _delete), named=ANY_KILLED, intervals=2
+    ),
+    "disk full": Fault(
+        "less room is left than a checkpoint takes", _fill_disk, _empty_disk,
+        named=Named("failed", "No space left on device"),
+    ),
     "folder read-only": Fault(
         "nothing can be made in `checkpoints/`", partial(_change_folder, attribute="+i"),
-        partial(_change_folder, attribute="-i"),
+        partial(_change_folder, attribute="-i"), named=Named("failed", "Operation not permitted|cannot be written"),
     ),
 }  # fmt: skip
 SUPERVISOR = "supervisor killed"

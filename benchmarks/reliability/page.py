@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reliability.chain import INTERVAL, PODS, STEP_TIMEOUT, STEPS
+from benchmarks.reliability.chain import INTERVAL, STEP_TIMEOUT, STEPS
 from benchmarks.reliability.faults import FAULTS
 from benchmarks.reliability.trial import LEFT_SECONDS, VERIFIED_STEPS
 from zeropods.pods.leases import RUN_SECONDS
@@ -21,15 +21,17 @@ FIND_SECONDS, RESUME_SECONDS = 10, 60
 ABOUT = f"""\
 # What was broken, and what came of it
 
-A tiny T5 trains with ZeRO-1 on {PODS} local pods, {STEPS} steps with a checkpoint every {INTERVAL}, and is broken at
-random moments until it is done. No fault is simulated: processes get signals, network cables are pulled, bits flip on
-the disk. This page is made of `results/reliability.json`:
+A tiny T5 trains on local pods, {STEPS} steps with a checkpoint every {INTERVAL}, and is broken at random moments until
+it is done. No fault is simulated: processes get signals, network cables are pulled, bits flip on the disk, libraries
+end the process. This page is made of `results/reliability.json`:
 
     python -m benchmarks.reliability --trials 200     # adds the trials that are missing; --page: only makes the page
 """
 REMARKS = f"""\
 * survived: training went on, with the losses of a run that nothing disturbed (FP32, dropout 0: {VERIFIED_STEPS} steps
   after each restart, and all steps of a finished run, within 1e-5 relative); a damaged file was named
+* named: of the trials in which it was checked, those in which `record.json` or `restarts.json` name the right pod, the
+  right rank where one was chosen, and the right reason
 * by itself: by `--restarts`, on a spare pod in place of a lost one; else the same command was called again
 * steps lost, to find, to resume, goodput: median, and worst
 * to find (asked for: {FIND_SECONDS}): until the supervisor, a pod or a rank knew. A killed supervisor is found when the
@@ -54,9 +56,13 @@ def _told(results: dict[str, Any]) -> str:
     faults = sum(one["faults"] for one in runs)
     far = max((one["largest_difference"] or 0.0 for one in [*trials, *runs]), default=0.0)
     hardware = results["environment"]["hardware"]
+    checked = sum(one.get("named") is not None for one in trials)
+    named = sum(one.get("named") is True for one in trials)
     lines = (
         f"**{len(trials)} trials, {sum(one['survived'] for one in trials)} survived, "
         f"{sum(one['left_over'] or 0 for one in trials)} processes left over.**",
+        f"Pod, rank and reason were checked in {checked} of them, and named rightly in {named}.",
+        f"Trials by technique and number of pods: {_settings(trials)}.",
         f"{_over(trials, 'seconds_to_find', FIND_SECONDS)} took more than {FIND_SECONDS} s to find, "
         f"{_over(trials, 'seconds_to_resume', RESUME_SECONDS)} more than {RESUME_SECONDS} s to resume.",
         f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
@@ -83,12 +89,25 @@ def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
         "fault": name,
         "tried": str(len(trials)),
         "survived": str(sum(one["survived"] for one in trials)),
+        "named": _named(trials),
         "by itself": str(sum(one["by_itself"] and one["survived"] for one in trials)),
         "steps lost": _spread(trials, "steps_lost", "{:g}"),
         "to find (s)": _spread(trials, "seconds_to_find", "{:.1f}"),
         "to resume (s)": _spread(trials, "seconds_to_resume", "{:.1f}"),
         "goodput": _spread(trials, "goodput", "{:.0%}", min),
     }
+
+
+def _named(trials: Sequence[dict[str, Any]]) -> str:
+    """How many of the trials in which it was checked name pod, rank and reason rightly."""
+    checked = [one["named"] for one in trials if one.get("named") is not None]
+    return f"{sum(checked)} of {len(checked)}" if checked else "not checked"
+
+
+def _settings(trials: Sequence[dict[str, Any]]) -> str:
+    """The techniques and numbers of pods, each with its trials; earlier trials were all of ZeRO-1 on two pods."""
+    counts = Counter(one.get("setting", "zero1 x2") for one in trials)
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
 def _spread(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.reliability.chain import INTERVAL, Chain
-from benchmarks.reliability.faults import DAMAGED, FAULTS, SUPERVISOR, Fault, Scene
+from benchmarks.reliability.faults import DAMAGED, FAULTS, POD, RANK, SUPERVISOR, Fault, Named, Scene
 from benchmarks.reliability.seen import (
     Losses,
     changed,
@@ -33,9 +34,11 @@ SAME = 1e-5
 """Largest relative difference between losses that count as the same; the log has six digits of a loss."""
 
 
+SAID = ("status", "pod", "rank", "reason")
+"""Keys of what is said of an attempt's end, in `record.json` and in `restarts.json`."""
 MEASURED = (
-    "what", "unix_seconds", "steps_done", "steps_lost", "seconds_to_find", "seconds_to_resume", "left_over",
-    "largest_difference", "goodput",
+    "what", "said", "named", "unix_seconds", "steps_done", "steps_lost", "seconds_to_find", "seconds_to_resume",
+    "left_over", "largest_difference", "goodput",
 )  # fmt: skip
 """Keys of what a trial tells besides its fault and whether it was survived; all are None where the trial failed."""
 
@@ -50,6 +53,8 @@ class Broken:
     """The rank, pod or file that was chosen."""
     victims: list[Process]
     """Processes of the broken attempt, and of a pod that was killed."""
+    used: tuple[str, ...]
+    """Names of the pods of the broken attempt, in the order of ranks."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Called:
     """When the next attempt began: when the fault was found, or when the same command was called again."""
     steps_done: int
     """Last step of the attempt that was broken."""
+    ending: dict[str, Any] | None
+    """What was said of its end: `status`, `pod`, `rank` and `reason`; None where nothing was."""
     left: int | None = None
     """Number of processes left over; None where they have not been counted yet."""
 
@@ -107,7 +114,7 @@ def _break(name: str, fault: Fault, scene: Scene) -> Broken | None:
     at = time.time()
     what = fault.act(scene)
     victims |= {each.pid: each for each in of_pods.get(what or "", ())}
-    return Broken(name, at, what, list(victims.values()))
+    return Broken(name, at, what, list(victims.values()), scene.used)
 
 
 def _pod_processes(scene: Scene, pod: str) -> list[Process]:
@@ -121,7 +128,7 @@ def _went_on(chain: Chain) -> Called:
     done = max(chain.log.read())
     chain.log.forget()
     chain.used = tuple(entry["pods"])
-    return Called(True, entry["found_unix_seconds"], entry["found_unix_seconds"], done)
+    return Called(True, entry["found_unix_seconds"], entry["found_unix_seconds"], done, entry)
 
 
 def _called_again(chain: Chain, broken: Broken, heal: Callable[[], object]) -> Called | None:
@@ -134,12 +141,15 @@ def _called_again(chain: Chain, broken: Broken, heal: Callable[[], object]) -> C
     done = max(chain.log.read())
     if chain.is_finished():
         return None
+    record = chain.folder / "record.json"
+    is_new = record.is_file() and record.stat().st_mtime >= broken.unix_seconds
+    ending = read_json(record) if is_new else None
     chain.log.forget()
     heal()
     chain.renew()
     at = time.time()
     chain.begin()
-    return Called(False, found, at, done, left)
+    return Called(False, found, at, done, ending, left)
 
 
 def _outcome(
@@ -151,8 +161,10 @@ def _outcome(
     return {
         "fault": broken.name,
         "what": broken.what,
+        "said": None if called.ending is None else {key: called.ending[key] for key in SAID},
+        "named": is_named(FAULTS[broken.name].named, broken, called.ending),
         "unix_seconds": broken.unix_seconds,
-        "survived": came and same and _is_named(chain, broken),
+        "survived": came and same and _is_passed_over(chain, broken),
         "by_itself": called.by_itself,
         "steps_done": called.steps_done,
         "steps_lost": called.steps_done - min(losses) + 1 if losses else None,
@@ -164,6 +176,24 @@ def _outcome(
     }
 
 
+def is_named(expected: Named | None, broken: Broken, ending: dict[str, Any] | None) -> bool | None:
+    """Whether pod, rank and reason of a broken attempt's end are right; None where nobody was left to say anything."""
+    if expected is None:
+        return None
+    if ending is None:
+        return False
+    is_said = re.fullmatch(expected.status, ending["status"]) and re.search(expected.words, ending["reason"] or "")
+    if not is_said:
+        return False
+    rank, pod = ending["rank"], ending["pod"]
+    if expected.what == RANK:
+        return f"rank {rank}" == broken.what and pod == broken.used[rank]
+    if expected.what == POD:
+        return bool(pod == broken.what)
+    # Any rank may be named, but with its own pod.
+    return rank is None or bool(pod == broken.used[rank])
+
+
 def goodput(chain: Chain) -> float | None:
     """Share of a run's wall time that went into steps that count; None if the run does not finish by itself."""
     until(chain.is_over, WAIT_SECONDS)
@@ -173,7 +203,7 @@ def goodput(chain: Chain) -> float | None:
     return figures(entry.record, earlier=entry.earlier)["goodput"]
 
 
-def _is_named(chain: Chain, broken: Broken) -> bool:
+def _is_passed_over(chain: Chain, broken: Broken) -> bool:
     """Whether the log says that a damaged checkpoint was passed over; True for other faults."""
     if broken.name not in DAMAGED or broken.what is None:
         return True
