@@ -142,7 +142,6 @@ def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = ME
     from pydantic import ValidationError  # A pod's agent imports this module, and may have no such package.
 
     content = content.removeprefix(codecs.BOM_UTF8)
-    _refuse_constants(place, content)
     try:
         # As JSON, since a strict dataclass accepts no Python dictionary.
         found: T = _adapter(kind).validate_json(content)  # type: ignore[arg-type]
@@ -153,6 +152,8 @@ def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = ME
         key = ".".join(map(str, first["loc"])) or "it"
         shown = "" if first["type"] == "missing" else f" is {first['input']!r:.60}"
         raise UserError(f"{place}: {key}{shown}: {first['msg']}; {remedy}") from None
+    # Fields of a number refuse them by their key; this is for fields that take any value.
+    _refuse_constants(place, content)
     return found
 
 
