@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from zeropods.errors import UserError
 from zeropods.programs import variable_set
@@ -136,8 +136,8 @@ def validated_lines(kind: type[T], path: Path, remedy: str = MEND) -> Iterator[t
 def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = MEND) -> T:
     """Read JSON in UTF-8, with or without a byte order mark, into a dataclass or an object, by means of pydantic.
 
-    `UserError` reports the first fault: place, key, value, remedy. NaN and Infinity, which Python writes but JSON does
-    not have, are such a fault.
+    `UserError` reports the first fault: place, key, value, remedy. In a dataclass NaN and Infinity, which Python writes
+    but JSON does not have, are such a fault.
     """
     from pydantic import ValidationError  # A pod's agent imports this module, and may have no such package.
 
@@ -152,8 +152,10 @@ def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = ME
         key = ".".join(map(str, first["loc"])) or "it"
         shown = "" if first["type"] == "missing" else f" is {first['input']!r:.60}"
         raise UserError(f"{place}: {key}{shown}: {first['msg']}; {remedy}") from None
-    # Fields of a number refuse them by their key; this is for fields that take any value.
-    _refuse_constants(place, content)
+    # A field of a number has refused them by its key; this is for fields that take any value. An object of any keys is
+    # judged by who asked for it: configurations of models may hold Infinity.
+    if get_origin(kind) is not dict:
+        _refuse_constants(place, content)
     return found
 
 
