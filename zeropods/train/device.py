@@ -65,7 +65,13 @@ def gpu_by_nvml() -> Gpu | None:
     return find_gpu([f"GPU-{device.uuid}", f"MIG-{device.uuid}", bus])
 
 
-# Choices that suit a GPU on which lengths vary from batch to batch.
+def synchronize() -> None:
+    """Wait until the device has finished its queued work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+# Choices that suit a GPU where lengths vary from batch to batch.
 
 CUDNN_ATTENTION = "ZEROPODS_CUDNN_ATTENTION"
 """Environment variable that lets attention use cuDNN, with the value 1."""
@@ -96,12 +102,6 @@ def padding_multiple(given: int | None = None) -> int:
     if given is not None:
         return given
     return GPU_MULTIPLE if torch.cuda.is_available() else 1
-
-
-def synchronize() -> None:
-    """Wait until the device has finished its queued work."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 # Which number format a run uses, and whether the hardware multiplies in it.
