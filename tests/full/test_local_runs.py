@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from tests.full.conftest import ROOT, TINY
-from tests.full.launches import until
+from tests.full.launches import RANK, until
+from tests.full.launches import train as train_ranks
 from tests.made import a_config, a_rank
 from zeropods.cli import main
 from zeropods.data.prepare import Preparation, prepare
@@ -204,6 +205,23 @@ def test_a_notebook_s_run_is_ended_too_and_not_by_a_time_that_ends_nothing(
     for seconds in (0.0, float("nan"), float("inf")):
         with pytest.raises(UserError, match=r"--timeout .*; expected more than 0 seconds"):
             train(told, outputdir=tmp_path / "other", timeout_seconds=seconds)
+
+
+def test_the_rank_that_was_killed_of_several_on_this_machine_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["launch", "--launcher", "none", "--slots", 2, "--", RANK, "--outputdir", folder, "--seconds", 600]
+    command = [sys.executable, "-m", "zeropods", *map(str, words)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as launch:
+        until((folder / "ranks" / "1.beat").is_file)
+        until(lambda: "rank 1 trains" in (folder / "launch.log").read_text())
+        os.kill(train_ranks(folder, 2)[1], signal.SIGKILL)
+        said = launch.communicate(timeout=WAIT_SECONDS)[1]
+    record = read_record(folder)
+    assert (launch.returncode, record.status, record.rank) == (1, "failed", 1), said
+    reason = "rank 1 left no measurement: killed by SIGKILL, phase steady, "
+    assert (record.reason or "").startswith(reason) and f"failed: {record.reason}; last lines" in said
+    assert record.last_lines == ["rank 1 trains"]
+    assert (record.exits[0].rank, record.exits[0].status) == (1, -signal.SIGKILL)
 
 
 # A series, by forks of one process.

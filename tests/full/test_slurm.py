@@ -86,6 +86,21 @@ def test_a_rank_that_fails_fails_the_run_with_its_reason_and_node_and_a_rejected
     assert look(4_000_000)["JobState"] == "FORGOTTEN"
 
 
+def test_the_rank_that_was_killed_is_named_with_its_node(here: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = command(here, "--num-pods", 2, "--", RANK, "--outputdir", folder, "--seconds", 60)
+    os.kill(train(folder, ranks=2)[1], signal.SIGKILL)
+    until(lambda: (folder / "ranks" / "1.exit").is_file(), WAIT_SECONDS)
+    (folder / "enough").touch()
+    assert process.wait(WAIT_SECONDS) == 1
+    found = record(folder)
+    killed, well = found["exits"]
+    assert (killed["rank"], killed["status"], well["rank"], well["status"]) == (1, -signal.SIGKILL, 0, 0)
+    assert (found["status"], found["rank"], found["pod"]) == ("failed", 1, killed["host"])
+    assert found["reason"].startswith("rank 1 left no measurement: killed by SIGKILL, perhaps by the kernel")
+    assert not (folder / "ranks" / "1.exit").exists()
+
+
 def test_a_cancelled_job_is_an_interrupted_run_and_one_that_takes_too_long_is_cancelled(
     here: SlurmCluster, tmp_path: Path
 ) -> None:
