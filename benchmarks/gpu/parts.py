@@ -98,7 +98,7 @@ def _first_facts() -> tuple[Step, ...]:
             ),
         ),
         Step(name="profiler", most_seconds=40, cells=(profiled,)),
-        Step(name="offload", most_seconds=60, cells=(offloaded,)),
+        Step(name="offload", most_seconds=90, cells=(offloaded,)),
         Step(name="prediction with cuDNN", most_seconds=60, cells=(with_cudnn,)),
     )
 

@@ -41,15 +41,15 @@ digest=$(cat "$pack/pack.json" <(echo "${without[*]-}") | sha256sum | cut -c1-12
 work=${WORK:-${TMPDIR:-/tmp}/zeropods-gpu-$(id -u)-$digest}
 site=$work/site
 if [ ! -f "$work/complete" ]; then
-    mkdir -p "$site"
+    mkdir -p "$site" || fail "$work: cannot be made; set WORK= to another place"
     unpacking=()
     for wheel in "$pack"/wheels/*.whl; do
         name=$(basename "$wheel")
         if [[ " ${without[*]-} " == *" ${name%%-*} "* ]]; then continue; fi
-        "$python" -m zipfile -e "$wheel" "$site" &
+        "$python" -m zipfile -e "$wheel" "$site" 2>/dev/null &
         unpacking+=($!)
     done
-    tar -C "$work" -xzf "$pack/data.tar.gz" || fail "$work: cannot be unpacked there; free some space, or set WORK="
+    tar -C "$work" -xzf "$pack/data.tar.gz" 2>/dev/null || fail "$work: cannot be unpacked there; free some space, or set WORK="
     for process in "${unpacking[@]}"; do
         wait "$process" || fail "$site: cannot be unpacked there; free some space, or set WORK="
     done

@@ -75,7 +75,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pack(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pack for this Python."""
     out = tmp_path_factory.mktemp("packed") / "pack"
-    argv = ["make", "gpu-pack", f"OUT={out}", f"DATA={shared_data}"]
+    argv = [sys.executable, "-m", "benchmarks.gpu.pack", "--out", str(out), "--data", str(shared_data)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "taken for granted there: torch," in done.stdout
