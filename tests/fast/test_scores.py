@@ -105,7 +105,10 @@ def test_a_score_without_task_is_of_queries_and_an_interval_may_be_null(tmp_path
         (SQUAD | {"intervals": {"f1": [0.5]}}, r"intervals\.f1\.1: Field required"),
         (SQUAD | {"own_metrics": {"words": "two"}}, r"own_metrics\.words is 'two': Input should be a valid number"),
         ({"task": "lm", "tokens": 4, "loss": 1.0}, "perplexity: Field required"),
-        ({"task": "lm", "tokens": 4, "loss": 1.0, "perplexity": math.nan}, "perplexity is nan: Input should be a finite"),
+        (
+            {"task": "lm", "tokens": 4, "loss": 1.0, "perplexity": math.nan},
+            "perplexity is nan: Input should be a finite",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_named(tmp_path: Path, document: dict[str, Any], said: str) -> None:
