@@ -19,6 +19,7 @@ from psutil import Process
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
+from zeropods.launch.causes import first_cause
 from zeropods.launch.command import Launch, runner_argv, runner_environment
 from zeropods.launch.logs import RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, PodState, check_timeouts, judge
@@ -225,7 +226,10 @@ def _run_leased(planned: Launch, supervision: Supervision, lease: RunLease) -> t
         finally:
             unanswered = _stop(process, lease, is_lost=verdict is not None and verdict.status == "pod_lost")
             log.read(ended=True)
-    if unanswered and verdict.status is None and verdict.reason is not None:
+    # A rank that was seen to end by itself on a pod that answers ended the run, even if another pod is slow to answer.
+    seen_elsewhere = [end for end in ranks.ends() if end.pod not in unanswered and end.measured is None]
+    is_of_a_rank = first_cause(seen_elsewhere) is not None
+    if unanswered and not is_of_a_rank and verdict.status is None and verdict.reason is not None:
         # The launcher ended badly and an agent is gone: its pod has ended, or was brought down.
         pod, why = next(iter(unanswered.items()))
         verdict = Ending("pod_lost", f"{pod} has ended: its agent does not answer ({why})", pod)
