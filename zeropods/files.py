@@ -14,6 +14,7 @@ import shutil
 import socket
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -107,11 +108,38 @@ def sha256(path: Path) -> str:
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file; `UserError`, which ends with the remedy, where there is none."""
+    """The JSON object in a file; `UserError` where there is none, which ends with the remedy, or a key occurs twice."""
     try:
-        return validated(dict[str, Any], path, path.read_bytes(), remedy)
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from None
+    found = validated(dict[str, Any], path, content, remedy)
+    twice = list(_keys_twice(json.loads(content, object_pairs_hook=_Pairs), ""))
+    if twice:
+        raise UserError(f"{path}: {', '.join(twice)}: there twice; keep one of each")
+    return found
+
+
+class _Pairs(dict[str, Any]):
+    """An object of a JSON document, with its keys that occur more than once."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.twice: list[str] = []
+        if len(self) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            self.twice = [key for key, count in counts.items() if count > 1]
+
+
+def _keys_twice(value: object, before: str) -> Iterator[str]:
+    """Places, with dots, of keys that occur more than once in an object: a reader would take the last one."""
+    if isinstance(value, list):
+        for number, item in enumerate(value, 1):
+            yield from _keys_twice(item, f"{before}{number}.")
+    if isinstance(value, _Pairs):
+        yield from (f"{before}{key}" for key in value.twice)
+        for key, item in value.items():
+            yield from _keys_twice(item, f"{before}{key}.")
 
 
 MEND = "correct it, or fetch the file again"

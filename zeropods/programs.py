@@ -16,8 +16,10 @@ import shutil
 import signal
 import socket
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from zeropods.errors import UserError
@@ -31,6 +33,8 @@ LISTENED = range(20_000, 32_000)
 and up). One of those may be taken by the time a rank has imported torch and listens on it."""
 EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 """The environment variable that says where torch keeps the extensions that it compiles."""
+CUDA = "/usr/local/cuda"
+"""Folder of the CUDA toolkit where `CUDA_HOME` does not name one."""
 LOCK = "turn"
 """The file that is locked while an extension is compiled or loaded. It stays: only the kernel's lock counts."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -173,6 +177,31 @@ def compile_in_turns() -> None:
     for module in (file_baton, sys.modules.get("torch.utils.cpp_extension")):
         if module is not None:
             setattr(module, "FileBaton", Turn)  # noqa: B010 (a type that mypy does not let us replace)
+
+
+def lacking_for_operation(operation: str, *, cuda: bool = False) -> dict[str, str] | None:
+    """What is missing on this machine to compile an operation of DeepSpeed, each with what installs it; None where the
+    operation is compiled already.
+
+    Args:
+        operation: DeepSpeed's name for it, such as `cpu_adam`.
+        cuda: whether it is one for GPUs, which CUDA's own compiler compiles.
+    """
+    spec = find_spec("deepspeed")
+    # DeepSpeed may have been installed with its operations compiled (DS_BUILD_OPS).
+    prebuilt = Path(spec.origin).parent.glob(f"ops/*/{operation}_op*.so") if spec and spec.origin else ()
+    if any(prebuilt) or (extension_cache() / operation / f"{operation}.so").is_file():
+        return None
+    lacks = {}
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        lacks["C++ compiler"] = "apt-get install g++"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        lacks["Python.h"] = "apt-get install python3-dev"
+    if shutil.which("ninja", path=own_programs_first()) is None:
+        lacks["ninja"] = "pip install ninja"
+    if cuda and shutil.which("nvcc") is None and not Path(os.environ.get("CUDA_HOME", CUDA), "bin", "nvcc").is_file():
+        lacks["nvcc"] = "install the CUDA toolkit"
+    return lacks
 
 
 class Turn:

@@ -45,7 +45,7 @@ class Technique:
     def is_of(self, config: Mapping[str, Any]) -> bool:
         """Whether a DeepSpeed configuration is of this technique and has nothing beyond it."""
         stage = block(config, "zero_optimization").get("stage", 0)
-        offloaded = _is_offloaded(config, "offload_optimizer"), _is_offloaded(config, "offload_param")
+        offloaded = is_offloaded(config, "offload_optimizer"), is_offloaded(config, "offload_param")
         expected = self.offloads, self.offloads and self.stage == 3
         return stage == self.stage > 0 and offloaded == expected and not keys_beyond(config)
 
@@ -120,10 +120,11 @@ def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
 
 def offloads_optimizer(config: Mapping[str, Any]) -> bool:
     """Whether the processor runs the optimizer's step, whichever technique the configuration is."""
-    return _is_offloaded(config, "offload_optimizer")
+    return is_offloaded(config, "offload_optimizer")
 
 
-def _is_offloaded(config: Mapping[str, Any], key: str) -> bool:
+def is_offloaded(config: Mapping[str, Any], key: str) -> bool:
+    """Whether `offload_optimizer` or `offload_param` of a DeepSpeed configuration names a device."""
     return lookup(config, f"zero_optimization.{key}.device") not in (None, "none")
 
 

@@ -30,7 +30,8 @@ from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
 from zeropods.train.arguments import NO_FP16, PROJECT, TextToSQLArguments, arguments_of, parse_flags
-from zeropods.train.deepspeed import check_config, read_config
+from zeropods.train.config_check import check_config
+from zeropods.train.deepspeed import check_operation, read_config
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
@@ -141,8 +142,14 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     """
     hosts = (Host(socket.gethostname(), processes or own_slots()),)
     # With `processes`, the plan may be meant for a machine that is still to be rented.
-    has_no_gpu = processes is None and own_gpus() == 0
-    return plan_on(hosts, script, arguments, has_no_gpu=has_no_gpu, launcher="none")
+    here = processes is None
+    has_no_gpu = here and own_gpus() == 0
+    planned = plan_on(hosts, script, arguments, has_no_gpu=has_no_gpu, launcher="none")
+    config = flag_values(planned.arguments).get("deepspeed")
+    if here and config is not None and arguments_of(planned.script) is not None:
+        # Over pods the preflight looks.
+        check_operation(read_config(Path(config)), config, on_gpu=own_gpus() > 0)
+    return planned
 
 
 def plan_on(
@@ -182,7 +189,8 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
     if "deepspeed" in flags:
         path = Path(flags["deepspeed"])
         known = {**typed, "world_size": planned.world_size}
-        check_config(read_config(path), path, known, None if kind is None else kind.fp16_fault)
+        fp16_fault = None if kind is None else kind.fp16_fault
+        check_config(read_config(path), path, known, fp16_fault, ours=kind is not None)
 
 
 def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = True) -> None:

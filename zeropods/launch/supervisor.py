@@ -36,9 +36,8 @@ from zeropods.pods.processes import RUN, descendants, end, ending_in_order, note
 from zeropods.pods.rendezvous import Pod
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import child_environment
-from zeropods.techniques import offloads_optimizer
 from zeropods.train.arguments import arguments_of
-from zeropods.train.deepspeed import read_config
+from zeropods.train.deepspeed import CPU_ADAM, operation_of, read_config
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster, PodStatus
@@ -156,7 +155,7 @@ def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tup
     try:
         # An optimizer in main memory is stepped by CPU Adam, which has to be compiled.
         config = command.flag_values(planned.arguments).get("deepspeed")
-        offload = config is not None and offloads_optimizer(read_config(Path(config)))
+        offload = config is not None and operation_of(read_config(Path(config))) == CPU_ADAM
         needed, port = (str(planned.script), *filter(None, [config])), planned.master_port
         expected = Expectation.of_this_machine(Path.cwd(), needed, master_port=port, offload=offload)
         cluster.preflight(expected, len(planned.hosts)).require()

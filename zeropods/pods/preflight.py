@@ -18,13 +18,11 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Literal
@@ -37,7 +35,7 @@ from zeropods.measure.environment import versions
 from zeropods.pods.gpus import visible_gpus
 from zeropods.pods.hostfile import Host
 from zeropods.pods.ssh import ssh_argv
-from zeropods.programs import PROGRAMS, extension_cache, find_program, is_free, own_programs_first, required_programs
+from zeropods.programs import PROGRAMS, find_program, is_free, lacking_for_operation, required_programs
 from zeropods.tables import GIB, Table
 
 MAX_AT_ONCE = 64
@@ -344,7 +342,7 @@ def look(expected: Expectation, gpus: Sequence[GpuState]) -> list[Check]:
     short = "end other programs on the pod, or add memory" if memory < MEMORY_BYTES else ""
     checks = [
         *(check_version(name, found.get(name), expected.versions.get(name)) for name in ("python", *PACKAGES)),
-        check_operations(lacking_for_operation(), expected.offload),
+        check_operations(lacking_for_operation(CPU_ADAM), expected.offload),
         check_project(expected),
         check_disk(*map(_free_bytes, (expected.project, "/tmp", "/dev/shm"))),
         _check("memory", _gib(memory), short, "warning"),
@@ -379,7 +377,7 @@ def check_version(name: str, found: str | None, wanted: str | None) -> Check:
     return _check(name, value, f"the master has {wanted}; on the pod: pip install {name}=={wanted.split('+')[0]}")
 
 
-def check_operations(lacking: Sequence[str] | None, offload: bool | None) -> Check:
+def check_operations(lacking: Collection[str] | None, offload: bool | None) -> Check:
     """Check that the operation for optimizer offload can be loaded; `lacking` is from `lacking_for_operation`."""
     if offload is False or lacking is None:
         return _check("ops", "none needed" if offload is False else "compiled")
@@ -436,21 +434,6 @@ def check_clock(pods: float, asked: float, answered: float) -> Check:
         return _check("clock", "same")
     value = f"{off:.0f} s {'ahead' if ahead else 'behind'}"
     return _check("clock", value, "set the pod's clock with NTP", "failed" if off > CLOCK_FAILED_SECONDS else "warning")
-
-
-def lacking_for_operation() -> list[str] | None:
-    """What is missing on this machine to compile CPU Adam; None where it is compiled."""
-    spec = find_spec("deepspeed")
-    # DeepSpeed may have been installed with its operations compiled (DS_BUILD_OPS).
-    prebuilt = Path(spec.origin).parent.glob(f"ops/*/{CPU_ADAM}_op*.so") if spec and spec.origin else ()
-    if any(prebuilt) or (extension_cache() / CPU_ADAM / f"{CPU_ADAM}.so").is_file():
-        return None
-    lacks = {
-        "C++ compiler": shutil.which(os.environ.get("CXX", "c++")) is None,
-        "Python.h": not Path(sysconfig.get_path("include"), "Python.h").is_file(),
-        "ninja": shutil.which("ninja", path=own_programs_first()) is None,
-    }
-    return [name for name, lack in lacks.items() if lack]
 
 
 def gpu_states() -> list[GpuState]:

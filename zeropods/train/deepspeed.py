@@ -1,14 +1,12 @@
-"""A DeepSpeed configuration: read, checked against flags that set the same values, and directed into the run folder.
+"""A DeepSpeed configuration: read, directed into the run folder, and what it needs of this machine.
 
-A launch checks it too, before anything starts, so only `check_blocks` and the `spare_` functions here import torch.
+`config_check` says whether a run may begin with it. A launch reads it too, so only the `spare_` functions import torch.
 """
 
 from __future__ import annotations
 
 import copy
-import difflib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -16,62 +14,12 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import read_object
-from zeropods.programs import variable_set
-from zeropods.techniques import lookup
-from zeropods.train.arguments import PASSES, ROWS
+from zeropods.programs import lacking_for_operation, variable_set
+from zeropods.techniques import is_offloaded, lookup
 
 Config = dict[str, Any]
-
-_TOP_LEVEL = """
-    activation_checkpointing aio autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type
-    compile csv_monitor data_efficiency data_types dataloader_drop_last datastates_ckpt disable_allgather
-    disable_python_gc dump_state expert_parallel flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op
-    gradient_clipping gradient_predivide_factor hybrid_engine log_level managed_gradient_accumulation memory_breakdown
-    optimizer pipeline prescale_gradients scheduler seq_parallel_communication_data_type steps_per_print
-    tensor_parallel tensorboard timers torch_autocast train_batch_size train_micro_batch_size_per_gpu
-    use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb weight_quantization
-    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
-"""
-TOP_LEVEL = frozenset(_TOP_LEVEL.split())
-"""Keys that DeepSpeed 0.19 knows; it ignores others. A test compares them with those that it reads."""
-OBJECTS = ("zero_optimization", "bf16", "fp16", "flops_profiler", "tensorboard", "optimizer", "scheduler")
-STAGES = (0, 1, 2, 3)
-BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-OPTIMIZER, SCHEDULER = "optimizer.params", "scheduler.params"
-EPSILON = 1e-8
-"""AdamW's epsilon in every run."""
-DEFAULTS: dict[str, Any] = {
-    "gradient_clipping": 0.0,
-    f"{OPTIMIZER}.lr": 1e-3,
-    f"{OPTIMIZER}.betas": [0.9, 0.999],
-    f"{OPTIMIZER}.eps": EPSILON,
-    f"{OPTIMIZER}.weight_decay": 0.0,
-    f"{SCHEDULER}.warmup_max_lr": 1e-3,
-    f"{SCHEDULER}.warmup_num_steps": 1_000,
-    f"{SCHEDULER}.total_num_steps": None,
-}
-"""Values that DeepSpeed 0.19 silently uses where a key is absent; None: the key must be there."""
-SAME = {
-    "train_micro_batch_size_per_gpu": [ROWS],
-    "gradient_accumulation_steps": [PASSES],
-    "gradient_clipping": ["max_grad_norm"],
-    f"{OPTIMIZER}.lr": ["learning_rate"],
-    f"{OPTIMIZER}.weight_decay": ["weight_decay"],
-    f"{SCHEDULER}.warmup_max_lr": ["learning_rate"],
-    f"{SCHEDULER}.warmup_num_steps": ["warmup_steps", "num_warmup_steps"],
-    f"{SCHEDULER}.total_num_steps": ["max_steps", "max_train_steps"],
-}
-"""Keys that set the same value as a flag, each with the names that scripts have for that flag."""
-FILLED = frozenset({*DEFAULTS, f"{SCHEDULER}.warmup_min_lr"})
-"""Keys at which transformers replaces `auto` with a number."""
-WARMUP = frozenset({"warmup_num_steps", "warmup_type"})
-RATES = WARMUP | {"warmup_min_lr", "warmup_max_lr"}
-SCHEDULES = {
-    "WarmupLR": ("constant_with_warmup", RATES),
-    "WarmupDecayLR": ("linear", RATES | {"total_num_steps"}),
-    "WarmupCosineLR": ("cosine", WARMUP | {"total_num_steps", "warmup_min_ratio", "cos_min_ratio"}),
-}
-"""Schedules by DeepSpeed's name: the name of each for `--lr_scheduler_type`, and its parameters."""
+CPU_ADAM, FUSED_ADAM = "cpu_adam", "fused_adam"
+"""Operations that DeepSpeed compiles for the optimizer's step: of offload, and of an optimizer without offload."""
 
 
 def read_config(path: Path) -> Config:
@@ -81,49 +29,14 @@ def read_config(path: Path) -> Config:
     return read_object(path, "correct the file")
 
 
-def check_config(config: Config, path: str | Path, arguments: Mapping[str, Any], fp16_fault: str | None = None) -> None:
-    """Refuse keys that DeepSpeed does not know, settings without effect, and values that contradict the flags.
-
-    Args:
-        path: where the configuration was read from, for messages.
-        arguments: the script's flags by name, typed; where they are known, also `world_size`, the number of
-            processes, and `optimizer_steps`. Missing ones are not compared.
-        fp16_fault: why the model does not train in FP16; None where it does.
-    """
-    fault = next(_faults(config, arguments, fp16_fault), None)
-    if fault is not None:
-        raise UserError(f"--deepspeed {path}: {fault}")
-
-
-def check_blocks(config: Config, path: str | Path) -> None:
-    """Refuse values that DeepSpeed's own models of its blocks refuse; for a process that will import DeepSpeed."""
-    from deepspeed.monitor.config import TensorBoardConfig
-    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from pydantic import ValidationError
-
-    models = {
-        "zero_optimization": DeepSpeedZeroConfig,
-        "bf16": DeepSpeedBF16Config,
-        "fp16": DeepSpeedFP16Config,
-        "tensorboard": TensorBoardConfig,
-    }
-    for block, model in models.items():
-        try:
-            model(**_without_auto(config.get(block) or {}))
-        except ValidationError as error:
-            found = error.errors()[0]
-            place = ".".join(map(str, (block, *found["loc"])))
-            known = [name for key, field in model.model_fields.items() for name in (key, field.alias) if name]
-            fault = found["msg"]
-            if found["type"] == "extra_forbidden":
-                fault = _unknown(str(found["loc"][-1]), known)
-            raise UserError(f"--deepspeed {path}: {place}: {fault}") from None
-
-
 def effective_config(template: Config, run_folder: Path) -> Config:
-    """The template with the profiler's and TensorBoard's output inside the run folder."""
+    """The template with the profiler's and TensorBoard's output inside the run folder.
+
+    A precision that it leaves out becomes `auto`: `--precision` decides there too.
+    """
     config = copy.deepcopy(template)
+    for name in ("bf16", "fp16"):
+        config.setdefault(name, {}).setdefault("enabled", "auto")
     if lookup(config, "flops_profiler.enabled"):
         config["flops_profiler"]["output_file"] = str(run_folder / "profile.txt")
     if lookup(config, "tensorboard.enabled"):
@@ -131,96 +44,37 @@ def effective_config(template: Config, run_folder: Path) -> Config:
     return config
 
 
-def _without_auto(block: Config) -> Config:
-    """The block without values that transformers fills in later."""
-    values = {key: _without_auto(value) if isinstance(value, dict) else value for key, value in block.items()}
-    return {key: value for key, value in values.items() if value != "auto"}
+# The operation that the optimizer's step needs, which DeepSpeed compiles when it is used first.
 
 
-def _unknown(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "remove it; see https://www.deepspeed.ai/docs/config-json"
-    return f"unknown to DeepSpeed; {remedy}"
+def operation_of(config: Mapping[str, Any]) -> str | None:
+    """Name of the operation that DeepSpeed runs the optimizer's step with; None where that is PyTorch's own."""
+    if lookup(config, "optimizer.params.torch_adam") is True:
+        return None
+    if "optimizer" not in config and lookup(config, "zero_force_ds_cpu_optimizer") is False:
+        return None
+    if is_offloaded(config, "offload_optimizer"):
+        return CPU_ADAM
+    return FUSED_ADAM if "optimizer" in config else None
 
 
-def _faults(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None) -> Iterator[str]:
-    for key in config:
-        if key not in TOP_LEVEL:
-            yield f"{key}: {_unknown(key, sorted(TOP_LEVEL))}"
-    for block in OBJECTS:
-        if not isinstance(config.get(block, {}), dict | None):
-            yield f"{block} {config[block]!r}; expected an object"
-    stage = (config.get("zero_optimization") or {}).get("stage", 0)
-    if type(stage) is not int or stage not in STAGES:
-        yield f"zero_optimization.stage {stage!r}; expected 0, 1, 2 or 3"
-    for key, least in (("offload_optimizer", 1), ("offload_param", 3)):
-        device = lookup(config, f"zero_optimization.{key}.device")
-        if device not in (None, "none") and stage < least:
-            yield f"zero_optimization.{key} with stage {stage}: has no effect; needs stage {least} or more"
-    if lookup(config, "fp16.enabled") is True and fp16_fault is not None:
-        yield f'fp16.enabled true: {fp16_fault}; use bf16, and write "auto" here, or leave fp16 out'
-    precision = arguments.get("precision")
-    for name in ("bf16", "fp16"):
-        enabled = lookup(config, f"{name}.enabled")
-        if precision in ("fp32", "bf16", "fp16") and enabled != "auto" and bool(enabled) != (precision == name):
-            shown = "missing" if enabled is None else json.dumps(enabled)
-            yield f'{name}.enabled {shown}, --precision {precision}; write "auto", or give both the same'
-    yield from _parameter_faults(config, arguments)
+def check_operation(config: Mapping[str, Any], path: str | Path, *, on_gpu: bool) -> None:
+    """Refuse a configuration whose operation is not compiled, and cannot be compiled on this machine.
 
-
-def _parameter_faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Faults of the optimizer and the schedule, and keys whose value is not that of their flag."""
-    for block in (OPTIMIZER, SCHEDULER):
-        for name, value in (lookup(config, block) or {}).items():
-            if value == "auto" and f"{block}.{name}" not in FILLED:
-                yield f'{block}.{name} "auto": nothing fills it in; give a value, or leave it out'
-    if "optimizer" in config and arguments.get("scaled_rates"):
-        yield "optimizer: overrides --scaled_rates True; remove one of them"
-    if "scheduler" in config and arguments.get("max_train_seconds"):
-        yield f"scheduler: overrides --max_train_seconds {arguments['max_train_seconds']}; remove one of them"
-    kind = lookup(config, "scheduler.type")
-    if "scheduler" in config and kind not in SCHEDULES:
-        yield f"scheduler.type {kind!r}; expected {', '.join(SCHEDULES)}; without it --lr_scheduler_type decides"
-    ours, known = SCHEDULES.get(str(kind), ("", frozenset[str]()))
-    for name in lookup(config, SCHEDULER) or {}:
-        if ours and name not in known:
-            yield f"{SCHEDULER}.{name}: unknown to {kind}; expected {', '.join(sorted(known))}"
-    asked = arguments.get("lr_scheduler_type", ours)
-    if ours and asked != ours:
-        yield f"scheduler.type {kind!r}, --lr_scheduler_type {asked}; give --lr_scheduler_type {ours}"
-    for key, (expected, said) in _expected(arguments).items():
-        block, _, name = key.rpartition(".")
-        if block and (block.split(".")[0] not in config or (block == SCHEDULER and name not in known)):
-            continue
-        value = lookup(config, key)
-        if value is None and key in DEFAULTS and DEFAULTS[key] != expected:
-            taken = "but DeepSpeed needs it" if DEFAULTS[key] is None else f"so DeepSpeed would use {DEFAULTS[key]}"
-            yield f'{key} missing, {taken}; {said}: write "auto"'
-        elif value not in (None, "auto") and value != expected:
-            yield f'{key} {value!r}, {said}; write "auto", or give both the same'
-
-
-def _expected(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """The value that each key must have, and in words what sets it; only for flags that are known."""
-    told = {name: (value, f"--{name} {value}") for name, value in arguments.items()}
-    expected = {key: told[name] for key, names in SAME.items() for name in names if name in told}
-    expected[f"{OPTIMIZER}.eps"] = EPSILON, f"AdamW here uses {EPSILON}"
-    warmup, total = f"{SCHEDULER}.warmup_num_steps", f"{SCHEDULER}.total_num_steps"
-    if warmup in expected:
-        # DeepSpeed does not accept 0.
-        expected[warmup] = max(1, expected[warmup][0]), expected[warmup][1]
-    if total in expected and expected[total][0] <= 0:
-        del expected[total]
-    if (steps := arguments.get("optimizer_steps")) is not None:
-        expected[total] = steps, f"the run has {steps} optimizer steps"
-    if {ROWS, PASSES, "world_size"} <= arguments.keys():
-        rows, passes, ranks = (arguments[name] for name in (ROWS, PASSES, "world_size"))
-        whole = rows * passes * ranks
-        expected["train_batch_size"] = whole, f"{rows} rows x {passes} passes x {ranks} processes = {whole}"
-    if "adam_beta2" in arguments:
-        betas = [arguments.get("adam_beta1", 0.9), arguments["adam_beta2"]]
-        expected[f"{OPTIMIZER}.betas"] = betas, f"the flags give {betas} (--adam_beta2 {betas[1]})"
-    return expected
+    Args:
+        path: where the configuration was read from, for messages.
+        on_gpu: whether the run is on a GPU of this machine.
+    """
+    operation = operation_of(config)
+    if operation is None:
+        return
+    lacking = lacking_for_operation(operation, cuda=on_gpu and operation == FUSED_ADAM)
+    if lacking:
+        missing = ", ".join(f"no {name} ({remedy})" for name, remedy in lacking.items())
+        remedy = "install it" if len(lacking) == 1 else "install them"
+        raise UserError(
+            f"--deepspeed {path}: DeepSpeed must compile {operation} for its optimizer, and here is {missing}; {remedy}"
+        )
 
 
 # torch's compiler, which DeepSpeed would load for an optimizer that a run does not have.

@@ -24,11 +24,10 @@ from zeropods.programs import compile_in_turns, free_port
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
 from zeropods.train.arguments import INITS, PASSES, ROWS, RunArguments, batch_on
+from zeropods.train.config_check import check_config
 from zeropods.train.deepspeed import (
-    BATCH,
     Config,
-    check_blocks,
-    check_config,
+    check_operation,
     effective_config,
     read_config,
     spare_compiler,
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
 
 UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.stage)
 """Techniques without ZeRO, whose checkpoints consist of the same files."""
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""Keys of a DeepSpeed configuration that give the batch."""
 UNCHANGED = (
     *(ROWS, PASSES, "per_device_eval_batch_size", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps"),
     *("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "seed", "dataloader_num_workers"),
@@ -83,7 +84,7 @@ class Task(ABC):
         if arguments.deepspeed is not None:
             self.template = read_config(Path(arguments.deepspeed))
             self.check_template(ranks)
-            check_blocks(self.template, arguments.deepspeed)
+            check_operation(self.template, arguments.deepspeed, on_gpu=torch.cuda.is_available())
             self.deepspeed = effective_config(self.template, self.folder)
         if arguments.max_train_seconds and ranks > 1:
             raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
@@ -93,9 +94,9 @@ class Task(ABC):
     def check_template(self, ranks: int, **known: object) -> None:
         """Refuse a DeepSpeed configuration that contradicts the flags, or anything else that is known of the run."""
         if self.template is not None and self.arguments.deepspeed is not None:
-            said = {"adam_beta1": self.arguments.adam_beta1, "precision": self.precision, "world_size": ranks}
-            said = {**asdict(self.arguments), **said, **known}
-            check_config(self.template, self.arguments.deepspeed, said, self.arguments.fp16_fault)
+            flags = {**asdict(self.arguments), "adam_beta1": self.arguments.adam_beta1}
+            known = {**flags, "world_size": ranks, **known}
+            check_config(self.template, self.arguments.deepspeed, known, self.arguments.fp16_fault)
 
     @abstractmethod
     def check_model(self) -> None:

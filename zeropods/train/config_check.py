@@ -1,0 +1,376 @@
+"""The check of a DeepSpeed configuration, asked by a launch, a sweep and each run before anything starts.
+
+A configuration passes where a run with it is right to the end: `deepspeed_keys` says that of each key by itself, this
+module of keys together and beside the flags. All faults are reported at once, each with what to do about it. Nothing
+here imports torch or DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from zeropods.errors import UserError
+from zeropods.techniques import is_offloaded, lookup
+from zeropods.train.arguments import PASSES, ROWS
+from zeropods.train.deepspeed import Config
+from zeropods.train.deepspeed_keys import COUNT, KEYS, NAMED_WITHOUT, POSITIVE, REMOVE, Key
+
+OPTIMIZER, SCHEDULER = "optimizer.params", "scheduler.params"
+BY_TYPE = (OPTIMIZER, SCHEDULER)
+"""Blocks whose keys depend on the `type` beside them."""
+EPSILON = 1e-8
+"""AdamW's epsilon in every run."""
+CLIPPING = 1.0
+"""The norm to which DeepSpeed clips gradients where the key is absent."""
+DEFAULTS: dict[str, Any] = {
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": CLIPPING,
+    f"{OPTIMIZER}.lr": 1e-3,
+    f"{OPTIMIZER}.betas": [0.9, 0.999],
+    f"{OPTIMIZER}.eps": EPSILON,
+    f"{OPTIMIZER}.weight_decay": 0.0,
+    f"{SCHEDULER}.warmup_max_lr": 1e-3,
+    f"{SCHEDULER}.warmup_num_steps": 1_000,
+    f"{SCHEDULER}.total_num_steps": None,
+}
+"""Values that DeepSpeed 0.19 silently uses where a key is absent (accelerate, for the accumulation); None: the key must
+be there."""
+TORCH_WEIGHT_DECAY = 0.01
+"""The same of PyTorch's AdamW, which `torch_adam` chooses."""
+SAME = {
+    "train_micro_batch_size_per_gpu": [ROWS],
+    "gradient_accumulation_steps": [PASSES],
+    "gradient_clipping": ["max_grad_norm"],
+    f"{OPTIMIZER}.lr": ["learning_rate"],
+    f"{OPTIMIZER}.weight_decay": ["weight_decay"],
+    f"{SCHEDULER}.warmup_max_lr": ["learning_rate"],
+    f"{SCHEDULER}.warmup_num_steps": ["warmup_steps", "num_warmup_steps"],
+    f"{SCHEDULER}.total_num_steps": ["max_steps", "max_train_steps"],
+}
+"""Keys that set the same value as a flag, each with the names that scripts have for that flag."""
+ADAM = ("adam", "adamw")
+"""Types of optimizer that are AdamW in DeepSpeed, in small letters."""
+OF_TORCH = frozenset({"lr", "betas", "eps", "weight_decay", "torch_adam", "adam_w_mode", "amsgrad"})
+"""Keys of an optimizer with `torch_adam`."""
+WARMUP = frozenset({"warmup_num_steps", "warmup_type"})
+RATES = WARMUP | {"warmup_min_lr", "warmup_max_lr"}
+SCHEDULES = {
+    "WarmupLR": ("constant_with_warmup", RATES),
+    "WarmupDecayLR": ("linear", RATES | {"total_num_steps"}),
+    "WarmupCosineLR": ("cosine", WARMUP | {"total_num_steps", "warmup_min_ratio", "cos_min_ratio"}),
+}
+"""Schedules by DeepSpeed's name: the name of each for `--lr_scheduler_type`, and its parameters."""
+STEPS = ("optimizer_steps", "max_steps", "max_train_steps")
+"""Names of the number of optimizer steps: as it is known once the data are, and of the scripts' flags."""
+PRECISIONS = ("fp32", "bf16", "fp16")
+AUTO = ' "auto": nothing fills it in; give a value, or leave it out'
+MOST_SHOWN = 60
+"""Most characters of a value in a message."""
+LIKE_COMMENTS = ("_", "/", "#", "$")
+"""First characters of the keys that people use as comments, which JSON does not have."""
+NEAR = 0.8
+"""Least similarity of a misspelled key to the one that is offered: `comms_config` is no misspelled `comms_logger`."""
+BLOCKS = frozenset(place.rpartition(".")[0] for place in KEYS) - {""}
+"""Objects whose keys are known."""
+
+
+def check_config(
+    config: Config,
+    path: str | Path,
+    arguments: Mapping[str, Any],
+    fp16_fault: str | None = None,
+    *,
+    ours: bool = True,
+) -> None:
+    """Refuse a configuration that a run would not follow rightly to its end; the message has all faults.
+
+    Args:
+        path: where the configuration was read from, for messages.
+        arguments: the script's flags by name, typed; where they are known, also `world_size`, the number of
+            processes, and `optimizer_steps`. Missing ones are not compared.
+        fp16_fault: why the model does not train in FP16; None where it does.
+        ours: whether the script is one of this project's. Of others it is not known what they can do, so that only
+            names, types and contradictions are checked.
+    """
+    faults: dict[str, str] = {}
+    for place, fault in _faults(config, arguments, fp16_fault, ours=ours):
+        # What is wrong with a key in itself comes before what it contradicts.
+        faults.setdefault(place, fault)
+    lines = [f"{place}{fault}" for place, fault in faults.items()]
+    if len(lines) == 1:
+        raise UserError(f"--deepspeed {path}: {lines[0]}")
+    if lines:
+        numbered = " ".join(f"({number}) {line}" for number, line in enumerate(lines, 1))
+        raise UserError(f"--deepspeed {path}: {len(lines)} faults: {numbered}")
+
+
+Faults = Iterator[tuple[str, str]]
+"""Places of keys, with the blocks around them (`zero_optimization.stage`), each with the rest of the message: the
+value, what is wrong, and what to do."""
+
+
+def _faults(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None, *, ours: bool) -> Faults:
+    """All faults; of some keys there are several."""
+    yield from _faults_of_keys(config, "", ours=ours)
+    if ours:
+        yield from _missing(config)
+        yield from _faults_of_stage_0(config, arguments)
+        yield from _faults_of_optimizer(config)
+    yield from _faults_of_zero(config, arguments)
+    yield from _faults_of_precision(config, arguments, fp16_fault)
+    yield from _faults_of_schedule(config, arguments)
+    yield from _faults_of_profiler(config, arguments)
+    yield from _contradictions(config, arguments)
+
+
+# Each key by itself
+
+
+def _faults_of_keys(block: Config, before: str, *, ours: bool) -> Faults:
+    """Unknown names, wrong types, `auto` that nothing fills in, and what is refused, in a block and those within it.
+
+    Args:
+        before: place of the block with a dot after it; empty at the top.
+    """
+    parent = before.removesuffix(".")
+    for name, value in block.items():
+        place = f"{before}{name}"
+        key = KEYS.get(place)
+        if key is None:
+            # Which keys such a block has depends on the type beside it.
+            if parent not in BY_TYPE:
+                yield place, f": {_unknown(name, before)}"
+            continue
+        if value == "auto":
+            if not key.fills and (ours or parent in BY_TYPE):
+                yield place, AUTO
+            continue
+        fault = _fault_of(key, value, ours=ours)
+        if fault is not None:
+            yield place, fault
+        elif isinstance(value, dict) and place in BLOCKS:
+            yield from _faults_of_keys(value, f"{place}.", ours=ours)
+        elif isinstance(value, dict) and ours:
+            yield from _autos(value, f"{place}.")
+
+
+def _fault_of(key: Key, value: object, *, ours: bool) -> str | None:
+    """What is wrong with a value that is not `auto`; None where nothing is."""
+    if key.verdict == "refused" and key.unless.holds(value):
+        return None
+    if not key.kind.holds(value):
+        return f" {_shown(value)}; expected {key.kind.words}"
+    if key.verdict == "refused" and ours:
+        value_too = "" if isinstance(value, dict) else f" {_shown(value)}"
+        return f"{value_too}: {key.because}; {key.remedy}"
+    return None
+
+
+def _autos(block: Config, before: str) -> Faults:
+    """Each `auto` in a block whose keys are not known: accelerate fails there too."""
+    for name, value in block.items():
+        if value == "auto":
+            yield f"{before}{name}", AUTO
+        elif isinstance(value, dict):
+            yield from _autos(value, f"{before}{name}.")
+
+
+def _unknown(name: str, before: str) -> str:
+    """What is wrong with a name that DeepSpeed does not know in a block, and what to do."""
+    if name.startswith(LIKE_COMMENTS):
+        return "taken for a key, since JSON has no comments; remove it"
+    homes = [place for place, key in KEYS.items() if place.endswith(f".{name}") and key.verdict == "works"]
+    if len(homes) == 1:
+        return f"unknown to DeepSpeed here; its place is {homes[0]}"
+    known = [place.removeprefix(before) for place in KEYS if place.startswith(before)]
+    near = get_close_matches(name, known, 1, NEAR)
+    return f"unknown to DeepSpeed; {f'did you mean {near[0]}?' if near else REMOVE}"
+
+
+# What must be there
+
+
+def _missing(config: Config) -> Faults:
+    """What accelerate or DeepSpeed does not begin without."""
+    if "zero_optimization" not in config:
+        yield "zero_optimization", ' missing; write "zero_optimization": {"stage": 1}, or leave out --deepspeed for DDP'
+    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys():
+        yield "train_micro_batch_size_per_gpu", ' missing; write "auto"'
+
+
+# Keys together
+
+
+def _faults_of_stage_0(config: Config, arguments: Mapping[str, Any]) -> Faults:
+    """DeepSpeed without ZeRO, whose BF16 optimizer gives other losses than all techniques here."""
+    precision = arguments.get("precision", "fp32")
+    stage = _object(config, "zero_optimization").get("stage", 0)
+    if "zero_optimization" in config and stage == 0 and precision != "fp32":
+        fault = f" 0, --precision {precision}: is right in FP32 only; write 1, 2 or 3, or give --precision fp32"
+        yield "zero_optimization.stage", fault
+
+
+def _faults_of_zero(config: Config, arguments: Mapping[str, Any]) -> Faults:
+    """Keys of ZeRO that do nothing at a stage, that do not go together, or that are given twice."""
+    zero = _object(config, "zero_optimization")
+    stage = zero.get("stage", 0)
+    known = stage if KEYS["zero_optimization.stage"].kind.holds(stage) else 0
+    for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        if is_offloaded(config, name) and known < least:
+            yield f"zero_optimization.{name}", f" with stage {stage}: has no effect; needs stage {least} or more"
+    if _object(zero, "offload_optimizer").get("ratio", 1) != 1 and known < 3:
+        yield "zero_optimization.offload_optimizer.ratio", f" with stage {stage}: needs stage 3; remove it"
+    if zero.get("compute_grad_norm") is False:
+        clipping = config.get("gradient_clipping", CLIPPING)
+        if clipping == "auto":
+            clipping = arguments.get("max_grad_norm", 0)
+        if known not in (1, 2) or clipping or is_offloaded(config, "offload_optimizer"):
+            fault = " false: needs stage 1 or 2, --max_grad_norm 0 and no offload; remove it"
+            yield "zero_optimization.compute_grad_norm", fault
+    for name in NAMED_WITHOUT:
+        if name in zero and f"stage3_{name}" in zero:
+            yield f"zero_optimization.{name}", f": stage3_{name} is the same key; remove one of them"
+
+
+def _faults_of_precision(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None) -> Faults:
+    """Precisions that contradict `--precision`, which decides where a block is absent or has `auto`."""
+    bf16 = lookup(config, "bf16.enabled")
+    fp16 = lookup(config, "fp16.enabled")
+    precision = arguments.get("precision")
+    if fp16 is True and fp16_fault is not None:
+        yield "fp16.enabled", f' true: {fp16_fault}; use bf16, and write "auto" here, or leave fp16 out'
+    if precision == "auto":
+        # What it comes to depends on the machine; it is never FP16.
+        if isinstance(bf16, bool):
+            same = "bf16" if bf16 else "fp32"
+            yield "bf16.enabled", f' {_shown(bf16)}, --precision auto; write "auto", or give --precision {same}'
+        if fp16 is True:
+            yield "fp16.enabled", ' true, --precision auto; write "auto", or give --precision fp16'
+    elif precision in PRECISIONS:
+        for name, enabled in (("bf16", bf16), ("fp16", fp16)):
+            if isinstance(enabled, bool) and enabled != (precision == name):
+                fault = f' {_shown(enabled)}, --precision {precision}; write "auto", or give both the same'
+                yield f"{name}.enabled", fault
+    if bf16 is True and fp16 is True:
+        yield "fp16.enabled", " true, bf16.enabled true; leave one of them out"
+
+
+def _faults_of_optimizer(config: Config) -> Faults:
+    """An optimizer that is not the AdamW of other runs."""
+    if "optimizer" not in config:
+        return
+    kind = lookup(config, "optimizer.type")
+    if kind is None:
+        yield "optimizer.type", ' missing; write "AdamW", or leave optimizer out'
+        return
+    if str(kind).lower() not in ADAM:
+        yield "optimizer.type", f' {_shown(kind)}: other runs have AdamW; write "AdamW", or leave optimizer out'
+        return
+    uses_torch = lookup(config, f"{OPTIMIZER}.torch_adam") is True
+    for name in _object(config, OPTIMIZER):
+        if f"{OPTIMIZER}.{name}" not in KEYS:
+            yield f"{OPTIMIZER}.{name}", f": {_unknown(name, f'{OPTIMIZER}.')}"
+        elif uses_torch and name not in OF_TORCH:
+            yield f"{OPTIMIZER}.{name}", ": unknown to PyTorch's AdamW, which torch_adam chooses; remove it"
+
+
+def _faults_of_schedule(config: Config, arguments: Mapping[str, Any]) -> Faults:
+    """A schedule that is none of those with a flag, or has keys of another; blocks that would override flags."""
+    if "optimizer" in config and arguments.get("scaled_rates"):
+        yield "optimizer", ": overrides --scaled_rates True; remove one of them"
+    if "scheduler" not in config:
+        return
+    if arguments.get("max_train_seconds"):
+        yield "scheduler", f": overrides --max_train_seconds {arguments['max_train_seconds']}; remove one of them"
+    kind = lookup(config, "scheduler.type")
+    if kind not in SCHEDULES:
+        expected = f"expected {', '.join(SCHEDULES)}; without it --lr_scheduler_type decides"
+        yield "scheduler.type", f" {kind!r}; {expected}"
+        return
+    flag, names = SCHEDULES[kind]
+    for name in _object(config, SCHEDULER):
+        if name not in names:
+            yield f"{SCHEDULER}.{name}", f": unknown to {kind}; expected {', '.join(sorted(names))}"
+    given = arguments.get("lr_scheduler_type", flag)
+    if given != flag:
+        yield "scheduler.type", f" {kind!r}, --lr_scheduler_type {given}; give --lr_scheduler_type {flag}"
+
+
+def _faults_of_profiler(config: Config, arguments: Mapping[str, Any]) -> Faults:
+    """A profile of a step that the run does not have: the step after `profile_step` is profiled."""
+    if lookup(config, "flops_profiler.enabled") is not True:
+        return
+    after = lookup(config, "flops_profiler.profile_step")
+    after = 1 if after is None else after
+    steps: Any = next((arguments[name] for name in STEPS if name in arguments), None)
+    if COUNT.holds(after) and POSITIVE.holds(steps) and steps <= after:
+        fault = f" {after}, the run has {steps} optimizer steps; there would be no profile: give {steps - 1} or less"
+        yield "flops_profiler.profile_step", fault
+
+
+# Keys that set the same as a flag
+
+
+def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Faults:
+    """Keys whose value, or whose absence, is not what their flag says."""
+    kind = str(lookup(config, "scheduler.type"))
+    _, of_schedule = SCHEDULES.get(kind, ("", frozenset[str]()))
+    for key, (expected, because) in _expected(arguments).items():
+        block, _, name = key.rpartition(".")
+        if block and block.split(".")[0] not in config:
+            continue
+        if block == SCHEDULER and name not in of_schedule:
+            continue
+        value = lookup(config, key)
+        if value is None:
+            default = _default(config, key)
+            if key in DEFAULTS and default != expected:
+                taken = "but DeepSpeed needs it" if default is None else f"so DeepSpeed would use {default}"
+                yield key, f' missing, {taken}; {because}: write "auto"'
+        elif value != "auto" and value != expected:
+            yield key, f' {value!r}, {because}; write "auto", or give both the same'
+
+
+def _default(config: Config, key: str) -> Any:
+    """The value that is used where a key is absent; None where the key must be there."""
+    if key == f"{OPTIMIZER}.weight_decay" and lookup(config, f"{OPTIMIZER}.torch_adam") is True:
+        return TORCH_WEIGHT_DECAY
+    return DEFAULTS.get(key)
+
+
+def _expected(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """The value that each key must have, and in words what sets it; only for flags that are known."""
+    given = {name: (value, f"--{name} {value}") for name, value in arguments.items()}
+    expected = {key: given[name] for key, names in SAME.items() for name in names if name in given}
+    expected[f"{OPTIMIZER}.eps"] = EPSILON, f"AdamW here uses {EPSILON}"
+    warmup, total = f"{SCHEDULER}.warmup_num_steps", f"{SCHEDULER}.total_num_steps"
+    if warmup in expected:
+        # DeepSpeed does not accept 0.
+        expected[warmup] = max(1, expected[warmup][0]), expected[warmup][1]
+    if total in expected and expected[total][0] <= 0:
+        del expected[total]
+    if (steps := arguments.get("optimizer_steps")) is not None:
+        expected[total] = steps, f"the run has {steps} optimizer steps"
+    if {ROWS, PASSES, "world_size"} <= arguments.keys():
+        rows, passes, ranks = (arguments[name] for name in (ROWS, PASSES, "world_size"))
+        whole = rows * passes * ranks
+        expected["train_batch_size"] = whole, f"{rows} rows x {passes} passes x {ranks} processes = {whole}"
+    if "adam_beta2" in arguments:
+        betas = [arguments.get("adam_beta1", 0.9), arguments["adam_beta2"]]
+        expected[f"{OPTIMIZER}.betas"] = betas, f"the flags give {betas} (--adam_beta2 {betas[1]})"
+    return expected
+
+
+def _shown(value: object) -> str:
+    """A value as it stands in the file, cut where it is long."""
+    return json.dumps(value, ensure_ascii=False)[:MOST_SHOWN]
+
+
+def _object(config: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    """The object at a place; an empty one where there is none."""
+    value = lookup(config, place)
+    return value if isinstance(value, dict) else {}
