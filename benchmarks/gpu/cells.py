@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zeropods.techniques import technique_named
+
 ORIGINAL_BATCH = 32
 PROMPTS = ("question", "schema")
 """Prompts of the control and the cells compared with it, and of cells with the best batch."""
@@ -54,6 +56,11 @@ class Cell:
     def is_causal(self) -> bool:
         """Whether it trains a decoder-only model."""
         return self.kind == "causal"
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the optimizer is stepped in main memory, by an operation that DeepSpeed compiles."""
+        return technique_named(self.technique).offloads
 
     @property
     def needs_deepspeed(self) -> bool:

@@ -45,7 +45,7 @@ def test_a_call_measures_while_its_seconds_last_and_says_what_it_skipped(tiny: P
     steps = json.loads((tmp_path / "work" / "a" / "steps.json").read_text())
     outcomes = {step["step"]: step["outcome"] for step in steps}
     assert list(outcomes) == [
-        "facts", "recipe", "prediction", "attention", "profiler", "offload", "prediction with cuDNN",
+        "facts", "recipe", "prediction", "attention", "profiler", "prediction with cuDNN", "offload",
     ]  # fmt: skip
     assert outcomes["recipe"].startswith("skipped, it needs 45 s")
     assert "part-a/steps.json" in archived(tmp_path / "out" / "part-a.tar.gz")
