@@ -79,14 +79,15 @@ def export(
     Raises:
         UserError: there is nothing to export, `out` holds something, or the weights are not what they should be.
     """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: exists; choose a new folder, or an empty one")
+    source, step, is_divided = find_source(run, checkpoint)
+
+    # Only now, since they take seconds.
     import torch
 
     from zeropods.evaluate.models import is_t5, read_model
     from zeropods.train.pretrained import source_options
-
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out}: exists; choose a new folder, or an empty one")
-    source, step, is_divided = find_source(run, checkpoint)
 
     def read(folder: Path, kind: str) -> PreTrainedModel:
         """The model in a folder, with every weight from the folder's safetensors files."""
@@ -143,6 +144,8 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
     Raises:
         UserError: there is no run folder or nothing to export, or the checkpoint asked for does not verify.
     """
+    if not run.is_dir():
+        raise UserError(f"{run}: no such folder; expected the run folder of a training script (--outputdir)")
     # A model's own configuration file has the same name.
     if not (run / CONFIG).is_file() or "run_id" not in read_json(run / CONFIG):
         raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")

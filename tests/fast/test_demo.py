@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import socket
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +12,25 @@ import pytest
 
 from tests.made import a_record, a_score, write_run
 from zeropods.cli import main
+from zeropods.data.manifest import SCHEMA_VERSION, Manifest
 from zeropods.data.wikisql import SQLTable
 from zeropods.demo.answering import (
     MAX_BYTES,
     MAX_COLUMNS,
     MAX_ROWS,
     ModelAnswer,
+    TrainedModel,
     checked,
+    lost_data,
     run_query,
     tables_in,
+    tables_of,
     trained_models,
     uploaded,
 )
 from zeropods.demo.page import SHOWN_ROWS, Site, html, spans, usable_port
 from zeropods.errors import UserError
+from zeropods.files import sha256
 from zeropods.sql.query import Condition, Query, format_query
 
 HEADER, TYPES, ROWS = ["Name", "Age"], ["text", "real"], [["Tom", 3]]
@@ -112,6 +119,73 @@ def test_tables_are_listed_by_title_and_columns_and_know_their_questions(tmp_pat
     assert tables.expected(tables.table("t1"), "How old is Kit?") is None
     with pytest.raises(UserError, match="choose a table"):
         tables.table("other")
+
+
+def a_set(folder: Path, raw: Path) -> Path:
+    """A tokenized set, as far as it says where its raw data are."""
+    folder.mkdir(parents=True)
+    digests = {path.name: sha256(path) for path in raw.iterdir()}
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION, content_key="c" * 16, task="text2sql", prompt="schema", tokenizer="t5-tiny",
+        tokenizer_fingerprint="0", vocabulary_size=100, max_source_tokens=256, max_target_tokens=96, limit=None,
+        source_sha256=digests, splits={}, versions={}, data=str(raw),
+    )  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(asdict(manifest)))
+    return folder
+
+
+def own_tables(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    document = {"id": "t1", "header": HEADER, "types": TYPES, "rows": ROWS, "page_title": "Cats of note"}
+    example = {"table_id": "t1", "question": "How old is Tom?", "sql": {"sel": 1, "agg": 0, "conds": [[0, 0, "Tom"]]}}
+    (folder / "test.tables.jsonl").write_text(json.dumps(document) + "\n")
+    (folder / "test.jsonl").write_text(json.dumps(example) + "\n")
+    return folder
+
+
+def a_run_on(data: dict[str, str], folder: Path) -> TrainedModel:
+    """A run that records where its tokenized set is."""
+    run = a_run(folder, 0.5)
+    for name in ("record.json", "config.json"):
+        document = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps({**document, "dataset": {"content_key": "c" * 16, **data}}))
+    (model,) = trained_models([run])
+    return model
+
+
+def test_a_run_s_own_tables_are_offered_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = a_set(tmp_path / "prepared", own_tables(tmp_path / "raw"))
+    model = a_run_on({"path": str(place), "relative_path": "../../prepared"}, tmp_path / "runs" / "a")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert list(tables_of(model).labels.values()) == ["Cats of note: Name, Age"]
+    assert lost_data(model) is None
+
+
+def test_a_run_s_own_tables_are_offered_after_all_was_moved(tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    place = a_set(before / "prepared", own_tables(before / "raw"))
+    a_run_on({"path": str(place), "relative_path": "../../prepared"}, before / "runs" / "a")
+    (tmp_path / "before").rename(tmp_path / "after")
+    (model,) = trained_models([tmp_path / "after" / "runs" / "a"])
+    assert list(tables_of(model).labels.values()) == ["Cats of note: Name, Age"]
+    assert lost_data(model) is None
+
+
+@pytest.mark.parametrize("gone", ["prepared", "raw"])
+def test_where_a_run_s_own_data_are_gone_that_is_said_with_what_is_shown_instead(tmp_path: Path, gone: str) -> None:
+    place = a_set(tmp_path / "prepared", own_tables(tmp_path / "raw"))
+    shutil.rmtree(tmp_path / gone)
+    model = a_run_on({"path": str(place)}, tmp_path / "run")
+    assert tables_of(model).what.endswith("in the test split of embedded sample; the model's own data are gone")
+    said = lost_data(model)
+    assert said is not None and said.startswith(
+        f"run: the data that it was trained on are gone ({place} and its tables)"
+    )
+    assert said.endswith("tables of the embedded data set instead; name yours with --data DIR")
+    # A model folder does not record its data.
+    (exported,) = trained_models([a_model(tmp_path / "exported")])
+    assert lost_data(exported) is None and "gone" not in tables_of(exported).what
 
 
 # A visitor's CSV file.

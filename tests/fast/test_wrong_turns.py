@@ -95,6 +95,64 @@ def test_a_summary_is_written_beside_its_runs_where_no_place_is_named(
     assert len(json.loads(capsys.readouterr().out)["runs"]) == len(document["runs"])
 
 
+NO_TORCH = """
+import sys
+from zeropods.cli import main
+status = main(sys.argv[1:])
+sys.exit("torch was imported" if "torch" in sys.modules else status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("predict --model nowhere", "nowhere: no such folder; expected a run or model folder"),
+        (
+            "predict --model nowhere --data there --split test",
+            "nowhere: no such folder; expected a run or model folder",
+        ),
+        ("predict --model there", "there: no record.json"),
+        ("predict --model there --data there --split test", "there: no trained model (*.safetensors) there"),
+        ("predict --model t5 --data nowhere --split test", "nowhere: no such folder; give the raw data, or fetch some"),
+        ("predict --model t5 --data there --split test", "there/test.jsonl: no such file; give a folder that has it"),
+        ("predict --model ../nowhere --task squad --data there", "nowhere: no such folder; expected a run or model"),
+        (
+            "perplexity ./nowhere --data there --split dev",
+            "./nowhere: no such folder; expected a run or model fold",
+        ),
+        ("perplexity there --data there --split dev", "there: no trained model (*.safetensors) there"),
+        (
+            "perplexity gpt2 --data ./nowhere --split dev",
+            "--data ./nowhere: no such folder; give a prepared",
+        ),
+        ("export nowhere --out new", "nowhere: no such folder; expected the run folder of a training script"),
+        ("export there --out new", "there: no config.json of a run"),
+        ("demo nowhere", "nowhere: no such folder; name run folders"),
+        (
+            "prepare --data nowhere --tokenizer t5-tiny --out new",
+            "nowhere: no such folder; give the raw data, or fetch",
+        ),
+        ("prepare --task squad --data nowhere --tokenizer x --out new", "zeropods data get squad --out squad"),
+        ("score p.jsonl --data nowhere --split dev", "nowhere: no such folder; give the raw data, or fetch some"),
+        ("summary --against nowhere", "nowhere"),
+    ],
+)
+def test_a_path_that_is_not_there_is_named_before_torch_is_imported(words: str, said: str, here: Path) -> None:
+    (here / "there").mkdir()
+    (here / "t5").mkdir()
+    (here / "t5" / "model.safetensors").touch()
+    (here / "t5" / "config.json").write_text(json.dumps({"is_encoder_decoder": True, "prompt": "schema"}))
+    (here / "p.jsonl").write_text(json.dumps({"index": 0, "question": "?", "prediction": "", "query": None}))
+    before = sorted(here.rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH, *words.split()],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    (line,) = done.stderr.splitlines()
+    assert said in line and done.returncode == 1
+    assert sorted(here.rglob("*")) == before
+
+
 def test_a_summary_of_no_runs_makes_no_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nowhere: no such folder" in refused(capsys, "summary", "nowhere")
     assert "runs: no such folder" in refused(capsys, "summary")

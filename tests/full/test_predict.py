@@ -249,7 +249,7 @@ def here(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("predict --model nowhere --data data", "no trained model"),
+        ("predict --model nowhere --data data", "nowhere: no such folder; expected a run or model folder"),
         ("predict --model trained --data data --max-seq-length 9", "length: is for squad, but this task is text2sql"),
         ("predict --model trained --data data --out mine.csv", "mine.csv: exists and does not contain predictions; c"),
         ("predict --model trained --data data --prompt question", "was trained with schema; leave it out, or add --fo"),

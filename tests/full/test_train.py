@@ -21,7 +21,7 @@ from tests.full.forks import begin_ranks, train_ranks
 from tests.full.launches import until
 from zeropods.cli import main
 from zeropods.errors import UserError, guarded
-from zeropods.evaluate.models import load_model
+from zeropods.evaluate.models import load_model, prepared_of
 from zeropods.measure.record import Record, read_record
 from zeropods.train import run_parsed
 from zeropods.train.arguments import TextToSQLArguments
@@ -66,6 +66,18 @@ def test_a_run_leaves_the_whole_folder_and_a_record(trained: Path) -> None:
     assert record.train_seconds == pytest.approx(sum(steps))
     assert record.samples_per_second == pytest.approx(32 * 5 / sum(steps[1:]))
     assert record.losses[-1].loss < record.losses[0].loss
+
+
+def test_a_run_records_where_its_data_are_for_any_working_folder(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "set").symlink_to(prepared)
+    monkeypatch.chdir(tmp_path)
+    record = train(Path("runs", "a"), Path("set"), "--max_steps", 1, "--eval_steps", 0)
+    assert record.dataset["path"] == str(tmp_path / "set")
+    assert record.dataset["relative_path"] == "../../set"
+    monkeypatch.chdir("/")
+    assert prepared_of(tmp_path / "runs" / "a") == tmp_path / "set"
 
 
 def assert_same_losses(run: Record, expected: Record) -> None:

@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.export import DTYPES
-from zeropods.files import given_path
+from zeropods.files import given_path, is_path
 from zeropods.outputs import out_file, out_folder
 from zeropods.tables import Table, counted, progress, whole
 
@@ -102,15 +103,26 @@ def _model_flags(flag: Callable[..., Any], batch: str, unit: str, precision: str
 def _predict(arguments: argparse.Namespace) -> Result:
     if arguments.force_prompt and arguments.out is None:
         raise UserError("--force-prompt: the answers are not the run's own; choose a file with --out")
-    from zeropods.evaluate.generate import TASKS, answer_task, predict
-    from zeropods.evaluate.models import raw_data
+    from zeropods.evaluate.models import answer_task, check_source, chosen_prompt, model_folder, raw_data
 
-    if arguments.data is None:
+    if arguments.data is None and arguments.model.is_dir():
         arguments.data, usual = raw_data(arguments.model)
         arguments.split = arguments.split or usual
     split = arguments.split or "test"
     out = arguments.out or out_file(str(arguments.model / f"predictions.{split}.jsonl"))
-    task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
+    asked = arguments.task or ("text2sql" if arguments.prompt else None)
+    if asked == "squad":
+        check_source(arguments.model)
+    else:
+        model_folder(arguments.model)
+    task = answer_task(arguments.model, asked)
+    if task == "text2sql":
+        chosen_prompt(arguments.model, arguments.prompt, bool(arguments.force_prompt))
+    _check_split(task, arguments.data, split)
+
+    # Only now, since torch and transformers take seconds.
+    from zeropods.evaluate.generate import TASKS, predict
+
     how = _given(arguments, "max_new_tokens", "batch_size", "num_beams") | {"constrained": not arguments.unconstrained}
     options = _given(arguments, "precision", "limit", "prompt", "force_prompt", "max_seq_length")
     call = (arguments.model, arguments.data, split, out, replace(TASKS[task].usual, **how))
@@ -122,6 +134,17 @@ def _predict(arguments: argparse.Namespace) -> Result:
 
         result["score"] = asdict(score(out, arguments.data, split))
     return result
+
+
+def _check_split(task: str, data: Path, split: str) -> None:
+    """Refuse questions that are not there."""
+    from zeropods.data.squad import squad_file
+    from zeropods.data.wikisql import source_files
+
+    if task == "squad":
+        squad_file(data, split)
+    else:
+        source_files(data, split)
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -183,6 +206,13 @@ def _measured(score: Result) -> dict[str, str]:
 
 
 def _perplexity(arguments: argparse.Namespace) -> Result:
+    from zeropods.evaluate.models import check_source
+
+    check_source(arguments.model)
+    if is_path(arguments.data) and not Path(arguments.data).exists():
+        raise UserError(f"--data {arguments.data}: no such folder; give a prepared set, a folder of text or a hub id")
+
+    # Only now, since torch and transformers take seconds.
     from zeropods.evaluate.generate import text_perplexity
 
     given = _given(arguments, "limit", "batch_size", "precision", "max_seq_length", "dataset_config", "text_field")

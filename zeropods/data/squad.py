@@ -15,7 +15,7 @@ from pydantic import Field
 
 from zeropods.data.encoding import NO_LOSS, Ids, TokenRows, first_tokens, folded
 from zeropods.data.manifest import SPLITS
-from zeropods.data.wikisql import Text
+from zeropods.data.wikisql import Text, check_folder
 from zeropods.errors import UserError
 from zeropods.files import MEND, sha256, validated
 
@@ -97,6 +97,7 @@ def read_squad(folder: Path, split: str) -> Iterator[SquadExample]:
 
 def squad_file(folder: Path, split: str) -> Path:
     """The file of a split, which must exist: `SPLIT-v1.1.json`, or the only one named `SPLIT*.json`."""
+    check_folder(folder, "squad")
     official, found = Path(folder) / f"{split}-v1.1.json", _named(folder, split)
     if official in found or len(found) == 1:
         return official if official in found else found[0]

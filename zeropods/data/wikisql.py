@@ -118,11 +118,20 @@ def _check_width(place: str, table: SQLTable) -> None:
 def split_file(folder: Path, split: str, suffix: str) -> Path:
     """The path of a split's file in the official layout, which must exist."""
     path = Path(folder) / f"{split}.{suffix}"
+    check_folder(folder, "wikisql")
     if not path.is_file():
         raise UserError(
             f"{path}: no such file; give a folder that has it, or fetch it: zeropods data get wikisql --out wikisql"
         )
     return path
+
+
+def check_folder(folder: Path, name: str) -> None:
+    """Refuse raw data whose folder is missing; `name` is that of a published data set of their kind."""
+    if not Path(folder).is_dir():
+        raise UserError(
+            f"{folder}: no such folder; give the raw data, or fetch some: zeropods data get {name} --out {name}"
+        )
 
 
 def split_files(split: str, tables: Iterable[SQLTable], questions: Iterable[object]) -> dict[str, bytes]:

@@ -59,6 +59,8 @@ class TrainedModel:
     """Sort key, least for the best: negated accuracy, loss, and the negated time when the weights were written."""
     prepared: Path | None
     """The tokenized set that the run was trained on, if it still exists."""
+    trained_on: str | None
+    """Where that set was, whether it still exists or not; None for a model folder, which does not record it."""
     source_limit: int
     """Maximum number of tokens of a question with its columns in training."""
 
@@ -116,6 +118,7 @@ def _model(folder: Path, name: str) -> TrainedModel:
         about=(run.model_id, technique, right) if run and technique else ("model", right),
         order=(-(accuracy or 0.0), losses[-1].loss if losses else math.inf, -(within / CONFIG).stat().st_mtime),
         prepared=prepared,
+        trained_on=entry.config.dataset.get("path") if entry.config else None,
         source_limit=limit or MAX_SOURCE_TOKENS[prompt],
     )
 
@@ -276,10 +279,27 @@ def tables_in(data: Path) -> Tables:
     return Tables(what, {id_: tuple(grouped[id_]) for id_ in shown_ids}, {id_: labels[id_] for id_ in shown_ids})
 
 
-def tables_of(prepared: Path | None) -> Tables:
-    """The tables that a tokenized set was made from, if they lie near it; otherwise those of the embedded data set."""
-    found = raw_data_of(prepared, SPLITS) if prepared else None
-    return sample_tables() if found is None else tables_in(found[0])
+def tables_of(model: TrainedModel) -> Tables:
+    """The tables that a model was trained on, if they lie near its tokenized set; otherwise those of the embedded data
+    set, whose description then says so."""
+    raw = raw_data_of(model.prepared, SPLITS) if model.prepared else None
+    if raw is not None:
+        return tables_in(raw[0])
+    embedded = sample_tables()
+    if model.trained_on is None:
+        return embedded
+    return replace(embedded, what=f"{embedded.what}; the model's own data are gone")
+
+
+def lost_data(model: TrainedModel) -> str | None:
+    """What is to be said where a run's own data are gone; None where they are there, or where it is not known."""
+    is_there = model.prepared is not None and raw_data_of(model.prepared, SPLITS) is not None
+    if model.trained_on is None or is_there:
+        return None
+    return (
+        f"{model.name}: the data that it was trained on are gone ({model.trained_on} and its tables); the page offers "
+        "the tables of the embedded data set instead; name yours with --data DIR"
+    )
 
 
 @lru_cache(maxsize=1)

@@ -25,6 +25,7 @@ from zeropods.demo.answering import (
     ask,
     checked,
     loaded,
+    lost_data,
     run_query,
     tables_in,
     tables_of,
@@ -140,7 +141,7 @@ class Site:
 
     def tables(self, label: str | None) -> Tables:
         """The tables that are offered with a model: those of `--data`, of its own data set, or of the embedded one."""
-        return tables_in(self.data) if self.data else tables_of(self.model(label).prepared)
+        return tables_in(self.data) if self.data else tables_of(self.model(label))
 
     def start(self) -> list[Any]:
         """The lists of models and tables, for a page that has just been opened."""
@@ -338,6 +339,10 @@ def serve(
                 site.passed_over.add(model.folder)
                 announce(f"{error}; passed over")
         count = len(site.models())
+        # The page begins with the first model; with another one, the list of tables says what it holds.
+        lost = None if data else lost_data(next(iter(site.models().values())))
+        if lost is not None:
+            announce(lost)
 
         # These imports come last: Gradio and what it imports read those variables only once.
         import gradio as gr

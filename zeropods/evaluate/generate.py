@@ -28,9 +28,15 @@ from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import Preparation
 from zeropods.data.squad import SquadEncoder, SquadExample, answer_in, read_squad
 from zeropods.data.tokenizers import with_ends
-from zeropods.data.wikisql import PROMPTS, Example, read_split, source_of
+from zeropods.data.wikisql import Example, read_split, source_of
 from zeropods.errors import UserError
-from zeropods.evaluate.models import SavedModel, is_t5, load_model, model_config, model_folder, task_of, trained_length
+from zeropods.evaluate.models import (
+    SavedModel,
+    answer_task,
+    chosen_prompt,
+    load_model,
+    trained_length,
+)
 from zeropods.evaluate.score import Prediction, check_place, write_predictions
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, TextScore, text_score
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
@@ -153,14 +159,8 @@ class QueryAnswerer(Answerer):
         Args:
             prompt: the prompt of a model that does not say its own, or of any model where it is forced.
         """
-        within = model_folder(folder)
-        own = model_config(folder).get("prompt")
-        if prompt not in (None, own) and own in PROMPTS and not force_prompt:
-            raise UserError(f"--prompt {prompt}: {within} was trained with {own}; leave it out, or add --force-prompt")
-        prompt = prompt or own
-        if prompt not in PROMPTS:
-            raise UserError(f"{within}: does not record its prompt; give --prompt {' or '.join(PROMPTS)}")
-        return cls(load_model(folder, precision, causal=False), prompt)
+        chosen = chosen_prompt(folder, prompt, force_prompt)
+        return cls(load_model(folder, precision, causal=False), chosen)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -340,17 +340,6 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
 
 TASKS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer]] = {TEXT2SQL: QueryAnswerer, SQUAD: QuestionAnswerer}
 READERS: dict[str, Callable[[Path, str], Iterable[Any]]] = {TEXT2SQL: read_split, SQUAD: read_squad}
-
-
-def answer_task(model: Path, asked: str | None = None) -> str:
-    """The task of a model: `asked`, else what the model says; `UserError` where it answers no questions."""
-    task = asked or task_of(model)
-    if task == SQUAD and Path(model).is_dir() and is_t5(model):
-        raise UserError(f"--task {task}: {model} is a T5, which is for {TEXT2SQL}; leave it out")
-    if task == LM:
-        fault = "was trained on plain text and answers no questions"
-        raise UserError(f"{model}: {fault}; see zeropods perplexity, or --task")
-    return task
 
 
 def predict(

@@ -29,6 +29,8 @@ LEVELS_UP = 3
 def model_folder(folder: Path) -> Path:
     """The folder with the weights of a run or model folder, in safetensors files; nothing else is read."""
     folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; expected a run or model folder")
     within = folder / "model" if (folder / "model").is_dir() else folder
     if not has_weights(within):
         raise UserError(f"{folder}: no trained model (*.safetensors) there; expected a run or model folder")
@@ -52,6 +54,37 @@ def task_of(folder: Path) -> str:
     if task not in SCORES:
         raise UserError(f"{folder}: does not record its task; give --task {TEXT2SQL} or {SQUAD}")
     return str(task)
+
+
+def answer_task(model: Path, asked: str | None = None) -> str:
+    """The task of a model: `asked`, else what the model says; `UserError` where it answers no questions."""
+    task = asked or task_of(model)
+    if task == SQUAD and Path(model).is_dir() and is_t5(model):
+        raise UserError(f"--task {task}: {model} is a T5, which is for {TEXT2SQL}; leave it out")
+    if task == LM:
+        fault = "was trained on plain text and answers no questions"
+        raise UserError(f"{model}: {fault}; see zeropods perplexity, or --task")
+    return task
+
+
+def chosen_prompt(folder: Path, asked: str | None = None, force: bool = False) -> str:
+    """The prompt of a T5: the one that it was trained with, or `asked` where it records none or that is forced."""
+    within = model_folder(folder)
+    own = model_config(folder).get("prompt")
+    if asked not in (None, own) and own in PROMPTS and not force:
+        raise UserError(f"--prompt {asked}: {within} was trained with {own}; leave it out, or add --force-prompt")
+    prompt = asked or own
+    if prompt not in PROMPTS:
+        raise UserError(f"{within}: does not record its prompt; give --prompt {' or '.join(PROMPTS)}")
+    return str(prompt)
+
+
+def check_source(name: str | Path) -> None:
+    """Refuse a causal model's source that is neither a run or model folder nor can be a hub id; no hub is asked."""
+    if Path(name).exists():
+        model_folder(Path(name))
+    elif is_path(str(name)):
+        raise UserError(f"{name}: no such folder; expected a run or model folder, or a hub id")
 
 
 def is_t5(folder: Path) -> bool:
@@ -93,8 +126,17 @@ def prepared_of(run: Path, config: RunConfig | None = None) -> Path:
     Args:
         config: the run's configuration, where it is known; otherwise its record is read.
     """
-    given = Path((config or read_record(run)).dataset.get("path", ""))
-    return given if (given / FILE).is_file() else run / OWN
+    dataset = (config or read_record(run)).dataset
+    places = []
+    if dataset.get("path"):
+        places.append(Path(dataset["path"]))
+    if dataset.get("relative_path"):
+        # The run and its data may have been moved together.
+        places.append(run / dataset["relative_path"])
+    for place in places:
+        if (place / FILE).is_file():
+            return place
+    return run / OWN
 
 
 def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | None:
@@ -179,8 +221,8 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     if precision == "fp16" and not (causal and torch.cuda.is_available()):
         raise UserError("--precision fp16: needs a GPU and a causal model; use fp32 or bf16")
     precision = resolve_precision(precision, _run_config(source).get("model_id") or str(source))
-    if causal and not Path(source).exists() and is_path(str(source)):
-        raise UserError(f"{source}: no such folder; expected a run or model folder, or a hub id")
+    if causal:
+        check_source(source)
     local = Path(source).exists() or not causal
     name = str(model_folder(Path(source))) if local else str(source)
     options = source_options(name)

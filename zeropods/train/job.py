@@ -203,7 +203,7 @@ def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> O
         "gradient_checkpointing": arguments.gradient_checkpointing,
         "train_rows": len(data.train),
         "dev_rows": None if data.dev is None else len(data.dev),
-        "dataset": {"path": arguments.dataset_path, "content_key": data.manifest.content_key},
+        "dataset": {**_place_of(arguments.dataset_path, task.folder), "content_key": data.manifest.content_key},
         "deepspeed": task.deepspeed,
         "identity": task.identity(),
         "argv": argv,
@@ -215,6 +215,21 @@ def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> O
     }
     files.write_json(task.folder / record.CONFIG, config)
     return opening
+
+
+def _place_of(data: str, folder: Path) -> dict[str, str]:
+    """Where a run's data are, for its record: `path`, absolute, and `relative_path`, from the run folder.
+
+    By the latter they are found where both were moved together. A name that is no path, such as a hub id, stays.
+
+    Args:
+        data: the data as the flag names them.
+        folder: the run folder.
+    """
+    if not Path(data).exists():
+        return {"path": data}
+    absolute = Path(data).absolute()
+    return {"path": str(absolute), "relative_path": os.path.relpath(absolute, folder.absolute())}
 
 
 def _check_same_run(task: Task) -> None:
