@@ -162,8 +162,8 @@ def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> O
     """Open the run folder, on rank 0; unless the run in it is finished, write `config.json`.
 
     Args:
-        device: what the ranks train on, `cuda` or `cpu`.
         hosts: the pods, each once, in the order of their ranks.
+        device: what the ranks train on, `cuda` or `cpu`.
 
     Raises:
         UserError: the flags or the DeepSpeed configuration do not fit the data, or the folder holds another run.
