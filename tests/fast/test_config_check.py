@@ -1,7 +1,10 @@
 """What a DeepSpeed configuration may say: every fault is told at once, each in a few words and with what to do."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -333,6 +336,27 @@ def test_a_launch_tells_all_faults_before_anything_starts(
     )
     assert "(2) flops_profiler.profile_step 9, the run has 5 optimizer steps" in err and out == ""
     assert {path.name for path in tmp_path.iterdir()} == {"raw", "mine.json"}
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_a_script_tells_all_faults_before_it_imports_torch(rank: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**PLAIN, "train_batch_size": 5, "_": ""}))
+    script = str(PROJECT / "textsql_train.py")
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = {[script, '--deepspeed', str(path)]!r}\n"
+        "try:\n"
+        f"    runpy.run_path({script!r}, run_name='__main__')\n"
+        "except SystemExit as ended:\n"
+        "    print(ended.code, 'torch' in sys.modules)\n"
+    )
+    environment = {**os.environ, **({} if rank is None else {"RANK": rank, "WORLD_SIZE": "3"})}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    rows = 32 if rank is None else 96
+    assert done.stdout == "1 False\n" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"zeropods: --deepspeed {path}: 2 faults: (1) _: taken for a key, ")
+    assert f"processes = {rows}; write" in done.stderr
 
 
 # What DeepSpeed compiles for the optimizer's step

@@ -34,10 +34,14 @@ def run_script() -> int:
     prepare_compiling()
     from zeropods.measure.environment import process_age_seconds
     from zeropods.train.arguments import SCRIPTS, parse_flags
+    from zeropods.train.config_check import check_run
+    from zeropods.train.deepspeed import read_config
 
     try:
         flags = parse_flags(SCRIPTS[Path(sys.argv[0]).name], sys.argv[1:])
         if is_first:
+            if flags.deepspeed is not None:
+                check_run(read_config(Path(flags.deepspeed)), flags, int(os.environ.get("WORLD_SIZE", "1")))
             flags.check_inputs()
     except UserError as error:
         # All ranks have the same flags: only one of them says what is wrong.

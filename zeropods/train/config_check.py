@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.techniques import is_offloaded, lookup
-from zeropods.train.arguments import PASSES, ROWS
+from zeropods.train.arguments import PASSES, ROWS, RunArguments
 from zeropods.train.deepspeed import Config
 from zeropods.train.deepspeed_keys import COUNT, KEYS, NAMED_WITHOUT, POSITIVE, REMOVE, Key
 
@@ -76,6 +77,18 @@ NEAR = 0.8
 """Least similarity of a misspelled key to the one that is offered: `comms_config` is no misspelled `comms_logger`."""
 BLOCKS = frozenset(place.rpartition(".")[0] for place in KEYS) - {""}
 """Objects whose keys are known."""
+
+
+def check_run(config: Config, flags: RunArguments, ranks: int, **known: object) -> None:
+    """Check the configuration of a run of one of this project's scripts.
+
+    Args:
+        ranks: number of processes.
+        known: what else is known of the run, see `check_config`.
+    """
+    if flags.deepspeed is not None:
+        arguments = {**asdict(flags), "adam_beta1": flags.adam_beta1, "world_size": ranks, **known}
+        check_config(config, flags.deepspeed, arguments, flags.fp16_fault)
 
 
 def check_config(
@@ -287,7 +300,7 @@ def _faults_of_schedule(config: Config, arguments: Mapping[str, Any]) -> Faults:
     if arguments.get("max_train_seconds"):
         yield "scheduler", f": overrides --max_train_seconds {arguments['max_train_seconds']}; remove one of them"
     kind = lookup(config, "scheduler.type")
-    if kind not in SCHEDULES:
+    if not isinstance(kind, str) or kind not in SCHEDULES:
         expected = f"expected {', '.join(SCHEDULES)}; without it --lr_scheduler_type decides"
         yield "scheduler.type", f" {kind!r}; {expected}"
         return

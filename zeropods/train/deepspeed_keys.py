@@ -92,6 +92,7 @@ BOOLEAN = one_of(True, False)
 TEXT = Kind("text", lambda value: isinstance(value, str))
 NAMES = Kind("a list of names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
 DTYPE = words_of("fp32", "fp16", "bf16")
+TORCH_DTYPE = one_of("float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "float", "half")
 DEVICE = one_of("none", "cpu", "nvme")
 NUMBER = number("a number")
 NOT_NEGATIVE = number("a number, at least 0", least=0)
@@ -129,7 +130,7 @@ class Key:
     """Why it is refused."""
     remedy: str = REMOVE
     """What to do where it is refused."""
-    unless: Kind = NULL
+    unless: Kind = NOTHING
     """The values with which a refused key does nothing, so that it is not refused."""
     fills: bool = False
     """Whether transformers or accelerate replace `auto` with a value; they fail at any other `auto`."""
@@ -145,7 +146,7 @@ def harmless(kind: Kind) -> Key:
     return Key(kind, "harmless")
 
 
-def refused(kind: Kind, because: str, *, unless: Kind = NULL, remedy: str = REMOVE) -> Key:
+def refused(kind: Kind, because: str, *, unless: Kind = NOTHING, remedy: str = REMOVE) -> Key:
     """A key that is refused, but for values that do nothing."""
     return Key(kind, "refused", because, remedy, unless)
 
@@ -186,7 +187,7 @@ KEYS: dict[str, Key] = {
     ),
     "prescale_gradients": refused(BOOLEAN, "ZeRO-2 and ZeRO-3 do not support it", unless=FALSE),
     "gradient_predivide_factor": refused(NUMBER, "ZeRO-2 does not support it", unless=one_of(1, 1.0)),
-    "communication_data_type": refused(DTYPE, PRECISION, remedy=BY_FLAG),
+    "communication_data_type": refused(DTYPE, PRECISION, unless=NULL, remedy=BY_FLAG),
     "seq_parallel_communication_data_type": harmless(either(DTYPE, NULL)),
     "disable_allgather": harmless(BOOLEAN),
     # Precision.
@@ -200,6 +201,7 @@ KEYS: dict[str, Key] = {
     "fp16": works(OBJECT),
     "fp16.enabled": works(BOOLEAN, auto=True),
     "fp16.auto_cast": harmless(BOOLEAN),
+    # The scale of losses in FP16, which CPUs do not train in: the test trains with these keys while FP16 is off.
     "fp16.loss_scale": works(NOT_NEGATIVE),
     "fp16.initial_scale_power": works(COUNT),
     "fp16.loss_scale_window": works(POSITIVE),
@@ -209,12 +211,12 @@ KEYS: dict[str, Key] = {
     "fp16.fp16_master_weights_and_grads": refused(BOOLEAN, "the masters would be FP16", unless=FALSE),
     "torch_autocast": refused(OBJECT, PRECISION, unless=OFF, remedy=BY_FLAG),
     "torch_autocast.enabled": harmless(BOOLEAN),
-    "torch_autocast.dtype": harmless(TEXT),
+    "torch_autocast.dtype": harmless(TORCH_DTYPE),
     "torch_autocast.lower_precision_safe_modules": harmless(NAMES),
     "data_types": harmless(OBJECT),
-    "data_types.grad_accum_dtype": refused(TEXT, PRECISION, remedy=BY_FLAG),
-    "data_types.param_dtype": refused(TEXT, PRECISION, remedy=BY_FLAG),
-    "data_types.buffer_dtype": refused(TEXT, PRECISION, remedy=BY_FLAG),
+    "data_types.grad_accum_dtype": refused(TEXT, PRECISION, unless=NULL, remedy=BY_FLAG),
+    "data_types.param_dtype": refused(TEXT, PRECISION, unless=NULL, remedy=BY_FLAG),
+    "data_types.buffer_dtype": refused(TEXT, PRECISION, unless=NULL, remedy=BY_FLAG),
     "data_types.keep_in_fp32_modules": refused(NAMES, PRECISION, remedy=BY_FLAG),
     # The optimizer and the schedule; keys of the schedule depend on its type (`config_check.SCHEDULES`).
     "optimizer": works(OBJECT),
@@ -275,7 +277,9 @@ KEYS: dict[str, Key] = {
     "zero_optimization.stage3_use_all_reduce_for_fetch_params": works(BOOLEAN),
     "zero_optimization.stage3_allgather_sequential": works(BOOLEAN),
     "zero_optimization.ignore_unused_parameters": works(BOOLEAN),
-    "zero_optimization.round_robin_gradients": works(BOOLEAN),
+    "zero_optimization.round_robin_gradients": refused(
+        BOOLEAN, "resumed on another number of ranks, a run would go on with other weights", unless=FALSE
+    ),
     "zero_optimization.parameter_alignment": works(BOOLEAN),
     "zero_optimization.memory_efficient_linear": works(BOOLEAN),
     "zero_optimization.override_module_apply": works(BOOLEAN),
@@ -292,22 +296,22 @@ KEYS: dict[str, Key] = {
     "zero_optimization.zero_quantized_weights": refused(BOOLEAN, ZEROPP, unless=FALSE),
     "zero_optimization.zero_quantized_gradients": refused(BOOLEAN, ZEROPP, unless=FALSE),
     "zero_optimization.zero_quantized_nontrainable_weights": refused(BOOLEAN, ZEROPP, unless=FALSE),
-    "zero_optimization.zeropp_loco_param": refused(ANYTHING, GONE, unless=NOTHING),
-    "zero_optimization.mics_shard_size": refused(ANYTHING, GONE, unless=NOTHING),
-    "zero_optimization.mics_hierarchical_params_gather": refused(ANYTHING, GONE, unless=NOTHING),
+    "zero_optimization.zeropp_loco_param": refused(ANYTHING, GONE),
+    "zero_optimization.mics_shard_size": refused(ANYTHING, GONE),
+    "zero_optimization.mics_hierarchical_params_gather": refused(ANYTHING, GONE),
     "zero_optimization.cpu_offload": refused(
-        either(BOOLEAN, NULL), OLD_NAME, unless=NOTHING, remedy='write "offload_optimizer": {"device": "cpu"}'
+        either(BOOLEAN, NULL), OLD_NAME, remedy='write "offload_optimizer": {"device": "cpu"}'
     ),
     "zero_optimization.cpu_offload_param": refused(
-        either(BOOLEAN, NULL), OLD_NAME, unless=NOTHING, remedy='write "offload_param": {"device": "cpu"}'
+        either(BOOLEAN, NULL), OLD_NAME, remedy='write "offload_param": {"device": "cpu"}'
     ),
     "zero_optimization.cpu_offload_use_pin_memory": refused(
-        either(BOOLEAN, NULL), OLD_NAME, unless=NOTHING, remedy="write pin_memory within the offload's object"
+        either(BOOLEAN, NULL), OLD_NAME, remedy="write pin_memory within the offload's object"
     ),
     "zero_optimization.stage3_gather_fp16_weights_on_model_save": refused(
-        BOOLEAN, OLD_NAME, unless=NOTHING, remedy="write stage3_gather_16bit_weights_on_model_save"
+        BOOLEAN, OLD_NAME, remedy="write stage3_gather_16bit_weights_on_model_save"
     ),
-    "zero_optimization.zenflow": refused(OBJECT, "ZenFlow is not one of this project's techniques"),
+    "zero_optimization.zenflow": refused(OBJECT, "ZenFlow is not one of this project's techniques", unless=NULL),
     # Offload.
     "zero_optimization.offload_optimizer": works(OBJECT),
     "zero_optimization.offload_optimizer.device": refused(DEVICE, NVME, unless=one_of("none", "cpu"), remedy=CPU),
@@ -393,7 +397,7 @@ KEYS: dict[str, Key] = {
     "checkpoint.parallel_write": harmless(OBJECT),
     "checkpoint.parallel_write.pipeline_stage": harmless(BOOLEAN),
     "checkpoint.checkpoint_serialization": refused(BOOLEAN, CHECKPOINTS, unless=TRUE),
-    "checkpoint.writer": refused(OBJECT, CHECKPOINTS),
+    "checkpoint.writer": refused(OBJECT, CHECKPOINTS, unless=NULL),
     "datastates_ckpt": refused(ANYTHING, CHECKPOINTS, unless=FALSE),
     "activation_checkpointing": refused(
         OBJECT, "has no effect on the models here", unless=IDLE, remedy="remove it; --gradient_checkpointing True"
@@ -429,7 +433,7 @@ KEYS: dict[str, Key] = {
     "weight_quantization": refused(OBJECT, "the record's precision would not be that of the weights", unless=EMPTY),
     "compile": refused(OBJECT, NO_COMPILER, unless=EMPTY, remedy=COMPILE),
     # What DeepSpeed has removed.
-    **dict.fromkeys(REMOVED, refused(ANYTHING, GONE, unless=NOTHING)),
+    **dict.fromkeys(REMOVED, refused(ANYTHING, GONE)),
 }
 """Every key that DeepSpeed knows, by its place."""
 

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from zeropods.programs import compile_in_turns, free_port
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
 from zeropods.train.arguments import INITS, PASSES, ROWS, RunArguments, batch_on
-from zeropods.train.config_check import check_config
+from zeropods.train.config_check import check_run
 from zeropods.train.deepspeed import (
     Config,
     check_operation,
@@ -93,10 +93,8 @@ class Task(ABC):
 
     def check_template(self, ranks: int, **known: object) -> None:
         """Refuse a DeepSpeed configuration that contradicts the flags, or anything else that is known of the run."""
-        if self.template is not None and self.arguments.deepspeed is not None:
-            flags = {**asdict(self.arguments), "adam_beta1": self.arguments.adam_beta1}
-            known = {**flags, "world_size": ranks, **known}
-            check_config(self.template, self.arguments.deepspeed, known, self.arguments.fp16_fault)
+        if self.template is not None:
+            check_run(self.template, self.arguments, ranks, **known)
 
     @abstractmethod
     def check_model(self) -> None:
