@@ -36,7 +36,7 @@ REFUSED = [
     (f"{PREPARE} text2sql --max-source-tokens 1", "--max-source-tokens 1; expected at least 2"),
     (f"{PREPARE} lm --max-seq-length 1", "--max-seq-length 1; expected at least 2"),
     (f"{PREPARE} squad --limit 0", "--limit 0; expected at least 1"),
-    (f"{PREPARE} squad", "no such file; give a folder that has it, or fetch it: zeropods data get squad"),
+    (f"{PREPARE} squad", "no such folder; give the raw data, or fetch some: zeropods data get squad"),
     ("data sample --out /proc/x/sample", "/proc/x"),
     # Launches.
     (f"{SLURM} --restarts 2 {HUB}", "--restarts 2: SLURM requeues a job by itself"),
