@@ -1,8 +1,8 @@
 """The techniques that are compared, each one value here, and the keys of a DeepSpeed configuration behind them.
 
 A new technique needs a value in `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/` where they are new. One
-with keys of its own, such as ZeRO++, gets a field of `Technique` for them; `is_of` checks that field, the keys are taken
-out of `PLAIN`, and `train/deepspeed_keys.py` lets them pass.
+with keys of its own, such as ZeRO++, gets a field of `Technique` for them; `is_of` checks that field, the keys are
+taken out of `PLAIN`, and `train/deepspeed_keys.py` lets them pass.
 """
 
 from __future__ import annotations

@@ -282,11 +282,10 @@ JSON = st.recursive(
 NAMES = sorted({name for place in KEYS for name in place.split(".")} | {"", "_", "x"})
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(NAMES), st.one_of(JSON, st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4)), max_size=6
-    )
-)
+A_NAME = st.one_of(st.sampled_from(NAMES), st.text(max_size=3))
+
+
+@given(st.dictionaries(A_NAME, st.one_of(JSON, st.dictionaries(A_NAME, JSON, max_size=4)), max_size=6))
 def test_whatever_stands_in_a_file_is_answered_in_one_line(config: dict[str, Any]) -> None:
     for flags in (FLAGS, CAUSAL, {}):
         try:

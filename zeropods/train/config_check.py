@@ -113,7 +113,7 @@ def check_config(
     for place, fault in _faults(config, arguments, fp16_fault, ours=ours):
         # What is wrong with a key in itself comes before what it contradicts.
         faults.setdefault(place, fault)
-    lines = [f"{place}{fault}" for place, fault in faults.items()]
+    lines = [f"{place if place.isprintable() else _shown(place)}{fault}" for place, fault in faults.items()]
     if len(lines) == 1:
         raise UserError(f"--deepspeed {path}: {lines[0]}")
     if lines:
