@@ -227,6 +227,8 @@ RIGHT: list[dict[str, Any]] = [
     },
     profiler(profile_step=2, module_depth=-1, output_file=None),
 ]
+CONSTANT = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}}
+"""A schedule that takes the optimizer's rate."""
 
 
 @pytest.mark.parametrize("changes", RIGHT)
@@ -234,6 +236,14 @@ RIGHT: list[dict[str, Any]] = [
 def test_what_is_right_passes_with_any_precision(changes: dict[str, Any], precision: str) -> None:
     config = {key: value for key, value in {**PLAIN, **changes}.items() if value is not None}
     check_config(config, "some.json", {**FLAGS, "precision": precision}, TextToSQLArguments.fp16_fault)
+
+
+def test_a_schedule_without_a_rate_has_that_of_the_optimizer_or_a_default_that_is_reported() -> None:
+    check_config({**PLAIN, **CONSTANT}, "some.json", {**FLAGS, "lr_scheduler_type": "constant_with_warmup"})
+    decay = {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto", "total_num_steps": "auto"}}}
+    assert message(decay).endswith(
+        'warmup_max_lr missing, so DeepSpeed would use 0.001; --learning_rate 0.0003: write "auto"'
+    )
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,8 @@ def test_the_values_of_absent_keys_are_deepspeed_s_own() -> None:
     assert default(AdamW, "weight_decay") == config_check.TORCH_WEIGHT_DECAY
     for name in ("lr", "betas", "eps"):
         assert list_of(default(AdamW, name)) == list_of(config_check.DEFAULTS[f"optimizer.params.{name}"])
-    assert default(lr_schedules.WarmupDecayLR, "warmup_max_lr") == 1e-3
+    assert default(lr_schedules.WarmupDecayLR, "warmup_max_lr") == config_check.DEFAULTS[config_check.MAX_RATE]
+    assert default(lr_schedules.WarmupLR, "warmup_max_lr") is None
     assert default(lr_schedules.WarmupDecayLR, "warmup_num_steps") == 1_000
     assert default(lr_schedules.WarmupDecayLR, "total_num_steps") is inspect.Parameter.empty
 

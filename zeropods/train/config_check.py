@@ -23,6 +23,7 @@ from zeropods.train.deepspeed_keys import COUNT, KEYS, NAMED_WITHOUT, POSITIVE, 
 OPTIMIZER, SCHEDULER = "optimizer.params", "scheduler.params"
 BY_TYPE = (OPTIMIZER, SCHEDULER)
 """Blocks whose keys depend on the `type` beside them."""
+MAX_RATE = f"{SCHEDULER}.warmup_max_lr"
 EPSILON = 1e-8
 """AdamW's epsilon in every run."""
 CLIPPING = 1.0
@@ -34,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     f"{OPTIMIZER}.betas": [0.9, 0.999],
     f"{OPTIMIZER}.eps": EPSILON,
     f"{OPTIMIZER}.weight_decay": 0.0,
-    f"{SCHEDULER}.warmup_max_lr": 1e-3,
+    MAX_RATE: 1e-3,
     f"{SCHEDULER}.warmup_num_steps": 1_000,
     f"{SCHEDULER}.total_num_steps": None,
 }
@@ -48,7 +49,7 @@ SAME = {
     "gradient_clipping": ["max_grad_norm"],
     f"{OPTIMIZER}.lr": ["learning_rate"],
     f"{OPTIMIZER}.weight_decay": ["weight_decay"],
-    f"{SCHEDULER}.warmup_max_lr": ["learning_rate"],
+    MAX_RATE: ["learning_rate"],
     f"{SCHEDULER}.warmup_num_steps": ["warmup_steps", "num_warmup_steps"],
     f"{SCHEDULER}.total_num_steps": ["max_steps", "max_train_steps"],
 }
@@ -339,6 +340,9 @@ def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Faults:
         if block == SCHEDULER and name not in of_schedule:
             continue
         value = lookup(config, key)
+        if value is None and key == MAX_RATE and kind == "WarmupLR":
+            # It takes the optimizer's rate, which is the flag's.
+            continue
         if value is None:
             default = _default(config, key)
             if key in DEFAULTS and default != expected:
