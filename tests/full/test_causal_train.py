@@ -91,7 +91,7 @@ def test_every_token_but_a_blocks_first_carries_a_loss_and_none_is_padding(text_
     rank = read_record(text_run).ranks[0]
     rows = 5 * 12
     assert (rank.source_tokens, rank.target_tokens, rank.padded_tokens) == (rows * 32, rows * 31, rows * 32)
-    assert rank.largest_batch == BatchShape(rows=12, source_tokens=32, target_tokens=0)
+    assert rank.largest_batch == BatchShape(rows=12, source_tokens=32, target_tokens=0, label_tokens=12 * 31)
 
 
 def test_the_loss_falls_from_that_of_a_guess(text_run: Path) -> None:

@@ -41,6 +41,8 @@ class Ending:
     pod: str | None = None
     rank: int | None = None
     """The rank that began the end, where it was one."""
+    launcher_was_killed: bool = False
+    """Whether a signal ended DeepSpeed's launcher, which this launch had not sent."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ def judge(
             if was_killed
             else f"ended with status {launcher_status}"
         )
-        return Ending(None, f"DeepSpeed's launcher {how}") if launcher_status else Ending()
+        if launcher_status == 0:
+            return Ending()
+        return Ending(None, f"DeepSpeed's launcher {how}", launcher_was_killed=was_killed)
     if pods and all(seen.absent_since and seen.answered_at - seen.absent_since > MEASURED_SECONDS for seen in pods):
         return Ending(None, "the ranks have ended, but something they left behind keeps their ssh sessions open")
     if since_measured > MEASURED_SECONDS:

@@ -211,6 +211,9 @@ def _nobody_s_own_cause(ends: Sequence[RankEnd], verdict: Ending) -> Ending:
     Args:
         ends: of all ranks, in the order in which their pods' ssh sessions failed.
     """
+    if verdict.launcher_was_killed:
+        # The ranks ended because it did.
+        return Ending("failed", verdict.reason or UNSAID, verdict.pod)
     interrupted = min((end for end in ends if end.was_interrupted), key=lambda end: end.ended_at, default=None)
     if interrupted is not None:
         said = "SIGTERM" if interrupted.measured is None else interrupted.measured.reason
