@@ -52,7 +52,8 @@ note() {
     [ "${EXITS:-}" ] || return 0
     # What bash says of a process that a signal has killed is 128 and the signal's number.
     if [ "$status" -gt 128 ]; then status=$((128 - status)); fi
-    mkdir -p "$EXITS" && printf \
+    mkdir -p "$EXITS" || return 0
+    printf \
         '{"exit": {"rank": %d, "host": "%s", "pid": %d, "status": %d, "ended_unix_seconds": %s}}\n' \
         "${numbers[$pid]}" "$ZEROPODS_POD" "$pid" "$status" "${EPOCHREALTIME/,/.}" \
         >"$EXITS/${numbers[$pid]}.exit" || true
