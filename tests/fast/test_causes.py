@@ -197,6 +197,10 @@ def test_of_ranks_that_refuse_to_begin_the_one_that_says_why_is_named(broken: Br
         ("torch.distributed.DistNetworkError: The client socket has timed out after 1800000ms while trying", True),
         ("DistBackendError: NCCL error: remote process exited or there was a network error", True),
         ("[rank1]: RuntimeError: [pair.cc:537] Read error: Connection reset by peer", True),
+        (
+            "  what():  [Rank 1] Process group watchdog thread terminated: remote process exited or a network error",
+            True,
+        ),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied", False),
         ("BrokenPipeError: [Errno 32] Broken pipe", False),
         ("OSError: [Errno 28] No space left on device", False),

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.full.launches import until
@@ -25,10 +26,11 @@ def kill_rank(folder: Path, rank: int, number: signal.Signals = signal.SIGKILL) 
     os.kill(read_beats(folder)[rank].pid, number)
 
 
-def until_trains(folder: Path, ranks: int, steps: int = 3) -> None:
-    """Wait until every rank of a run has done some steps."""
+def until_trains(folder: Path, ranks: int, ended: Callable[[], object] = lambda: None, steps: int = 3) -> None:
+    """Wait until every rank of a run has done some steps; it is an error if the run has `ended` before."""
 
     def train() -> bool:
+        assert ended() is None, f"{folder}: the run ended before it was to"
         beats = read_beats(folder)
         return len(beats) == ranks and all(beat.step >= steps for beat in beats.values())
 

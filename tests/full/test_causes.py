@@ -55,9 +55,6 @@ CASES = {
         ordered("segmentation fault"), "rank 0 left no measurement: killed by SIGSEGV, phase steady, ", rank=0,
         technique="zero1",
     ),
-    "SIGTERM": Case(
-        partial(kill_rank, number=signal.SIGTERM), "rank 1 was asked to end, and not by this launch: SIGTERM"
-    ),
     "exit": Case(
         ordered("exit"), "rank 1: exit() was called at tests/full/faulty_library/sentencepiece.py:",
         last_words="before the run was finished", technique="zero2",
@@ -105,7 +102,7 @@ def broken_run(cluster: Cluster, folder: Path, prepared: Path, case: Case) -> in
     """Launch a run, let the fault happen once it trains, and return the exit status of the launch."""
     launch = begun(cluster, folder, prepared, case)
     try:
-        until_trains(folder, case.pods)
+        until_trains(folder, case.pods, launch.poll)
         case.act(folder, case.rank)
         return launch.wait(SECONDS)
     finally:
@@ -171,7 +168,7 @@ def test_a_script_in_which_a_library_calls_exit_does_not_end_with_status_0(prepa
     flags = [*ENDLESS, "--dataset_path", prepared, "--outputdir", tmp_path / "run"]
     path = os.pathsep.join([str(LIBRARY), str(ROOT)])
     (rank,) = begin_ranks(flags, 1, tmp_path / "said", PYTHONPATH=path)
-    until_trains(tmp_path / "run", 1)
+    until_trains(tmp_path / "run", 1, lambda: rank.returncode)
     give_order(tmp_path / "run", 0, "exit")
     said = rank.communicate(SECONDS)
     assert rank.returncode == 1, said

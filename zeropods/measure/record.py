@@ -490,7 +490,7 @@ def first_failure(ranks: Sequence[RankMeasurement]) -> RankMeasurement | None:
 UNSAID = "it was killed, or ended without saying why"
 """What is said of a rank of which nothing is known but that it is gone."""
 LOST_CONNECTION = re.compile(
-    r"""^(?:\[rank\d+\]:\ )?(?:[\w.]*\.)?(?:RuntimeError|Dist\w*Error):\ .*(?:
+    r"""^(?:\[rank\d+\]:\ )?(?:[\w.]*\.)?(?:RuntimeError:|Dist\w*Error:|\s*what\(\):)\ .*(?:
         # gloo (gloo/transport/tcp/pair.cc)
         Connection\ closed\ by\ peer | Connection\ reset\ by\ peer | Connection\ refused | Connection\ timed\ out
         | Broken\ pipe | Application\ timeout\ caused\ pair\ closure | Timed\ out\ waiting | Socket\ Timeout
