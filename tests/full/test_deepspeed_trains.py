@@ -284,8 +284,9 @@ def last_step(engine, *arguments):
 
 DeepSpeedEngine.step = last_step
 from zeropods.errors import guarded
-from zeropods.train import run_parsed
-sys.exit(guarded(lambda: run_parsed(sys.argv[1:])))
+from zeropods.train import run_script
+del sys.argv[0]
+sys.exit(guarded(run_script))
 """
 """DeepSpeed's engine, which ends the process in its second step, as it does while it tunes itself."""
 
@@ -295,10 +296,10 @@ def test_a_run_that_a_library_ends_with_status_0_ends_with_status_1(prepared: Pa
     argv = [*COMMON, "--dataset_path", prepared, "--outputdir", run, "--deepspeed", ROOT / "dsconfig" / "zero1.json"]
     command = [sys.executable, "-c", ENDED, "textsql_train.py", *map(str, argv)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    said = "a library ended the process, with exit status 0, before the run was over"
-    assert done.returncode == 1 and f"zeropods: {run}: {said}" in done.stderr.splitlines()[-1], done.stderr
+    said = "exit() was called at "
+    assert done.returncode == 1 and said in done.stderr.splitlines()[-1], done.stderr
     record = read_record(run)
-    assert (record.status, record.reason) == ("failed", said) and not (run / "model").exists()
+    assert record.status == "failed" and record.reason.startswith(said) and not (run / "model").exists()
 
 
 def test_a_script_started_by_hand_names_the_compiler_that_offload_lacks(prepared: Path, tmp_path: Path) -> None:
