@@ -159,6 +159,16 @@ def write_plans(out: Path, cells: Sequence[Cell], data: Data, machine: Machine) 
     files.write_json(out / PLANNED, planned)
 
 
+def with_ready_cells(steps: Sequence[Step], ready: Sequence[Cell]) -> list[Step]:
+    """The steps with those of their cells that can run here; a step of which none can is left out."""
+    kept = []
+    for step in steps:
+        cells = tuple(cell for cell in step.cells if cell in ready)
+        if cells or not step.cells:
+            kept.append(replace(step, cells=cells))
+    return kept
+
+
 def main() -> int:
     """Run a part; the status is 0 when all that was begun ended well."""
     asked = _parser().parse_args()
@@ -174,7 +184,7 @@ def main() -> int:
     steps = _steps(asked.part, asked.device)
     cells = [cell for step in steps for cell in step.cells]
     ready, remarks = runnable(cells, prepares=False)
-    steps = [replace(step, cells=tuple(cell for cell in step.cells if cell in ready)) for step in steps]
+    steps = with_ready_cells(steps, ready)
     with ending_in_order(), prefetching():
         compiling = start_bound(
             [sys.executable, str(PROJECT / "tools" / "compile_ops.py")],

@@ -17,6 +17,7 @@ from benchmarks.gpu.machine import Machine, nvidia_gpu
 from benchmarks.gpu.pack import RUN, check_pack, code_digest
 from benchmarks.gpu.pack import main as pack_main
 from benchmarks.gpu.parts import parts
+from benchmarks.gpu.session import with_ready_cells
 from zeropods.errors import UserError, guarded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,13 @@ def test_the_cells_of_a_call_have_names_of_their_own() -> None:
     for steps in parts().values():
         names = [cell.name for step in steps for cell in step.cells]
         assert len(names) == len(set(names))
+
+
+def test_a_step_whose_cells_cannot_run_is_left_out_and_that_of_the_facts_stays() -> None:
+    steps = parts()["a"]
+    alone = [cell for step in steps for cell in step.cells if not cell.needs_deepspeed]
+    kept = [step.name for step in with_ready_cells(steps, alone)]
+    assert kept == ["facts", "recipe", "prediction", "attention", "prediction with cuDNN"]
 
 
 def test_a_pack_knows_the_code_that_made_it_by_its_content(tmp_path: Path) -> None:

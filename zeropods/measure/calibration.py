@@ -329,7 +329,7 @@ def recorded_work(record: Record) -> Workload | None:
             rows=batch.rows,
             tokens=tokens,
             labels=labels,
-            # On an H200 the plan with these met what T5 took to 0.1 %; plans without a GPU were fitted to whole rows.
+            # On an H200 the plan with these met what T5 took to 0.2 %; plans without a GPU were fitted to whole rows.
             label_tokens=batch.label_tokens if rank.gpu else None,
             precision=record.precision,
             checkpointing=record.gradient_checkpointing,
