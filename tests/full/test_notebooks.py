@@ -33,12 +33,12 @@ def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_lea
     process = begun(tmp_path, "02_train_single_pod", ZEROPODS_LIMIT="400", ZEROPODS_STEPS="100000")
     until(lambda: [lock for lock in (tmp_path / "runs").glob("*/run.lock") if lock.read_text()], 90)
     (lock,) = (tmp_path / "runs").glob("*/run.lock")
+    trainer = int(lock.read_text().split()[1])  # now: an interrupted run may remove its lock when it has saved
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(2)]
     assert re.match(r"02_train_single_pod: \d+ s, cell \d+ of \d+", lines[1]), lines
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    trainer = int(lock.read_text().split()[1])
     assert process.returncode == 130
     until(lambda: not Path(f"/proc/{trainer}").exists(), 30)
 
