@@ -14,7 +14,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 from zeropods import files
 from zeropods.pods.backends.local import LocalWorkers, Place
@@ -25,9 +25,21 @@ MASTER = 254
 """Last number of the bridge's own address, 10.77.X.254; pods count from 1."""
 
 
+@cache
 def are_possible() -> bool:
-    """Whether this process may make network namespaces."""
-    return os.geteuid() == 0 and shutil.which("ip") is not None
+    """Whether this process may make network namespaces and work in them; a container's root often may not."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    space = f"zp{secrets.token_hex(3)}-try"
+    try:
+        ip("netns", "add", space)
+        try:
+            ip("-n", space, "link", "set", "lo", "up")
+        finally:
+            ip("netns", "del", space)
+    except subprocess.SubprocessError:
+        return False
+    return True
 
 
 class Namespaces(LocalWorkers):

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from signal import SIGHUP, SIGTERM, Signals
 
+WORDS_FOR = {IsADirectoryError: "a folder; name a file", NotADirectoryError: "a file; name a folder"}
+"""What is said of a path of the wrong kind, with its remedy; the system's words name neither."""
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended, as shells have it."""
 
@@ -51,7 +53,8 @@ def guarded(command: Callable[[], int | None]) -> int:
     except OSError as error:
         # A file appears whole: until then it has a hidden name beside its final one (`files.write_text`, `new_folder`).
         place = re.sub(r"(^|/)\.([^/]+)\.\w{8}(/new)?(?=/|$)", r"\1\2", str(error.filename or ""))
-        return _fail(f"{place}{place and ': '}{error.strerror or error}")
+        words = WORDS_FOR.get(type(error), error.strerror or error)
+        return _fail(f"{place}{place and ': '}{words}")
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except SystemExit as ended:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from zeropods import files, outputs
 from zeropods.errors import UserError
-from zeropods.files import SUFFIX, has_weights
+from zeropods.files import SUFFIX, has_weights, no_folder
 from zeropods.measure.record import CONFIG, RECORD, read_config, read_json, read_record
 from zeropods.train import checkpoints
 from zeropods.train.checkpoints import Origin, UnsoundError
@@ -145,7 +145,7 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
         UserError: there is no run folder or nothing to export, or the checkpoint asked for does not verify.
     """
     if not run.is_dir():
-        raise UserError(f"{run}: no such folder; expected the run folder of a training script (--outputdir)")
+        raise UserError(f"{run}: {no_folder(run)}; expected the run folder of a training script (--outputdir)")
     # A model's own configuration file has the same name.
     if not (run / CONFIG).is_file() or "run_id" not in read_json(run / CONFIG):
         raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")

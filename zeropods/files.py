@@ -76,6 +76,16 @@ def given_path(text: str) -> Path:
     return Path(text)
 
 
+def no_file(path: str | Path) -> str:
+    """Why a path is not a file, for a message that goes on with what to name instead."""
+    return "a folder" if Path(path).is_dir() else "no such file"
+
+
+def no_folder(path: str | Path) -> str:
+    """Why a path is not a folder, for a message that goes on with what to name instead."""
+    return "a file" if Path(path).is_file() else "no such folder"
+
+
 def is_path(name: str) -> bool:
     """Whether a name cannot be one of a hub, such as `gpt2` or `organisation/name`, whatever folders exist."""
     return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is None

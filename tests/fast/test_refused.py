@@ -18,6 +18,12 @@ REFUSED = [
     # Words that nobody knows.
     ("plan --mod t5-small", "unrecognized arguments: --mod t5-small; did you mean --model?; see zeropods plan --help"),
     ("pods up --cout 2", "zeropods pods up: unrecognized arguments: --cout 2; did you mean --count?; see zeropods"),
+    ("pods up -n 3", "unrecognized arguments: -n 3; did you mean --count?; see zeropods pods up --help"),
+    ("pods up 3", "unrecognized arguments: 3; did you mean --count 3?; see zeropods pods up --help"),
+    ("pods down demo", "unrecognized arguments: demo; did you mean --name demo?; see zeropods pods down --help"),
+    ("pods down --nam demo", "unrecognized arguments: --nam demo; did you mean --name?; see zeropods pods down --help"),
+    ("plan --gpus 2 --per_device_train_batch_size=8", "did you mean --slots and --batch-size?; see zeropods plan"),
+    ("perplexity --model m --data d --split test", "--model; did you mean MODEL without a flag?; see zeropods perp"),
     ("summary --qwertz --agianst=x", "arguments: --qwertz --agianst=x; did you mean --against?; see zeropods summary"),
     ("launch --num_nodes=3 --num_gpus=2 x.py", "--num_nodes=3 --num_gpus=2; did you mean --num-pods and --slots?; arg"),
     ("sumary", "zeropods: VERB 'sumary': did you mean summary? (expected one of"),
@@ -72,6 +78,14 @@ REFUSED = [
     ("launch --hostfile nosuch -- textsql_train.py", "nosuch: no such hostfile"),
     ("pods up --count 100000", "--count 100000; expected at most 500 pods on a machine"),
     *((f"pods {verb} --name ''", NAME) for verb in ("up --count 1", "down", "check")),
+    # A file where a folder is expected, and a folder where a file is.
+    ("score . --data d --split dev", ".: a folder; give one that zeropods predict has written"),
+    ("sweep .", ".: a folder; expected a matrix"),
+    ("sweep . --hostfile .", "a folder"),
+    ("demo empty.yaml", "empty.yaml: a file; name run folders"),
+    ("export empty.yaml --out x", "empty.yaml: a file; expected the run folder"),
+    ("plan --model t5-small --device cpu --machine .", ".: a folder; create it with zeropods probe"),
+    ("pods up --hostfile .", ".: a folder; give your own"),
     # Predictions, sweeps, summaries, the demo.
     *((f"predict --model m {flag} 0", f"{flag}: 0; expected more than 0") for flag in ("--limit", "--num-beams")),
     ("predict --model nowhere --out /dev/stdout", "--out '/dev/stdout': is not a file that can be replaced"),

@@ -69,6 +69,12 @@ WRONG = [
     (f"causal_train.py --data raw --deepspeed {DSCONFIG}/causal_zero2_offload.json", "give --lr_scheduler_type cosine"),
     ("causal_train.py --data nowhere", "--data nowhere: no such folder; give a prepared set, or fetch raw data"),
     ("causal_train.py --data raw --model_name_or_path pair", "--model_name_or_path pair: 't5' is not a causal lang"),
+    (f"textsql_train.py {WORDS} --deepspeed raw", "--deepspeed raw: a folder; expected one like dsconfig/zero1.json"),
+    (f"textsql_train.py {WORDS} --outputdir small/config.json", "small/config.json is a file; name a folder"),
+    (f"textsql_train.py {WORDS} --outputdir small/config.json/run", "small/config.json is a file; name a folder"),
+    ("causal_train.py --data pair/config.json", "--data pair/config.json: a file; give a prepared set"),
+    ("python textsql_train.py", "; name the script itself, as in -- textsql_train.py"),
+    ("notebooks/00_plan.ipynb", "notebooks/00_plan.ipynb: a notebook; run it with papermill"),
     ("causal_train.py --data questions --loss_on all", "--loss_on all: --data questions was prepared with answer"),
 ]
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import getpass
+import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from tests.full.clusters import plain_sshd
 from tests.full.launches import processes
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import Host
-from zeropods.pods.preflight import Check, Expectation, Preflight, preflight
+from zeropods.pods.preflight import Check, Expectation, Preflight, preflight, probe_command
 from zeropods.pods.ssh import known_hosts_text, make_key, ssh_config_text
 
 DEAD_SECONDS, NOISE_SECONDS = 3.0, 2.0
@@ -166,6 +168,22 @@ def test_project_folder_or_interpreter_that_is_not_there_is_named(
     check = check_of(project, 0, "project")
     assert (check.verdict, check.value) == ("failed", "missing") and str(tmp_path / "nowhere") in check.remedy
     assert [(check.check, check.value) for check in python.pods[0].checks[1:]] == [("python", "missing")]
+
+
+def test_a_missing_project_folder_is_named_in_a_home_with_another_clone_too(
+    expected: Expectation, tmp_path: Path
+) -> None:
+    """Python takes a folder `zeropods` of the working directory for the package where it is installed as editable."""
+    (tmp_path / "home" / "zeropods").mkdir(parents=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = probe_command(replace(expected, project=str(tmp_path / "nowhere")))
+    argv = ["sh", "-c", command]
+    done = subprocess.run(
+        argv, cwd=tmp_path / "home", env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    checks = {check["check"]: check["value"] for check in json.loads(done.stdout)["checks"]}
+    assert checks["project"] == "missing"
 
 
 @pytest.mark.parametrize(

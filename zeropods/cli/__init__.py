@@ -57,6 +57,8 @@ class VerbParser(argparse.ArgumentParser):
     """Addition to the error about an unknown flag: what may have caused it."""
     foreign: Mapping[str, str] = {}
     """Flags of other programs that do the same, and the flags here in their place."""
+    flag_of_a_word: str | None = None
+    """Flag that was meant by a word without one, as `--name` by the word in `zeropods pods down demo`."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"formatter_class": Help, **kwargs, "allow_abbrev": False})
@@ -70,13 +72,24 @@ class VerbParser(argparse.ArgumentParser):
 
     def _meant(self, unknown: Sequence[str]) -> str:
         """The flags that may have been meant by those that are unknown, as an addition to the error about them."""
-        known = {flag: flag for flag in self._option_string_actions if flag.startswith("--")}
+        known = {flag: flag for flag in self._option_string_actions if flag.startswith("--") and flag != "--help"}
+        known |= {f"--{word.lower()}": f"{word} without a flag" for word in self._words()}
         known |= self.foreign
         meant = []
-        for word in unknown:
-            near = get_close_matches(word.partition("=")[0], known, 1) if word.startswith("--") else []
-            meant += [known[name] for name in near]
+        for word, before in zip(unknown, ("", *unknown), strict=False):
+            name = word.partition("=")[0]
+            if name in self.foreign:
+                meant.append(self.foreign[name])
+            elif word.startswith("--"):
+                near = get_close_matches(name, known, 1)
+                meant += [known[flag] for flag in near]
+            elif self.flag_of_a_word and not word.startswith("-") and not before.startswith("-"):
+                meant.append(f"{self.flag_of_a_word} {word}")
         return f"; did you mean {' and '.join(dict.fromkeys(meant))}?" if meant else ""
+
+    def _words(self) -> list[str]:
+        """The names of the verb's arguments that have no flag, as its help shows them."""
+        return [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit with status 2."""

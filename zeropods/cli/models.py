@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.export import DTYPES
-from zeropods.files import given_path, is_path
+from zeropods.files import given_path, is_path, no_file
 from zeropods.outputs import out_file, out_folder
 from zeropods.tables import Table, counted, progress, whole
 
@@ -157,7 +157,8 @@ def _score(arguments: argparse.Namespace) -> Result:
 
     out_file(str(arguments.predictions.parent / f"score.{arguments.split}.json"))
     if not arguments.predictions.is_file():
-        raise UserError(f"{arguments.predictions}: no such file; give one that zeropods predict has written")
+        reason = no_file(arguments.predictions)
+        raise UserError(f"{arguments.predictions}: {reason}; give one that zeropods predict has written")
     call = (arguments.predictions, arguments.data, arguments.split)
     with progress("score", "predictions") as bar:
         found = score(*call, rouge=arguments.rouge, metrics=arguments.metric)

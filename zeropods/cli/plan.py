@@ -22,6 +22,14 @@ SECONDS_PER_HOUR = 3_600
 OF_GPUS = ("gpu", "gpu_memory", "flops", "bandwidth", "latency", "pcie_bandwidth", "peer_bandwidth")
 """Flags that are refused for a plan without a GPU, which takes such figures from a probe."""
 OF_CPUS = ("hosts", "threads")
+OF_OTHERS = {
+    "--gpus": "--slots",
+    "--num_gpus": "--slots",
+    "--num_gpus_per_node": "--slots",
+    "--num_nodes": "--pods",
+    "--per_device_train_batch_size": "--batch-size",
+}
+"""Flags of the training scripts and of other programs whose name does not lead to the plan's flag in their place."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -41,6 +49,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
     verb.add_argument("--what-if", action="store_true", help="other requests, and the run's whole life")
     verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
+
+    verb.foreign = OF_OTHERS
 
     verb = add(verbs, "probe", "how fast this kind of machine is, for later plans; at most 40 s", run_probe)
     where = verb.add_mutually_exclusive_group()

@@ -41,6 +41,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     up.add_argument(
         "--nvidia-gpu", type=int, metavar="N", help="GPUs of a CML worker (default: as here); 0: none anywhere"
     )
+    up.foreign = {"-n": "--count", "--num-pods": "--count", "--pods": "--count", "--num_nodes": "--count"}
+    up.flag_of_a_word = "--count"
     up.set_defaults(readable=readable_up)
     check = add(kinds, "check", "check every pod before anything starts there", run_check)
     where = check.add_mutually_exclusive_group()
@@ -48,12 +50,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where.add_argument("--hostfile", type=given_path, metavar="F", help=HOSTFILE_HELP)
     where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
     check.add_argument("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
+    check.flag_of_a_word = "--name"
     check.set_defaults(readable=lambda result: str(result["shown"]), status=lambda result: 0 if result["ok"] else 1)
     add(kinds, "list", "clusters and the state of their pods", run_list).set_defaults(readable=readable_list)
     down = add(kinds, "down", "end pods and remove their keys", run_down)
     chosen = down.add_mutually_exclusive_group()
     chosen.add_argument("--name", help=NAME_HELP)
     chosen.add_argument("--all", action="store_true", help="every cluster")
+    down.flag_of_a_word = "--name"
     down.set_defaults(
         readable=lambda result: f"down: {', '.join(result['down'])}" if result["down"] else "nothing was up"
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.files import given_path
+from zeropods.files import given_path, no_file
 from zeropods.outputs import out_folder
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> Result:
         return {"out": str(out), "runs": runs, "left_out": matrix.left_out}
     hostfile, cluster = arguments.hostfile, None
     if hostfile is not None and not hostfile.is_file():
-        raise UserError(f"--hostfile {hostfile}: no such file; zeropods pods up writes one")
+        raise UserError(f"--hostfile {hostfile}: {no_file(hostfile)}; zeropods pods up writes one")
     if hostfile is not None or arguments.name is not None:
         # If no cluster is up on the hosts of a hostfile, the sweep starts pods of its own there.
         cluster = pods.find(arguments.name) if hostfile is None else pods.known_cluster(hostfile)

@@ -20,6 +20,7 @@ from sqlglot import exp
 from zeropods.data.encoding import folded
 from zeropods.data.wikisql import SQLTable, split_files
 from zeropods.errors import UserError
+from zeropods.files import no_folder
 from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, Query, format_query, parse_query
 from zeropods.sql.query import number as number_in
@@ -356,7 +357,7 @@ def _all_match(table: SQLTable, column: int, form: re.Pattern[str]) -> bool:
 def _files(folder: Path) -> dict[str, Path]:
     """The CSV files of a folder by their names in lower case, without `.csv`."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; expected one with a CSV file for each table")
+        raise UserError(f"{folder}: {no_folder(folder)}; expected one with a CSV file for each table")
     files: dict[str, Path] = {}
     for path in sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv"):
         other = files.setdefault(path.stem.casefold(), path)

@@ -20,7 +20,7 @@ from pydantic import Field
 from zeropods.data.encoding import Encoder, Ids, TokenRows, folded
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
-from zeropods.files import MEND, first_line, sha256, validated, validated_lines
+from zeropods.files import MEND, first_line, no_folder, sha256, validated, validated_lines
 from zeropods.sql.query import Query, format_query, is_restored
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def check_folder(folder: Path, name: str) -> None:
     """Refuse raw data whose folder is missing; `name` is that of a published data set of their kind."""
     if not Path(folder).is_dir():
         raise UserError(
-            f"{folder}: no such folder; give the raw data, or fetch some: zeropods data get {name} --out {name}"
+            f"{folder}: {no_folder(folder)}; give the raw data, or fetch some: zeropods data get {name} --out {name}"
         )
 
 

@@ -13,7 +13,7 @@ from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.wikisql import PROMPTS, split_of
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
-from zeropods.files import has_weights, is_path, read_object, sha256
+from zeropods.files import has_weights, is_path, no_folder, read_object, sha256
 from zeropods.measure.record import CONFIG, RECORD, RunConfig, read_json, read_record
 from zeropods.train.arguments import OWN
 
@@ -30,7 +30,7 @@ def model_folder(folder: Path) -> Path:
     """The folder with the weights of a run or model folder, in safetensors files; nothing else is read."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; expected a run or model folder")
+        raise UserError(f"{folder}: {no_folder(folder)}; expected a run or model folder")
     within = folder / "model" if (folder / "model").is_dir() else folder
     if not has_weights(within):
         raise UserError(f"{folder}: no trained model (*.safetensors) there; expected a run or model folder")

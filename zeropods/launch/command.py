@@ -59,6 +59,8 @@ SECRET = re.compile(
 """Matches the name of a variable that holds a secret, but not one that holds the path of a file with a secret."""
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """Matches what a remote shell, pdsh or DeepSpeed would misread, and what is not UTF-8."""
+STARTERS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
+"""Programs that people put before a script; a launch names the script itself."""
 BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
 
 
@@ -410,5 +412,8 @@ def find_script(name: str | Path) -> Path:
     folders = dict.fromkeys((Path.cwd(), PROJECT))
     for path in ((folder / name).resolve() for folder in folders):
         if path.is_file():
+            if path.suffix == ".ipynb":
+                raise UserError(f"{name}: a notebook; run it with papermill; a launch needs a script")
             return path
-    raise UserError(f"{name}: no such script in {' or in '.join(map(str, folders))}")
+    remedy = "; name the script itself, as in -- textsql_train.py" if str(name) in STARTERS else ""
+    raise UserError(f"{name}: no such script in {' or in '.join(map(str, folders))}{remedy}")

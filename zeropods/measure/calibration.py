@@ -123,7 +123,7 @@ class MachineProbe:
 def read_probe(path: Path) -> MachineProbe:
     """The probe in a file; `UserError` says what is wrong with it."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; create it with zeropods probe --out {path}")
+        raise UserError(f"{path}: {files.no_file(path)}; create it with zeropods probe --out {path}")
     found = files.validated(MachineProbe, path, path.read_bytes(), PROBE_AGAIN)
     for name, value in asdict(found).items():
         if isinstance(value, int | float) and value <= 0:

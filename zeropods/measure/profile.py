@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zeropods.errors import UserError
+from zeropods.files import no_file
 
 Figures = dict[str, float | None]
 """Figures of a summary by the keys of `FIGURES`; None where the report has no such figure."""
@@ -181,7 +182,7 @@ def read_report(path: Path) -> Report:
     path = path / "profile.txt" if path.is_dir() else path
     if not path.is_file():
         remedy = "give a report's file, or the folder of a run with a configuration such as dsconfig/zero1profiler.json"
-        raise UserError(f"{path}: no such file; {remedy}")
+        raise UserError(f"{path}: {no_file(path)}; {remedy}")
     return parse_report(path, path.read_text(encoding="utf-8", errors="replace"))
 
 

@@ -134,8 +134,9 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     """The hosts of a hostfile; `UserError` where there is no such file, or as in `parse_hostfile`."""
     try:
         text = path.read_text(encoding="utf-8", errors="backslashreplace")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such hostfile; give your own, or one that 'zeropods pods up' wrote") from None
+    except (FileNotFoundError, IsADirectoryError):
+        reason = "a folder" if path.is_dir() else "no such hostfile"
+        raise UserError(f"{path}: {reason}; give your own, or one that 'zeropods pods up' wrote") from None
     return parse_hostfile(text, str(path))
 
 

@@ -257,9 +257,13 @@ def run_all(commands: Sequence[list[str]], seconds: float = ANSWER_SECONDS) -> l
 
 
 def probe_command(expected: Expectation) -> str:
-    """The probe's shell command: in the project folder and with this interpreter, as DeepSpeed starts its ranks."""
+    """The probe's shell command: in the project folder and with this interpreter, as DeepSpeed starts its ranks.
+
+    A pod without the project folder is asked from `/`, and says itself what it lacks: in a home folder that holds
+    another clone named `zeropods`, Python would take that folder for the package.
+    """
     argv = [sys.executable, "-m", __spec__.name, json.dumps(asdict(expected))]
-    return f"cd {shlex.quote(expected.project)} 2>/dev/null; exec {shlex.join(argv)}"
+    return f"cd {shlex.quote(expected.project)} 2>/dev/null || cd /; exec {shlex.join(argv)}"
 
 
 def ssh_check(end: CompletedProcess[str], address: str) -> Check:

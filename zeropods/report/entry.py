@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, Score, score_of
+from zeropods.files import no_folder
 from zeropods.measure.record import (
     CONFIG,
     LAUNCH_LOCK,
@@ -107,7 +108,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     found: dict[str, str] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; name run folders, or a folder that contains some")
+            raise UserError(f"{folder}: {no_folder(folder)}; name run folders, or a folder that contains some")
         whole = os.path.realpath(folder)
         for place, children, files in os.walk(whole):
             children.sort()

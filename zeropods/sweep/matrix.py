@@ -215,8 +215,8 @@ def read_matrix(path: Path) -> Matrix:
     """The matrix of a YAML file; `UserError` names the file, the key and the value, or the line."""
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a matrix like matrices/demo.yaml") from None
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"{path}: {files.no_file(path)}; expected a matrix like matrices/demo.yaml") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}: line {line}: {error.problem}; correct the YAML") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import operator
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
-from zeropods.files import TOKENIZER, check_digests, check_utf8, check_weights, has_weights, read_object
+from zeropods.files import TOKENIZER, check_digests, check_utf8, check_weights, has_weights, no_folder, read_object
 from zeropods.measure.record import read_config
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
@@ -202,7 +203,11 @@ class RunArguments:
         return name, config.get("vocab_size")
 
     def check_inputs(self) -> None:
-        """Refuse a model or data that are missing or do not fit each other. No hub is asked: a run will do that."""
+        """Refuse a model or data that are missing or do not fit each other, and a run folder that cannot be made.
+
+        No hub is asked: a run will do that.
+        """
+        self.check_outputdir()
         manifest = self.manifest()
         name, rows = self.check_model()
         if manifest is None:
@@ -216,6 +221,15 @@ class RunArguments:
                 read_object(path, remedy)
                 vocabularies.append(Tokenizer.from_file(str(path)).get_vocab())
         self.check_fit(name, rows, manifest.vocabulary_size, *vocabularies)
+
+    def check_outputdir(self) -> None:
+        """Refuse a run folder that is a file, is below one, or is where this user may not write."""
+        folder = Path(self.outputdir).absolute()
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        if not place.is_dir():
+            raise UserError(f"--outputdir {self.outputdir}: {place} is a file; name a folder")
+        if not os.access(place, os.W_OK):
+            raise UserError(f"--outputdir {self.outputdir}: {place} cannot be written to; choose another folder")
 
     def check_fit(self, name: str, rows: int | None, tokens: int, *vocabularies: Mapping[str, int]) -> None:
         """Refuse a model that does not fit the prepared set: its embedding has fewer `rows` than the set's tokenizer
@@ -344,7 +358,7 @@ class CausalArguments(RunArguments):
                         raise UserError(f"--{name} {getattr(self, name)}: is for --task lm; leave it out")
                 if not given.is_dir() and not (Path(self.outputdir) / OWN / FILE).is_file():
                     made = f"zeropods data get squad --out {shlex.quote(self.data)}"
-                    raise UserError(f"{place}: no such folder; give a prepared set, or fetch raw data: {made}")
+                    raise UserError(f"{place}: {no_folder(given)}; give a prepared set, or fetch raw data: {made}")
             return None
         found = read_manifest(given)
         if found.task not in TASKS:

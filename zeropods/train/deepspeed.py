@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.files import read_object
+from zeropods.files import no_file, read_object
 from zeropods.programs import lacking_for_operation, variable_set
 from zeropods.techniques import is_offloaded, lookup
 
@@ -25,7 +25,7 @@ CPU_ADAM, FUSED_ADAM = "cpu_adam", "fused_adam"
 def read_config(path: Path) -> Config:
     """The JSON object in a file; `UserError` if there is no file or no object in it."""
     if not path.is_file():
-        raise UserError(f"--deepspeed {path}: no such file; expected one like dsconfig/zero1.json")
+        raise UserError(f"--deepspeed {path}: {no_file(path)}; expected one like dsconfig/zero1.json")
     return read_object(path, "correct the file")
 
 
