@@ -25,7 +25,9 @@ A tiny T5 trains on local pods, {STEPS} steps with a checkpoint every {INTERVAL}
 it is done. No fault is simulated: processes get signals, network cables are pulled, bits flip on the disk, libraries
 end the process. This page is made of `results/reliability.json`:
 
-    python -m benchmarks.reliability --trials 200     # adds the trials that are missing; --page: only makes the page
+    python -m benchmarks.reliability --trials 56             # adds the trials that are missing
+    python -m benchmarks.reliability --trials 40 --busy 6    # with six processes that compute beside them
+    python -m benchmarks.reliability --page                  # only makes the page
 """
 REMARKS = f"""\
 * survived: training went on, with the losses of a run that nothing disturbed (FP32, dropout 0: {VERIFIED_STEPS} steps
@@ -43,23 +45,29 @@ REMARKS = f"""\
 
 
 def page(results: dict[str, Any]) -> str:
-    """The page as Markdown."""
-    rows = [_row(name, [one for one in results["trials"] if one["fault"] == name]) for name in FAULTS]
+    """The page as Markdown: a table of the trials on quiet cores, and one for each number of busy processes."""
+    parts = [ABOUT]
+    for busy in sorted({one["busy"] for one in results["trials"]}):
+        heading = f"Beside {counted(busy, 'busy process')}" if busy else "On cores without other work"
+        trials = [one for one in results["trials"] if one["busy"] == busy]
+        runs = [one for one in results["runs"] if one["busy"] == busy]
+        rows = [_row(name, [one for one in trials if one["fault"] == name]) for name in FAULTS]
+        parts += [f"## {heading}\n", _summary(trials, runs), Table.of(rows).to_markdown()]
+    hardware = results["environment"]["hardware"]
+    parts += [f"Measured on {hardware['cores']} cores ({hardware['cpu']}).\n", REMARKS]
     faults = "".join(f"* {name}: {fault.means}\n" for name, fault in FAULTS.items())
-    return f"{ABOUT}\n{_told(results)}\n{Table.of(rows).to_markdown()}\n{REMARKS}\n## The faults\n{faults}"
+    return "\n".join([*parts, f"## The faults\n{faults}"])
 
 
-def _told(results: dict[str, Any]) -> str:
-    """A summary of all trials in a few sentences."""
-    trials, runs = results["trials"], results["runs"]
+def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> str:
+    """What came of some trials, and of the runs that ended among them, in a few sentences."""
     launchers = Counter(one["launcher"] for one in trials)
     faults = sum(one["faults"] for one in runs)
     far = max((one["largest_difference"] or 0.0 for one in [*trials, *runs]), default=0.0)
-    hardware = results["environment"]["hardware"]
-    checked = sum(one.get("named") is not None for one in trials)
-    named = sum(one.get("named") is True for one in trials)
+    checked = sum(one["named"] is not None for one in trials)
+    named = sum(one["named"] is True for one in trials)
     lines = (
-        f"**{len(trials)} trials, {sum(one['survived'] for one in trials)} survived, "
+        f"**{counted(len(trials), 'trial')}, {sum(one['survived'] for one in trials)} survived, "
         f"{sum(one['left_over'] or 0 for one in trials)} processes left over.**",
         f"Pod, rank and reason were checked in {checked} of them, and named rightly in {named}.",
         f"Trials by technique and number of pods: {_settings(trials)}.",
@@ -71,7 +79,6 @@ def _told(results: dict[str, Any]) -> str:
         f"The largest relative difference of any step's loss is {far:.1e}.",
         f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, pdsh itself, which is quicker, "
         f"{launchers['pdsh']}.",
-        f"Measured on {hardware['cores']} cores ({hardware['cpu']}), shared with other work at the time.",
     )
     return "\n".join(lines) + "\n"
 
@@ -100,13 +107,13 @@ def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def _named(trials: Sequence[dict[str, Any]]) -> str:
     """How many of the trials in which it was checked name pod, rank and reason rightly."""
-    checked = [one["named"] for one in trials if one.get("named") is not None]
+    checked = [one["named"] for one in trials if one["named"] is not None]
     return f"{sum(checked)} of {len(checked)}" if checked else "not checked"
 
 
 def _settings(trials: Sequence[dict[str, Any]]) -> str:
-    """The techniques and numbers of pods, each with its trials; earlier trials were all of ZeRO-1 on two pods."""
-    counts = Counter(one.get("setting", "zero1 x2") for one in trials)
+    """The techniques and numbers of pods, each with its trials."""
+    counts = Counter(one["setting"] for one in trials)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
