@@ -48,13 +48,13 @@ def page(results: dict[str, Any]) -> str:
     """The page as Markdown: a table of the trials on quiet cores, and one for each number of busy processes."""
     parts = [ABOUT]
     for busy in sorted({one["busy"] for one in results["trials"]}):
-        heading = f"Beside {counted(busy, 'busy process')}" if busy else "On cores without other work"
+        heading = f"Beside {counted(busy, 'busy process')}" if busy else "Without busy processes"
         trials = [one for one in results["trials"] if one["busy"] == busy]
         runs = [one for one in results["runs"] if one["busy"] == busy]
         rows = [_row(name, [one for one in trials if one["fault"] == name]) for name in FAULTS]
         parts += [f"## {heading}\n", _summary(trials, runs), Table.of(rows).to_markdown()]
     hardware = results["environment"]["hardware"]
-    parts += [f"Measured on {hardware['cores']} cores ({hardware['cpu']}).\n", REMARKS]
+    parts += [f"Measured on {hardware['cores']} cores ({hardware['cpu']}), shared with other work at the time.\n", REMARKS]
     faults = "".join(f"* {name}: {fault.means}\n" for name, fault in FAULTS.items())
     return "\n".join([*parts, f"## The faults\n{faults}"])
 
