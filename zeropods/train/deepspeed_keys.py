@@ -427,7 +427,7 @@ KEYS: dict[str, Key] = {
         OBJECT,
         "ends each run after a few steps, without a model",
         unless=OFF,
-        remedy="remove it; zeropods plan --tune finds batch and technique",
+        remedy="remove it; zeropods plan compares techniques and batch sizes",
     ),
     "data_efficiency": refused(OBJECT, "rows and their order are this project's own", unless=OFF),
     "weight_quantization": refused(OBJECT, "the record's precision would not be that of the weights", unless=EMPTY),
