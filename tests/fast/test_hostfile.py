@@ -27,6 +27,11 @@ def test_blanks_and_comments_change_nothing() -> None:
     assert parse_hostfile(text, "hostfile") == (Host("pod1", 1), Host("gpu-2.lan", 8))
 
 
+def test_the_mark_that_an_editor_puts_first_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("pod1 slots=1\n", encoding="utf-8-sig")
+    assert read_hostfile(tmp_path / "hosts") == (Host("pod1", 1),)
+
+
 NO_NUMBER = "no number right after 'slots='; write it without blanks, as in slots=2"
 RANGE = "expected a number from 1 to 9999, as in slots=2"
 NO_ADDRESS = "is not an address; expected a host name of ASCII letters, digits"
@@ -59,6 +64,7 @@ IPV6 = "IPv6 is not supported; write the host's name or its IPv4 address"
         ("pod* slots=1", SEVERAL),
         ("me@pod1 slots=1", "a user is not part of an address; write 'pod1', and 'User me' for it in ~/.ssh/config"),
         ("root@127.0.0.1 slots=2", "write '127.0.0.1', and 'User root' for it in ~/.ssh/config or in the file of"),
+        ("http://pod1/ slots=1", "http:// is not part of an address; write 'pod1'"),
         ("pod1:2222 slots=1", "a port is not part of an address; write 'pod1', and 'Port 2222' for it in"),
         ("::1 slots=1", IPV6),
         ("[::1] slots=1", IPV6),

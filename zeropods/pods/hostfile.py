@@ -110,6 +110,9 @@ def _address_fault(address: str) -> str | None:
         return "IPv6 is not supported; write the host's name or its IPv4 address"
     if PATTERN_SIGNS & set(address):
         return "several hosts on one line; write a line '<address> slots=<gpus>' for each"
+    scheme, is_url, rest = address.partition("://")
+    if is_url:
+        return f"{scheme}:// is not part of an address; write '{rest.partition('/')[0]}'"
     host, colon, port = address.partition(":")
     if colon and ADDRESS.fullmatch(host) is not None:
         return (
@@ -133,7 +136,7 @@ def _is_ipv6(address: str) -> bool:
 def read_hostfile(path: Path) -> tuple[Host, ...]:
     """The hosts of a hostfile; `UserError` where there is no such file, or as in `parse_hostfile`."""
     try:
-        text = path.read_text(encoding="utf-8", errors="backslashreplace")
+        text = path.read_text(encoding="utf-8-sig", errors="backslashreplace")  # Windows puts a mark first.
     except (FileNotFoundError, IsADirectoryError):
         reason = "a folder" if path.is_dir() else "no such hostfile"
         raise UserError(f"{path}: {reason}; give your own, or one that 'zeropods pods up' wrote") from None

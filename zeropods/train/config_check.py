@@ -233,9 +233,9 @@ def _faults_of_zero(config: Config, arguments: Mapping[str, Any]) -> Faults:
     zero = _object(config, "zero_optimization")
     stage = zero.get("stage", 0)
     known = stage if KEYS["zero_optimization.stage"].kind.holds(stage) else 0
-    for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
+    for name, least, stages in (("offload_optimizer", 1, "1, 2 or 3"), ("offload_param", 3, "3")):
         if is_offloaded(config, name) and known < least:
-            yield f"zero_optimization.{name}", f" with stage {stage}: has no effect; needs stage {least} or more"
+            yield f"zero_optimization.{name}", f" with stage {stage}: has no effect; needs stage {stages}"
     if _object(zero, "offload_optimizer").get("ratio", 1) != 1 and known < 3:
         yield "zero_optimization.offload_optimizer.ratio", f" with stage {stage}: needs stage 3; remove it"
     if zero.get("compute_grad_norm") is False:
