@@ -167,6 +167,17 @@ def test_a_file_that_is_no_parquet_is_a_line(tmp_path: Path) -> None:
         list(read_split(tmp_path, "train"))
 
 
+def test_a_prepared_set_is_not_taken_for_raw_data(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "data-00000-of-00001.arrow").touch()
+    message = "a prepared set, which keeps no questions; give the raw data that it was made from"
+    with pytest.raises(UserError, match=message):
+        list(read_split(tmp_path, "dev"))
+    with pytest.raises(UserError, match=message):
+        list(read_squad(tmp_path, "dev"))
+
+
 def test_a_split_that_is_empty_or_missing_is_named(tmp_path: Path) -> None:
     for split, said in {
         "train": "train.jsonl: the file is empty",

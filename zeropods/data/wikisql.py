@@ -18,6 +18,7 @@ from annotated_types import MinLen
 from pydantic import Field
 
 from zeropods.data.encoding import Encoder, Ids, TokenRows, folded
+from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.files import MEND, first_line, no_folder, sha256, validated, validated_lines
@@ -127,7 +128,14 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
 
 
 def check_folder(folder: Path, name: str) -> None:
-    """Refuse raw data whose folder is missing; `name` is that of a published data set of their kind."""
+    """Refuse raw data whose folder is missing or holds a prepared set, which has tokens and no questions.
+
+    Args:
+        folder: where the raw data should be.
+        name: name of a published data set of their kind.
+    """
+    if (Path(folder) / MANIFEST).is_file():
+        raise UserError(f"{folder}: a prepared set, which keeps no questions; give the raw data that it was made from")
     if not Path(folder).is_dir():
         raise UserError(
             f"{folder}: {no_folder(folder)}; give the raw data, or fetch some: zeropods data get {name} --out {name}"
@@ -189,6 +197,9 @@ class _HubRow:
 
 def hub_files(folder: Path, split: str) -> list[Path]:
     """The files of a split in the hub's layout, in their order; none where the folder does not have it so."""
+    is_prepared = (Path(folder) / MANIFEST).is_file()
+    if is_prepared:  # Its Arrow files hold tokens.
+        return []
     for place in HUB_FOLDERS:
         for name in HUB_NAMES[split]:
             for pattern in HUB_PATTERNS:
