@@ -398,6 +398,9 @@ def home() -> Path:
     Where pdsh cannot be told the project's path, it is a folder in `/tmp` that this user alone can read.
     """
     usual = Path(os.environ.get(HOME) or ROOT / ".zeropods").absolute()
+    there = next(place for place in (usual, *usual.parents) if place.exists())
+    if not there.is_dir():
+        raise UserError(f"{HOME} {usual}: {there} is a file; name a folder")
     if os.environ.get(HOME) or PLAIN.fullmatch(str(usual)):
         return usual
     folder = Path("/tmp", f"zeropods-{os.geteuid()}-{hashlib.sha256(os.fsencode(usual)).hexdigest()[:12]}")

@@ -264,3 +264,13 @@ def test_whiskers_end_where_the_table_says(here: Path, capsys: pytest.CaptureFix
     assert low == 0.0
     scale = (end - begin) / row["samples_per_second"]
     assert [float(x) for x in ends] == pytest.approx([begin, begin + scale * high])
+
+
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_home_that_is_a_file_is_named(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ZEROPODS_HOME", f"{tmp_path}/file{below}")
+    message = refused(capsys, "pods", "list")
+    assert message == f"zeropods: ZEROPODS_HOME {tmp_path}/file{below}: {tmp_path}/file is a file; name a folder\n"
