@@ -213,9 +213,19 @@ class Turn:
 
     def try_acquire(self) -> bool:
         """Wait for the turn: what another process compiled is then found up to date; what it only began is compiled."""
+        folder = self._path.parent
+        operation = folder / f"{folder.name}.so"
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        if not (folder := self._path.parent).joinpath(f"{folder.name}.so").exists():
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not operation.exists():
+                print(
+                    f"zeropods: waits for another process, which compiles DeepSpeed's {folder.name}: it takes minutes",
+                    file=sys.stderr,
+                )
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        if not operation.exists():
             print(f"zeropods: compiling DeepSpeed's {folder.name}, once: it takes minutes", file=sys.stderr)
         return True
 
