@@ -100,6 +100,7 @@ def a_record(*, ranks: list[dict[str, Any]] | None = None, **values: Any) -> dic
         "losses": ranks[0]["losses"] if ranks else [],
         "eval_losses": ranks[0]["eval_losses"] if ranks else [],
         "ranks": ranks,
+        "measured_precision": None,
         **values,
     }
 

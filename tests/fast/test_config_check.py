@@ -147,7 +147,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"gradient_clipping": 0.5}, 'gradient_clipping 0.5, --max_grad_norm 1.0; write "auto", or give both the same'),
     ({"bf16": {"enabled": True}}, 'bf16.enabled true, --precision fp32; write "auto", or give both the same'),
     (profiler(profile_step=50), "flops_profiler.profile_step 50, the run has 3 optimizer steps; there would be no"),
-    (profiler(profile_step=3), "profile_step 3, the run has 3 optimizer steps; there would be no profile: give 2 or"),
+    (profiler(profile_step=3), "profile_step 3, the run has 3 optimizer steps; there would be no profile: give 1 or"),
 ]
 
 

@@ -14,12 +14,14 @@ from zeropods.measure.record import (
     Loss,
     RankMeasurement,
     Statistics,
+    closing_line,
     compose_record,
     read_record,
     samples_per_second,
     train_seconds,
     write_record,
 )
+from zeropods.report.summary import read_runs
 
 GONE = object()
 TWO = [a_rank(0), a_rank(1)]
@@ -121,6 +123,21 @@ def test_training_time_and_rate_are_those_of_the_slowest_rank_the_rate_without_w
     # 2 steps of 12 samples in 4 s.
     assert samples_per_second([timed(9.0, 1.0, 1.0), timed(9.0, 2.0, 2.0)], 12) == 6.0
     assert samples_per_second([timed(9.0)], 12) is samples_per_second([], 12) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "said"),
+    [
+        (1, 1, "only 1 step, all warm-up: 2 or more give samples/s"),
+        (2, 2, "only 2 steps, all warm-up up to the profiled one: 3 or more give samples/s"),
+    ],
+)
+def test_a_run_without_a_step_after_warm_up_says_why_it_has_no_rate(
+    tmp_path: Path, steps: int, warmup: int, said: str
+) -> None:
+    run = write_run(tmp_path / "a", a_record(ranks=[a_rank(step_seconds=[0.8] * steps, warmup_steps=warmup)]))
+    assert f", {said}; " in closing_line(run, read_record(run))
+    assert f"a: {said}" in read_runs([tmp_path]).remarks()
 
 
 # The status and reason of a record, composed from what the ranks left.

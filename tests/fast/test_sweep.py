@@ -335,6 +335,18 @@ def test_people_read_a_table_and_a_sweep_is_measured_when_every_run_has_a_result
     assert a_sweep(tmp_path).table().rows[0][1:] == ("0 of 2", "n/a", "not run yet")
 
 
+def test_repeats_of_a_cell_that_computed_in_different_precisions_have_no_mean(tmp_path: Path) -> None:
+    sweep = a_sweep(tmp_path, "ok", "ok", "ok", "ok")
+    of_none = [trial for trial in sweep.trials if trial.cell.name == NONE]
+    for trial, precision in zip(of_none, ("fp32", "bf16"), strict=True):
+        formats = {"weights": "fp32", "master_weights": "fp32", "optimizer_states": "fp32", "gradients_sent": None}
+        trial.take(as_record(a_record(measured_precision={**formats, "linear_output": precision})), None)
+    said = "ok; not one mean, since repeats computed in "
+    (_, rate, result), *_ = [row[1:] for row in sweep.table().rows]
+    assert rate == "n/a" and result.startswith(said) and "fp32" in result and "bf16" in result
+    assert sweep.to_json()["cells"][0]["precision"] is not None
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     (tmp_path / "two.yaml").write_text(json.dumps(a_matrix().to_json()))

@@ -156,6 +156,8 @@ class Report:
     """Whether all modules were read: figures of a tree that is cut off do not add up."""
     missing: str
     """What this report lacks, or what of it could not be read, in one line; empty where the report is complete."""
+    impossible: dict[str, str] = field(default_factory=dict)
+    """Text of each figure of the summary that cannot be, such as a time below zero, by key; the summary has None."""
 
 
 # Read a report from a file: one of its own, a log that contains one, or text that was copied from a page.
@@ -207,7 +209,8 @@ def parse_report(path: Path, text: str) -> Report:
         elif own[-1].strip():
             part.append((number, own[-1]))
     unread: Lines = []
-    summary, found = _read_summary(parts["summary"], unread)
+    impossible: dict[str, str] = {}
+    summary, found = _read_summary(parts["summary"], unread, impossible)
     depths = _read_depths(parts["aggregated"], unread)
     root, is_whole = _read_tree(parts["detailed"], unread)
     if not (found.keys() - {"step"} or depths or root):
@@ -238,6 +241,7 @@ def parse_report(path: Path, text: str) -> Report:
         root=root,
         tree_is_whole=is_whole,
         missing="; ".join(missing),
+        impossible=impossible,
     )
 
 
@@ -250,7 +254,7 @@ PRINTED = {"MACs": ("MACs", ""), "FLOP/s": ("FLOPS",), "s": ("s",), "%": ("%",)}
 prefix."""
 HALF_OF_THE_LAST_DECIMAL = 0.005
 """Half of the last decimal of a figure; figures are printed with two decimals."""
-NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d\d?)?)\s*([TGBMKkmu]?)(MACs|FLOPS|s|%|)")
+NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d\d?)?)\s*([TGBMKkmu]?)(MACs|FLOPS|s|%|)")
 
 
 def amount(text: str, unit: str) -> float | None:
@@ -279,8 +283,31 @@ SUMMARY_LINE = re.compile(r"(?P<label>.*\S):\s+(?P<value>\S.*)")
 FACTOR = re.compile(r"= ([\d.]+) \* fwd flops per gpu / bwd latency")
 
 
-def _read_summary(lines: Lines, unread: Lines) -> tuple[Figures, dict[str, tuple[int, str]]]:
-    """All figures, one per line after its label; and number and label of each line that was read, both by key."""
+SIZES = ("world_size", "data_parallel_size", "model_parallel_size", "batch_size_per_gpu")
+"""Keys of figures that are whole numbers above zero."""
+NO_NUMBER = re.compile(r"(?:nan|[+-]?inf)\b.*", re.IGNORECASE)
+"""Text of a quotient that Python could not compute."""
+
+
+def _is_impossible(figure: SummaryLine, text: str, value: float | None) -> bool:
+    """Whether a figure in its place cannot be: below zero, a time of zero, a size that is no whole number."""
+    if NO_NUMBER.fullmatch(text):
+        return True
+    if figure.key in SIZES:
+        return not isinstance(value, int) or value < 1
+    if value is None:
+        return False
+    return value < 0 or (value == 0 and figure.unit == "s")
+
+
+def _read_summary(
+    lines: Lines, unread: Lines, impossible: dict[str, str]
+) -> tuple[Figures, dict[str, tuple[int, str]]]:
+    """All figures, one per line after its label; and number and label of each line that was read, both by key.
+
+    Args:
+        impossible: receives the text of each figure that cannot be, by key; its value is None.
+    """
     values: Figures = dict.fromkeys(FIGURES)
     found: dict[str, tuple[int, str]] = {}
     for number, line in lines:
@@ -292,6 +319,10 @@ def _read_summary(lines: Lines, unread: Lines) -> tuple[Figures, dict[str, tuple
         figure = LABELS.get(label) or LABELS.get(label.split(" = ")[0])
         value = amount(match["value"], figure.unit) if figure else None
         value = {"True": True, "False": False}.get(match["value"], value)
+        if figure is not None and figure.key not in found and _is_impossible(figure, match["value"], value):
+            impossible[figure.key] = match["value"]
+            found[figure.key] = (number, match["label"].split(" = ")[0])
+            continue
         if figure is None or figure.key in found or value is None:
             unread.append((number, line))
             continue

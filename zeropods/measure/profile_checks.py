@@ -11,13 +11,18 @@ from pathlib import Path
 from statistics import median
 
 from zeropods.errors import UserError
-from zeropods.measure.profile import EMBEDDING, FIGURES, Figures, Module, Report, read_report, rounding
-from zeropods.measure.record import Record, read_record
+from zeropods.measure.profile import EMBEDDING, Figures, Module, Report, read_report, rounding
+from zeropods.measure.profile_contradictions import (
+    RATES,
+    Fault,
+    Judgement,
+    contradictions,
+    fault_of_line,
+    is_clock,
+    judge,
+)
+from zeropods.measure.record import RECORD, Record, read_record
 
-TOLERANCE = 0.02
-"""Share by which rounding to two decimals may change a quotient of such figures, with some margin."""
-CLOCK_SECONDS = 1e8
-"""Three years: a longer time is no latency, but `time.time() - 0`."""
 TWICE, ONCE = (1.8, 2.2), (0.9, 1.1)
 """Ranges in which a factor is taken for 2, or for 1."""
 CLEAR = 5
@@ -27,22 +32,6 @@ AGREEMENT = 0.03
 NEAR = 0.05
 """Share by which a profiled step may differ from the run's other steps without being reported."""
 BY_FORWARD_TIME = ("forward_backward_flops_per_second", "iteration_seconds", "flops_per_second", "samples_per_second")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault of a report: what the report says, and what would be right."""
-
-    name: str
-    """One of the names in docs/profiler.md."""
-    line: int
-    """Line number in the report's file; the first line is 1."""
-    where: str
-    said: float | None
-    corrected: float | None
-    """The right figure; None where nothing is to be corrected, or where it cannot be known."""
-    unit: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +44,8 @@ class Checked:
     root: Module | None
     """The tree with shares computed anew, and sums where DeepSpeed prints no figures; None if the tree is not whole."""
     closed_form_macs: float | None
+    passes: int | None = 1
+    """Number of passes of a step whose time the summary has; None for an unknown number above 1."""
     faults: tuple[Fault, ...] = ()
     run: str = ""
     """Whether it was compared with its run, in words."""
@@ -68,6 +59,7 @@ class Checked:
             "reports": self.report.reports,
             "missing": self.report.missing or None,
             "run": self.run,
+            "passes": self.passes,
             "summary": self.report.summary,
             "corrected": self.figures,
             "shares": shares(self.figures),
@@ -86,35 +78,21 @@ def check(path: Path) -> Checked:
     `UserError` where there is no report.
     """
     report = read_report(path)
+    if not (report.path.parent / RECORD).is_file():
+        return replace(check_report(report), run=f"not compared with its run: there is no {RECORD} beside it")
     try:
-        return replace(check_report(report, read_record(report.path.parent)), run="compared with record.json beside it")
+        return replace(check_report(report, read_record(report.path.parent)), run=f"compared with {RECORD} beside it")
     except UserError as error:
         return replace(check_report(report), run=f"not compared with its run: {error}")
 
 
 def check_report(report: Report, record: Record | None = None) -> Checked:
     """Correct a report that was read, and find its faults; `record` is that of the profiled run, if there is one."""
-    checked, times, missing = _corrected(report)
-    checked = replace(checked, faults=tuple(_faults(checked, times, missing)))
+    of_run = record is not None and not _unlike(report, record)
+    judgement = judge(report, record.gradient_accumulation_steps if of_run and record is not None else None)
+    checked, times, missing = _corrected(report, judgement)
+    checked = replace(checked, faults=(*_faults(checked, times, missing), *judgement.faults))
     return checked if record is None else _beside(checked, record)
-
-
-def contradictions(figures: Figures) -> Figures:
-    """Figures that contradict DeepSpeed's own formulas, each with the value that follows from the formula."""
-    of = {key: nan if value is None else value for key, value in figures.items()}
-    flops, backward_flops = of["forward_flops"], of["backward_factor"] * of["forward_flops"]
-    forward, backward = of["forward_seconds"], of["backward_seconds"]
-    iteration = forward + backward + of["step_seconds"]
-    follows = {
-        "forward_flops_per_second": flops / (forward or nan),
-        "backward_flops_per_second": backward_flops / (backward or nan),
-        "forward_backward_flops_per_second": (flops + backward_flops) / (forward + backward or nan),
-        "iteration_seconds": iteration,
-        "flops_per_second": (flops + backward_flops) / (iteration or nan),
-        "samples_per_second": of["batch_size_per_gpu"] * of["world_size"] / (iteration or nan),
-    }
-    # A figure that is not known is NaN, and so differs from no value.
-    return {key: computed for key, computed in follows.items() if abs(of[key] - computed) > TOLERANCE * computed}
 
 
 def shares(figures: Figures) -> dict[str, float] | None:
@@ -133,11 +111,12 @@ def _ratio(part: float | None, whole: float | None, times: float = 1.0) -> float
 # parameters left out.
 
 
-def _corrected(report: Report) -> tuple[Checked, float | None, int]:
-    """The corrected report; how often linear layers were counted, None where nothing shows it; and the number of
-    parameters that lie on other ranks, each matrix counted once."""
-    said, figures = report.root if report.tree_is_whole else None, dict(report.summary)
-    if _is_clock(figures["forward_seconds"]):
+def _corrected(report: Report, judgement: Judgement) -> tuple[Checked, float | None, int]:
+    """The corrected report, without what cannot be relied on; how often linear layers were counted, None where nothing
+    shows it; and the number of parameters that lie on other ranks, each matrix counted once."""
+    said = report.root if report.tree_is_whole and judgement.tree_is_possible else None
+    figures, passes = dict(report.summary), judgement.passes
+    if is_clock(figures["forward_seconds"]):
         inside = 0.0 if said is None else sum(child.total("latency_seconds") for child in said.children)
         figures["forward_seconds"] = inside or None
         figures["forward_flops_per_second"] = _ratio(figures["forward_flops"], inside)
@@ -166,7 +145,8 @@ def _corrected(report: Report) -> tuple[Checked, float | None, int]:
             "model_forward_flops": -2 * less * copies,
         }
         figures |= {key: value + change for key, change in changes.items() if (value := figures[key]) is not None}
-        root.latency_seconds = figures["forward_seconds"] if _is_clock(said.latency_seconds) else said.latency_seconds
+        of_one_pass = None if passes is None else _ratio(figures["forward_seconds"], passes)
+        root.latency_seconds = of_one_pass if is_clock(said.latency_seconds) else said.latency_seconds
         root.parameters = figures["parameters_per_gpu"]
         root.flops_per_second = _ratio(figures["forward_flops"], root.latency_seconds)
         for _, module in root.walk():
@@ -174,13 +154,13 @@ def _corrected(report: Report) -> tuple[Checked, float | None, int]:
             module.macs_percent = _ratio(module.macs, root.macs, 100)
             module.latency_percent = _ratio(module.latency_seconds, root.latency_seconds, 100)
         form = _closed_form_macs(root, rows) if rows else None
+    figures |= dict.fromkeys(judgement.unknown)
     figures |= contradictions(figures)
-    return Checked(report=report, figures=figures, root=root, closed_form_macs=form), times, missing
-
-
-def _is_clock(seconds: float | None) -> bool:
-    """Whether a latency is the time of day: the root's timer was never started."""
-    return seconds is not None and seconds > CLOCK_SECONDS
+    figures |= {key: rate * (passes or 1) for key in RATES if (rate := figures[key]) is not None}
+    # Processes that share a model have the same rows.
+    figures["samples_per_second"] = _ratio(figures["samples_per_second"], figures["model_parallel_size"] or 1)
+    checked = Checked(report=report, figures=figures, root=root, closed_form_macs=form, passes=passes)
+    return checked, times, missing
 
 
 def _mend(module: Module, is_twice: bool, shared: tuple[int, int] | None) -> dict[Hashable, int]:
@@ -306,9 +286,6 @@ REASONS = {
         "printed"
     ),
     "shared_parameters": "more than the model has: one matrix is in several {name}, and counted in each",
-    "contradicts_itself": (
-        "the other lines of the summary give another figure: the report was changed, or a line is missing"
-    ),
     "profiled_step": (
         "this is step {step} counted from 1, requested by 'profile_step: {before}': DeepSpeed profiles the step after "
         "that one"
@@ -334,11 +311,9 @@ REASONS = {
 """Why a figure is wrong, by the name of the fault."""
 
 
-def _of_line(report: Report, name: str, key: str, right: float | None, **said: object) -> Fault:
-    """A fault in a line of the summary; it is placed at the summary's first line where that line is missing."""
-    number, label = report.lines.get(key, (report.number + 1, FIGURES[key].label))
-    reason = REASONS[name].format(**said)
-    return Fault(name, number, label, report.summary[key], right, FIGURES[key].unit, reason)
+def _of_line(report: Report, name: str, key: str, right: float | None, **details: object) -> Fault:
+    """A fault in a line of the summary, for the reason that its name has here."""
+    return fault_of_line(report, name, key, right, REASONS[name].format(**details))
 
 
 def _faults(checked: Checked, times: float | None, missing: int) -> Iterator[Fault]:
@@ -347,15 +322,18 @@ def _faults(checked: Checked, times: float | None, missing: int) -> Iterator[Fau
     report, summary, figures = checked.report, checked.report.summary, checked.figures
     root, right, of_line = report.root, checked.root, partial(_of_line, report)
     # A latency such as `1.8 Gs` at the root, its FLOP/s, and the summary's latency if DeepSpeed did not time it itself.
-    if is_clock := _is_clock(summary["forward_seconds"]):
+    if is_clock(summary["forward_seconds"]):
         yield of_line("forward_latency", "forward_seconds", figures["forward_seconds"])
-    if root is not None and right is not None and _is_clock(root.latency_seconds):
+    if root is not None and right is not None and is_clock(root.latency_seconds):
         for name, key, unit in (
             ("root_latency", "latency_seconds", "s"),
             ("root_flops_per_second", "flops_per_second", "FLOP/s"),
         ):
             values = getattr(root, key), getattr(right, key)
-            yield Fault(name, root.number, root.class_name, *values, unit, REASONS[name])
+            by_passes = f", divided by the {checked.passes or 'unknown number of'} passes of a step"
+            by_passes = "" if checked.passes == 1 else by_passes
+            reason = f"{REASONS[name]}{by_passes if name == 'root_latency' else ''}"
+            yield Fault(name, root.number, root.class_name, *values, unit, reason)
     # Linear layers and attention that imply different numbers of tokens; a count that arithmetic does not confirm.
     macs, form = figures["forward_macs"], checked.closed_form_macs
     if times is not None and TWICE[0] < times < TWICE[1]:
@@ -374,13 +352,22 @@ def _faults(checked: Checked, times: float | None, missing: int) -> Iterator[Fau
                 reason = REASONS["shared_parameters"].format(name=name)
                 where = f"depth {depth.depth}, {name}"
                 yield Fault("shared_parameters", depth.number, where, said, None, "parameters", reason)
-    for key, computed in {} if is_clock else contradictions(summary).items():
-        yield of_line("contradicts_itself", key, computed)
     if summary["world_size"] is not None and (step := summary["step"]):
         yield of_line("profiled_step", "step", None, step=step, before=step - 1)
     if report.reports > 1:
         reason = REASONS["several_reports"]
         yield Fault("several_reports", report.number, "the file", report.reports, None, "", reason)
+
+
+def _unlike(report: Report, record: Record) -> dict[str, float | None]:
+    """Figures of a summary that are not those of the run whose record lies beside it, with the run's."""
+    step = (record.deepspeed or {}).get("flops_profiler", {}).get("profile_step")
+    expected = {
+        "world_size": record.world_size,
+        "batch_size_per_gpu": record.per_device_train_batch_size,
+        "step": report.summary["step"] if step is None else step + 1,
+    }
+    return {key: value for key, value in expected.items() if report.summary[key] not in (None, value)}
 
 
 def _beside(checked: Checked, record: Record) -> Checked:
@@ -390,13 +377,7 @@ def _beside(checked: Checked, record: Record) -> Checked:
     near them. FLOP/s are the FLOPs of the profiled pass, times the passes of a step, in the time of the usual step.
     """
     summary, of_line = checked.report.summary, partial(_of_line, checked.report)
-    asked = (record.deepspeed or {}).get("flops_profiler", {}).get("profile_step")
-    expected = {
-        "world_size": record.world_size,
-        "batch_size_per_gpu": record.per_device_train_batch_size,
-        "step": summary["step"] if asked is None else asked + 1,
-    }
-    found = [of_line("another_run", key, at) for key, at in expected.items() if summary[key] not in (None, at)]
+    found = [of_line("another_run", key, at) for key, at in _unlike(checked.report, record).items()]
     if found:
         return replace(checked, faults=(*checked.faults, *found))
     timed, passes, usual = record.rank_0 and record.rank_0.step_seconds, record.gradient_accumulation_steps, Figures()
@@ -408,11 +389,12 @@ def _beside(checked: Checked, record: Record) -> Checked:
             "samples_per_second": record.effective_batch_size / timed.median,
         }
         usual |= {key: right for key, right in rates.items() if abs((summary[key] or nan) / right - 1) > NEAR}
-    said = f"; the figure is for one pass of {passes}, with a whole optimizer step" if passes > 1 else ""
+    # DeepSpeed counts the rows of one pass in the time of a whole step.
+    of_passes = {"samples_per_second": f"; as printed it has the rows of one pass of {passes}"} if passes > 1 else {}
     is_quicker = (summary["iteration_seconds"] or 0.0) < (usual.get("iteration_seconds") or 0.0)
     name = "unusual_step" if is_quicker and passes == 1 else "profiler_overhead"
     wrong = [key for key in ("iteration_seconds", "samples_per_second") if key in usual]
-    found += [of_line(name, key, usual[key], passes=said) for key in wrong]
+    found += [of_line(name, key, usual[key], passes=of_passes.get(key, "")) for key in wrong]
     backward = summary["backward_seconds"]
     if record.gradient_checkpointing and summary["backward_factor"] == 2 and backward:
         right = _ratio(summary["forward_flops"], backward, 3)

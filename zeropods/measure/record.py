@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
@@ -116,6 +116,39 @@ class LiveBytes(StrictPart):
 
 
 @dataclass(kw_only=True)
+class MeasuredPrecision(StrictPart):
+    """The number formats that the first step of an attempt ran in, as seen in its tensors: `fp32`, `bf16` or `fp16`.
+
+    Where tensors of a kind have several formats, all are named: `bf16 and fp32`. None for what was not measured.
+    """
+
+    weights: str | None
+    master_weights: str | None
+    """Of the weights that the optimizer updates: FP32 masters of BF16 weights, or the weights themselves."""
+    optimizer_states: str | None
+    """Of both moments of AdamW."""
+    gradients_sent: str | None
+    """Of the gradients that a collective operation reduces over the ranks; None where there is only one rank."""
+    linear_output: str | None
+    """Of what the linear layers return."""
+
+    @property
+    def text(self) -> str:
+        """The formats for people: that of the arithmetic, then what differs: `bf16; master weights in fp32`."""
+        main = self.linear_output or self.weights
+        others: dict[str, list[str]] = {}
+        for name, value in vars(self).items():
+            if value is not None and value != main:
+                others.setdefault(value, []).append(name.replace("_", " "))
+        parts = [f"{', '.join(names)} in {value}" for value, names in others.items()]
+        return "; ".join([main or "not measured", *parts])
+
+
+PRECISION_PARTS = tuple(part.name for part in fields(MeasuredPrecision))
+"""Kinds of tensors whose format is measured."""
+
+
+@dataclass(kw_only=True)
 class BatchShape(StrictPart):
     """Size of a forward pass, padding included."""
 
@@ -186,6 +219,8 @@ class RankMeasurement(StrictPart):
     sampled: dict[str, Statistics] = field(default_factory=dict)
     """Statistics by column of `memory/N.csv`, for the columns that contain numbers."""
     live_bytes: LiveBytes | None = None
+    measured_precision: MeasuredPrecision | None = None
+    """None where the first step was not finished, and in records from before it was kept."""
     energy_joules: float | None = None
     """Energy of its GPU from start to end, by NVML's own counter."""
     ended_unix_seconds: float | None = None
@@ -266,6 +301,7 @@ class RunConfig(StrictPart):
     slots: Count
     world_size: Count
     precision: str
+    """The precision that was asked for; `Record.measured_precision` is the one that ran."""
     prompt: str | None
     per_device_train_batch_size: Count
     gradient_accumulation_steps: Count
@@ -314,6 +350,8 @@ class Record(RunConfig):
     losses: list[Loss]
     eval_losses: list[Loss]
     ranks: list[RankMeasurement]
+    measured_precision: MeasuredPrecision | None = None
+    """The number formats that ran. Where ranks differ in one, it names them: `bf16 on rank 0; fp32 on rank 1`."""
 
     __hash__ = object.__hash__
     """Hash by identity, so that what was planned last for a record can be cached."""
@@ -386,11 +424,20 @@ def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: b
     said = [counted(record.steps, "step")]
     said += [f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found]
     said += [scored] if scored else []
-    said += [] if record.samples_per_second is None else [f"{digits(record.samples_per_second)} samples/s"]
+    rate = record.samples_per_second
+    said += [no_rate(record) if rate is None else f"{digits(rate)} samples/s"]
     following = f"predict --model {run} --score"
     if scored or record.task == "lm":
         following = f"summary {run} --out {shlex.quote(f'{folder}-summary')}"
     return f"{record.status}: {', '.join(said)}; {folder}" + ("" if ends_here else f"; next: zeropods {following}")
+
+
+def no_rate(record: Record) -> str:
+    """Why a run that ended well has no samples/s, in a few words, with the remedy."""
+    warmup = max((rank.warmup_steps for rank in record.ranks), default=1)
+    done = max((rank.steps for rank in record.ranks), default=0)
+    profiled = "" if warmup == 1 else " up to the profiled one"
+    return f"only {counted(done, 'step')}, all warm-up{profiled}: {warmup + 1} or more give samples/s"
 
 
 def reason_with_pod(record: Record) -> str:
@@ -459,6 +506,7 @@ def compose_record(
         eval_losses=ranks[0].eval_losses if ranks else [],
         # All ranks have the same losses.
         ranks=[replace(rank, losses=[], eval_losses=[]) for rank in ranks],
+        measured_precision=precision_of_ranks(ranks),
     )
 
 
@@ -519,6 +567,33 @@ def lost_connection(reason: str | None) -> bool:
 
 ONE_TEXT = ("squad", "lm")
 """Tasks in which a row is one text: the tokens that carry a loss are among those that were read."""
+
+
+def precision_of_ranks(ranks: Sequence[RankMeasurement]) -> MeasuredPrecision | None:
+    """The number formats that the ranks measured; None where no rank did. What ranks differ in names the ranks."""
+    measured = {rank.rank: rank.measured_precision for rank in ranks if rank.measured_precision is not None}
+    if not measured:
+        return None
+    values = dict[str, str | None]()
+    for part in PRECISION_PARTS:
+        ranks_by_value: dict[str, list[int]] = {}
+        for number, precision in measured.items():
+            value = getattr(precision, part)
+            if value is not None:
+                ranks_by_value.setdefault(value, []).append(number)
+        values[part] = _named_by_rank(ranks_by_value)
+    return MeasuredPrecision(**values)
+
+
+def _named_by_rank(ranks_by_value: Mapping[str, Sequence[int]]) -> str | None:
+    """The only value, or each value with its ranks; None for no value."""
+    if len(ranks_by_value) <= 1:
+        return next(iter(ranks_by_value), None)
+    parts = []
+    for value, numbers in ranks_by_value.items():
+        word = "rank" if len(numbers) == 1 else "ranks"
+        parts.append(f"{value} on {word} {', '.join(map(str, numbers))}")
+    return "; ".join(parts)
 
 
 def train_seconds(ranks: Sequence[RankMeasurement]) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL
 from zeropods.measure.calibration import WHAT
-from zeropods.measure.record import PHASES, RunConfig
+from zeropods.measure.record import PHASES, PRECISION_PARTS, MeasuredPrecision, RunConfig
 from zeropods.plan.machines import GIGA
 from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
 from zeropods.report.formulas import Values
@@ -204,6 +204,11 @@ def _sharing(values: Values) -> str | None:
     return f"{values['pods']} on {values['machines']}" if values["machines"] < values["pods"] else None
 
 
+def _measured_precision(values: Values) -> str:
+    """The number formats of the first step, as far as all repeats agree on them."""
+    return MeasuredPrecision(**{part: values[f"precision_{part}"] for part in PRECISION_PARTS}).text
+
+
 def _plan_kind(values: Values) -> str | None:
     return None if values["planned_bytes"] is None is values["measured_bytes"] else str(values["planned_kind"])
 
@@ -245,6 +250,7 @@ SETTINGS = (
     Column("init", "weights"),
     Column("prompt", "prompt"),
     Column("precision", "precision"),
+    Column("precision_weights", "measured precision", text=_measured_precision),
     Column("effective_batch_size", "batch", "samples", COUNT),
     Column("gradient_checkpointing", "checkpointing", "", lambda on: "on" if on else "off"),
     Column("repeats", "repeats"),

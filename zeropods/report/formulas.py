@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from zeropods.measure.calibration import PLAN_KEYS, plan_figures, planned
-from zeropods.measure.record import PHASES, Record, Statistics, real_tokens
+from zeropods.measure.record import PHASES, PRECISION_PARTS, Record, Statistics, real_tokens
 from zeropods.plan.facts import shape_recorded
 from zeropods.plan.gpus import published_flops
 
@@ -41,7 +41,7 @@ def figures(
     """
     if record is None:
         return dict.fromkeys(RULES)
-    values = {**_speed(record), **_arithmetic(record, peak), **_memory(record), **_use(record)}
+    values = {**_speed(record), **_precision(record), **_arithmetic(record, peak), **_memory(record), **_use(record)}
     seconds = values["duration_seconds"]
     priced = seconds is not None and price_per_hour is not None
     return {
@@ -111,6 +111,14 @@ def _samples(record: Record) -> int:
     """Number of training rows of all ranks in this attempt's steps: rows x passes x steps, summed over ranks."""
     per_step = record.per_device_train_batch_size * record.gradient_accumulation_steps
     return sum(per_step * rank.steps for rank in record.ranks)
+
+
+# Precision: the number formats that a run computed in.
+
+
+def _precision(record: Record) -> Values:
+    """The number format of each kind of tensors in the first step; None where it was not measured."""
+    return {f"precision_{part}": getattr(record.measured_precision, part, None) for part in PRECISION_PARTS}
 
 
 # Arithmetic: how much of the hardware a run has used.
@@ -308,6 +316,7 @@ RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("pod_activation_bytes", "planned_bytes", "measured_bytes", "measured_to_planned"), max),
     **dict.fromkeys(("memory_kind", "phase_kind", "planned_kind", "peak_flops_kind"), agreed),
     **dict.fromkeys(("peak_flops_run", "machines"), agreed),
+    **{f"precision_{part}": agreed for part in PRECISION_PARTS},
     **dict.fromkeys(PLAN_KEYS, median),
 }
 """Rule for every figure, by its name in JSON and CSV: the mean; for `PLAN_KEYS` the median; for peaks the largest, for

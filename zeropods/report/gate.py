@@ -9,7 +9,7 @@ from pathlib import Path
 from zeropods.errors import UserError
 from zeropods.files import read_object
 from zeropods.report.formulas import Values, is_done
-from zeropods.report.settings import PREFIX, as_key, unequal
+from zeropods.report.settings import MEASURED, PREFIX, as_key, unequal
 from zeropods.tables import Table, counted
 
 SCHEMA_VERSION = 2
@@ -76,8 +76,8 @@ def compare(old: Sequence[Values], new: Sequence[Values]) -> GateVerdict:
     """Judge every row of an old summary that ended well; `old` and `new` are the `groups` of their documents.
 
     Rows are matched by all settings except versions and seed, and by technique and pods. A row that was measured on
-    other hardware is not judged. A row that ended well and is now missing, or now ends otherwise, is worse. A summary
-    from before there were causal runs has no `f1` and no `perplexity`.
+    other hardware, or ran in another precision, is not judged. A row that ended well and is now missing, or now ends
+    otherwise, is worse. A summary from before there were causal runs has no `f1` and no `perplexity`.
     """
     candidates: dict[str, list[Values]] = {}
     for row in new:
@@ -89,6 +89,13 @@ def compare(old: Sequence[Values], new: Sequence[Values]) -> GateVerdict:
         if found and not same:
             unjudged.append(f"{name}: was measured on other hardware")
             continue
+        alike = [row for row in same if not unequal(_measured(row), _measured(before))]
+        if same and not alike:
+            name_of = unequal(_measured(same[0]), _measured(before))[0]
+            values = [row["settings"][name_of] for row in (before, same[0])]
+            unjudged.append(f"{name}: {name_of} was {values[0]}, now {values[1]}")
+            continue
+        same = alike
         judged += 1
         now = next((row for row in same if is_done(row["status"])), None)
         if now is None:
@@ -110,12 +117,17 @@ def _hardware(row: Values) -> Values:
     return {key: value for key, value in row["settings"].items() if key.startswith("hardware ")}
 
 
+def _measured(row: Values) -> Values:
+    """The number formats that a row was measured in; older summaries have none, and are compared without them."""
+    return {key: value for key, value in row["settings"].items() if key.startswith(MEASURED)}
+
+
 def _key(row: Values) -> str:
-    """A key that is equal for rows that differ only in hardware, versions and seed.
+    """A key that is equal for rows that differ only in hardware, versions, measured precision and seed.
 
     DeepSpeed's keys are in the arrangement already, as a digest that older summaries have too.
     """
-    beside = ("hardware ", "versions ", PREFIX)
+    beside = ("hardware ", "versions ", PREFIX, MEASURED)
     return as_key({k: v for k, v in row["settings"].items() if not k.startswith(beside)}, row["arrangement"])
 
 

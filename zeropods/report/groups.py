@@ -11,14 +11,17 @@ from dataclasses import replace
 from typing import TypeVar
 
 from zeropods.measure.intervals import ratio_interval, t_interval
+from zeropods.measure.record import PRECISION_PARTS
 from zeropods.report.entry import Entry, accuracy_lines
 from zeropods.report.formulas import Values, figures, matmul_key, of_repeats
 from zeropods.report.settings import (
+    MEASURED,
     PREFIX,
     arrangement,
     as_key,
     is_of,
     is_profiled,
+    measured_settings,
     required,
     settings,
     unequal,
@@ -53,8 +56,8 @@ class Group:
         self.number, self.letter, self.runs, self.first = number, letter, runs, runs[0]
         # Figures come from the runs that ended well; where none did, from those that left a record.
         self.measured = [run for run in runs if run.status == "ok"] or [run for run in runs if run.record is not None]
-        # What must be equal for another row to be compared with it.
-        self.settings = settings(self.first.config)
+        # What must be equal for another row to be compared with it. A repeat that failed may not have measured all.
+        self.settings = settings((self.measured or runs)[0].config)
         timed = [rate for run in self.measured if (rate := run.values["samples_per_second"]) is not None]
         parts = zip(*(run.name.split("/") for run in runs), strict=False)
         shared = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
@@ -93,8 +96,10 @@ def group_runs(
     peaks, copied = best_peaks(entries), copies(entries)
 
     def row_of(run: Entry) -> str:
-        is_alone = run.record is None or run.name in copied
-        return run.name if is_alone else as_key(settings(run.config), arrangement(run.config))
+        if run.record is None or run.name in copied:
+            return run.name
+        compared = {name: value for name, value in settings(run.config).items() if not name.startswith(MEASURED)}
+        return as_key(compared, arrangement(run.config))
 
     def with_values(entry: Entry) -> Entry:
         peak = peaks.get(matmul_key(entry.record)) if entry.record else None
@@ -117,12 +122,30 @@ def group_runs(
         technique = NAMES.index(config.technique) if config.technique in NAMES else len(NAMES)
         return config.world_size, config.pods, technique
 
-    rows = _by_key(map(with_values, entries), row_of).values()
+    repeats = _by_key(map(with_values, entries), row_of).values()
+    rows = [row for runs in repeats for row in _by_measured_precision(runs)]
     blocks = _by_key(rows, lambda runs: required(settings(runs[0].config))).values()
     ordered = (runs for block in sorted(blocks, key=block_order) for runs in sorted(block, key=row_order))
     groups = [Group(number, *each) for number, each in enumerate(zip(letters(), ordered, strict=False))]
     _scale(groups, allow_differences)
     return groups
+
+
+def _by_measured_precision(runs: Sequence[Entry]) -> list[list[Entry]]:
+    """Runs of equal settings, apart by the number formats that they ran in.
+
+    One that failed before it measured them counts as a repeat of the first; one that ended well without measuring them
+    is from before they were measured, and apart from the others.
+    """
+    measured = [key for run in runs if (key := measured_settings(run.config))]
+
+    def key_of(run: Entry) -> str:
+        formats = measured_settings(run.config)
+        if not formats and measured and run.status != "ok":
+            formats = measured[0]
+        return as_key(formats)
+
+    return list(_by_key(runs, key_of).values())
 
 
 def _by_key(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
@@ -155,6 +178,25 @@ def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
                     f"{most / 1e9:,.1f} of {run}, on which its MFU is based: something else was running, and its times "
                     "may be too long as well"
                 )
+
+
+def unlike_formats(entries: Iterable[Entry]) -> Iterator[str]:
+    """A line for each run that computed otherwise than it was asked to, or whose ranks differ in a number format."""
+    for entry in entries:
+        record = entry.record
+        if record is None or record.measured_precision is None:
+            continue
+        of_ranks = [rank.measured_precision for rank in record.ranks if rank.measured_precision is not None]
+        unlike = []
+        for part in PRECISION_PARTS:
+            values = {getattr(precision, part) for precision in of_ranks} - {None}
+            if len(values) > 1:
+                unlike.append(f"{part.replace('_', ' ')} {getattr(record.measured_precision, part)}")
+        output = record.measured_precision.linear_output
+        if unlike:
+            yield f"{entry.name}: its ranks computed in different precisions: {', '.join(unlike)}"
+        elif output is not None and output != record.precision:
+            yield f"{entry.name}: was asked for {record.precision}, but its linear layers returned {output}"
 
 
 def copies(entries: Sequence[Entry]) -> dict[str, str]:

@@ -175,6 +175,10 @@ class ReportPair:
         figure the name, both values and their ratio, which is None where one is missing or the settings differ."""
         one, two = self.first.checked.figures, self.second.checked.figures
         differences = [f"{key} {one[key]}, {two[key]}" for key in SETTING if one[key] != two[key]]
+        passes = [report.checked.passes for report in (self.first, self.second)]
+        if passes[0] != passes[1] or None in passes:
+            known = ["unknown" if number is None else str(number) for number in passes]
+            differences.append(f"passes of a step {', '.join(known)}")
         compared = []
         for key in COMPARED:
             first, second = one[key], two[key]

@@ -19,9 +19,12 @@ from zeropods.report.entry import read_entry
 from zeropods.report.formulas import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
 from zeropods.report.plots import WIDE, Plot, legend_below, loss_plot, new_axes, stacked_bars
 from zeropods.report.profile import ProfileReport
+from zeropods.report.settings import unlike_precision
 from zeropods.tables import MIB, Table
 
 TIMES, SIX = "{:.2f} x".format, "{:.6f}".format
+OTHER_PRECISION = "other precision"
+"""What stands in place of a comparison with a run of another precision."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +73,41 @@ def technique_table(runs: Sequence[Run]) -> Table:
 
     `states` are parameters, gradients and optimizer states in memory before an optimizer step, measured where there
     is no GPU. `loss difference` is the largest at any training step, as a share of the baseline's loss at that step.
+    A run that computed in another precision than the first is not compared with it.
     """
     first, lines = runs[0].record, []
     for record in (run.record for run in runs):
         values = figures(record)
         states = values["measured_bytes"] if values["planned_kind"] == LIVE_STATES else None
+        is_alike = not unlike_precision(first, record)
+        speed_up = shown(ratio(record.samples_per_second, first.samples_per_second), TIMES)
         difference = largest_difference(record, first)
         lines.append(
             {
                 "technique": record.technique_text,
+                "precision": precision_text(record),
                 "training (samples/s)": shown(record.samples_per_second, ONE),
-                "against the first": shown(ratio(record.samples_per_second, first.samples_per_second), TIMES),
+                "against the first": speed_up if is_alike else OTHER_PRECISION,
                 "peak memory (MiB)": shown(values["peak_memory_bytes"], mib),
                 "kind of memory": shown(values["memory_kind"]),
                 "states (MiB)": shown(states, mib),
                 "final train loss": shown(values["train_loss"], FOUR),
                 "final eval loss": shown(values["eval_loss"], FOUR),
-                "loss difference": "0" if difference == 0 else shown(difference, "{:.1e}".format),
+                "loss difference": _difference_text(difference) if is_alike else OTHER_PRECISION,
                 "status": record.status,
             }
         )
     return Table.of(lines)
+
+
+def _difference_text(difference: float | None) -> str:
+    return "0" if difference == 0 else shown(difference, "{:.1e}".format)
+
+
+def precision_text(record: Record) -> str:
+    """The precision that a run computed in; where it was not measured, the one that was asked for."""
+    measured = record.measured_precision
+    return record.precision if measured is None else measured.text
 
 
 def largest_difference(record: Record, baseline: Record) -> float | None:
@@ -140,12 +157,19 @@ def state_table(runs: Sequence[Run]) -> Table:
             "processes": record.world_size,
             **{f"{part} (MiB)": shown(states.get(part), mib) for part in (*STATES, "states")},
             "by arithmetic (MiB)": shown(states["planned"], mib),
-            "against the first": shown(ratio(states.get("states"), held[0].get("states")), TIMES),
+            "against the first": _states_text(record, records[0], states, held[0]),
             "resident peak (MiB)": shown(figures(record)["peak_resident_bytes"], mib),
             "status": record.status,
         }
         for record, states in zip(records, held, strict=True)
     )
+
+
+def _states_text(record: Record, first: Record, states: Values, of_first: Values) -> str:
+    """States as a multiple of those of the first run, unless their numbers have another size."""
+    if unlike_precision(first, record):
+        return OTHER_PRECISION
+    return shown(ratio(states.get("states"), of_first.get("states")), TIMES)
 
 
 def state_plot(runs: Sequence[Run]) -> Plot:

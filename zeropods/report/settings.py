@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zeropods.measure.record import Record, RunConfig
+from zeropods.measure.record import PRECISION_PARTS, Record, RunConfig
 from zeropods.report.formulas import machines
 from zeropods.techniques import lookup
 
@@ -34,6 +34,8 @@ BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
 
 INSTRUCTIONS = "hardware instructions"
 """A setting that older runs do not record."""
+MEASURED = "measured precision "
+"""Prefix of the name of each number format that the first step ran in; compared where both runs have measured it."""
 
 
 def settings(config: RunConfig | None) -> Settings:
@@ -59,7 +61,17 @@ def settings(config: RunConfig | None) -> Settings:
         **(deepspeed_settings(deepspeed) if deepspeed else {}),
         **{f"hardware {key}": value for key, value in hardware.items()},
         **{f"versions {key}": value for key, value in config.versions.items()},
+        **measured_settings(config),
     }
+
+
+def measured_settings(config: RunConfig | None) -> Settings:
+    """The number formats that the first step ran in, as far as they were measured."""
+    measured = config.measured_precision if isinstance(config, Record) else None
+    if measured is None:
+        return {}
+    values = {part: getattr(measured, part) for part in PRECISION_PARTS}
+    return {f"{MEASURED}{part}": value for part, value in values.items() if value is not None}
 
 
 def is_profiled(config: RunConfig | None) -> bool:
@@ -85,11 +97,20 @@ def unequal(one: Settings, other: Settings) -> list[str]:
     return [name for name in names if is_of(name, one) and is_of(name, other) and one.get(name) != other.get(name)]
 
 
+def unlike_precision(one: RunConfig, other: RunConfig) -> list[str]:
+    """Names of the settings by which two runs computed in different number formats."""
+    names = unequal(settings(one), settings(other))
+    return [name for name in names if name == "precision" or name in SETS_PRECISION or name.startswith(MEASURED)]
+
+
 def is_of(name: str, of_run: Settings) -> bool:
-    """Whether a run has a setting, even by default: no buckets without ZeRO, no DeepSpeed keys without DeepSpeed."""
-    if name in of_run:
+    """Whether a run has a setting, even by default: no buckets without ZeRO, no DeepSpeed keys without DeepSpeed.
+
+    A key that sets the precision counts for every run: a run without DeepSpeed computes as if it were not set.
+    """
+    if name in of_run or name in SETS_PRECISION:
         return True
-    if name.startswith(ONLY_WITH) or name == INSTRUCTIONS:
+    if name.startswith((*ONLY_WITH, MEASURED)) or name == INSTRUCTIONS:
         return False
     return name not in BUCKETS and (not name.startswith(PREFIX) or f"{PREFIX}optimizer.type" in of_run)
 
@@ -115,10 +136,25 @@ ON_BY_DEFAULT = (
     *(f"{ZERO}.{name}" for name in ("overlap_comm", "contiguous_gradients", "reduce_scatter", "allgather_partitions")),
     *(f"{ZERO}.{name}" for name in ("use_multi_rank_bucket_allreduce", "compute_grad_norm", "load_from_fp32_weights")),
     *(f"{ZERO}.{name}" for name in ("ignore_unused_parameters", "memory_efficient_linear", "override_module_apply")),
-    *("zero_force_ds_cpu_optimizer", "bf16.check_grad_overflow"),
+    *("zero_force_ds_cpu_optimizer", "bf16.check_grad_overflow", "optimizer.params.fp32_optimizer_states"),
 )
 """Keys for which off differs from absent; for others it does not, unless only some techniques have them. DeepSpeed
 0.19.8, runtime/zero/config.py, runtime/constants.py, runtime/precision_config.py."""
+SETS_PRECISION = tuple(
+    f"{PREFIX}{key}"
+    for key in (
+        "torch_autocast.enabled",
+        "communication_data_type",
+        "data_types.grad_accum_dtype",
+        "data_types.param_dtype",
+        "bf16.bf16_master_weights_and_grads",
+        "bf16.bf16_optimizer_states",
+        "fp16.fp16_master_weights_and_grads",
+        "optimizer.params.fp32_optimizer_states",
+    )
+)
+"""Keys by which DeepSpeed computes in another precision than `--precision` says. Runs with them are refused; records
+from before that have them, and no measured precision."""
 ONLY_WITH = tuple(f"{PREFIX}{ZERO}.{name}" for name in ("stage3_", "sub_group_size", "offload_"))
 """Prefixes of keys that only some techniques have: they are compared where both runs have them."""
 LEFT_OUT = (

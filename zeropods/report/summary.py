@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from html import escape
@@ -16,13 +16,14 @@ from typing import Any
 
 from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import writing
+from zeropods.measure.record import no_rate
 from zeropods.plan.machines import GIGA
 from zeropods.report.answers import Answers, answers
 from zeropods.report.columns import SETTINGS_TITLE, hardware_text, row_lines, tables
-from zeropods.report.entry import Timeline, find_runs, read_entry, read_timeline
+from zeropods.report.entry import Entry, Timeline, find_runs, read_entry, read_timeline
 from zeropods.report.formulas import is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
-from zeropods.report.groups import Group, copies, differences, disturbed_peaks, group_runs
+from zeropods.report.groups import Group, copies, differences, disturbed_peaks, group_runs, unlike_formats
 from zeropods.report.plots import (
     SHOWN_RUNS,
     Plot,
@@ -114,13 +115,16 @@ class Summary:
         }
 
     def remarks(self) -> list[str]:
-        """A line for each thing to know about a run: how it ended, what could not be read, whether it is a copy; and
-        for each ratio between rows that differ in more than technique and pods."""
+        """A line for each thing to know about a run, and for each ratio between rows that differ in more than technique
+        and pods. Of a run: how it ended, what could not be read, why it has no samples/s, whether it is a copy or
+        computed in another precision than it was asked to."""
         entries = self.entries
         resumed = (entry.name for entry in entries if entry.record is not None and is_resumed(entry.record))
         return [
             *(f"{e.name}: {e.status}: {e.reason}" for e in entries if e.status != "ok" or e.reason),
             *copies(entries).values(),
+            *_without_a_rate(entries),
+            *unlike_formats(entries),
             *disturbed_peaks(entries),
             *(f"{name}: was resumed: its times are those of its last attempt" for name in resumed),
             *(f"{timeline.label}: {fault}" for timeline in self.timelines for fault in timeline.faults),
@@ -245,6 +249,13 @@ class Summary:
 
     def __repr__(self) -> str:
         return self.to_text()
+
+
+def _without_a_rate(entries: Sequence[Entry]) -> Iterator[str]:
+    """A line for each run that ended well without samples/s, which says why."""
+    for entry in entries:
+        if entry.status == "ok" and entry.record is not None and entry.record.samples_per_second is None:
+            yield f"{entry.name}: {no_rate(entry.record)}"
 
 
 def reference_table(rows: Sequence[dict[str, str]]) -> Table:

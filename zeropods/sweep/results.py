@@ -49,6 +49,8 @@ class Trial:
     """Status as in a record, or `refused` if the run never began; None where it has not run yet."""
     reason: str | None = None
     samples_per_second: float | None = None
+    precision: str | None = None
+    """The precision that it computed in, as measured; None where it was not measured."""
     seconds: float | None = None
     """Wall time in seconds from the launch to the record, for the attempt that produced the record."""
 
@@ -74,10 +76,11 @@ class Trial:
         place = f"{record.pod}: " if record.pod else ""
         self.reason = None if record.reason is None else f"{place}{record.reason}"
         self.status, self.samples_per_second, self.seconds = record.status, record.samples_per_second, seconds
+        self.precision = None if record.measured_precision is None else record.measured_precision.text
 
     def to_json(self) -> dict[str, object]:
         """The entry of this run in `sweep.json`."""
-        said = ("status", "reason", "samples_per_second", "seconds")
+        said = ("status", "reason", "samples_per_second", "precision", "seconds")
         run = {"cell": self.cell.name, "repeat": self.repeat, **asdict(self.cell), "folder": self.name}
         return {**run, **{name: getattr(self, name) for name in said}}
 
@@ -111,6 +114,7 @@ class Sweep:
     def table(self) -> Table:
         """A table with a line for each cell; samples per second are the mean over its repeats that ended well.
 
+        Repeats that computed in different precisions have no mean, and the line says so.
         Where questions are asked, another column says how good the answers are.
         """
         asked = self.matrix.questions is not None
@@ -124,6 +128,10 @@ class Sweep:
             judged = next(score_lines(None, scores)) if scores else None
             good = f"{judged['inference_kind']} {judged['inference_result']:.3f}" if judged else "n/a"
             rate, results = digits(fmean(rates)) if rates else "n/a", "; ".join(dict.fromkeys(map(_result, rows)))
+            precisions = sorted({row.precision for row in well if row.precision is not None})
+            if len(precisions) > 1:
+                rate = "n/a"
+                results += f"; not one mean, since repeats computed in {' and in '.join(precisions)}"
             lines.append((cell.name, f"{len(well)} of {len(rows)}", rate, *([good] if asked else []), results))
         for left in self.matrix.left_out:
             lines.append((left["cell"], *[""] * (len(header) - 2), f"left out: {left['reason']}"))

@@ -319,13 +319,14 @@ class LiveBytesRecorder(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         if self.due and self.before is not None:
             (parameters, gradients), own = self.before, _parameters(about["model"])
-            states = _bytes(_held(about["optimizer"], STATES), besides=own)
+            states = _bytes(held_tensors(about["optimizer"], STATES), besides=own)
             self.measured.live_bytes = LiveBytes(parameters=parameters, gradients=gradients, optimizer=states)
         self.due = False
 
     def _count_before(self, model: nn.Module, optimizer: Any) -> None:
         gradients = [getattr(each, name, None) for each in model.parameters() for name in ("grad", "grad_accum")]
-        gradients += [*_held(optimizer, PARTITIONS), *(master.grad for master in _held(optimizer, MASTERS))]
+        gradients += held_tensors(optimizer, PARTITIONS)
+        gradients += [master.grad for master in held_tensors(optimizer, MASTERS)]
         self.before = _bytes(_parameters(model)), _bytes(gradients, besides=_parameters(model))
 
 
@@ -345,7 +346,7 @@ def _parameters(model: nn.Module) -> Iterator[Any]:
         yield getattr(parameter, "ds_tensor", None)
 
 
-def _held(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
+def held_tensors(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
     """Tensors in these attributes of the optimizer and of those that it wraps: accelerate's, DeepSpeed's, torch's."""
     seen: list[Any] = []
     while optimizer is not None and not any(optimizer is known for known in seen):

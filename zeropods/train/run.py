@@ -35,6 +35,7 @@ from zeropods.train.device import choose_attention, compile_model, matmul_rates,
 from zeropods.train.early_exit import exit_call
 from zeropods.train.job import Task, open_folder, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
+from zeropods.train.precision import PrecisionRecorder
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, heard_while_waiting
 from zeropods.train.resume import Checkpoints, resumption
@@ -221,6 +222,8 @@ def _train(
         trainer.optimizer_cls_and_kwargs = (MasterAdamW if masters else torch.optim.AdamW, adamw_settings(arguments))
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(LiveBytesRecorder(measured, trainer.engine))
+    precision_recorder = PrecisionRecorder(measured, processes.world_size())
+    trainer.add_callback(precision_recorder)
     if is_first:
         trainer.add_callback(Curves(task.folder / "tensorboard", meter, task.effective_batch_size()))
     origin = Origin(
@@ -246,7 +249,8 @@ def _train(
     trainer.add_callback(save_signal)
     dev = task.data.dev
     settings.eval_on_start = arguments.eval_on_start and dev is not None and resumed is None
-    trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
+    with precision_recorder:
+        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
     step = trainer.state.global_step
     if step >= trainer.state.max_steps:
         measured.stopped_by = "steps"

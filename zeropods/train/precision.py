@@ -1,0 +1,165 @@
+"""The number formats that a run really computes in, as its tensors show them in the first step of an attempt.
+
+The configuration says what was asked for; libraries may do something else. So the formats are read off the weights, the
+optimizer's tensors, the gradients that collective operations send, and the outputs of linear layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+from transformers.pytorch_utils import Conv1D
+
+from zeropods.measure.record import MeasuredPrecision, RankMeasurement
+from zeropods.train.meter import MASTERS, held_tensors
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+"""This project's names of number formats; others keep torch's."""
+REDUCE = ("reduce_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
+ALL_REDUCE = ("allreduce_", "allreduce_coalesced_")
+"""torch's collective operations that add tensors up over ranks, by their names in `torch.ops.c10d`."""
+
+
+@dataclass(eq=False)
+class PrecisionRecorder(TrainerCallback):
+    """Measures the precision of the first step, and leaves nothing behind; use it as a context around training.
+
+    Nothing is computed: hooks look at tensors that are there anyway, so losses stay the same to the last bit. The hooks
+    are removed when the first step ends. Layers that torch compiles get none, since a hook would become a part of their
+    graph; a model's head is never compiled here, so that at least one layer is seen.
+    """
+
+    measured: RankMeasurement
+    """Receives the precision."""
+    world_size: int
+    sent: CollectiveFormats = field(init=False)
+    outputs: set[torch.dtype] = field(default_factory=set, init=False)
+    """Formats of what linear layers returned."""
+    hooks: ExitStack = field(default_factory=ExitStack, init=False)
+
+    def __post_init__(self) -> None:
+        self.sent = CollectiveFormats()
+
+    def __enter__(self) -> PrecisionRecorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hooks.close()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        if state.global_step != self.measured.first_step:
+            return
+        for layer in uncompiled_linear_layers(about["model"]):
+            hook = layer.register_forward_hook(self._see_output)
+            self.hooks.callback(hook.remove)
+        if self.world_size > 1:
+            self.sent.watch(self.hooks)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        self.hooks.close()
+        before = self.measured.measured_precision
+        if before is not None and before.optimizer_states is not None:
+            return
+        # Where FP16 gradients overflow, the first step updates nothing, and states come with a later one.
+        states = name_of(tensor.dtype for tensor in moments(about["optimizer"]))
+        if before is not None:
+            before.optimizer_states = states
+            return
+        self.measured.measured_precision = MeasuredPrecision(
+            weights=name_of(parameter.dtype for parameter in about["model"].parameters()),
+            master_weights=name_of(tensor.dtype for tensor in updated_weights(about["optimizer"])),
+            optimizer_states=states,
+            gradients_sent=name_of(self.sent.formats()),
+            linear_output=name_of(self.outputs),
+        )
+
+    def _see_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            self.outputs.add(output.dtype)
+
+
+def name_of(formats: Iterable[torch.dtype]) -> str | None:
+    """The name of a number format; of several, all names; None for none, and for integers."""
+    names = {NAMES.get(each, str(each).removeprefix("torch.")) for each in formats if each.is_floating_point}
+    return " and ".join(sorted(names)) or None
+
+
+def uncompiled_linear_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """Linear layers outside the parts of a model that torch compiles."""
+    compiled = set[nn.Module]()
+    for module in model.modules():
+        if module._compiled_call_impl is not None:
+            compiled.update(module.modules())
+    for module in model.modules():
+        # GPT-2 has a class of its own for its linear layers.
+        if isinstance(module, nn.Linear | Conv1D) and module not in compiled:
+            yield module
+
+
+def updated_weights(optimizer: Any) -> list[Tensor]:
+    """The weights that an optimizer updates: DeepSpeed's masters, else those in the optimizer's groups."""
+    return list(held_tensors(optimizer, MASTERS)) or list(held_tensors(optimizer, ["param_groups"]))
+
+
+def moments(optimizer: Any) -> Iterator[Tensor]:
+    """The optimizer's states, without counters of steps, which have no dimension."""
+    for tensor in held_tensors(optimizer, ["state"]):
+        if tensor.dim() > 0:
+            yield tensor
+
+
+class CollectiveFormats:
+    """The number formats of gradients, seen where torch hands tensors to a collective operation.
+
+    DeepSpeed calls the operations from Python, and DDP from C++. Both pass torch's dispatcher, in which a kernel above
+    the backend's looks at the tensors and passes them on. Source: torch/csrc/distributed/c10d/Ops.cpp.
+    """
+
+    def __init__(self) -> None:
+        self.reduced = set[torch.dtype]()
+        self.all_reduced = set[torch.dtype]()
+
+    def watch(self, until: ExitStack) -> None:
+        """Watch every collective operation of this process until the stack is closed."""
+        library = until.enter_context(torch.library._scoped_library("c10d", "IMPL"))
+        for names, formats in ((REDUCE, self.reduced), (ALL_REDUCE, self.all_reduced)):
+            for name in names:
+                operation = getattr(torch.ops.c10d, name).default
+                for key in ("AutogradCPU", "AutogradCUDA"):
+                    library.impl(name, watching(operation, formats), key, with_keyset=True)
+
+    def formats(self) -> set[torch.dtype]:
+        """Formats of the gradients that were sent.
+
+        Gradients are reduced, or else all-reduced. Where there is a reduction, all-reductions are something else: with
+        `stage3_use_all_reduce_for_fetch_params` ZeRO-3 fetches parameters by them.
+        """
+        return self.reduced or self.all_reduced
+
+
+def watching(operation: Any, formats: set[torch.dtype]) -> Callable[..., Any]:
+    """A kernel that notes the formats of an operation's tensors, and then calls the operation."""
+
+    def kernel(keys: torch.DispatchKeySet, *arguments: Any, **options: Any) -> Any:
+        for tensor in tensors_in(arguments):
+            # A single number is a norm of gradients, or a flag for their overflow.
+            if tensor.numel() > 1:
+                formats.add(tensor.dtype)
+        return operation.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
+
+    return kernel
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """All tensors in values, and in lists and tuples of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
