@@ -233,6 +233,20 @@ def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
     assert (worker.has_ended, "it waits for 1 cores, 1 GiB" in worker.told) == (ended, pending)
 
 
+@pytest.mark.parametrize(
+    ("listed", "line"),
+    [
+        ({"status": "scheduling"}, "worker a is scheduling; CML looks for a machine with 1 cores, 1 GiB and 0 GPUs"),
+        ({"status": "Starting", "ip_address": "unknown"}, "worker a is starting; its machine fetches the runtime's"),
+        ({"status": "scheduling", "message": "no\n room"}, "worker a is scheduling; no room"),
+        ({"status": "timedout"}, "worker a ended with status timedout; it wrote nothing"),
+    ],
+)
+def test_what_a_cml_worker_waits_for_is_told(listed: dict[str, object], line: str) -> None:
+    worker = described({"id": "a", **listed}, SETTINGS)
+    assert worker.told.startswith(line) and worker.has_ended == (listed["status"] == "timedout")
+
+
 # Leases: what is found below an agent, and what ends when.
 
 SLEEP = "import time; time.sleep(600)"

@@ -208,6 +208,8 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
             with deferred():
                 cluster = replace(cluster, workers=workers.start(orders))
                 write_cluster(cluster)
+            if workers.failure is not None:
+                raise UserError(f"cluster {cluster.name}: {workers.failure}")
             cluster = replace(cluster, pods=_gather(rendezvous, workers, cluster, seconds))
             write_files(cluster, {place.address: place.user for place in workers.places})
             write_cluster(cluster)

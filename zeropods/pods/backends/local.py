@@ -113,6 +113,8 @@ class LocalWorkers:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder, self.settings = folder, settings
+        self.failure: str | None = None
+        """Why `start` could not create a worker; None where it has created all."""
         self._popens: dict[str, subprocess.Popen[bytes]] = {}
 
     def master_address(self) -> str:
@@ -135,6 +137,8 @@ class LocalWorkers:
 
     def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
         """Start an agent on each worker, with the fields of `Orders` that it needs; return the workers' ids.
+
+        Where a worker could not be created, `failure` says why, and the ids are those of the others.
 
         The workers here are processes of this machine; their cores and memory are not limited.
         """
