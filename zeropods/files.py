@@ -98,8 +98,35 @@ def check_utf8(text: str, flag: str) -> None:
 
 
 @contextmanager
+def file_held(path: Path) -> Iterator[None]:
+    """Lock a file that is there; `BlockingIOError` where another process, also on another machine, has locked it.
+
+    On NFS, Linux makes such a lock one of the file server; a file has to be open for writing for it.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def new_file_held(path: Path) -> Iterator[None]:
+    """Make an empty file that is locked from the moment at which it appears, as `file_held` does."""
+    made = path.with_name(f"{path.name}.new")
+    made.touch()
+    with file_held(made):
+        os.rename(made, path)
+        yield
+
+
+@contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Lock a folder, as every process that writes in it does; `BlockingIOError` where another process has locked it."""
+    """Lock a folder of this machine, such as one in /tmp; `BlockingIOError` where another process has locked it.
+
+    File servers know no locks of folders: processes of other machines do not see this one.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

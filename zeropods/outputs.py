@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.files import check_utf8, held, writing
+from zeropods.files import check_utf8, file_held, new_file_held, writing
+
+HELD = "held"
+"""File in a folder that is being written, which its writer has locked."""
 
 
 def out_folder(text: str) -> Path:
@@ -52,13 +55,14 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
-        with contextlib.suppress(OSError), held(left):
+        # One that is held belongs to a writer, perhaps on another machine; one without a lock is being made.
+        with contextlib.suppress(OSError), file_held(left / HELD):
             # The folder of a writer killed between its two renames holds the only copy of the old output.
-            if any(left.iterdir()) and (out.exists() or not (left / "old").exists()):
+            if out.exists() or not (left / "old").exists():
                 shutil.rmtree(left, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    with held(staging):
-        try:
+    try:
+        with new_file_held(staging / HELD):
             built = staging / "new"
             built.mkdir()
             with writing(out):
@@ -72,5 +76,6 @@ def new_folder(out: Path) -> Iterator[Path]:
                 if old.exists():
                     os.rename(old, out)
                 raise
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+    finally:
+        # Not while the lock is open, since a file server keeps an open file's folder.
+        shutil.rmtree(staging, ignore_errors=True)

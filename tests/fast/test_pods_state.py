@@ -1,6 +1,7 @@
 """What is kept of clusters on disk, who may change it, what is refused; leases over real processes."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.pods import cluster, leases
 from zeropods.pods.backends.cml import described
+from zeropods.pods.backends.local import WorkerProcess
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.leases import IDLE, KERNEL, Leases
+from zeropods.pods.machine import SILENT_SECONDS, Machine, this_machine
 from zeropods.pods.processes import RUN, Process
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
@@ -145,6 +148,75 @@ def test_down_and_list_without_clusters_say_so(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == ("nothing was up\n", "cluster three: is not up; these are: one, two\n")
 
 
+# Clusters of other machines, which share the folder; tests/full/test_shared_folder.py has them with real pods.
+
+OTHER = Machine("f" * 10, "elsewhere")
+
+
+def keep_of(machine: Machine | None, name: str) -> Path:
+    """Write the state of a cluster that a machine has started, of which nothing runs; returns the secret's file."""
+    keep(name)
+    cluster.write_cluster(whole(name, machine=machine))
+    return cluster.folder_of(name) / "secret"
+
+
+def test_what_this_machine_left_is_swept_and_no_other_s() -> None:
+    for machine, name in ((this_machine(), "mine"), (OTHER, "theirs"), (None, "old")):
+        keep_of(machine, name)
+    cluster.sweep()
+    assert cluster.names() == ["old", "theirs"]
+    assert cluster.find().name == "old"
+    assert cluster.find("theirs").machine == OTHER
+
+
+def test_a_process_is_a_worker_on_its_own_machine_alone() -> None:
+    began = Process().create_time()
+    here = this_machine().id
+    found = [WorkerProcess("w", "127.0.1.1", os.getpid(), began, machine).find() for machine in (here, OTHER.id, None)]
+    assert found == [Process(), None, Process()]
+
+
+def test_an_earlier_version_s_cluster_is_this_machine_s_where_one_of_its_workers_runs_here() -> None:
+    keep_of(None, "old")
+    state = cluster.folder_of("old") / "state.json"
+    without_machine = json.loads(state.read_text())
+    del without_machine["machine"]
+    state.write_text(json.dumps(without_machine))
+    assert not cluster.find("old").is_of_this_machine
+    line = "cluster old: an earlier version started it, .*; if its pods have ended, remove .*/home/old$"
+    with pytest.raises(UserError, match=line):
+        cluster.take_down("old")
+    record = {"id": "w1", "address": "127.0.1.1", "pid": os.getpid(), "started": Process().create_time()}
+    (state.parent / "workers").mkdir()
+    (state.parent / "workers" / "w1.json").write_text(json.dumps(record))
+    assert cluster.find("old").is_of_this_machine
+
+
+def test_another_machine_s_cluster_is_removed_by_down_once_its_pods_have_long_shown_no_life(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    secret = keep_of(OTHER, "theirs")
+    with pytest.raises(UserError, match="cluster theirs: another machine or session, elsewhere, started it, and not"):
+        cluster.take_down("theirs")
+    assert main(["pods", "down", "--all"]) == 0
+    assert capsys.readouterr().out == "nothing was up\n" and secret.exists()
+    long_ago = time.time() - SILENT_SECONDS - 60
+    for path in (*secret.parent.iterdir(), secret.parent):
+        os.utime(path, (long_ago, long_ago))
+    assert main(["pods", "down", "--all"]) == 0
+    assert capsys.readouterr().out == "down: theirs\n" and not secret.parent.exists()
+
+
+def test_of_two_machines_that_start_a_cluster_of_one_name_one_gets_it() -> None:
+    folder = cluster.folder_of("one")
+    folder.mkdir(parents=True)
+    theirs, mine = (whole("one", pods=(), machine=machine) for machine in (OTHER, this_machine()))
+    cluster.claim(theirs)
+    with pytest.raises(UserError, match="cluster one: another machine is starting it; take another name"):
+        cluster.claim(mine)
+    assert cluster.read_cluster(folder) == theirs and os.listdir(folder.parent) == ["one"]
+
+
 @pytest.mark.parametrize(
     ("listed", "ended", "pending"),
     [
@@ -159,6 +231,20 @@ def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
 ) -> None:
     worker = described({"id": "a", **listed}, SETTINGS)
     assert (worker.has_ended, "it waits for 1 cores, 1 GiB" in worker.told) == (ended, pending)
+
+
+@pytest.mark.parametrize(
+    ("listed", "line"),
+    [
+        ({"status": "scheduling"}, "worker a is scheduling; CML looks for a machine with 1 cores, 1 GiB and 0 GPUs"),
+        ({"status": "Starting", "ip_address": "unknown"}, "worker a is starting; its machine fetches the runtime's"),
+        ({"status": "scheduling", "message": "no\n room"}, "worker a is scheduling; no room"),
+        ({"status": "timedout"}, "worker a ended with status timedout; it wrote nothing"),
+    ],
+)
+def test_what_a_cml_worker_waits_for_is_told(listed: dict[str, object], line: str) -> None:
+    worker = described({"id": "a", **listed}, SETTINGS)
+    assert worker.told.startswith(line) and worker.has_ended == (listed["status"] == "timedout")
 
 
 # Leases: what is found below an agent, and what ends when.

@@ -221,12 +221,12 @@ def test_a_writer_that_is_ended_leaves_nothing_and_one_that_was_killed_is_cleare
         ended = (128 + number, "zeropods: ended by SIGTERM\n") if number == signal.SIGTERM else (-number, "")
         assert (process.returncode, said) == ended
         assert len(list(here.glob(".set.*"))) == left
-    (here / ".set.held" / "new").mkdir(parents=True)
-    held = os.open(here / ".set.held", os.O_RDONLY)
+    (here / ".set.other" / "new").mkdir(parents=True)
+    held = os.open(here / ".set.other" / "held", os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
     assert main([*words, "--limit", "20"]) == 0
     os.close(held)
-    assert sorted(os.listdir(here)) == [".set.held", "data", "set"]
+    assert sorted(os.listdir(here)) == [".set.other", "data", "set"]
 
 
 def test_a_million_processes_are_planned_at_once_and_nothing_may_cost_nothing(

@@ -1,4 +1,4 @@
-"""A double of CML's `cml.workers_v1`, written from Cloudera's documentation, not from CML itself.
+"""A double of CML's `cml.workers_v1`, written from Cloudera's documentation and code, not from CML itself.
 
 Source: "Workers API", https://docs.cloudera.com/machine-learning/ . Workers are real processes with CML's
 variables and an address each on 127.0.2.K. What a real CML does beyond that page is not known here.
@@ -17,16 +17,25 @@ from typing import Any
 import pytest
 
 STOP_SECONDS = 10.0
+REFUSAL = "workers.cml.example is forbidden:\n exceeded quota: requests.cpu=1, limited: requests.cpu=2"
+"""What Kubernetes says of a worker beyond the quota, on more than one line."""
 
 
 class CmlDouble:
-    """The functions of the module that are used; no more than `quota` workers run at once, the others are pending."""
+    """The functions of the module that are used; no more than `quota` workers run at once, the others are pending.
 
-    def __init__(self, quota: int = 100) -> None:
-        self.quota = quota
+    No more than `limit` are created at all: one beyond comes back without an id, with the reason in the field
+    `reason_in`.
+    """
+
+    def __init__(self, quota: int = 100, limit: int = 100, reason_in: str = "message") -> None:
+        self.quota, self.limit, self.reason_in = quota, limit, reason_in
+        self.is_broken = False
+        """Whether `stop_workers` fails."""
         self.calls: list[dict[str, Any]] = []
         """What each call of `launch_workers` was given."""
         self._workers: dict[str, dict[str, Any]] = {}
+        self._refused: list[dict[str, Any]] = []
         self._waiting: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -41,13 +50,35 @@ class CmlDouble:
         monkeypatch.setenv("CDSW_IP_ADDRESS", "127.0.2.254")
 
     def launch_workers(
-        self, n: int, cpu: float, memory: float, nvidia_gpu: int, script: str, code: str, env: Mapping[str, str]
+        self,
+        n: int,
+        cpu: float,
+        memory: float,
+        nvidia_gpu: int = 0,
+        kernel: str = "python3",
+        script: str = "",
+        code: str = "",
+        name: str = "",
+        accelerator_label_id: int | None = None,
+        resource_profile_id: int | None = None,
+        resource_group_id: int | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> list[dict[str, Any]]:
         assert code.startswith("!") and not script
-        self.calls.append({"n": n, "script": script, "code": code, "env": dict(env)})
-        made = [self._launch(shlex.split(code[1:]), env) for _ in range(n)]
+        env = dict(env or {})
+        self.calls.append({"n": n, "script": script, "code": code, "env": env})
+        made = []
+        for _ in range(n):
+            if len(self._workers) < self.limit:
+                worker = self._launch(shlex.split(code[1:]), env)
+                made.append({"id": worker, "app_url": f"https://{worker}.cml.example"})
+            else:
+                number = len(self._refused) + 1
+                refused = {"engineId": f"refused{number:07}", self.reason_in: REFUSAL}
+                self._refused.append(refused)
+                made.append(dict(refused))
         self._start_waiting()
-        return [{"id": worker, "app_url": f"https://{worker}.cml.example"} for worker in made]
+        return made
 
     def list_workers(self) -> list[dict[str, Any]]:
         self._start_waiting()
@@ -57,16 +88,23 @@ class CmlDouble:
                 described["status"] = "failed" if process.returncode else "succeeded"
                 described["exit_code"] = process.returncode
                 described["finished_at"] = _now()
-        return [dict(worker) for worker in self._workers.values()]
+        return [dict(worker) for worker in (*self._workers.values(), *self._refused)]
 
     def stop_workers(self, *ids: str) -> None:
-        for worker in ids:
+        """Stop these workers, or all of them where none is named."""
+        if self.is_broken:
+            raise ConnectionError("CML does not answer")
+        for worker in ids or self._workers:
             self._waiting.pop(worker, None)
             process = self._processes.get(worker)
             if process is not None and process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait(STOP_SECONDS)
             self._workers[worker].update(status="stopped", finished_at=_now())
+
+    def status(self, worker: str) -> str:
+        """The word for a worker's status."""
+        return str(next(known["status"] for known in self.list_workers() if known.get("id") == worker))
 
     def _launch(self, command: list[str], env: Mapping[str, str]) -> str:
         number = len(self._workers) + 1
@@ -75,7 +113,7 @@ class CmlDouble:
         place = {"CDSW_ENGINE_ID": worker, "CDSW_IP_ADDRESS": f"127.0.2.{number}", "CDSW_MASTER_IP": "127.0.2.254"}
         self._waiting[worker] = command, {**usual, **env, **place}
         self._workers[worker] = {
-            "id": worker, "status": "pending", "ip_address": "", "created_at": _now(), "running_at": None,
+            "id": worker, "status": "scheduling", "ip_address": "unknown", "created_at": _now(), "running_at": None,
             "finished_at": None, "exit_code": None,
         }  # fmt: skip
         return worker

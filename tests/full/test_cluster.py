@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -21,7 +22,7 @@ from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.pods import processes
 from zeropods.pods.backends import local
-from zeropods.pods.cluster import KEY, SECRET, Cluster, sweep, take_down, workers_of
+from zeropods.pods.cluster import KEY, SECRET, Cluster, read_cluster, sweep, take_down, workers_of
 from zeropods.pods.processes import POD
 
 SLEEPER = "import time; time.sleep(300)"
@@ -219,8 +220,46 @@ def test_cml_is_told_no_secret_and_no_process_of_its_pods_shows_it(cml: CmlDoubl
 def test_a_worker_that_stays_pending_is_named_at_the_deadline(cml: CmlDouble, home: Path) -> None:
     with pytest.raises(UserError, match=r"[0-3] of 4 pods after 4 s: ") as ended:
         pods.up(4, cpu=1, memory=2, seconds=4)
-    assert "worker cml00000000003 is pending; it waits for 1 cores, 2 GiB and 0 GPUs" in str(ended.value)
+    waits = "worker cml00000000003 is scheduling; CML looks for a machine with 1 cores, 2 GiB and 0 GPUs"
+    assert waits in str(ended.value)
     assert all(worker["finished_at"] for worker in cml.list_workers())
+
+
+@pytest.mark.parametrize("reason_in", ["message", "k8sMessage"])
+def test_a_worker_that_cml_cannot_create_is_told_with_cml_s_reason_and_the_others_are_stopped(
+    home: Path, monkeypatch: pytest.MonkeyPatch, reason_in: str
+) -> None:
+    double = CmlDouble(limit=1, reason_in=reason_in)
+    double.install(monkeypatch)
+    with pytest.raises(UserError, match=r"^cluster \S+: CML cannot create 2 of 3 workers: ") as ended:
+        pods.up(4, cpu=1, memory=2)
+    reason = "workers.cml.example is forbidden: exceeded quota: requests.cpu=1, limited: requests.cpu=2"
+    remedy = "ask for fewer pods or less than 1 cores, 2 GiB and 0 GPUs each, or have the quota raised"
+    assert str(ended.value).endswith(f": {reason}; {remedy}")
+    assert double.status("cml00000000001") == "stopped"
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+def test_workers_that_could_not_be_stopped_are_kept_and_stopped_by_down(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = CmlDouble(limit=1)
+    double.install(monkeypatch)
+    double.is_broken = True
+    with pytest.raises(ConnectionError):
+        pods.up(3, cpu=1, memory=2, name="kept")
+    kept = read_cluster(home / "kept")
+    assert kept is not None and "cml00000000001" in kept.workers and double.status("cml00000000001") == "running"
+    double.is_broken = False
+    assert take_down("kept") and double.status("cml00000000001") == "stopped"
+
+
+def test_a_cluster_without_workers_of_cml_stops_none_of_the_user_s(cml: CmlDouble, home: Path) -> None:
+    code = f"!{sys.executable} -c '{SLEEPER}'"
+    (theirs,) = cml.launch_workers(1, cpu=1, memory=1, code=code)
+    pods.up(1, cpu=1, memory=2).down()
+    assert cml.status(theirs["id"]) == "running"
+    cml.stop_workers()
 
 
 # The secret and the key lie in two files that only their owner reads, and nowhere else while a run goes on.

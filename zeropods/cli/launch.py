@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -229,6 +228,7 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
 def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
     """The cluster that was named; on a user's own hosts without pods, some are started for this launch only."""
     from zeropods import pods
+    from zeropods.pods.machine import name_of_process
 
     hostfile, ssh_config = arguments.hostfile, arguments.ssh_config
     if hostfile is None:
@@ -240,7 +240,7 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
     if known is not None:
         yield known
         return
-    name = f"launch-{os.getpid()}"
+    name = name_of_process("launch")
     cluster = pods.up(arguments.num_pods, hostfile=hostfile, ssh_config=ssh_config, name=name, lease="kernel")
     try:
         yield cluster

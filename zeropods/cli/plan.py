@@ -136,11 +136,11 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
 def run_probe(arguments: argparse.Namespace) -> Result:
     """Probe a cluster or this machine, and keep what was found."""
     from zeropods.measure.calibration import MACHINE
-    from zeropods.pods.cluster import find, names
+    from zeropods.pods.cluster import find, names_here
     from zeropods.train.probe import probe
 
     cluster = None
-    if not arguments.alone and (arguments.pods or names()):
+    if not arguments.alone and (arguments.pods or names_here()):
         cluster = find(arguments.pods)
     found, path = asdict(probe(cluster)), arguments.out or home() / MACHINE
     write_json(path, found)

@@ -56,7 +56,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     down = add(kinds, "down", "end pods and remove their keys", run_down)
     chosen = down.add_mutually_exclusive_group()
     chosen.add_argument("--name", help=NAME_HELP)
-    chosen.add_argument("--all", action="store_true", help="every cluster")
+    chosen.add_argument(
+        "--all", action="store_true", help="every cluster of this machine, and what ended ones of others left"
+    )
     down.flag_of_a_word = "--name"
     down.set_defaults(
         readable=lambda result: f"down: {', '.join(result['down'])}" if result["down"] else "nothing was up"
@@ -110,7 +112,7 @@ def run_check(arguments: argparse.Namespace) -> Result:
 
 
 def run_list(arguments: argparse.Namespace) -> Result:
-    """Every cluster, with the state that each of its pods reports."""
+    """Every cluster, those of other machines included, with the state that each of its pods reports."""
     from zeropods.pods.cluster import clusters
 
     return {"clusters": [{**_described(each), "pods": [asdict(pod) for pod in each.statuses()]} for each in clusters()]}
@@ -126,16 +128,32 @@ def readable_list(result: Result) -> str:
             runs = ", ".join(f"{run} ({processes} processes)" for run, processes in pod["runs"].items())
             left = pod.pop("lease_seconds_left")
             pod |= {"runs": runs or "-", "lease left (s)": "-" if left is None else f"{left:.0f}"}
-        tables.append(str(Table.of(cluster["pods"], f"{cluster['name']}: {cluster['hostfile']}")))
+        title = cluster["name"]
+        if not cluster["here"]:
+            title += f", of another machine ({cluster['machine']})"
+        tables.append(str(Table.of(cluster["pods"], f"{title}: {cluster['hostfile']}")))
     return "\n".join(tables) or "no cluster is up"
 
 
 def run_down(arguments: argparse.Namespace) -> Result:
     """End one cluster or all; ending none is no error, since a wrong name looks like a cluster that has ended."""
-    from zeropods.pods.cluster import chosen_name, names, take_down
+    from zeropods.pods.cluster import chosen_name, left_of_others, names, names_here, take_down
 
-    chosen = names() if arguments.all else [chosen_name() if arguments.name is None else arguments.name]
-    ended = [name for name in chosen if name is not None and take_down(name)]
+    chosen: list[str | None]
+    if arguments.all:
+        chosen = [*names_here(), *left_of_others()]
+    else:
+        chosen = [chosen_name() if arguments.name is None else arguments.name]
+    ended, errors = [], []
+    for name in chosen:
+        try:
+            if name is not None and take_down(name):
+                ended.append(name)
+        except UserError as error:
+            errors.append(error)
+    if errors:
+        # The others have been ended first.
+        raise errors[0]
     if arguments.name is not None and not ended and (there := names()):
         print(f"cluster {arguments.name}: is not up; these are: {', '.join(there)}", file=sys.stderr)
     return {"down": ended}
@@ -145,6 +163,8 @@ def _described(cluster: Cluster) -> Result:
     return {
         "name": cluster.name,
         "backend": cluster.backend,
+        "machine": None if cluster.machine is None else cluster.machine.hostname,
+        "here": not cluster.is_elsewhere,
         "network": "loopback" if cluster.backend == "local" else cluster.backend,
         "ssh_port": cluster.pods[0].ssh_port,  # If other pods have another one, `ssh_config` says so.
         "hostfile": str(cluster.hostfile),

@@ -25,6 +25,7 @@ from zeropods.pods import processes
 from zeropods.pods.gpus import VISIBLE
 from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import Leases
+from zeropods.pods.machine import show_life
 from zeropods.pods.processes import ENDING, Process, descendants
 from zeropods.pods.rendezvous import PURPOSE, Pod, register
 from zeropods.pods.ssh import FORKS, HOST_KEY, make_key, sshd_last_words, start_sshd
@@ -177,6 +178,8 @@ class _Agent:
         for signum in ENDING:
             loop.add_signal_handler(signum, self._end, f"it got {signum.name}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *ENDING})
+        # A thread that nobody waits for: a file server that hangs must not keep the pod from answering or ending.
+        threading.Thread(target=show_life, args=(self._orders.secret_file,), daemon=True).start()
         tasks = [asyncio.create_task(work) for work in (self._register(), self._leases.watch())]
         try:
             await asyncio.gather(*tasks, self._ending)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import errno
 import hashlib
 import os
 import re
 import shutil
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import LocalWorkers, Settings
 from zeropods.pods.gpus import HIDDEN
 from zeropods.pods.hostfile import Host, is_loopback, read_hostfile, write_hostfile
+from zeropods.pods.machine import SILENT_SECONDS, Machine, seconds_of_silence, this_machine
 from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
@@ -44,6 +47,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SHELL_NAME = "pods"
 """Name of a cluster that is started from the shell without a name."""
 STATUS_SECONDS, LOCK_SECONDS = 2.0, 20.0
+PAUSE_SECONDS, END_SECONDS = 0.1, 20.0
+"""Seconds between two looks whether pods that were told to end have ended, and after which nobody looks any more."""
 RENEW_SECONDS, RENEWALS_PER_LEASE = 5.0, 5
 """Longest time between two renewals of a lease, in seconds, and least number of renewals in it: a few may be lost."""
 
@@ -78,6 +83,8 @@ class Cluster:
     workers: tuple[str, ...] = ()
     """Ids of the workers that were started."""
     pods: tuple[Pod, ...] = ()
+    machine: Machine | None = None
+    """The machine on which it was started; None in the state of an earlier version."""
 
     @property
     def name(self) -> str:
@@ -93,6 +100,22 @@ class Cluster:
     def shared_machine(self) -> bool:
         """Whether all pods are processes of this machine, so that its cores have to be divided among them."""
         return self.backend != "cml" and all(is_loopback(pod.address) for pod in self.pods)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another machine that shares this folder, such as another session of a CML project, started it."""
+        return self.machine is not None and self.machine.id != this_machine().id
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether it may be ended by the process ids of its workers, which mean something on its own machine alone.
+
+        The state of an earlier version does not name the machine: it is this one if one of the workers runs here.
+        """
+        if self.machine is None:
+            records = LocalWorkers(self.folder, self.settings).processes()
+            return any(record.find() is not None for record in records)
+        return not self.is_elsewhere
 
     @property
     def hides_gpus(self) -> bool:
@@ -167,14 +190,22 @@ def find(name: str | None = None) -> Cluster:
     name = chosen_name() if name is None else name
     cluster = None if name is None else read_cluster(folder_of(name))
     if cluster is None or not cluster.pods:
-        there = f"; these are: {', '.join(c.name for c in clusters())}" if clusters() else ", and no other cluster is"
+        up = ", ".join(shown_name(other) for other in clusters())
+        there = f"; these are: {up}" if up else ", and no other cluster is"
         call = "zeropods pods up --count N" + (f" --name {name}" if name not in (None, SHELL_NAME) else "")
         raise UserError(f"cluster {name or SHELL_NAME}: is not up{there}; {call}")
     return cluster
 
 
+def shown_name(cluster: Cluster) -> str:
+    """Its name, and its machine where that is another one."""
+    if cluster.is_elsewhere and cluster.machine is not None:
+        return f"{cluster.name} (of {cluster.machine.hostname})"
+    return cluster.name
+
+
 def clusters() -> list[Cluster]:
-    """All clusters below `home()` that are up."""
+    """All clusters below `home()` that are up, those of other machines included."""
     return [found for name in names() if (found := read_cluster(folder_of(name))) and found.pods]
 
 
@@ -191,8 +222,8 @@ def known_cluster(hostfile: Path) -> Cluster | None:
 
 
 def chosen_name() -> str | None:
-    """Name of the cluster that is meant where none is named; None where there is no cluster."""
-    there = names()
+    """Name of the cluster of this machine that is meant where none is named; None where there is no cluster."""
+    there = names_here()
     if SHELL_NAME in there or not there:
         return SHELL_NAME if there else None
     if len(there) > 1:
@@ -226,18 +257,57 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in home().glob(f"*/{STATE}") if NAME.fullmatch(path.parent.name))
 
 
+def names_here() -> list[str]:
+    """Those names, without the clusters of other machines."""
+    here = []
+    for name in names():
+        cluster = None
+        # A file that is not a state is reported by the one who needs it.
+        with suppress(UserError):
+            cluster = read_cluster(folder_of(name))
+        if cluster is None or not cluster.is_elsewhere:
+            here.append(name)
+    return here
+
+
+def claim(cluster: Cluster) -> None:
+    """Write the first state of a cluster, whose folder is empty; `UserError` where another machine was faster.
+
+    Locks of clusters hold on one machine. The folder appears with its state in it, by a rename, which a file server
+    allows once: it replaces an empty folder and no other.
+    """
+    folder = cluster.folder
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        files.write_json(made / STATE, as_stored(cluster))
+        os.rename(made, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise UserError(f"cluster {folder.name}: another machine is starting it; take another name") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
 def write_cluster(cluster: Cluster) -> None:
     """Write a cluster's state; a process that reads it meanwhile sees the old one."""
-    files.write_json(cluster.folder / STATE, {**asdict(cluster), "folder": str(cluster.folder)})
+    files.write_json(cluster.folder / STATE, as_stored(cluster))
+
+
+def as_stored(cluster: Cluster) -> dict[str, object]:
+    """A cluster as its state file holds it."""
+    return {**asdict(cluster), "folder": str(cluster.folder)}
 
 
 def read_cluster(folder: Path) -> Cluster | None:
     """The cluster of a folder, None where there is none; `UserError` where its state file is not one of ours."""
     path = folder / STATE
-    if not path.is_file():
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
         return None
     remedy = f"this is not a cluster's state; end its pods and remove {folder}"
-    return replace(files.validated(Cluster, path, path.read_bytes(), remedy), folder=folder)
+    return replace(files.validated(Cluster, path, content, remedy), folder=folder)
 
 
 @contextmanager
@@ -245,6 +315,7 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """Lock a cluster's folder, made with mode 700 if missing; `UserError` if another process holds it after `seconds`.
 
     The lock is a name in the abstract namespace (unix(7)): it leaves no file, and ends with the process that holds it.
+    It keeps other processes of this machine out; what other machines started is told by the cluster's state.
     """
     deadline = time.monotonic() + seconds
     name = f"\0zeropods-{hashlib.sha256(os.fsencode(folder)).hexdigest()}"
@@ -358,6 +429,9 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
 
     Args:
         pods: end it only if it still has these pods, since the name may be another cluster's by now.
+
+    Raises:
+        UserError: it is of another machine, from where not all of its pods can be ended.
     """
     folder = folder_of(name)
     if not folder.is_dir():
@@ -368,7 +442,10 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
         if cluster is None or pods not in (None, cluster.pods):
             return False
         release(name)
-        clear(folder)
+        if cluster.is_of_this_machine:
+            clear(folder)
+        else:
+            end_from_afar(cluster)
     return True
 
 
@@ -376,22 +453,120 @@ def clear(folder: Path) -> None:
     """End the cluster of a folder, whose lock is held, and empty the folder; an empty folder stays as it is."""
     cluster = read_cluster(folder)
     if cluster is not None:
+        require_this_machine(cluster)
         with deferred():
             workers_of(cluster).stop(cluster.workers)
-            for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            remove_files(folder)
     elif any(folder.iterdir()):
         raise UserError(f"{folder}: is not empty and holds no cluster; choose another name")
+
+
+def remove_files(folder: Path) -> None:
+    """Empty a cluster's folder, its state last: until then the cluster can be found and taken down."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def sweep() -> None:
     """Remove what is left of clusters whose workers were processes of this machine and have all ended.
 
-    Their keys no longer give access to anything.
+    Their keys no longer give access to anything. What other machines started is left alone: whether a process of
+    theirs lives cannot be seen here.
     """
     for name in names():
         # A folder that another process holds, or that is not a cluster of ours, is left alone.
         with suppress(UserError), locked(folder_of(name)):
             cluster = read_cluster(folder_of(name))
-            if cluster and cluster.backend != "cml" and all(w.has_ended for w in workers_of(cluster).list()):
+            if cluster is None or cluster.backend == "cml" or not cluster.is_of_this_machine:
+                continue
+            workers_have_ended = all(worker.has_ended for worker in workers_of(cluster).list())
+            if workers_have_ended and not answers(cluster):
                 clear(cluster.folder)
+
+
+def answers(cluster: Cluster) -> bool:
+    """Whether an agent of a cluster answers; none can where the secret is gone."""
+    with suppress(UserError):
+        return any(pod.is_ready for pod in cluster.statuses())
+    return False
+
+
+# Clusters that another machine has started, such as another session of a CML project: its process ids mean nothing
+# here, and pods of its own are at addresses that only it reaches. Its agents are asked, where they can be.
+
+
+def require_this_machine(cluster: Cluster) -> None:
+    """Refuse to change a cluster whose workers cannot be looked up on this machine."""
+    if not cluster.is_of_this_machine:
+        remedy = f"take another name, or end it with: zeropods pods down --name {cluster.name}"
+        raise UserError(f"cluster {cluster.name}: {started_by(cluster)}; {remedy}")
+
+
+def started_by(cluster: Cluster) -> str:
+    """Where a cluster comes from that is not of this machine."""
+    if cluster.machine is None:
+        return "an earlier version started it, and none of its workers runs here"
+    return f"another machine or session, {cluster.machine.hostname}, started it"
+
+
+def end_from_afar(cluster: Cluster) -> None:
+    """End a cluster that this machine did not start, through the agents of its pods, and remove its files.
+
+    Raises:
+        UserError: a pod does not answer here, so that nothing was ended; unless they have long shown no life.
+    """
+    silent = pods_out_of_reach(cluster)
+    if not silent:
+        ask_all(cluster.agents, cluster.secret, {"do": "end"}, STATUS_SECONDS)
+        deadline = time.monotonic() + END_SECONDS
+        while answers(cluster) and time.monotonic() < deadline:
+            time.sleep(PAUSE_SECONDS)
+    elif not has_long_been_silent(cluster):
+        down = f"zeropods pods down --name {cluster.name}"
+        if shows_life(cluster) and cluster.machine is not None:
+            minutes = f"{SILENT_SECONDS / 60:.0f} minutes"
+            remedy = f"on {cluster.machine.hostname}: {down}; once that machine is gone, here too after {minutes}"
+        else:
+            remedy = f"where it was started: {down}; if its pods have ended, remove {cluster.folder}"
+        raise UserError(f"cluster {cluster.name}: {started_by(cluster)}, and {silent}; {remedy}")
+    remove_files(cluster.folder)
+
+
+def pods_out_of_reach(cluster: Cluster) -> str:
+    """Which pods of a cluster cannot be told from here to end, and why; empty where all of them can."""
+    if not cluster.pods:
+        return "it has no pods yet that could be told to end"
+    try:
+        silent = [f"{pod.pod}: {pod.status}" for pod in cluster.statuses() if not pod.is_ready]
+    except UserError as error:
+        return str(error)
+    return f"not all of its pods answer here ({'; '.join(silent)})" if silent else ""
+
+
+def shows_life(cluster: Cluster) -> bool:
+    """Whether the agents of a cluster touch its secret: those of this version do that are in the folder's file system.
+
+    Hosts of the user's own may have a file system of their own.
+    """
+    return cluster.machine is not None and cluster.backend != "hosts"
+
+
+def left_of_others() -> list[str]:
+    """Names of other machines' clusters that have ended, as far as can be seen: none of their pods shows any life."""
+    left = []
+    for name in names():
+        with suppress(UserError, FileNotFoundError):
+            cluster = read_cluster(folder_of(name))
+            if cluster is None or not cluster.is_elsewhere:
+                continue
+            if has_long_been_silent(cluster) and not answers(cluster):
+                left.append(name)
+    return left
+
+
+def has_long_been_silent(cluster: Cluster) -> bool:
+    """Whether its agents would show that they live, and none has done so for `SILENT_SECONDS`."""
+    return shows_life(cluster) and seconds_of_silence(cluster.folder) > SILENT_SECONDS

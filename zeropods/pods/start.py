@@ -21,11 +21,13 @@ from zeropods.pods.cluster import (
     SECRET,
     SSH_CONFIG,
     Cluster,
+    claim,
     clear,
     folder_of,
     hold,
     locked,
     read_cluster,
+    require_this_machine,
     sweep,
     workers_of,
     write_cluster,
@@ -34,6 +36,7 @@ from zeropods.pods.cluster import (
 from zeropods.pods.gpus import HIDDEN, own_gpus, shared_gpus, too_few
 from zeropods.pods.hostfile import Host, own_slots, read_hostfile
 from zeropods.pods.leases import LEASES
+from zeropods.pods.machine import name_of_process, this_machine
 from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.pods.rendezvous import Pod, Rendezvous
 from zeropods.pods.ssh import make_key, pdsh_ssh_arguments
@@ -75,7 +78,7 @@ def up(
         ssh_config: configuration with which ssh reaches them; your usual one if not given.
         slots: processes per pod; if not given, one per GPU, at least 1.
         backend: `local` or `cml`; if not given, `cml` inside a CML session, else `local`.
-        name: name of the cluster; if not given, one made from the id of this process.
+        name: name of the cluster; if not given, one made from the ids of this process and its machine.
         port: port of the rendezvous; if not given, 6000 or a free one.
         seconds: time within which all pods have to be ready.
         lease: kind of the lease, `kernel` or `idle`, see `LEASES`.
@@ -129,7 +132,7 @@ def up(
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
         gpus=_gpus_of_pods(chosen, number, slots, nvidia_gpu),
     )
-    folder = folder_of(f"kernel-{os.getpid()}" if name is None else name)
+    folder = folder_of(name_of_process("kernel") if name is None else name)
     pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder whose path pdsh cannot take
     required_programs(*PROGRAMS)
     sweep()
@@ -160,7 +163,10 @@ def slots_per_pod(count: int) -> int:
 def _standing(folder: Path, settings: Settings) -> Cluster | None:
     """The cluster in this folder if it is as asked for; None if whatever is left of it can be cleared."""
     cluster = read_cluster(folder)
-    if cluster is None or not cluster.pods:
+    if cluster is None:
+        return None
+    require_this_machine(cluster)
+    if not cluster.pods:
         return None
     pods = cluster.statuses()
     there = [pod for pod in pods if pod.is_ready]
@@ -179,11 +185,11 @@ def _standing(folder: Path, settings: Settings) -> Cluster | None:
 def _make(folder: Path, settings: Settings, port: int | None, seconds: float) -> Cluster:
     """Start all pods of a cluster and write its files in its folder; end and remove them if anything goes wrong."""
     clear(folder)
+    # The state is written first: it says what to clean up if this process does not finish.
+    cluster = Cluster(folder=folder, settings=settings, machine=this_machine())
+    claim(cluster)
     with ExitStack() as undo:
         undo.callback(clear, folder)
-        # The state is written first: it says what to clean up if this process does not finish.
-        cluster = Cluster(folder=folder, settings=settings)
-        write_cluster(cluster)
         workers = workers_of(cluster)
         authorized_key, secret = make_key(folder / KEY, f"zeropods {cluster.name}"), secrets.token_bytes(32)
         with open(folder / SECRET, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
@@ -202,6 +208,8 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
             with deferred():
                 cluster = replace(cluster, workers=workers.start(orders))
                 write_cluster(cluster)
+            if workers.failure is not None:
+                raise UserError(f"cluster {cluster.name}: {workers.failure}")
             cluster = replace(cluster, pods=_gather(rendezvous, workers, cluster, seconds))
             write_files(cluster, {place.address: place.user for place in workers.places})
             write_cluster(cluster)

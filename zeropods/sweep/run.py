@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,6 +28,7 @@ from zeropods.pods.backends.cml import is_session
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.gpus import HIDDEN, VISIBLE, shared_gpus
 from zeropods.pods.hostfile import Host, read_hostfile
+from zeropods.pods.machine import name_of_process
 from zeropods.pods.processes import ending_in_order
 from zeropods.programs import variable_set
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
@@ -275,7 +275,7 @@ def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> 
         if own is None or not own.is_ready():
             if own is not None:
                 own.down()
-            name = f"sweep-{os.getpid()}"
+            name = name_of_process("sweep")
             own = pods.up(count, slots=None if hostfile else matrix.slots, name=name, hostfile=hostfile, lease="kernel")
         return own
 

@@ -25,8 +25,13 @@ from zeropods.pods.hostfile import own_address
 MODULES = ("cml.workers_v1", "cdsw")
 """The newer and the older module, which have the same functions."""
 SESSION_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_PROJECT")
-REASONS = ("reason", "status_reason", "status_message", "message")
-"""Names of the fields in which CML may say why a worker waits."""
+REASONS = ("reason", "status_reason", "status_message", "message", "k8sMessage")
+"""Names of the fields in which CML may say why a worker waits or could not be created; older versions use the last."""
+WAITING = {
+    "scheduling": "CML looks for a machine with {size}",
+    "starting": "its machine fetches the runtime's image, which can take minutes on a new one",
+}
+"""What a worker waits for, by words for its status; with any other word it waits for room."""
 ENDED = frozenset(
     {"succeeded", "success", "failed", "failure", "error", "stopped", "killed", "timedout", "terminated", "exited"}
 )
@@ -64,7 +69,14 @@ class CmlWorkers(LocalWorkers):
             code=f"!{shlex.join([sys.executable, str(WORKER_SCRIPT)])}",
             env={ORDERS: json.dumps({**orders, "slots": self.settings.slots, "gpus": self.gpus_of(1)})},
         )
-        return (*here, *(str(worker["id"]) for worker in started))
+        created = [str(worker["id"]) for worker in started if worker.get("id")]
+        refused = [worker for worker in started if not worker.get("id")]
+        if refused:
+            count = f"{len(refused)} of {len(started)} workers"
+            size = size_told(self.settings)
+            remedy = f"ask for fewer pods or less than {size} each, or have the quota raised"
+            self.failure = f"CML cannot create {count}: {reason_of(refused[0]) or 'it does not say why'}; {remedy}"
+        return (*here, *created)
 
     def list(self) -> Sequence[Worker]:
         return [*super().list(), *self._theirs()]
@@ -72,11 +84,13 @@ class CmlWorkers(LocalWorkers):
     def stop(self, ids: Sequence[str]) -> None:
         super().stop(ids)
         running = [worker.id for worker in self._theirs() if worker.id in ids and not worker.has_ended]
+        # Without ids, CML would stop all workers of the session.
         if running:
             self._module.stop_workers(*running)
 
     def _theirs(self) -> Sequence[Worker]:
-        return [described(listed, self.settings) for listed in self._module.list_workers()]
+        # A worker that was never created may be listed too, and has no id.
+        return [described(listed, self.settings) for listed in self._module.list_workers() if listed.get("id")]
 
 
 def described(listed: Mapping[str, Any], asked: Settings) -> Worker:
@@ -87,10 +101,23 @@ def described(listed: Mapping[str, Any], asked: Settings) -> Worker:
     if has_ended:
         state = f"ended with status {status}" if code is None else f"ended with exit code {code}"
     elif status != "running":
-        size = f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
-        why = next((str(listed[key]) for key in REASONS if listed.get(key)), "")
-        says = why or f"it waits for {size}; the quota is used up, or no machine is free"
+        size = size_told(asked)
+        usual = f"it waits for {size}; the quota is used up, or no machine is free"
+        says = reason_of(listed) or WAITING.get(status, usual).format(size=size)
     return Worker(str(listed["id"]), has_ended, f"worker {listed['id']} {state}; {says}")
+
+
+def reason_of(listed: Mapping[str, Any]) -> str | None:
+    """Why a worker waits or could not be created, in CML's words on one line; None where it does not say."""
+    for key in REASONS:
+        if listed.get(key):
+            return " ".join(str(listed[key]).split())
+    return None
+
+
+def size_told(asked: Settings) -> str:
+    """What each worker needs."""
+    return f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
 
 
 def cml_module() -> ModuleType:

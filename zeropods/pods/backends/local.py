@@ -19,6 +19,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import ROOT
 from zeropods.pods.agent import ORDERS
+from zeropods.pods.machine import this_machine
 from zeropods.pods.processes import Process, end, find_process, is_alive
 from zeropods.pods.ssh import account
 
@@ -82,16 +83,21 @@ class Place:
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """A worker's record on disk, by which any process of this user can find its process again later."""
+    """A worker's record on disk, by which any process of this user on its machine can find its process again later."""
 
     id: str
     address: str
     pid: int
     started: float
     """Start time of the process, in seconds since 1970."""
+    machine: str | None = None
+    """Id of the machine on which it runs; None in a record of an earlier version."""
 
     def find(self) -> Process | None:
-        """The process; None where it has ended."""
+        """The process; None where it has ended, and on any other machine than its own."""
+        if self.machine not in (None, this_machine().id):
+            # A process of this machine may have the same id, and sessions that start together the same start time.
+            return None
         process = find_process(self.pid)
         if process is None or not is_alive(process) or abs(process.create_time() - self.started) > CLOCK_SECONDS:
             return None
@@ -107,6 +113,8 @@ class LocalWorkers:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder, self.settings = folder, settings
+        self.failure: str | None = None
+        """Why `start` could not create a worker; None where it has created all."""
         self._popens: dict[str, subprocess.Popen[bytes]] = {}
 
     def master_address(self) -> str:
@@ -129,6 +137,8 @@ class LocalWorkers:
 
     def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
         """Start an agent on each worker, with the fields of `Orders` that it needs; return the workers' ids.
+
+        Where a worker could not be created, `failure` says why, and the ids are those of the others.
 
         The workers here are processes of this machine; their cores and memory are not limited.
         """
@@ -154,7 +164,8 @@ class LocalWorkers:
                 )
             self._popens[worker] = popen
             # It has not been reaped yet, so its pid is still its own.
-            record = WorkerProcess(worker, place.address, popen.pid, Process(popen.pid).create_time())
+            began = Process(popen.pid).create_time()
+            record = WorkerProcess(worker, place.address, popen.pid, began, this_machine().id)
             files.write_json(self.folder / RECORDS / f"{worker}.json", asdict(record))
         return tuple(self._popens)
 
