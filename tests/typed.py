@@ -82,7 +82,7 @@ SUBSTITUTIONS = (
     (r"--data DATA --tokenizer TOKENIZER", "--data data/wikisql --tokenizer t5-tiny"),
     (r"sweep MATRIX\.yaml --out DIR", "sweep one.yaml --out runs/one"),
     (r"summary DIR", "summary runs/one"),
-    (r"summary --against OLD\.json", "summary runs --out runs/summary --against runs/summary/summary.json"),
+    (r"summary --against OLD\.json", "summary runs --out old && zeropods summary runs --against old/summary.json"),
     (r"runs/demo-profiled/RUN", "runs/profiled"),
     (r"zeropods profile FILE (.*)FILE2", r"zeropods profile runs/profiled \1runs/profiled"),
     (r"zeropods profile (?:FILE|RUN)", "zeropods profile runs/profiled"),
@@ -99,12 +99,14 @@ ONLY_PARSED = {
     # A network, a hub, a cloud, a registry, another machine.
     r"git clone .*": "needs a network",
     r"(hf|pip|/tmp/other/bin/pip) .*": "needs a network",
+    r"(MAX_JOBS=8 )?\S+ -m pip .*": "needs a network, and would change this environment",
     r"python3 -m venv /tmp/other .*": "needs a network; tests/full/test_gpu_pack.py makes such an environment (soak)",
     r"ssh .*": "needs another machine",
     r"rsync .*": "needs another machine",
     r"docker .*": "needs a registry with the base image",
     r"!zeropods-cuda": "is in the image; tests/full/test_image_scripts.py runs it",
     r"slurm/setup-pyxis\.sh .*": "needs Enroot and the image",
+    r"srun .* --pty bash": "needs Pyxis, the image and a terminal",
     r"(PYTHON=\S+ )?bash build/pack/run\.sh .*": "needs a pack; tests/full/test_gpu_pack.py runs it (soak)",
     r"deepspeed causal_train\.py": "needs GPUs, which DeepSpeed's launcher counts",
     # A browser.

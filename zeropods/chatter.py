@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 
 SENTENCES = {
     "DeepSpeed": {
@@ -23,8 +24,23 @@ SENTENCES = {
             "tied weights are saved once, and tied again when they are loaded"
         ),
     },
+    "transformers.trainer_utils": {
+        r"The tokenizer has new PAD/BOS/EOS tokens that differ from the model config": (
+            "the model takes the tokenizer's, with which it is saved"
+        ),
+    },
+    "transformers.modeling_utils": {
+        r"We strongly recommend passing in an `attention_mask` since your input_ids may be padded\.": (
+            "a padded batch has a mask; what looks like a pad is the end token of a tokenizer without pads"
+        ),
+    },
 }
 """Sentences by the logger that writes them, as patterns, and why each says nothing."""
+
+WARNINGS = {
+    r"`torch\.distributed\.\w+` is deprecated\. Please use": "DeepSpeed calls it; another version of it may not",
+}
+"""The same of warnings, whichever library raises them."""
 
 LINES = {
     r"\[[\d:., -]+\] \[INFO\] \[[\w.]+:\d+:\w+\] ": "DeepSpeed's account of its own doings; its warnings are shown",
@@ -34,16 +50,19 @@ LINES = {
 }
 """Patterns of lines of a run's processes, besides these sentences, that a launch does not show, and why."""
 
-_SENTENCE = re.compile("|".join(f"(?:{each})" for sentences in SENTENCES.values() for each in sentences))
+_OF_LOGGERS = [pattern for sentences in SENTENCES.values() for pattern in sentences]
+_SENTENCE = re.compile("|".join(f"(?:{pattern})" for pattern in (*_OF_LOGGERS, *WARNINGS)))
 _LINE = re.compile(r"(?:\S+: )?(?:" + "|".join(LINES) + ")")
 
 
 def without_chatter() -> None:
-    """Let the loggers of these libraries leave out the sentences above, in this process and its forks."""
+    """Leave out the sentences above in this process and its forks; call it again after `warnings` were set anew."""
     for name in SENTENCES:
         logger = logging.getLogger(name)
         # A logger calls each of its filters once, however often it is added.
         logger.addFilter(_is_worth_saying)
+    for pattern in WARNINGS:
+        warnings.filterwarnings("ignore", message=pattern)
 
 
 def is_chatter(line: str) -> bool:

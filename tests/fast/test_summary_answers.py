@@ -244,7 +244,9 @@ def test_many_disturbed_peaks_are_one_remark(tmp_path: Path) -> None:
     for number in range(6):
         a_run(tmp_path / f"run{number}", rank={"matmul_flops_per_second": (100.0 if number else 400.0) * 1e9})
     (remark,) = (line for line in read_runs([tmp_path]).remarks() if "peak" in line)
-    assert remark.startswith("run1, run2, run3 and 2 more: their own matmul peaks are 25% to 25% of the 400.0 GFLOP/s of")
+    assert remark.startswith(
+        "run1, run2, run3 and 2 more: their own matmul peaks are 25% to 25% of the 400.0 GFLOP/s of"
+    )
 
 
 def test_use_and_power_are_means_over_ranks_with_their_95th_percentile(tmp_path: Path) -> None:

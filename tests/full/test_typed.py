@@ -1,5 +1,7 @@
 """Every command of the pages and of the Makefile, as people type it, in real processes (`tests/typed.py`)."""
 
+import ast
+import inspect
 import json
 import os
 import re
@@ -7,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,15 +20,22 @@ from tests import typed
 from tests.full.demo_page import ADDRESS
 from tests.full.launches import ROOT, until
 from tests.full.slurm_cluster import SlurmCluster
-from tests.pages import blocks, pages
+from tests.pages import blocks, pages, spans
 from tests.typed import Command
+from zeropods import pods
 from zeropods.cli import parser
+from zeropods.data.squad import read_squad
 from zeropods.data.wikisql import read_split
+from zeropods.launch.notebook import launch
 from zeropods.programs import free_port
+from zeropods.report.run import Run
 from zeropods.train.arguments import SCRIPTS, parse_flags
+from zeropods.workshop import CausalWorkshop
 
 SECONDS = 240.0
 IS_LONG_RUN = os.environ.get("ZEROPODS_SOAK") == "1"
+NOISE = re.compile(r"^.*(?:\[INFO\]|\[WARNING\]|Warning: |accumulation steps mismatch|missing keys).*$", re.MULTILINE)
+"""Matches what other libraries say, and nobody needs to know: no command of a page may show a line of it."""
 NEXT = re.compile(r"; next: (.*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMANDS = typed.commands()
@@ -67,6 +77,7 @@ class Project:
         with self._started(line, subprocess.PIPE) as process:
             said, _ = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, f"{line}\n{said[-4000:]}"
+        assert NOISE.findall(said) == [], line
         return said
 
     def serve(self, line: str) -> None:
@@ -105,7 +116,8 @@ def world(
     unanswered = json.dumps({"query": None, "error": "no answer"}) + "\n"
     number = sum(1 for _ in read_split(sample, "dev"))
     (folder / "predictions.official.jsonl").write_text(unanswered * number)
-    answer = {"index": 0, "question": "Who?", "prediction": "nobody", "query": None}
+    asked = next(iter(read_squad(squad_sample, "dev")))
+    answer = {"index": 0, "id": asked.id, "question": asked.question, "prediction": "nobody"}
     (folder / "predictions.dev.jsonl").write_text(json.dumps(answer) + "\n")
     return folder
 
@@ -144,6 +156,7 @@ def project(world: Path, tmp_path: Path, shared_home: Path, request: pytest.Fixt
     return Project(folder, {**os.environ, **own})
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", sorted({command.page for command in TO_RUN} - {"docs/slurm.md"}))
 def test_the_commands_of_a_page_end_well_in_their_order(page: str, project: Project) -> None:
     if page == OWN_DATA:
@@ -241,3 +254,37 @@ def flags_in_help(*call: str) -> set[str]:
     """Every flag that a program names in its help."""
     said = subprocess.run([*call, "--help"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     return set(FLAG.findall(said.stdout + said.stderr))
+
+
+# Calls of Python in sentences.
+
+CALLED = {"pods.up": pods.up, "launch": launch, "CausalWorkshop": CausalWorkshop, "Run": Run}
+"""What pages call, by the name that they give it."""
+CALL = re.compile(rf"^(?:\w+ = )?({'|'.join(map(re.escape, CALLED))})\(")
+
+
+def test_calls_of_python_in_pages_fit_what_they_call() -> None:
+    wrong, seen = [], set()
+    for page, text in pages().items():
+        for span in spans(text):
+            match = CALL.match(span)
+            if match is None:
+                continue
+            seen.add(match[1])
+            if not fits(span, CALLED[match[1]]):
+                wrong.append((page, span))
+    assert wrong == [] and seen == set(CALLED)
+
+
+def fits(code: str, called: Callable[..., object]) -> bool:
+    """Whether code is Python, and its outermost call of `called` has arguments that it takes."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    call = calls[0]
+    is_left_out = [isinstance(each, ast.Constant) and each.value is ... for each in call.args]
+    given = is_left_out.count(False)
+    names = [keyword.arg for keyword in call.keywords if keyword.arg is not None]
+    try:
+        inspect.signature(called).bind_partial(*range(given), **dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
