@@ -19,7 +19,7 @@ best_attention() {
     if has_module flash_attn; then
         echo flash_attention_2
     else
-        echo "a100x8.sh: flash-attn is not installed: --attn_implementation sdpa; see docs/cloud.md" >&2
+        echo "a100x8.sh: flash-attn is not installed: --attn_implementation sdpa; see docs/cloud.md#flashattention-2" >&2
         echo sdpa
     fi
 }

@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+from zeropods.chatter import without_chatter
 from zeropods.demo.page import ANY_NAME, OWN_NAMES, serve
 from zeropods.errors import UserError, guarded
 from zeropods.pods.processes import ending_in_order
@@ -32,6 +33,7 @@ def main() -> int:
     if not arguments.port:
         raise UserError("no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port")
     wait_passively()
+    without_chatter()
     names = ANY_NAME if "CDSW_APP_PORT" in os.environ else OWN_NAMES
     with contextlib.suppress(KeyboardInterrupt, SystemExit), ending_in_order():
         serve([arguments.runs], arguments.data, arguments.port, lambda line: print(line, flush=True), names)

@@ -7,7 +7,7 @@ from xdist.scheduler import LoadFileScheduling
 
 DEAREST = (
     "fast/test_terminal", "fast/test_make", "fast/test_plan_verb", "fast/test_wrong_turns",
-    "browser/test_notebooks", "full/test_notebooks", "full/test_supervise", "full/test_train",
+    "browser/test_notebooks", "full/test_notebooks", "full/test_typed", "full/test_supervise", "full/test_train",
     "full/test_same_numbers", "full/test_agent", "full/test_sweep", "full/test_hangs",
     "full/test_checkpoint_training", "full/test_deepspeed", "full/test_local_runs", "full/test_cluster",
     "full/test_sbatch_files", "full/test_slurm", "full/test_bench_gpu", "full/test_forks",

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = (
-    {"cml_task", "errors", "files", "outputs", "programs", "tables", "techniques"},
+    {"chatter", "cml_task", "errors", "files", "outputs", "programs", "tables", "techniques"},
     {"data", "measure", "plan", "pods", "sql"},
     {"evaluate", "export", "launch", "report", "train"},
     {"sweep"},

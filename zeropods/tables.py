@@ -8,7 +8,10 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -205,18 +208,72 @@ def not_negative(text: str) -> float:
     return number(text, least=0)
 
 
-# One progress bar, on a terminal and in a notebook; nothing elsewhere.
+# One progress bar, on a terminal and in a notebook; lines elsewhere.
+
+LINE_SECONDS = 20.0
+"""Seconds between two lines about progress in a pipe or a log."""
 
 
-def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = True) -> tqdm:
+class ProgressLines:
+    """Progress in a pipe or a log: a line on stderr every `LINE_SECONDS` until the work is done.
+
+    It is used in the place of a tqdm bar, and has what this project uses of one. Work that takes less writes nothing.
+    """
+
+    def __init__(self, what: str, unit: str, total: int | None, every_seconds: float) -> None:
+        self.total = total
+        self.n = 0
+        """How many were done so far."""
+        self.leave = True
+        self._what = what
+        self._unit = unit
+        self._postfix = ""
+        self._every_seconds = every_seconds
+        self._over = threading.Event()
+
+    def __enter__(self) -> ProgressLines:
+        threading.Thread(target=self._write, name="progress", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def update(self, done: float | None = 1) -> None:
+        """Count so many more as done."""
+        self.n += int(done or 0)
+
+    def set_postfix(self, values: Mapping[str, object], refresh: bool = True) -> None:
+        """Add values by name to the lines from now on."""
+        self._postfix = "".join(f", {name} {value}" for name, value in values.items())
+
+    def _write(self) -> None:
+        began = time.monotonic()
+        # Nobody may read any more what is said here, which is no reason for the work to end.
+        with suppress(OSError, ValueError):
+            while not self._over.wait(self._every_seconds):
+                done = f"{self.n:,}" if self.total is None else f"{self.n:,} of {self.total:,}"
+                seconds = time.monotonic() - began
+                print(
+                    f"{self._what}: {done} {self._unit}{self._postfix} ({seconds:.0f} s)", file=sys.stderr, flush=True
+                )
+
+
+def progress(
+    what: str, unit: str, total: int | None = None, *, at_once: bool = True, every_seconds: float = LINE_SECONDS
+) -> tqdm | ProgressLines:
     """A bar for a `with` block; its `update` takes how many were done since the last call.
+
+    Where stderr is neither a terminal nor a notebook's, it is lines.
 
     Args:
         at_once: False to show nothing where there is nothing to do.
+        every_seconds: pause between two lines.
     """
+    in_notebook = in_kernel()
+    if not in_notebook and not sys.stderr.isatty():
+        return ProgressLines(what, unit, total, every_seconds)
     from tqdm import tqdm
 
-    in_notebook = in_kernel()
     return tqdm(
         desc=what,
         unit=f" {unit}",
@@ -228,7 +285,6 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
         file=sys.stderr,
         # A notebook cannot write above its last line: a bar within another takes the other's place.
         position=0 if in_notebook else None,
-        disable=not (in_notebook or sys.stderr.isatty()),
     )
 
 

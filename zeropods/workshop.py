@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
+from zeropods.chatter import without_chatter
 from zeropods.data.download import get
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
@@ -75,6 +76,7 @@ class WorkshopSettings:
     def __post_init__(self) -> None:
         # Let threads sleep while they wait, and keep other libraries' progress bars out of a notebook: ours is enough.
         wait_passively()
+        without_chatter()
         if in_kernel():
             for library in ("HF_HUB", "HF_DATASETS"):
                 os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")

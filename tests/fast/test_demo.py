@@ -121,6 +121,19 @@ def test_tables_are_listed_by_title_and_columns_and_know_their_questions(tmp_pat
         tables.table("other")
 
 
+def test_the_tables_of_all_splits_are_offered_those_of_test_first_and_a_shared_one_once(tmp_path: Path) -> None:
+    for split, ids in {"train": ["cats", "dogs", "ants"], "test": ["dogs"]}.items():
+        documents = [{"id": id_, "header": HEADER, "types": TYPES, "rows": ROWS} for id_ in ids]
+        query = {"sel": 1, "agg": 0, "conds": []}
+        asked = [{"table_id": id_, "question": f"{id_} in {split}?", "sql": query} for id_ in ids]
+        for name, lines in ((f"{split}.tables.jsonl", documents), (f"{split}.jsonl", asked)):
+            (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tables = tables_in(tmp_path)
+    assert list(tables.labels) == ["dogs", "ants", "cats"]
+    assert [example.question for example in tables.examples["dogs"]] == ["dogs in test?", "dogs in train?"]
+    assert tables.what == f"3 in the splits test, train of {tmp_path.name}"
+
+
 def a_set(folder: Path, raw: Path) -> Path:
     """A tokenized set, as far as it says where its raw data are."""
     folder.mkdir(parents=True)
@@ -177,7 +190,8 @@ def test_where_a_run_s_own_data_are_gone_that_is_said_with_what_is_shown_instead
     place = a_set(tmp_path / "prepared", own_tables(tmp_path / "raw"))
     shutil.rmtree(tmp_path / gone)
     model = a_run_on({"path": str(place)}, tmp_path / "run")
-    assert tables_of(model).what.endswith("in the test split of embedded sample; the model's own data are gone")
+    what = tables_of(model).what
+    assert what.endswith("in the splits test, dev, train of embedded sample; the model's own data are gone")
     said = lost_data(model)
     assert said is not None and said.startswith(
         f"run: the data that it was trained on are gone ({place} and its tables)"

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.reliability import page as reliability
 from benchmarks.reliability.faults import FAULTS
 from benchmarks.reliability.seen import difference
+from tests import typed
 from tests.pages import ROOT, anchors, blocks, code, commands, pages
 from zeropods.cli import main, parser
 from zeropods.measure.record import read_json
@@ -177,7 +178,8 @@ OTHERS = {
     *("--dataset_config_name", "--dataset_name", "--deepspeed_config", "--output_dir", "--max_length", "--model_name"),
     *("--batch_size", "--num_epochs", "--save_checkpoint", "--resume_from_checkpoint", "--tokenizer_name"),
     *("--hostfile", "--num_nodes", "--num_gpus", "--master_addr", "--master_port", "--no_ssh_check", "--ssh_port"),
-    *("--dataset_config", "--shm-size", "--build-arg", "--exclude", "--no-deps"),
+    *("--dataset_config", "--shm-size", "--build-arg", "--exclude", "--no-deps", "--no-build-isolation"),
+    *("--container-mounts", "--container-workdir", "--no-container-mount-home", "--pty"),
 }
 """Flags of other programs, and of the systems that this project replaces."""
 
@@ -238,6 +240,43 @@ def test_every_make_target_of_a_page_exists_and_every_target_is_in_some_page() -
     called = {words[1] for words in calls if re.fullmatch("[a-z-]+", words[1])}
     assert called <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     assert set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)) <= called
+
+
+# What a test does with each command that people are told to type (`tests/full/test_typed.py` does it).
+
+TYPED = typed.commands()
+
+
+def test_blocks_of_commands_hold_nothing_else_and_no_command_hides_in_another_block() -> None:
+    unknown = [command for command in TYPED if not typed.is_command(command.text)]
+    assert [command for command in unknown if not command.text.startswith(("rm ", "find ", "if "))] == []
+    known = {(command.page, " ".join(command.text.split())) for command in TYPED}
+    lines = []
+    for page, text in PAGES.items():
+        for block in blocks(typed.NO_SHELL.sub(typed.blank, text)):
+            typed_lines = [line for line in typed.block_lines(block) if typed.is_command(line)]
+            lines += [(page, " ".join(line.split())) for line in typed_lines]
+    assert lines and [line for line in lines if line not in known] == []
+
+
+def test_every_entry_of_the_lists_of_commands_that_are_not_run_as_printed_is_needed() -> None:
+    texts = [command.text for command in TYPED]
+    for patterns in (typed.ONLY_PARSED, typed.LONG, typed.SERVERS):
+        assert [each for each in patterns if not any(re.fullmatch(each, text) for text in texts)] == []
+    spans = {command.text for command in TYPED if command.is_span}
+    assert sorted(typed.FRAGMENTS - spans) == []
+    unused = []
+    for place, (pattern, _) in enumerate(typed.SUBSTITUTIONS):
+        if not any(changes(text, place) for text in texts):
+            unused.append(pattern)
+    assert unused == []
+
+
+def changes(text: str, place: int) -> bool:
+    """Whether the substitution at a place of the table changes a command that those before it have changed."""
+    for pattern, replacement in typed.SUBSTITUTIONS[:place]:
+        text = re.sub(pattern, replacement, text)
+    return re.search(typed.SUBSTITUTIONS[place][0], text) is not None
 
 
 TREE = "docs|dsconfig|notebooks|slurm|cloud|cml|tools|matrices|results|zeropods|tests|docker|benchmarks"

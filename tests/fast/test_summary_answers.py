@@ -237,7 +237,16 @@ def test_mfu_is_of_the_best_peak_of_such_hardware_and_a_disturbed_one_is_told(tm
     ]
     assert rows[0]["model_flops_utilization"] == pytest.approx(rows[1]["model_flops_utilization"])
     (remark,) = (line for line in found.remarks() if "peak" in line)
-    assert remark.startswith("a: its own matmul peak, 100.0 GFLOP/s, is 50% of the 200.0 of b")
+    assert remark.startswith("a: its own matmul peak is 50% of the 200.0 GFLOP/s of b, on which its MFU is based: ")
+
+
+def test_many_disturbed_peaks_are_one_remark(tmp_path: Path) -> None:
+    for number in range(6):
+        a_run(tmp_path / f"run{number}", rank={"matmul_flops_per_second": (100.0 if number else 400.0) * 1e9})
+    (remark,) = (line for line in read_runs([tmp_path]).remarks() if "peak" in line)
+    assert remark.startswith(
+        "run1, run2, run3 and 2 more: their own matmul peaks are 25% to 25% of the 400.0 GFLOP/s of"
+    )
 
 
 def test_use_and_power_are_means_over_ranks_with_their_95th_percentile(tmp_path: Path) -> None:

@@ -154,10 +154,10 @@ SAMPLES = sampled(resident_bytes=(900.0, 800.0, 512.5))
 @pytest.mark.parametrize(
     ("ranks", "shown"),
     [
-        ([SAMPLES], ("resident", "900.0", "800.0", "512.5")),
+        ([SAMPLES], ("resident", "1,024.0", "800.0", "512.5")),
         ([SAMPLES | sampled(device_used_bytes=(4e3, 3e3, 500.0))], ("device-used", "4,000.0", "3,000.0", "500.0")),
-        ([SAMPLES, sampled(resident_bytes=(1e3, 700.0, 600.0))], ("resident", "1,000.0", "750.0", "512.5")),
-        ([{}], ("n/a",) * 4),
+        ([SAMPLES, sampled(resident_bytes=(1e3, 700.0, 600.0))], ("resident", "1,024.0", "750.0", "512.5")),
+        ([{}], ("resident", "1,024.0", "n/a", "n/a")),
     ],
 )
 def test_the_memory_table_is_of_the_gpu_where_there_is_one_and_over_all_ranks(

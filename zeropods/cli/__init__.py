@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from zeropods import __version__
+from zeropods.chatter import without_chatter
 from zeropods.cli import data, launch, models, plan, pods, summary, sweep
 from zeropods.errors import guarded
 from zeropods.programs import wait_passively
@@ -26,6 +27,7 @@ Result = dict[str, Any]
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; the exit status is 0 only if what was asked for was done."""
     wait_passively()
+    without_chatter()
 
     def command() -> int:
         from zeropods.pods.processes import ending_in_order

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.chatter import is_chatter
 from zeropods.errors import INTERRUPTED, UserError
 from zeropods.files import given_path
 from zeropods.tables import digits, said_above, whole
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> Result:
 
     _check(arguments)
     supervision = Supervision(
-        show=said_above,
+        show=show,
         timeout_seconds=arguments.timeout,
         step_timeout=arguments.step_timeout,
         restarts=arguments.restarts or 0,
@@ -99,6 +100,12 @@ def run(arguments: argparse.Namespace) -> Result:
             raise UserError(f"{result['folder']}: trained but not scored; see the output of zeropods predict above")
         result["score"] = json.loads(done.stdout)["score"]
     return result
+
+
+def show(line: str) -> None:
+    """Show a line of the run's processes above the progress of its steps, unless it says nothing to a user."""
+    if not is_chatter(line):
+        said_above(line)
 
 
 def _check(arguments: argparse.Namespace) -> None:

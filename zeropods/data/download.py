@@ -35,12 +35,13 @@ from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.files import read_object, write_json
 from zeropods.outputs import new_folder
+from zeropods.tables import progress
 
 TIMEOUT_SECONDS = 30
 WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0)
 """Seconds to wait between attempts to fetch a file."""
 LIMIT_BYTES = 2**30
-CHUNK_BYTES = 2**16
+CHUNK_BYTES, KIB = 2**16, 2**10
 RECORD = "source.json"
 USER_AGENT = f"Mozilla/5.0 (compatible; zeropods/{__version__})"
 """User agent of the requests: some publishers answer 403 to urllib's own name."""
@@ -147,8 +148,6 @@ def get(name: str, out: Path | str) -> dict[str, Any]:
 
 def _verified(source: SourceFile, url: str) -> bytes:
     """Fetch a file and verify its digest: one attempt more than there are waits; a refusal (HTTP 4xx) is final."""
-    from tqdm import tqdm
-
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an HTTP address; expected http:// or https://")
     request = Request(url, headers={"User-Agent": USER_AGENT})
@@ -157,11 +156,10 @@ def _verified(source: SourceFile, url: str) -> bytes:
         try:
             with urlopen(request, timeout=TIMEOUT_SECONDS) as response:
                 length = int(response.headers.get("Content-Length", 0))
-                with tqdm.wrapattr(
-                    response, "read", total=length or None, desc=url.rpartition("/")[2], disable=None
-                ) as body:
-                    while (chunk := body.read(CHUNK_BYTES)) and len(content) <= LIMIT_BYTES:
+                with progress(url.rpartition("/")[2], "KiB", length // KIB or None) as bar:
+                    while (chunk := response.read(CHUNK_BYTES)) and len(content) <= LIMIT_BYTES:
                         content += chunk
+                        bar.update(len(content) // KIB - bar.n)
             if len(content) > LIMIT_BYTES:
                 raise UserError(f"{url}: more than {LIMIT_BYTES} bytes; check the address")
             if not length or len(content) == length:

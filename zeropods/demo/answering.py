@@ -221,10 +221,10 @@ def _generated(answerer: QueryAnswerer, asked: Example) -> Query:
     return prediction.query
 
 
-# The tables that the page offers: those of a data set's test questions, or a visitor's CSV file.
+# The tables that the page offers: those of a data set's questions, or a visitor's CSV file.
 
 SPLITS = ("test", "dev", "train")
-"""Splits by preference; the first that exists is shown, since training has not seen questions of test and dev."""
+"""Splits by preference: training has not seen questions of test and dev."""
 MOST_TABLES = 1_000
 LABEL = 90
 """Maximum number of characters of a table's line in the list."""
@@ -259,24 +259,47 @@ class Tables:
 
 @lru_cache(maxsize=4)
 def tables_in(data: Path) -> Tables:
-    """The tables of a folder in WikiSQL's layout; `UserError` at the first fault in it."""
-    split = next((split for split in SPLITS if has_split(data, split)), "test")
-    grouped: dict[str, list[Example]] = {}
+    """The tables of a folder in WikiSQL's layout, those of test first; `UserError` at the first fault in it.
+
+    A split is read only while there are fewer than `MOST_TABLES`. A table that splits share has the questions of them
+    all.
+    """
+    examples: dict[str, list[Example]] = {}
+    labels: dict[str, str] = {}
+    read: list[str] = []
+    there = [split for split in SPLITS if has_split(data, split)]
+    for split in there or SPLITS[:1]:
+        if len(examples) >= MOST_TABLES:
+            break
+        read.append(split)
+        _add_examples(examples, data, split)
+        titles = table_titles(data, split)
+        new = {id_: _label(of[0].table, titles.get(id_)) for id_, of in examples.items() if id_ not in labels}
+        room = MOST_TABLES - len(labels)
+        first = itertools.islice(new, room)
+        labels |= {id_: new[id_] for id_ in sorted(first, key=lambda id_: new[id_].casefold())}
+    count = f"{len(examples):,}"
+    if len(examples) > MOST_TABLES:
+        count = f"first {MOST_TABLES:,} of {count}"
+    splits = f"the {read[0]} split" if len(read) == 1 else f"the splits {', '.join(read)}"
+    return Tables(f"{count} in {splits} of {data.name}", {id_: tuple(examples[id_]) for id_ in labels}, labels)
+
+
+def _add_examples(examples: dict[str, list[Example]], data: Path, split: str) -> None:
+    """Add the examples of a split by the ids of their tables, but none of another table that has a known id."""
     for example in read_split(data, split):
-        grouped.setdefault(example.table.id, []).append(example)
-    count = f"{len(grouped):,}" if len(grouped) <= MOST_TABLES else f"first {MOST_TABLES:,} of {len(grouped):,}"
-    labels = {}
-    for id_, title in table_titles(data, split).items():
-        if id_ not in grouped:
-            continue
-        # WikiSQL's ids are numbers, which tell people nothing about a table.
-        name = title or (id_ if any(map(str.isalpha, id_)) else None)
-        columns = ", ".join(grouped[id_][0].table.header)
-        line = f"{name}: {columns}" if name else columns
-        labels[id_] = line if len(line) <= LABEL else line[: LABEL - 1] + "…"
-    shown_ids = sorted(itertools.islice(grouped, MOST_TABLES), key=lambda id_: labels[id_].casefold())
-    what = f"{count} in the {split} split of {data.name}"
-    return Tables(what, {id_: tuple(grouped[id_]) for id_ in shown_ids}, {id_: labels[id_] for id_ in shown_ids})
+        of_table = examples.setdefault(example.table.id, [example])
+        if of_table[0] is not example and of_table[0].table.header == example.table.header:
+            of_table.append(example)
+
+
+def _label(table: SQLTable, title: str | None) -> str:
+    """A table's line in the list: its title, if it has one, and its columns."""
+    # WikiSQL's ids are numbers, which tell people nothing about a table.
+    name = title or (table.id if any(map(str.isalpha, table.id)) else None)
+    columns = ", ".join(table.header)
+    line = f"{name}: {columns}" if name else columns
+    return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
 
 
 def tables_of(model: TrainedModel) -> Tables:

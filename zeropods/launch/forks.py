@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from zeropods import programs
+from zeropods.chatter import without_chatter
 from zeropods.pods.gpus import own_gpus
 from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap, start_bound
 from zeropods.programs import EXTENSIONS, child_environment, end_with_parent
@@ -274,6 +275,7 @@ def main() -> None:
     if own_gpus():
         return
     programs.wait_passively()
+    without_chatter()
     programs.prepare_compiling()
     path, newest = Path(sys.argv[1]), newest_source()
     listening = path.with_name(f"{path.name}.new")

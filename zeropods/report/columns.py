@@ -94,12 +94,22 @@ def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, who
     return Table(tuple(columns[n].heading for n in used), rows, title)
 
 
-def run_table(entry: Entry) -> Table:
-    """The figures of one run, one per line."""
+MAIN = (
+    "technique_text", "pods", "effective_batch_size", "status", "steps", "train_seconds", "duration_seconds",
+    "samples_per_second", "pod_memory_bytes", "train_loss", "eval_loss", "inference_result",
+)  # fmt: skip
+"""Figures of a run that matter first, in their order."""
+
+
+def run_table(entry: Entry, *, whole: bool) -> Table:
+    """The figures of one run, one per line: all that were measured if `whole`, else those of `MAIN`."""
     values = group_runs([entry])[0].values
     accuracy = accuracy_columns({entry.score.task} if entry.score else set(), [values])
     sections = (SECTIONS[title] for title in ("Speed", "Scaling and arithmetic", "Memory", "Losses"))
     columns = [*SETTINGS[:1], *RESULTS, *SETTINGS[1:], *itertools.chain(*sections), *accuracy]
+    if not whole:
+        by_key = {column.key: column for column in reversed(columns)}
+        columns = [by_key[key] for key in MAIN]
     shown = {column.heading: column.show(values) for column in columns}
     return Table.of_facts({heading: text for heading, text in shown.items() if text != NOT_MEASURED})
 
@@ -282,6 +292,9 @@ SECTIONS: dict[str, tuple[Column, ...]] = {
     ),
     "Memory": (
         Column("memory_kind", "kind of pod memory"),
+        Column("process_peak_bytes", "process: peak", "MiB", mib),
+        Column("process_mean_bytes", "process: mean", "MiB", mib),
+        Column("process_minimum_bytes", "process: minimum", "MiB", mib),
         Column("phase_kind", "kind of peaks"),
         *(Column(f"peak_{phase}_bytes", phase.replace("_", " "), "GiB", _gib) for phase in PHASES),
         Column("planned_kind", "kind of plan", text=_plan_kind),

@@ -209,6 +209,9 @@ def _memory(record: Record) -> Values:
     allocated and resident that every rank has. A pod's device memory is that of its fullest GPU. Its resident memory
     is the sum of its ranks' peaks: no less than the peak of their sum, since the peaks need not coincide.
 
+    Mean and minimum are those of a process's samples, of the same kind: the mean of all ranks, and the minimum of the
+    rank that needed least.
+
     Peaks of phases are of allocated memory on GPUs and of resident memory on CPUs; their counters are reset in between.
 
     States are live parameters, gradients and optimizer states before an optimizer step, wherever they are. Activations
@@ -219,6 +222,7 @@ def _memory(record: Record) -> Values:
     peaks = {DEVICE_USED: [one.peak for one in samples_of(record, column_of(DEVICE_USED))], **peaks}
     most = {kind: max(of_kind, default=None) for kind, of_kind in peaks.items()}
     kind = next((kind for kind in (DEVICE_USED, ALLOCATED, RESIDENT) if peaks[kind]), None)
+    sampled = [] if kind is None else samples_of(record, column_of(kind))
     pods = None if kind is None else _of_pods(record, peaks[kind], sum if kind == RESIDENT else max)
     states = over_ranks(record, "live_bytes", lambda ranks: [live.total for live in ranks])
     has_phases = any(rank.phases for rank in record.ranks)
@@ -234,6 +238,9 @@ def _memory(record: Record) -> Values:
         "pod_state_bytes": None if states is None else _of_pods(record, states, sum),
         "pod_activation_bytes": None if plan is None else plan.parts()["activations"] * record.slots,
         "memory_kind": kind,
+        "process_peak_bytes": None if kind is None else most[kind],
+        "process_mean_bytes": mean(one.mean for one in sampled) if sampled else None,
+        "process_minimum_bytes": min(one.minimum for one in sampled) if sampled else None,
         **{f"peak_{column_of(kind)}": peak for kind, peak in most.items()},
         "phase_kind": phase_kind,
         # None if a rank has none.
@@ -314,6 +321,9 @@ RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("pod_memory_bytes", "pod_state_bytes"), lambda runs: list(map(max, zip(*runs, strict=True)))),
     **{f"peak_{kind}_bytes": max for kind in ("memory", "device_used", "reserved", "allocated", "resident", *PHASES)},
     **dict.fromkeys(("pod_activation_bytes", "planned_bytes", "measured_bytes", "measured_to_planned"), max),
+    "process_peak_bytes": max,
+    "process_mean_bytes": mean,
+    "process_minimum_bytes": min,
     **dict.fromkeys(("memory_kind", "phase_kind", "planned_kind", "peak_flops_kind"), agreed),
     **dict.fromkeys(("peak_flops_run", "machines"), agreed),
     **{f"precision_{part}": agreed for part in PRECISION_PARTS},
@@ -322,7 +332,10 @@ RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
 """Rule for every figure, by its name in JSON and CSV: the mean; for `PLAN_KEYS` the median; for peaks the largest, for
 each pod; for words the common one."""
 OF_KIND = {
-    "memory_kind": ("pod_memory_bytes", "peak_memory_bytes"),
+    "memory_kind": (
+        *("pod_memory_bytes", "peak_memory_bytes"),
+        *("process_peak_bytes", "process_mean_bytes", "process_minimum_bytes"),
+    ),
     "phase_kind": tuple(f"peak_{phase}_bytes" for phase in PHASES),
     "planned_kind": ("planned_bytes", "measured_bytes", "measured_to_planned"),
     "peak_flops_kind": ("peak_flops_per_second", "model_flops_utilization"),

@@ -166,18 +166,37 @@ def best_peaks(entries: Iterable[Entry]) -> dict[str, tuple[float, str]]:
     return best
 
 
+NAMED_RUNS = 3
+"""Number of runs that a line about several of them names; the rest are counted."""
+
+
 def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
-    """A line for each run whose own matrix multiplication was far slower than the best on the same hardware."""
+    """A line about the runs whose own matrix multiplications were far slower than the best on the same hardware.
+
+    There is one line for each kind of hardware and precision, however many runs it is about.
+    """
     best = best_peaks(entries)
+    slow: dict[str, list[tuple[str, float]]] = {}
     for entry in entries:
         if entry.record is not None and entry.record.matmul_flops_per_second is not None:
-            own, (most, run) = entry.record.matmul_flops_per_second, best[matmul_key(entry.record)]
-            if own < DISTURBED * most:
-                yield (
-                    f"{entry.name}: its own matmul peak, {own / 1e9:,.1f} GFLOP/s, is {own / most:.0%} of the "
-                    f"{most / 1e9:,.1f} of {run}, on which its MFU is based: something else was running, and its times "
-                    "may be too long as well"
-                )
+            key = matmul_key(entry.record)
+            share = entry.record.matmul_flops_per_second / best[key][0]
+            if share < DISTURBED:
+                slow.setdefault(key, []).append((entry.name, share))
+    for key, runs in slow.items():
+        most, of_run = best[key]
+        shares = [share for _, share in runs]
+        names = ", ".join(name for name, _ in runs[:NAMED_RUNS])
+        others = f" and {len(runs) - NAMED_RUNS} more" if len(runs) > NAMED_RUNS else ""
+        found = f"its own matmul peak is {shares[0]:.0%}"
+        their = "its"
+        if len(runs) > 1:
+            found = f"their own matmul peaks are {min(shares):.0%} to {max(shares):.0%}"
+            their = "their"
+        yield (
+            f"{names}{others}: {found} of the {most / 1e9:,.1f} GFLOP/s of {of_run}, on which {their} MFU is based: "
+            f"something else was running, and {their} times may be too long as well"
+        )
 
 
 def unlike_formats(entries: Iterable[Entry]) -> Iterator[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from zeropods.errors import UserError
@@ -16,7 +15,7 @@ from zeropods.measure.record import Record, read_json, read_record
 from zeropods.plan.cpu import STATES
 from zeropods.report.columns import COUNT, FOUR, ONE, TWO, mib, run_table, shown
 from zeropods.report.entry import read_entry
-from zeropods.report.formulas import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
+from zeropods.report.formulas import LIVE_STATES, Values, figures, ratio
 from zeropods.report.plots import WIDE, Plot, legend_below, loss_plot, new_axes, stacked_bars
 from zeropods.report.profile import ProfileReport
 from zeropods.report.settings import unlike_precision
@@ -43,9 +42,9 @@ class Run:
         """The report of DeepSpeed's flops profiler, read and checked; `UserError` where the profiler was off."""
         return ProfileReport.read(self.folder)
 
-    def summary(self) -> Table:
-        """The figures of this run in the columns of a summary, one per line."""
-        return run_table(read_entry(self.folder, self.folder.name))
+    def summary(self, *, whole: bool = False) -> Table:
+        """The dozen figures of this run that matter first, one per line; if `whole`, all that a summary has."""
+        return run_table(read_entry(self.folder, self.folder.name), whole=whole)
 
     def losses(self) -> Plot:
         """Training and validation loss by step."""
@@ -267,19 +266,24 @@ def training_table(runs: Sequence[Run]) -> Table:
 
 
 def memory_table(runs: Sequence[Run]) -> Table:
-    """Memory over a whole run as a log of `nvidia-smi` would give it: peak, mean and minimum of its samples, in MiB.
+    """Memory over a whole run as a log of `nvidia-smi` would give it: peak, mean and minimum, in MiB.
 
     On GPUs it is device-used memory, with context and other processes; elsewhere it is the process's resident memory.
     The peak is that of the rank that needed most, the minimum that of the one that needed least, the mean that of all.
+    `zeropods summary` shows the same in its table of memory.
     """
-    rules: dict[str, Callable[[Iterable[float]], float]] = {"peak": max, "mean": mean, "minimum": min}
     lines = []
     for run in runs:
         record = run.record
-        sampled = {kind: samples_of(record, column_of(kind)) for kind in (DEVICE_USED, RESIDENT)}
-        kind = next((kind for kind, found in sampled.items() if found), None)
-        line = {"run": run.folder.name, "technique": record.technique_text, "kind of memory": shown(kind)}
-        for name, rule in rules.items():
-            line[f"{name} (MiB)"] = shown(rule(getattr(one, name) for one in sampled[kind]) if kind else None, mib)
-        lines.append(line)
+        values = figures(record)
+        lines.append(
+            {
+                "run": run.folder.name,
+                "technique": record.technique_text,
+                "kind of memory": shown(values["memory_kind"]),
+                "peak (MiB)": shown(values["process_peak_bytes"], mib),
+                "mean (MiB)": shown(values["process_mean_bytes"], mib),
+                "minimum (MiB)": shown(values["process_minimum_bytes"], mib),
+            }
+        )
     return Table.of(lines)

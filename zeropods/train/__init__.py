@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 
+from zeropods.chatter import without_chatter
 from zeropods.errors import UserError
 from zeropods.pods.gpus import take_pods_gpus
 from zeropods.programs import prepare_compiling, wait_passively
@@ -31,6 +32,7 @@ def run_script() -> int:
     is_first = os.environ.get("RANK", "0") == "0"
     take_pods_gpus()
     wait_passively()
+    without_chatter()
     prepare_compiling()
     from zeropods.measure.environment import process_age_seconds
     from zeropods.train.arguments import SCRIPTS, parse_flags

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -307,7 +306,7 @@ def training_arguments(task: Task) -> TrainingArguments:
         logging_first_step=True,
         # The filter would wait for the device in each step, and log another number in place of NaN.
         logging_nan_inf_filter=False,
-        disable_tqdm=not sys.stderr.isatty(),
+        disable_tqdm=True,
     )
     if settings.n_gpu > 1:
         # A process trains on one GPU. transformers would copy its model to all that it sees, by `DataParallel`, and

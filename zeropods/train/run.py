@@ -27,7 +27,7 @@ from zeropods.measure.record import (
 )
 from zeropods.measure.run_folder import Opening, locked
 from zeropods.programs import variable_set
-from zeropods.tables import GIB
+from zeropods.tables import GIB, progress
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import MANIFEST, Origin, digest
@@ -39,7 +39,7 @@ from zeropods.train.precision import PrecisionRecorder
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, heard_while_waiting
 from zeropods.train.resume import Checkpoints, resumption
-from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
+from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, ShownSteps, round_to_bf16
 
 OTHERS_SECONDS, POLL_SECONDS = 3.0, 0.1
 """Seconds that rank 0 waits for others where it composes the record, and between two looks."""
@@ -249,7 +249,11 @@ def _train(
     trainer.add_callback(save_signal)
     dev = task.data.dev
     settings.eval_on_start = arguments.eval_on_start and dev is not None and resumed is None
-    with precision_recorder:
+    with contextlib.ExitStack() as while_training:
+        while_training.enter_context(precision_recorder)
+        if is_first:
+            bar = while_training.enter_context(progress("train", "steps"))
+            trainer.add_callback(ShownSteps(bar, ends_by_time=arguments.max_train_seconds > 0))
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
     step = trainer.state.global_step
     if step >= trainer.state.max_steps:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,10 +19,14 @@ from transformers import Trainer, TrainerCallback, set_seed
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.files import open_to_readers, said_in_one_line, seal_model
+from zeropods.tables import ProgressLines
 from zeropods.train.job import Task
 from zeropods.train.meter import Meter
 from zeropods.train.resume import Checkpoints, Resumption
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 class MeasuredTrainer(Trainer):
@@ -237,6 +241,27 @@ class MeasuredTrainer(Trainer):
         """The FP32 master of each parameter by `id(parameter)`; empty where there are no masters."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return optimizer.masters_by_copy() if isinstance(optimizer, MasterAdamW) else {}
+
+
+@dataclass(eq=False)
+class ShownSteps(TrainerCallback):
+    """Shows the steps of a run and its last loss."""
+
+    bar: tqdm | ProgressLines
+    ends_by_time: bool
+    """Whether a time limit ends the run, so that nobody knows how many steps there will be."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.total = None if self.ends_by_time else state.max_steps
+        self.bar.update(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **_: Any) -> None:
+        losses = {name: f"{logs[name]:.4g}" for name in ("loss", "eval_loss") if name in logs}
+        if losses:
+            self.bar.set_postfix(losses, refresh=False)
 
 
 @dataclass(eq=False)
