@@ -54,7 +54,8 @@ def page(results: dict[str, Any]) -> str:
         rows = [_row(name, [one for one in trials if one["fault"] == name]) for name in FAULTS]
         parts += [f"## {heading}\n", _summary(trials, runs), Table.of(rows).to_markdown()]
     hardware = results["environment"]["hardware"]
-    parts += [f"Measured on {hardware['cores']} cores ({hardware['cpu']}), shared with other work at the time.\n", REMARKS]
+    cores = f"{hardware['cores']} cores ({hardware['cpu']})"
+    parts += [f"Measured on {cores}, shared with other work at the time.\n", REMARKS]
     faults = "".join(f"* {name}: {fault.means}\n" for name, fault in FAULTS.items())
     return "\n".join([*parts, f"## The faults\n{faults}"])
 

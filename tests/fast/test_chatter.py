@@ -54,7 +54,8 @@ def test_known_sentences_of_a_library_are_left_out_and_no_other(name: str, caplo
         ),
         (f"pod1: {TIED}", True),
         (
-            "pod1: [transformers] We strongly recommend passing in an `attention_mask` since your input_ids may be padded. ",
+            "pod1: [transformers] We strongly recommend passing in an `attention_mask` since your input_ids may be "
+            "padded. ",
             True,
         ),
         ("pod1: FutureWarning: `torch.distributed.all_gather_into_tensor` is deprecated. Please use `torch.", True),

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from zeropods.measure.heartbeat import read_beats
 from zeropods.measure.record import read_config
 from zeropods.tables import progress
 
 LOG = "launch.log"
 """File in the run folder that holds what the ranks wrote to stdout and stderr, attempt after attempt."""
 LAST_LINES, KEPT_LINES = 8, 200
+LOOK_SECONDS = 1.0
+"""Pause between two looks at the ranks' heartbeats, for the line of progress."""
 MOST_WAITING, SHOW_SECONDS = 100_000, 5.0
 """Most lines that wait for a slow reader (further ones are not shown), and seconds to wait for it at the end."""
 OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[(?:launch|runner)\.py:")
@@ -64,17 +67,32 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
         return int(asked["max_steps"]) if asked["max_steps"] > 0 else math.ceil(asked["epochs"] * per_epoch)
 
     with progress("train", "steps") as bar:
+        losses: dict[str, str] = {}
+        looked_at = time.monotonic()
 
         def tick() -> None:
+            nonlocal looked_at
             for step, name, loss in LINE.findall("\n".join(log.lines())):
                 bar.total = bar.total or planned_steps()
-                bar.set_postfix({name: f"{float(loss):.4g}"}, refresh=False)
+                losses[name] = f"{float(loss):.4g}"
                 bar.update(int(step) - bar.n)
+            if time.monotonic() - looked_at > LOOK_SECONDS:
+                looked_at = time.monotonic()
+                bar.set_postfix({**losses, **waiting(folder)}, refresh=False)
 
         yield tick
         bar.leave = bar.n > 0
         # Where a time limit ended the run, the steps that were done are the total.
         bar.total = bar.total or bar.n or None
+
+
+def waiting(folder: Path) -> dict[str, str]:
+    """What the ranks of a run do while no steps come, as a word and its value for a line of progress."""
+    beats = read_beats(folder)
+    if not beats:
+        return {"ranks": "starting"}
+    phases = {beat.phase.replace("_", " ") for beat in beats.values()} - {"steady"}
+    return {"ranks": f"in {' and '.join(sorted(phases))}"} if phases else {}
 
 
 class RunLog(GrowingFile):

@@ -36,6 +36,7 @@ from zeropods.pods.processes import RUN, descendants, end, ending_in_order, note
 from zeropods.pods.rendezvous import Pod
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import child_environment
+from zeropods.tables import progress
 from zeropods.train.arguments import arguments_of
 from zeropods.train.deepspeed import CPU_ADAM, operation_of, read_config
 
@@ -158,7 +159,10 @@ def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tup
         offload = config is not None and operation_of(read_config(Path(config))) == CPU_ADAM
         needed, port = (str(planned.script), *filter(None, [config])), planned.master_port
         expected = Expectation.of_this_machine(Path.cwd(), needed, master_port=port, offload=offload)
-        cluster.preflight(expected, len(planned.hosts)).require()
+        with progress("check", "pods", len(planned.hosts)) as bar:
+            bar.leave = False
+            checks = cluster.preflight(expected, len(planned.hosts))
+        checks.require()
     except UserError as error:
         dead = [pod.pod for pod in cluster.statuses()[: len(planned.hosts)] if not pod.is_ready]
         if not dead:
