@@ -107,17 +107,41 @@ def test_the_page_is_made_of_the_results_and_explains_their_faults() -> None:
     assert {one["fault"] for one in results["trials"]} <= set(FAULTS)
 
 
+TRIAL = {
+    "fault": "rank killed",
+    "setting": "zero1 x2",
+    "busy": 0,
+    "launcher": "pdsh",
+    "survived": True,
+    "named": True,
+    "by_itself": True,
+    "steps_lost": 2,
+    "seconds_to_find": 5.0,
+    "seconds_to_resume": 20.0,
+    "left_over": 0,
+    "largest_difference": 0.0,
+    "goodput": None,
+}
+
+
 def test_what_is_over_the_limits_is_counted() -> None:
-    plain = {
-        "fault": "rank killed", "launcher": "pdsh", "survived": True, "by_itself": True, "steps_lost": 2,
-        "seconds_to_find": 5.0, "seconds_to_resume": 20.0, "left_over": 0, "largest_difference": 0.0, "goodput": 0.75,
-    }  # fmt: skip
+    plain = TRIAL | {"goodput": 0.75}
     late = {"seconds_to_find": 11.25, "steps_lost": 0, "goodput": 0.25}, {"seconds_to_resume": 61.0, "steps_lost": 6}
-    run, environment = {"faults": 1, "largest_difference": 0.0}, {"hardware": {"cpu": "a processor", "cores": 2}}
+    run = {"busy": 0, "faults": 1, "largest_difference": 0.0}
+    environment = {"hardware": {"cpu": "a processor", "cores": 2}}
     trials = [plain, *(plain | values for values in late)]
     said = reliability.page({"trials": trials, "runs": [run], "environment": environment})
     assert "\n1 took more than 10 s to find, 1 more than 60 s to resume.\n1 lost more steps than an interval" in said
     assert "\n1 run came to its end, through 1 fault.\n" in said
+
+
+def test_trials_beside_busy_processes_have_a_table_of_their_own() -> None:
+    busy = TRIAL | {"busy": 6, "setting": "zero3 x3", "named": False}
+    environment = {"hardware": {"cpu": "a processor", "cores": 2}}
+    page = reliability.page({"trials": [TRIAL, busy], "runs": [], "environment": environment})
+    _, without, beside = page.split("\n## ")[:3]
+    assert without.startswith("Without busy processes\n") and "zero1 x2 1." in without and "| 1 of 1 " in without
+    assert beside.startswith("Beside 6 busy processes\n") and "zero3 x3 1." in beside and "| 0 of 1 " in beside
 
 
 @pytest.mark.parametrize(("losses", "far"), [([], None), ([(1, 4.0), (2, 2.2)], 0.1), ([(1, 3.0)], 0.25)])

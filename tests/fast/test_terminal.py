@@ -94,7 +94,7 @@ def test_no_table_is_wider_than_the_terminal_and_nothing_is_lost(
 
 def test_the_list_of_pods_has_its_units_in_words() -> None:
     pod = {"pod": "pod1", "status": "ready", "runs": {}, "lease_seconds_left": 59.6}
-    said = readable_list({"clusters": [{"name": "pods", "hostfile": "hosts", "pods": [pod]}]})
+    said = readable_list({"clusters": [{"name": "pods", "here": True, "hostfile": "hosts", "pods": [pod]}]})
     assert re.search(r"\| runs \| lease left \(s\) \|\n.*\n.*\| 60 +\|", said)
 
 

@@ -95,8 +95,8 @@ def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, who
 
 
 MAIN = (
-    "technique_text", "pods", "effective_batch_size", "status", "steps", "train_seconds", "duration_seconds",
-    "samples_per_second", "pod_memory_bytes", "train_loss", "eval_loss", "inference_result",
+    "technique_text", "pods", "precision_weights", "effective_batch_size", "status", "steps", "train_seconds",
+    "duration_seconds", "samples_per_second", "pod_memory_bytes", "train_loss", "eval_loss", "inference_result",
 )  # fmt: skip
 """Figures of a run that matter first, in their order."""
 
