@@ -65,7 +65,7 @@ def main() -> None:
     if RESULTS.is_file():
         results = read_json(RESULTS)
     if not asked.page:
-        with ending_in_order(), busy_processes(asked.busy):
+        with ending_in_order():
             _add(results, asked)
     files.write_text(PAGE, page(results))
     died = sum(not one["survived"] for one in results["trials"])
@@ -100,12 +100,31 @@ def possible() -> list[str]:
 
 
 def _add(results: dict[str, Any], asked: argparse.Namespace) -> None:
-    """Run the trials that are missing."""
+    """Run the trials that are missing; the runs without faults come first, on cores that are not kept busy."""
     deadline = time.monotonic() + asked.seconds
     data = _prepared()
     settings = [replace(setting, steps=asked.steps) for setting in SETTINGS if setting.name in asked.settings]
     if asked.busy:
         settings = [replace(setting, step_timeout=BUSY_STEP_TIMEOUT) for setting in settings]
+
+    undisturbed = {setting.name: _undisturbed(data, setting) for setting in settings}
+    with busy_processes(asked.busy):
+        _try_until(deadline, results, asked, data, settings, undisturbed)
+
+
+def _try_until(
+    deadline: float,
+    results: dict[str, Any],
+    asked: argparse.Namespace,
+    data: Path,
+    settings: list[Setting],
+    undisturbed: dict[str, Losses],
+) -> None:
+    """Run trials until there are enough of them, or until the deadline of `time.monotonic`.
+
+    Args:
+        undisturbed: the losses of a run without faults, by the name of its setting.
+    """
 
     def done() -> list[dict[str, Any]]:
         """The earlier trials that count here: as busy as these."""
@@ -123,9 +142,9 @@ def _add(results: dict[str, Any], asked: argparse.Namespace) -> None:
             "setting": setting.name,
             "busy": asked.busy,
         }
-        undisturbed = _undisturbed(data, setting)
+        expected = undisturbed[setting.name]
         with chain(data, setting, about["launcher"], random) as broken:
-            while one := _one(broken, done(), asked.faults, undisturbed):
+            while one := _one(broken, done(), asked.faults, expected):
                 broken.faults += 1
                 if asked.alone and one["survived"]:
                     one["goodput"] = goodput(broken)
@@ -134,7 +153,7 @@ def _add(results: dict[str, Any], asked: argparse.Namespace) -> None:
                 if asked.alone or not one["survived"] or is_enough:
                     break
             if broken.is_finished():
-                far = difference(broken.log.all, undisturbed)
+                far = difference(broken.log.all, expected)
                 of_run = {"faults": broken.faults, "largest_difference": far, "goodput": goodput(broken)}
                 _keep(results, "runs", about | of_run)
 
