@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from zeropods.launch.outcome import failure
 from zeropods.launch.supervisor import run_launch
 from zeropods.measure.calibration import planned
 from zeropods.measure.profile_checks import check
-from zeropods.measure.record import read_record
+from zeropods.measure.record import PRECISION_PARTS, read_record
 from zeropods.plan.known_models import known_config
 from zeropods.pods.cluster import Cluster
 from zeropods.train.checkpoints import Origin, complete, hashed, read_manifest
@@ -183,6 +183,14 @@ def test_live_bytes_are_those_of_the_plan_and_of_the_technique_s_arithmetic(fork
     assert plan is not None and plan.state_bytes == pytest.approx(sum(found[0].values()), rel=0.02)
     for live in found if name in LIVE else ():
         assert [live[part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx(LIVE[name], rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["none-1", *(f"{name}-{ranks}" for name, ranks in SEVEN)])
+def test_a_run_measures_that_everything_in_it_was_fp32(forked: Path, name: str) -> None:
+    measured = read_record(forked / name).measured_precision
+    assert measured is not None
+    sent = None if name.endswith("-1") else "fp32"
+    assert asdict(measured) == {**dict.fromkeys(PRECISION_PARTS, "fp32"), "gradients_sent": sent}
 
 
 def test_a_rank_says_what_it_trained_and_on_what(forked: Path) -> None:
