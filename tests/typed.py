@@ -63,6 +63,8 @@ SUBSTITUTIONS = (
     (r"zeropods launch --launcher slurm", "zeropods launch --launcher slurm --dry-run"),
     (r"sbatch --nodelist=gpu7", "sbatch --nodelist=pod1 --gpus-per-node=1"),
     (r"^sbatch ", "sbatch --test-only "),
+    # Pyxis and a terminal are not here either.
+    (r"^(srun .*?) --container-image=.* --pty bash", r"\1 true"),
     (r"papermill ", "papermill --prepare-only notebooks/"),
     # One way among several to start the same pods.
     (r"^(.*zeropods pods up .*(?:--seconds 900|--backend local|--nvidia-gpu 0))$", r"\1 && zeropods pods down"),
@@ -82,6 +84,7 @@ SUBSTITUTIONS = (
     (r"--data DATA --tokenizer TOKENIZER", "--data data/wikisql --tokenizer t5-tiny"),
     (r"sweep MATRIX\.yaml --out DIR", "sweep one.yaml --out runs/one"),
     (r"summary DIR", "summary runs/one"),
+    (r"summary RUN", "summary runs/bloom"),
     (r"summary --against OLD\.json", "summary runs --out old && zeropods summary runs --against old/summary.json"),
     (r"runs/demo-profiled/RUN", "runs/profiled"),
     (r"zeropods profile FILE (.*)FILE2", r"zeropods profile runs/profiled \1runs/profiled"),
@@ -106,7 +109,6 @@ ONLY_PARSED = {
     r"docker .*": "needs a registry with the base image",
     r"!zeropods-cuda": "is in the image; tests/full/test_image_scripts.py runs it",
     r"slurm/setup-pyxis\.sh .*": "needs Enroot and the image",
-    r"srun .* --pty bash": "needs Pyxis, the image and a terminal",
     r"(PYTHON=\S+ )?bash build/pack/run\.sh .*": "needs a pack; tests/full/test_gpu_pack.py runs it (soak)",
     r"deepspeed causal_train\.py": "needs GPUs, which DeepSpeed's launcher counts",
     # A browser.
@@ -156,6 +158,8 @@ FRAGMENTS = {
     "zeropods score --rouge",
     "deepspeed --launcher openmpi",
     "deepspeed --launcher pdsh ...",
+    "deepspeed --hostfile ... --launcher pdsh "
+    "--num_nodes 3 --num_gpus 1 --master_addr ... --ssh_port 2222 textsql_train.py ...",
     "deepspeed train.py",
     "sbatch --nodelist=NODE",
 }
