@@ -246,6 +246,17 @@ def test_a_module_with_a_negative_figure_is_named_and_nothing_is_worked_out_from
     assert checked(text).root is None and checked(text).report.missing == ""
 
 
+def test_what_follows_from_a_figure_that_cannot_be_is_unknown_and_has_no_ratio(tmp_path: Path) -> None:
+    (tmp_path / "right.txt").write_text(made("clockless"))
+    (tmp_path / "wrong.txt").write_text(made("clockless", {"fwd latency": "-20 ms"}))
+    result, _ = profile(tmp_path / "right.txt", "--against", tmp_path / "wrong.txt")
+    ratios = {line["name"]: line["ratio"] for line in result["against"]["compared"]}
+    unknown = {"forward_seconds", "forward_flops_per_second", "iteration_seconds", "flops_per_second"}
+    assert {name for name, ratio in ratios.items() if ratio is None} == {*unknown, "samples_per_second"}
+    table = {line: cells for line, *cells in ProfileReport.read(tmp_path / "wrong.txt").summary().rows}
+    assert table["fwd latency"] == ["-20 ms", "unknown"]
+
+
 # Processes that share a model.
 
 

@@ -7,11 +7,11 @@ are also those of the tree's root, and of the only class at depth 0; a module ha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import NamedTuple
 
-from zeropods.measure.profile import EMBEDDING, FIGURES, Figures, Module, Report, rounding
+from zeropods.measure.profile import EMBEDDING, FIGURES, Figures, Module, Report, amount, rounding
 
 TOLERANCE = 0.02
 """Share by which rounding to two decimals may change a quotient of such figures, with some margin."""
@@ -80,7 +80,7 @@ def judge(report: Report, passes: int | None = None) -> Judgement:
     """
     impossible_modules = list(_impossible_modules(report))
     faults = [*_impossible(report), *impossible_modules, *_sizes(report)]
-    unknown = set(report.impossible)
+    unknown = {*report.impossible, *_rates_of_impossible(report)}
     number: int | None = 1
     if not is_clock(report.summary["forward_seconds"]):
         against, of_tree = _by_tree(report, passes)
@@ -156,7 +156,17 @@ def _of_line(report: Report, name: str, key: str, right: float | None = None, **
 def _impossible(report: Report) -> Iterator[Fault]:
     """Figures of the summary that are below zero, times of zero, and sizes that are no whole numbers above zero."""
     for key, text in report.impossible.items():
-        yield _of_line(report, "impossible_figure", key, text=repr(text))
+        fault = _of_line(report, "impossible_figure", key, text=repr(text))
+        yield replace(fault, said=amount(text, FIGURES[key].unit))
+
+
+def _rates_of_impossible(report: Report) -> Iterator[str]:
+    """Keys of figures that DeepSpeed has worked out from figures that cannot be."""
+    for formula in formulas(report.summary):
+        if any(key in report.impossible for key in formula.inputs):
+            yield formula.key
+    if "world_size" in report.impossible or "batch_size_per_gpu" in report.impossible:
+        yield "samples_per_second"
 
 
 def _impossible_modules(report: Report) -> Iterator[Fault]:

@@ -60,8 +60,10 @@ class ProfileReport:
         for key, (_, label) in report.lines.items():
             said, right, unit = report.summary[key], self.checked.figures[key], FIGURES[key].unit
             is_same = said == right or (said and right and abs(said - right) <= 0.005 * said)
-            corrected = "" if is_same else written(right, unit) or "unknown"
-            line = {"line": label, "reported": written(said, unit), "corrected": corrected}
+            is_impossible = key in report.impossible
+            corrected = "" if is_same and not is_impossible else written(right, unit) or "unknown"
+            reported = report.impossible[key] if is_impossible else written(said, unit)
+            line = {"line": label, "reported": reported, "corrected": corrected}
             lines.append({**line, "what it means": FIGURES[key].meaning} if with_meaning else line)
         return Table.of(lines, f"The report is incomplete: {report.missing}." if report.missing else "")
 
@@ -133,10 +135,11 @@ class ProfileReport:
                 )
             )
         tables += [pair.table()] if pair is not None else []
-        faults = (
-            wrapped(f"{number}. {name}, {where}: {f'{said}, should be {right}' if right else said}: {why}")
-            for number, (name, where, said, right, why) in enumerate(self.faults().rows, 1)
-        )
+        faults = []
+        for number, (name, where, said, right, why) in enumerate(self.faults().rows, 1):
+            figures = [text for text in (said, right and f"should be {right}") if text]
+            place = f"{number}. {name}, {where}"
+            faults.append(wrapped(": ".join(part for part in (place, ", ".join(figures), why) if part)))
         heading = f"{report.path}, line {report.number}; {self.checked.run}\n"
         return "\n".join([heading, *(str(table) for table in tables if table.rows), *faults])
 
