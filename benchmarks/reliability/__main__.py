@@ -43,6 +43,8 @@ from zeropods.measure.record import read_json
 from zeropods.pods.processes import ending_in_order
 from zeropods.programs import bound_argv
 
+WHOLE_RUN_SECONDS = 3_600.0
+"""Seconds after which a run without faults is given up."""
 DEEPSPEED_SHARE = 0.25
 """Share of runs that DeepSpeed's launcher starts: they take twice as long to start."""
 
@@ -211,7 +213,7 @@ def _undisturbed(data: Path, setting: Setting) -> Losses:
     if kept.is_file() and read_json(kept)["key"] == key:
         return {int(step): loss for step, loss in read_json(kept)["losses"].items()}
     with chain(data, setting, "pdsh", Random(0)) as whole:
-        comes_to(whole, setting.steps)
+        comes_to(whole, setting.steps, WHOLE_RUN_SECONDS)
         losses = dict(whole.log.read())
     if len(losses) != setting.steps:
         raise UserError(f"{whole.area}: the undisturbed run ended after {len(losses)} steps; see said there")

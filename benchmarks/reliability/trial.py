@@ -97,10 +97,10 @@ def trial(chain: Chain, name: str, undisturbed: Losses) -> dict[str, Any] | None
     return _outcome(chain, broken, called, undisturbed, came=came, left=left)
 
 
-def comes_to(chain: Chain, steps: int) -> bool:
-    """Wait until an attempt has done `steps` steps; False where its launch ends first."""
-    if not until(lambda: len(chain.log.read()) >= steps or chain.is_over(), WAIT_SECONDS):
-        raise UserError(f"{chain.folder}: no {steps} steps within {WAIT_SECONDS:.0f} s; see {chain.area}/said")
+def comes_to(chain: Chain, steps: int, seconds: float = WAIT_SECONDS) -> bool:
+    """Wait until an attempt has done `steps` steps; False where its launch ends first, `UserError` after `seconds`."""
+    if not until(lambda: len(chain.log.read()) >= steps or chain.is_over(), seconds):
+        raise UserError(f"{chain.folder}: no {steps} steps within {seconds:.0f} s; see {chain.area}/said")
     return not chain.is_over()
 
 
