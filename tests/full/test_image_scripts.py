@@ -114,7 +114,7 @@ class Signed:
 
 @pytest.fixture
 def signed() -> Iterator[Signed]:
-    for program in ("apt-get", "gpg", "gpgconf", "curl"):
+    for program in ("apt-get", "gpg", "gpg-agent", "gpgconf", "curl"):
         if shutil.which(program) is None:
             pytest.skip(f"no {program}")
     folder = Path(tempfile.mkdtemp())  # gpg's socket has a short name, or none
