@@ -165,8 +165,8 @@ FRAGMENTS = {
 }
 """Parts of sentences that name a verb with a flag, and are no whole command; `test_docs.py` looks at their flags."""
 
-SERVERS = (r"zeropods demo .*", r"python cml/run_demo\.py")
-"""Commands that serve a page until Ctrl-C, as patterns."""
+SERVERS = (r"zeropods demo runs", r"python cml/run_demo\.py", r"zeropods demo .*")
+"""Commands that serve a page until Ctrl-C, as patterns. The last ones are parsed, unless ZEROPODS_SOAK=1 is set."""
 
 LONG = {
     r"zeropods sweep matrices/demo\.yaml --out runs/demo-matrix": "--dry-run",

@@ -8,13 +8,27 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.full.launches import agent_of, ended, left, processes, processes_of_pod, record, started, train, until
+from tests.full.launches import (
+    RANK,
+    ROOT,
+    WAIT_SECONDS,
+    agent_of,
+    ended,
+    left,
+    processes,
+    processes_of_pod,
+    record,
+    started,
+    train,
+    until,
+)
 from zeropods import pods
 from zeropods.pods.cluster import Cluster
 
@@ -58,6 +72,24 @@ def test_a_run_that_ends_well_has_a_record_of_all_its_ranks(
     assert "this run is finished; nothing to do" in ended(again) and again.returncode == 0
     assert "holds a finished run on 3 pods with other arguments" in ended(other) and other.returncode == 1
     assert (folder / "record.json").stat().st_mtime_ns == before
+
+
+def test_a_launch_shows_its_steps_in_a_pipe_and_none_of_deepspeed_s_banners(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    call = ["launch", "--name", cluster.name, "--num-pods", "2", "--", RANK, "--outputdir", folder, "--seconds", "24"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zeropods", *map(str, call)], cwd=ROOT, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    train(folder, ranks=2)
+    # As the trainer of a real run logs a step.
+    with open(folder / "train.log", "a") as log:
+        log.write("2026-01-02 03:04:05,678 INFO zeropods.train.meter step 7 loss 3.25\n")
+    _, said = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 0, said
+    assert "train: 7 steps, loss 3.25 (" in said and "pod1: rank 0 trains" in said
+    assert "[INFO] [launch.py:" in (folder / "launch.log").read_text()
+    assert "[INFO]" not in said
 
 
 def test_interrupted_runs_end_everywhere_and_touch_no_other(cluster: Cluster, tmp_path: Path) -> None:

@@ -175,8 +175,12 @@ def run_all(page: str, project: Project) -> None:
         if command.page != page:
             continue
         line = typed.substituted(command.text)
-        if any(re.fullmatch(pattern, line) for pattern in typed.SERVERS):
-            project.serve(line)
+        kinds = [pattern for pattern in typed.SERVERS if re.fullmatch(pattern, line)]
+        if kinds:
+            if IS_LONG_RUN or kinds[0] != typed.SERVERS[-1]:
+                project.serve(line)
+            else:
+                read_by_our_parser(typed.words_of(line)[1:])
             continue
         said = project.type(line + shortened(command.text))
         named += NEXT.findall(said)
