@@ -163,6 +163,7 @@ FRAGMENTS = {
     "--num_nodes 3 --num_gpus 1 --master_addr ... --ssh_port 2222 textsql_train.py ...",
     "deepspeed train.py",
     "sbatch --nodelist=NODE",
+    "srun --pty",
 }
 """Parts of sentences that name a verb with a flag, and are no whole command; `test_docs.py` looks at their flags."""
 
