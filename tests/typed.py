@@ -147,6 +147,7 @@ FRAGMENTS = {
     "zeropods data get wikisql|squad|wikitext-2",
     "zeropods data sample --task ... [--seed N]",
     "zeropods launch --export GLOO_SOCKET_IFNAME",
+    "zeropods launch --export PYTORCH_CUDA_ALLOC_CONF",
     "zeropods launch --launcher slurm",
     "zeropods launch --launcher slurm --num-pods 1 --slots 8",
     "zeropods plan --device cpu",
@@ -162,11 +163,19 @@ FRAGMENTS = {
     "--num_nodes 3 --num_gpus 1 --master_addr ... --ssh_port 2222 textsql_train.py ...",
     "deepspeed train.py",
     "sbatch --nodelist=NODE",
+    "srun --pty",
 }
 """Parts of sentences that name a verb with a flag, and are no whole command; `test_docs.py` looks at their flags."""
 
 SERVERS = (r"zeropods demo runs", r"python cml/run_demo\.py", r"zeropods demo .*")
 """Commands that serve a page until Ctrl-C, as patterns. The last ones are parsed, unless ZEROPODS_SOAK=1 is set."""
+
+ELSEWHERE = {
+    r"python textsql_train\.py .* --dataset_path data/own-prepared .*": "tests/full/test_demo_page.py",
+    r"zeropods predict --model runs/own --score": "tests/full/test_demo_page.py",
+    r"python3 -m zeropods launch --launcher none -- textsql_train\.py \.\.\.": "tests/full/test_local_runs.py",
+}
+"""Commands that another test runs already, as patterns; here they are parsed, unless ZEROPODS_SOAK=1 is set."""
 
 LONG = {
     r"zeropods sweep matrices/demo\.yaml --out runs/demo-matrix": "--dry-run",

@@ -175,6 +175,9 @@ def run_all(page: str, project: Project) -> None:
         if command.page != page:
             continue
         line = typed.substituted(command.text)
+        if not IS_LONG_RUN and any(re.fullmatch(pattern, command.text) for pattern in typed.ELSEWHERE):
+            read(typed.words_of(line))
+            continue
         kinds = [pattern for pattern in typed.SERVERS if re.fullmatch(pattern, line)]
         if kinds:
             if IS_LONG_RUN or kinds[0] != typed.SERVERS[-1]:
@@ -225,6 +228,14 @@ def test_a_command_that_cannot_be_run_is_read_by_its_own_parser(command: Command
             read_by_our_parser(words[1:])
         else:
             read_by_help(words)
+
+
+def read(words: list[str]) -> None:
+    """Parse a command of `zeropods`, or of one of the training scripts."""
+    if words[1] in SCRIPTS:
+        parse_flags(SCRIPTS[words[1]], words[2:])
+    else:
+        read_by_our_parser(words[words.index("zeropods") + 1 :])
 
 
 def read_by_our_parser(words: list[str]) -> None:
