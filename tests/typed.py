@@ -90,7 +90,7 @@ SUBSTITUTIONS = (
     (r"zeropods profile FILE (.*)FILE2", r"zeropods profile runs/profiled \1runs/profiled"),
     (r"zeropods profile (?:FILE|RUN)", "zeropods profile runs/profiled"),
     (r"zeropods score FILE", "zeropods score predictions.official.jsonl"),
-    (r"zeropods export RUN --out DIR", "zeropods export runs/demo/sample-t5-tiny-schema-one-pod --out made"),
+    (r"zeropods export RUN --out DIR", "zeropods export runs/demo/sample-t5-tiny-schema-one-pod --out exported"),
     (r"--out DIR", "--out made"),
     (r"(textsql_train\.py .*?) \.\.\.", r"\1 --model_id t5-tiny --init random --dataset_path prepared"),
     (r"(causal_train\.py .*?) \.\.\.", r"\1 --model_name_or_path gpt-tiny --init random --subset 24"),
