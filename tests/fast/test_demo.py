@@ -13,7 +13,6 @@ import pytest
 from tests.made import a_record, a_score, write_run
 from zeropods.cli import main
 from zeropods.data.manifest import SCHEMA_VERSION, Manifest
-from zeropods.data.wikisql import SQLTable
 from zeropods.demo.answering import (
     MAX_BYTES,
     MAX_COLUMNS,
@@ -32,6 +31,7 @@ from zeropods.demo.page import SHOWN_ROWS, Site, html, spans, usable_port
 from zeropods.errors import UserError
 from zeropods.files import sha256
 from zeropods.sql.query import Condition, Query, format_query
+from zeropods.sql.table import SQLTable
 
 HEADER, TYPES, ROWS = ["Name", "Age"], ["text", "real"], [["Tom", 3]]
 

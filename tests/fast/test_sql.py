@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zeropods.data.wikisql import Cell, SQLTable, read_split
+from zeropods.data.wikisql import read_split
 from zeropods.sql.query import (
     AGGREGATES,
     OPERATORS,
@@ -24,6 +24,7 @@ from zeropods.sql.query import (
     number,
     parse_query,
 )
+from zeropods.sql.table import Cell, SQLTable
 
 # Text.
 

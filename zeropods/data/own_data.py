@@ -18,12 +18,13 @@ import sqlglot
 from sqlglot import exp
 
 from zeropods.data.encoding import folded
-from zeropods.data.wikisql import SQLTable, split_files
+from zeropods.data.wikisql import split_files
 from zeropods.errors import UserError
 from zeropods.files import no_folder
 from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, Query, format_query, parse_query
 from zeropods.sql.query import number as number_in
+from zeropods.sql.table import SQLTable
 from zeropods.tables import counted
 
 # Read a CSV file as a table; a fault in it is reported in one line.

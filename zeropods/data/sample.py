@@ -35,10 +35,11 @@ from random import Random
 from typing import Any, Literal
 
 from zeropods.data.manifest import SPLITS
-from zeropods.data.wikisql import Cell, SQLTable, split_files
+from zeropods.data.wikisql import split_files
 from zeropods.errors import UserError
 from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
+from zeropods.sql.table import Cell, SQLTable
 
 FACTS = Path(__file__).with_name("facts")
 QUESTIONS = {"train": 24_000, "dev": 600, "test": 600}

@@ -11,11 +11,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from annotated_types import MinLen
-from pydantic import Field
 
 from zeropods.data.encoding import Encoder, Ids, TokenRows, folded
 from zeropods.data.manifest import FILE as MANIFEST
@@ -23,6 +21,7 @@ from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.files import MEND, first_line, no_folder, sha256, validated, validated_lines
 from zeropods.sql.query import Query, format_query, is_restored
+from zeropods.sql.table import SQLTable, Text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,21 +38,6 @@ ROWS_AT_ONCE = 1_024
 T = TypeVar("T")
 SHOWN_CHARACTERS = 200
 """Length at which the text of a query is cut in a message."""
-
-Cell = str | int | float | None
-Text = Annotated[str, Field(pattern=r"\S")]
-"""A text of more than spaces."""
-
-
-@dataclass(frozen=True)
-class SQLTable:
-    """A table that questions are asked about."""
-
-    id: Text
-    header: Annotated[tuple[str, ...], MinLen(1)]
-    types: tuple[Literal["text", "real"], ...]
-    """The type of each column."""
-    rows: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True)

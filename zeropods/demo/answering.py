@@ -20,9 +20,7 @@ from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import (
     MAX_SOURCE_TOKENS,
     PROMPTS,
-    Cell,
     Example,
-    SQLTable,
     has_split,
     read_split,
     source_of,
@@ -34,6 +32,7 @@ from zeropods.evaluate.score_json import TEXT2SQL, QueryScore
 from zeropods.measure.record import CONFIG
 from zeropods.report.entry import find_runs, read_entry
 from zeropods.sql.query import AGGREGATES, Execution, Query, is_usable
+from zeropods.sql.table import Cell, SQLTable
 
 if TYPE_CHECKING:
     from zeropods.evaluate.generate import QueryAnswerer

@@ -1,8 +1,9 @@
 """A WikiSQL query as its parts, as readable text, and executed on its table.
 
-It has one selected column, at most one aggregate, and conditions joined by AND. The text is WikiSQL's printed form with
-the header's names: `SELECT COUNT Nationality FROM table WHERE NHL team = New Jersey Devils AND Age > 30`. Nothing is
-quoted, so if a name or a value holds `=`, `AND` or another name, the text can be read in several ways.
+It has one selected column, at most one aggregate, and conditions joined by AND. The text is
+WikiSQL's printed form with the header's names: `SELECT COUNT Nationality FROM table WHERE NHL team
+= New Jersey Devils AND Age > 30`. Nothing is quoted, so if a name or a value holds `=`, `AND` or
+another name, the text can be read in several ways.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-if TYPE_CHECKING:
-    from zeropods.data.wikisql import Cell, SQLTable
+from zeropods.sql.table import Cell, SQLTable
 
 AGGREGATES = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
 OPERATORS = ("=", ">", "<", "OP")
 _WORD = re.compile(r"\S+")
 
 
-def _as_text(value: object) -> object:
-    # Numbers become text as in the official evaluator: pydantic would turn 1939.0 into `1939`.
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+def _number_as_text(value: object) -> object:
+    """A number as text, as in the official evaluator: pydantic would turn 1939.0 into `1939`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number:
+        return str(value)
+    return value
 
 
 class Condition(NamedTuple):
@@ -37,7 +40,7 @@ class Condition(NamedTuple):
 
     column: Annotated[int, Field(strict=True, ge=0)]
     operator: Annotated[int, Field(strict=True, ge=0, lt=len(OPERATORS))]
-    value: Annotated[str, BeforeValidator(_as_text)]
+    value: Annotated[str, BeforeValidator(_number_as_text)]
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,13 @@ class Query:
 
     def to_json(self) -> dict[str, object]:
         """The query in WikiSQL's form."""
-        return {"sel": self.sel, "agg": self.agg, "conds": [list(c) for c in self.conds]}
+        conditions = [list(condition) for condition in self.conds]
+        return {"sel": self.sel, "agg": self.agg, "conds": conditions}
 
     def fits(self, columns: int) -> bool:
         """Whether a table with this number of columns has all that the query names."""
-        return max([self.sel, *(condition.column for condition in self.conds)]) < columns
+        named = [self.sel, *(condition.column for condition in self.conds)]
+        return max(named) < columns
 
 
 # A query to text, and back.
@@ -66,8 +71,10 @@ class Query:
 def format_query(query: Query, header: Sequence[str]) -> str:
     """The readable form of a query, with names and values as they are."""
     words = ["SELECT", AGGREGATES[query.agg], header[query.sel], "FROM table"]
-    conditions = (f"{header[column]} {OPERATORS[op]} {value}" for column, op, value in query.conds)
-    if query.conds:
+    conditions = []
+    for column, operator, value in query.conds:
+        conditions.append(f"{header[column]} {OPERATORS[operator]} {value}")
+    if conditions:
         words += ["WHERE", " AND ".join(conditions)]
     return " ".join(word for word in words if word)
 
@@ -75,16 +82,20 @@ def format_query(query: Query, header: Sequence[str]) -> str:
 def parse_query(text: str, header: Sequence[str]) -> Query | None:
     """The query that `text` stands for on a table with this header, or None.
 
-    Of several readings the one with the most conditions is taken, which is right for each of WikiSQL's
-    64,776 train and dev queries; then, from left to right, a column `MAX Speed` before the `MAX` of a column
-    `Speed`, the longer column name, the shorter value; of equal names the first. Words are separated by
-    whitespace of any kind and length, which is kept inside a value and dropped around it. Letter case matters,
-    and no value is empty.
-    If a text cannot be read as it is, it is read again after NFKC, the form in which T5's tokenizer writes
-    names such as `V²`. The time is linear in words x columns.
+    Of several readings the one with the most conditions is taken, which is right for each of
+    WikiSQL's 64,776 train and dev queries; then, from left to right, a column `MAX Speed` before
+    the `MAX` of a column `Speed`, the longer column name, the shorter value; of equal names the
+    first. Words are separated by whitespace of any kind and length, which is kept inside a value
+    and dropped around it. Letter case matters, and no value is empty.
+
+    If a text cannot be read as it is, it is read again after NFKC, the form in which T5's tokenizer
+    writes names such as `V²`. The time is linear in words x columns.
     """
-    read = _Reading(text, header).query()
-    return read or _Reading(_nfkc(text), [_nfkc(name) for name in header]).query()
+    query = _Reading(text, header).query()
+    if query is not None:
+        return query
+    normal_header = [_nfkc(name) for name in header]
+    return _Reading(_nfkc(text), normal_header).query()
 
 
 KEYWORDS = frozenset({"SELECT", "FROM", "table", "WHERE", "AND", *AGGREGATES, *OPERATORS})
@@ -93,10 +104,12 @@ KEYWORDS = frozenset({"SELECT", "FROM", "table", "WHERE", "AND", *AGGREGATES, *O
 def is_restored(query: Query, header: tuple[str, ...]) -> bool:
     """Whether `parse_query` reads from a query's text the very query.
 
-    It does not where a value is empty or begins or ends with a blank, or where two columns have the same name; it may
-    not where a name or a value holds a keyword. Most queries are restored by construction and need no parsing.
+    It does not where a value is empty or begins or ends with a blank, or where two columns have the
+    same name; it may not where a name or a value holds a keyword. Most queries are restored by
+    construction and need no parsing.
     """
-    if _has_plain_names(header) and all(_is_plain_value(condition.value) for condition in query.conds):
+    values_are_plain = all(_is_plain_value(condition.value) for condition in query.conds)
+    if values_are_plain and _has_plain_names(header):
         return True
     return parse_query(format_query(query, header), header) == query
 
@@ -105,22 +118,34 @@ def is_restored(query: Query, header: tuple[str, ...]) -> bool:
 def _has_plain_names(header: tuple[str, ...]) -> bool:
     """Whether no name of a header is empty, occurs twice, or holds a keyword."""
     names = {tuple(name.split()) for name in header}
-    words = {word for name in names for word in name}
-    return () not in names and len(names) == len(header) and not words & KEYWORDS
+    is_any_empty = () in names
+    is_any_twice = len(names) < len(header)
+    if is_any_empty or is_any_twice:
+        return False
+    return all(KEYWORDS.isdisjoint(name) for name in names)
 
 
 def _is_plain_value(value: str) -> bool:
-    """Whether a value begins and ends with a letter or sign, and does not hold the word that joins conditions."""
+    """Whether a value begins and ends with a letter or sign, and does not hold the word that joins
+    conditions."""
     words = value.split()
-    return bool(words) and value.startswith(words[0]) and value.endswith(words[-1]) and "AND" not in words
+    is_empty = not words
+    is_padded = value != value.strip()
+    return not is_empty and not is_padded and "AND" not in words
 
 
 def cells_text(cells: Sequence[str | int | float | None] | None) -> str:
-    """The cells that a query returns, as text for people; None stands for a query that cannot be run."""
+    """The cells that a query returns, as text for people; None stands for a query that cannot be
+    run."""
     if cells is None:
         return "cannot be run"
-    known = [f"{cell:.10g}" if isinstance(cell, float) else str(cell) for cell in cells if cell is not None]
-    return ", ".join(known) or "nothing"
+    texts = []
+    for cell in cells:
+        if isinstance(cell, float):
+            texts.append(f"{cell:.10g}")
+        elif cell is not None:
+            texts.append(str(cell))
+    return ", ".join(texts) or "nothing"
 
 
 def _nfkc(text: str) -> str:
@@ -150,51 +175,75 @@ class _Reading:
         self.columns = sorted(columns.items(), key=lambda item: len(item[0]), reverse=True)
         self.empty = _Chain(0, len(self.words))
         self.following = [self.empty] * (len(self.words) + 1)
-        """For each word, the longest chain whose `AND` stands there or later; found from right to left."""
-        for index in range(len(self.words) - 1, -1, -1):
-            here = self._longest(index) if self.words[index] == "AND" else self.empty
-            self.following[index] = max(here, self.following[index + 1], key=lambda chain: chain.length)
+        """For each word, the longest chain whose `AND` stands there or later."""
+        for index in reversed(range(len(self.words))):
+            later = self.following[index + 1]
+            here = self.empty
+            if self.words[index] == "AND":
+                here = self._longest(index)
+            self.following[index] = later if later.length > here.length else here
 
     def query(self) -> Query | None:
         """The preferred reading."""
-        found = []
+        queries = []
         for agg, aggregate in enumerate(AGGREGATES):
-            start = ("SELECT", aggregate) if aggregate else ("SELECT",)
-            for sel, end in self._columns(len(start)) if self.words[: len(start)] == start else ():
-                where, conditions = end + 2, list[Condition]()
-                chain = self._longest(where) if self.words[where : where + 1] == ("WHERE",) else self.empty
-                if self.words[end:where] == ("FROM", "table") and (chain.length or where == len(self.words)):
-                    while chain.condition and chain.rest:
-                        conditions.append(chain.condition)
-                        chain = chain.rest
-                    found.append(Query(sel, agg, tuple(conditions)))
-        return max(found, key=lambda query: len(query.conds), default=None)
+            head = ("SELECT", aggregate) if aggregate else ("SELECT",)
+            if self.words[: len(head)] != head:
+                continue
+            for sel, end in self._columns(len(head)):
+                conditions = self._conditions(end)
+                if conditions is not None:
+                    queries.append(Query(sel, agg, conditions))
+        return max(queries, key=lambda query: len(query.conds), default=None)
+
+    def _conditions(self, start: int) -> tuple[Condition, ...] | None:
+        """The conditions after `FROM table`, which must stand at a word; None where the rest is no
+        query."""
+        where = start + 2
+        if self.words[start:where] != ("FROM", "table"):
+            return None
+        if where == len(self.words):
+            return ()
+        if self.words[where] != "WHERE":
+            return None
+        chain = self._longest(where)
+        conditions = []
+        while chain.condition is not None and chain.rest is not None:
+            conditions.append(chain.condition)
+            chain = chain.rest
+        return tuple(conditions) or None
 
     def _longest(self, keyword: int) -> _Chain:
         """The longest chain whose first condition stands right after this keyword."""
         best = self.empty
-        for column, end in self._columns(keyword + 1):
-            value = end + 1
-            if value < len(self.words) and self.words[end] in OPERATORS:
-                rest = self.following[value + 1]
-                if rest.length >= best.length:
-                    text = self.text[self.spans[value][0] : self.spans[rest.keyword - 1][1]]
-                    condition = Condition(column, OPERATORS.index(self.words[end]), text)
-                    best = _Chain(rest.length + 1, keyword, condition, rest)
+        for column, operator in self._columns(keyword + 1):
+            value = operator + 1
+            if value >= len(self.words) or self.words[operator] not in OPERATORS:
+                continue
+            rest = self.following[value + 1]
+            if rest.length < best.length:
+                continue
+            value_start, _ = self.spans[value]
+            _, value_end = self.spans[rest.keyword - 1]
+            text = self.text[value_start:value_end]
+            condition = Condition(column, OPERATORS.index(self.words[operator]), text)
+            best = _Chain(rest.length + 1, keyword, condition, rest)
         return best
 
     def _columns(self, start: int) -> Iterator[tuple[int, int]]:
-        """Each column whose name stands at this word, longest name first, and the index after it."""
+        """Each column whose name stands at this word, longest name first, and the index after
+        it."""
         for name, column in self.columns:
-            if self.words[start : start + len(name)] == name:
-                yield column, start + len(name)
+            end = start + len(name)
+            if self.words[start:end] == name:
+                yield column, end
 
 
 # A query executed on its table by SQLite, following the rules of WikiSQL's official evaluator.
 #
-# `lib/dbengine.py` of github.com/salesforce/WikiSQL: text is compared in lower case; on a `real` column the
-# value is a number, or the first number in it. There, two conditions on one column both get the last value;
-# here each gets its own (no query of train or dev has two).
+# `lib/dbengine.py` of github.com/salesforce/WikiSQL: text is compared in lower case; on a `real`
+# column the value is a number, or the first number in it. There, two conditions on one column both
+# get the last value; here each gets its own (no query of train or dev has two).
 
 _FIRST_NUMBER = re.compile(r"[-+]?\d*\.\d+|\d+")
 
@@ -206,10 +255,10 @@ class Execution:
         self._table = table
         self._database = sqlite3.connect(":memory:", isolation_level=None)
         # The columns get names of our own, since those of the header may repeat.
-        columns = ", ".join(f"col{i} {kind}" for i, kind in enumerate(table.types))
-        places = ", ".join("?" * len(table.types))
+        columns = ", ".join(f"col{number} {kind}" for number, kind in enumerate(table.types))
         self._database.execute(f"CREATE TABLE cells ({columns})")
-        rows = ([_stored(cell, kind) for cell, kind in zip(row, table.types, strict=True)] for row in table.rows)
+        places = ", ".join("?" * len(table.types))
+        rows = (_stored_row(row, table.types) for row in table.rows)
         self._database.executemany(f"INSERT INTO cells VALUES ({places})", rows)
 
     def close(self) -> None:
@@ -218,26 +267,36 @@ class Execution:
     def execute(self, query: Query) -> list[Cell] | None:
         """The selected cells or the aggregate, in row order.
 
-        None if the query cannot be run: it has a column that the table lacks, the operator `OP`, or a sum
-        beyond 64 bits. A value without a number matches no cell of a `real` column.
+        None if the query cannot be run: it has a column that the table lacks, the operator `OP`, or
+        a sum beyond 64 bits. A value without a number matches no cell of a `real` column.
         """
         return self._select(f"{AGGREGATES[query.agg]}(col{query.sel})", query)
 
     def matching_rows(self, query: Query) -> list[tuple[Cell, ...]] | None:
-        """The whole rows that meet the query's conditions, in their own spelling; None as for `execute`."""
-        found = self._select("rowid", query)
-        return None if found is None else [self._table.rows[rowid - 1] for rowid in found]
+        """The whole rows that meet the query's conditions, in their own spelling; None as for
+        `execute`."""
+        row_ids = self._select("rowid", query)
+        if row_ids is None:
+            return None
+        return [self._table.rows[row_id - 1] for row_id in row_ids]
 
     def _select(self, selected: str, query: Query) -> list[Any] | None:
-        # A condition on a column that the table lacks would be an IndexError below.
         if not query.fits(len(self._table.header)):
             return None
-        conditions = " AND ".join(f"col{c} {OPERATORS[o]} ?" for c, o, _ in query.conds)
-        statement = f"SELECT {selected} FROM cells" + (f" WHERE {conditions}" if conditions else "")
-        lower = [(self._table.types[c], value.lower()) for c, _, value in query.conds]
+        conditions = []
+        values: list[str | float | None] = []
+        for column, operator, value in query.conds:
+            conditions.append(f"col{column} {OPERATORS[operator]} ?")
+            if self._table.types[column] == "real":
+                values.append(number(value.lower()))
+            else:
+                values.append(value.lower())
+        statement = f"SELECT {selected} FROM cells"
+        if conditions:
+            statement += f" WHERE {' AND '.join(conditions)}"
         try:
-            found = self._database.execute(statement, [number(v) if kind == "real" else v for kind, v in lower])
-            return [value for (value,) in found]
+            rows = self._database.execute(statement, values)
+            return [value for (value,) in rows]
         except sqlite3.OperationalError:
             return None
 
@@ -251,28 +310,33 @@ def execute(query: Query, table: SQLTable) -> list[Cell] | None:
 def is_usable(query: Query, result: list[Cell] | None) -> bool:
     """Whether a gold query's result can be scored, because the query found something.
 
-    That means at least one row, no lone NULL, and no count of 0. Where tables have rows, it selects exactly
-    the examples of `{train,dev}.executable.json`: 45,281 and 1,935.
+    That means at least one row, no lone NULL, and no count of 0. Where tables have rows, it selects
+    exactly the examples of `{train,dev}.executable.json`: 45,281 and 1,935.
     """
+    if not result:
+        return False
     nothing = 0 if AGGREGATES[query.agg] == "COUNT" else None
-    return result is not None and result not in ([], [nothing])
+    return result != [nothing]
 
 
 def number(text: str) -> float | None:
-    """The number that `text` is (`1,234`, `−6`, `2e3`), else the first one in it (`12.5 km`), else None.
+    """The number that `text` is (`1,234`, `−6`, `2e3`), else the first one in it (`12.5 km`), else
+    None.
 
-    The official parser looks for the first number without removing commas, and leaves the choice of minus
-    signs to its locale; the executable lists were made with commas removed and `−` taken as `-`.
+    The official parser looks for the first number without removing commas, and leaves the choice of
+    minus signs to its locale; the executable lists were made with commas removed and `−` taken as
+    `-`.
     """
     whole = _whole_number(text)
     if whole is not None:
         return whole
-    part = _FIRST_NUMBER.search(_plain(text))
-    return float(part[0]) if part else None
+    match = _FIRST_NUMBER.search(_plain(text))
+    return None if match is None else float(match[0])
 
 
 def _whole_number(text: str) -> float | None:
-    """The number that the whole text is, else None; the words `nan` and `infinity` are no numbers."""
+    """The number that the whole text is, else None; the words `nan` and `infinity` are no
+    numbers."""
     try:
         value = float(_plain(text))
     except ValueError:
@@ -284,10 +348,18 @@ def _plain(text: str) -> str:
     return text.replace(",", "").replace("−", "-")
 
 
+def _stored_row(row: Sequence[Cell], kinds: Sequence[str]) -> list[str | float | None]:
+    """The cells of a row as SQLite holds them."""
+    return [_stored(cell, kind) for cell, kind in zip(row, kinds, strict=True)]
+
+
 def _stored(cell: Cell, kind: str) -> str | float | None:
-    """A cell as SQLite holds it: in lower case or, in a `real` column, as a number if the whole cell is one."""
+    """A cell as SQLite holds it: in lower case or, in a `real` column, as a number if the whole
+    cell is one."""
     if cell is None:
         return None
     text = str(cell).lower()
-    value = _whole_number(text) if kind == "real" else None
+    if kind != "real":
+        return text
+    value = _whole_number(text)
     return text if value is None else value

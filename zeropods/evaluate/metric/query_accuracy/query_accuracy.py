@@ -15,8 +15,8 @@ import datasets
 import evaluate
 from pydantic import TypeAdapter, ValidationError
 
-from zeropods.data.wikisql import SQLTable
 from zeropods.sql.query import Execution, Query, format_query, is_usable, parse_query
+from zeropods.sql.table import SQLTable
 
 Values = list[bool | None]
 QUERY = TypeAdapter(Query)
