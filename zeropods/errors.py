@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from signal import SIGHUP, SIGTERM, Signals
 
-WORDS_FOR = {IsADirectoryError: "a folder; name a file", NotADirectoryError: "a file; name a folder"}
-"""What is said of a path of the wrong kind, with its remedy; the system's words name neither."""
+WORDS_FOR = {
+    IsADirectoryError: "a folder; name a file",
+    NotADirectoryError: "a file, or below one; name a folder",
+}
+"""What is said of a path of the wrong kind, with its remedy; the system's words have none."""
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended, as shells have it."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.reliability.chain import INTERVAL, STEP_TIMEOUT, STEPS
 from benchmarks.reliability.faults import FAULTS
-from benchmarks.reliability.trial import LEFT_SECONDS, VERIFIED_STEPS
+from benchmarks.reliability.trial import LEFT_SECONDS, SAME, VERIFIED_STEPS
 from zeropods.pods.leases import RUN_SECONDS
 from zeropods.tables import Table, counted
 
@@ -31,7 +31,8 @@ end the process. This page is made of `results/reliability.json`:
 """
 REMARKS = f"""\
 * survived: training went on, with the losses of a run that nothing disturbed (FP32, dropout 0: {VERIFIED_STEPS} steps
-  after each restart, and all steps of a finished run, within 1e-5 relative); a damaged file was named
+  after each restart, within {SAME:g} relative); a damaged file was named
+* losses other than the undisturbed run's: at some step of the whole run, by more than the same
 * named: of the trials in which it was checked, those in which `record.json` or `restarts.json` name the right pod, the
   right rank where one was chosen, and the right reason
 * by itself: by `--restarts`, on a spare pod in place of a lost one; else the same command was called again
@@ -65,6 +66,7 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
     launchers = Counter(one["launcher"] for one in trials)
     faults = sum(one["faults"] for one in runs)
     far = max((one["largest_difference"] or 0.0 for one in [*trials, *runs]), default=0.0)
+    apart = sum((one["largest_difference"] or 0.0) > SAME for one in runs)
     checked = sum(one["named"] is not None for one in trials)
     named = sum(one["named"] is True for one in trials)
     lines = (
@@ -76,7 +78,7 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
         f"{_over(trials, 'seconds_to_resume', RESUME_SECONDS)} more than {RESUME_SECONDS} s to resume.",
         f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
         f"{counted(len(runs), 'run')} came to {'its' if len(runs) == 1 else 'their'} end, through "
-        f"{counted(faults, 'fault')}.",
+        f"{counted(faults, 'fault')}; {apart} of them with losses other than the undisturbed run's.",
         f"The largest relative difference of any step's loss is {far:.1e}.",
         f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, pdsh itself, which is quicker, "
         f"{launchers['pdsh']}.",

@@ -132,7 +132,10 @@ def test_what_is_over_the_limits_is_counted() -> None:
     trials = [plain, *(plain | values for values in late)]
     said = reliability.page({"trials": trials, "runs": [run], "environment": environment})
     assert "\n1 took more than 10 s to find, 1 more than 60 s to resume.\n1 lost more steps than an interval" in said
-    assert "\n1 run came to its end, through 1 fault.\n" in said
+    assert "\n1 run came to its end, through 1 fault; 0 of them with losses other than the undisturbed run's.\n" in said
+    far = run | {"largest_difference": 0.5}
+    other = reliability.page({"trials": trials, "runs": [far], "environment": environment})
+    assert "1 of them with losses other than" in other
 
 
 def test_trials_beside_busy_processes_have_a_table_of_their_own() -> None:

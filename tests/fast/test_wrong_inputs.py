@@ -175,6 +175,19 @@ def test_a_hidden_name_of_a_file_that_is_being_written_is_not_said(capsys: pytes
     assert capsys.readouterr().err == "zeropods: /there/out/train.jsonl: Permission denied\n"
 
 
+def test_a_path_of_the_wrong_kind_is_named_with_the_kind_that_is_expected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    cases = {
+        tmp_path: "a folder; name a file",
+        tmp_path / "file" / "below": "a file, or below one; name a folder",
+    }
+    for path, words in cases.items():
+        assert guarded(lambda path=path: len(path.read_bytes())) == 1  # type: ignore[misc]
+        assert capsys.readouterr().err == f"zeropods: {path}: {words}\n"
+
+
 def test_a_file_that_cannot_be_written_whole_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
