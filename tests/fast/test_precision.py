@@ -132,13 +132,15 @@ def test_an_old_run_whose_configuration_set_the_precision_is_not_compared_in_sil
     assert [row["speed_up"] for row in without.to_json()["groups"]] == pytest.approx([1, 2])
 
 
-def test_a_repeat_that_failed_before_its_first_step_is_still_one_and_an_old_one_is_not(tmp_path: Path) -> None:
+def test_a_repeat_that_failed_early_is_still_one_and_an_old_one_where_the_others_agree(tmp_path: Path) -> None:
     a_run(tmp_path / "a", **measured(ALONE))
     write_run(tmp_path / "b", a_failed_record("oom", effective_batch_size=48, run_id="b"))
     (row,) = read_runs([tmp_path]).to_json()["groups"]
     assert (row["status"], row["repeats"], row["precision_weights"]) == ("1 ok, 1 oom", 1, "fp32")
     a_run(tmp_path / "c")
-    assert [row["repeats"] for row in read_runs([tmp_path]).to_json()["groups"]] == [1, 1]
+    assert [row["repeats"] for row in read_runs([tmp_path]).to_json()["groups"]] == [2]
+    a_run(tmp_path / "d", **measured(replace(ALONE, linear_output="bf16")))
+    assert [row["repeats"] for row in read_runs([tmp_path]).to_json()["groups"]] == [1, 1, 1]
 
 
 def test_the_table_of_techniques_compares_no_run_of_another_precision(tmp_path: Path) -> None:

@@ -134,14 +134,16 @@ def group_runs(
 def _by_measured_precision(runs: Sequence[Entry]) -> list[list[Entry]]:
     """Runs of equal settings, apart by the number formats that they ran in.
 
-    One that failed before it measured them counts as a repeat of the first; one that ended well without measuring them
-    is from before they were measured, and apart from the others.
+    One that failed before it measured them counts as a repeat of the first. One that ended well without them is from
+    before they were measured: it counts as a repeat where all others agree, since its settings are theirs.
     """
-    measured = [key for run in runs if (key := measured_settings(run.config))]
+    measured = [formats for run in runs if (formats := measured_settings(run.config))]
+    others_agree = len({as_key(formats) for formats in measured}) == 1
 
     def key_of(run: Entry) -> str:
         formats = measured_settings(run.config)
-        if not formats and measured and run.status != "ok":
+        is_like_the_first = others_agree or run.status != "ok"
+        if not formats and measured and is_like_the_first:
             formats = measured[0]
         return as_key(formats)
 
