@@ -154,7 +154,7 @@ class Chain:
         if self.launcher == "deepspeed":
             words = ["zeropods", "launch", "--name", name, "--num-pods", pods, *again, "--"]
         else:
-            words = ["tests.full.over_pdsh", name, "--pods", pods, *again]
+            words = ["tests.full.over_pdsh", name, "--pods", pods, "--watched", *again]
         return [*words, *training, "--outputdir", str(self.folder)]
 
 

@@ -32,7 +32,10 @@ end the process. This page is made of `results/reliability.json`:
 REMARKS = f"""\
 * survived: training went on, with the losses of a run that nothing disturbed (FP32, dropout 0: {VERIFIED_STEPS} steps
   after each restart, within {SAME:g} relative); a damaged file was named
-* losses other than the undisturbed run's: at some step of the whole run, by more than the same
+* losses other than the undisturbed run's: at some step of the whole run, by more than the same. Of these runs only
+  `ddp` on three pods and more may have such: torch's DDP lays the gradients out anew after its first step, so in the
+  first step after a restart the pods' gradients are added up in another order, and the rounding differs from there on.
+  With `find_unused_parameters=True`, which keeps the layout, all 300 losses of such a run were the undisturbed run's
 * named: of the trials in which it was checked, those in which `record.json` or `restarts.json` name the right pod, the
   right rank where one was chosen, and the right reason
 * by itself: by `--restarts`, on a spare pod in place of a lost one; else the same command was called again
@@ -66,7 +69,7 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
     launchers = Counter(one["launcher"] for one in trials)
     faults = sum(one["faults"] for one in runs)
     far = max((one["largest_difference"] or 0.0 for one in [*trials, *runs]), default=0.0)
-    apart = sum((one["largest_difference"] or 0.0) > SAME for one in runs)
+    apart = Counter(one["setting"] for one in runs if (one["largest_difference"] or 0.0) > SAME)
     checked = sum(one["named"] is not None for one in trials)
     named = sum(one["named"] is True for one in trials)
     lines = (
@@ -78,7 +81,7 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
         f"{_over(trials, 'seconds_to_resume', RESUME_SECONDS)} more than {RESUME_SECONDS} s to resume.",
         f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
         f"{counted(len(runs), 'run')} came to {'its' if len(runs) == 1 else 'their'} end, through "
-        f"{counted(faults, 'fault')}; {apart} of them with losses other than the undisturbed run's.",
+        f"{counted(faults, 'fault')}; {_names(apart) or 'none'} of them with losses other than the undisturbed run's.",
         f"The largest relative difference of any step's loss is {far:.1e}.",
         f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, pdsh itself, which is quicker, "
         f"{launchers['pdsh']}.",
@@ -117,6 +120,11 @@ def _named(trials: Sequence[dict[str, Any]]) -> str:
 def _settings(trials: Sequence[dict[str, Any]]) -> str:
     """The techniques and numbers of pods, each with its trials."""
     counts = Counter(one["setting"] for one in trials)
+    return _names(counts)
+
+
+def _names(counts: Counter[str]) -> str:
+    """Such as `zero2 x2 7, ddp x3 5`; empty without any."""
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
