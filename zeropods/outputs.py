@@ -38,12 +38,25 @@ def _place(text: str, folder: Path) -> Path:
     if not text:
         raise UserError("--out '': expected a name; '.' means the current folder")
     check_utf8(text, "--out")
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    place, fault = writing_fault(folder)
+    if fault is not None:
+        raise UserError(f"--out {text}: {place}: {fault}; choose another place")
+    return Path(text)
+
+
+def writing_fault(folder: Path) -> tuple[Path, str | None]:
+    """Try to write where a folder is or would be made, and leave nothing behind.
+
+    Returns:
+        The folder, or the nearest one above it that exists; and why nothing can be written there, None where it can.
+    """
+    folder = folder.absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
-            return Path(text)
+            return there, None
     except OSError as error:
-        raise UserError(f"--out {text}: {there}: {error.strerror}; choose another place") from None
+        return there, error.strerror
 
 
 @contextmanager

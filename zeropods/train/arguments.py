@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 import operator
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
 from zeropods.files import TOKENIZER, check_digests, check_utf8, check_weights, has_weights, no_folder, read_object
 from zeropods.measure.record import read_config
+from zeropods.outputs import writing_fault
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
 from zeropods.train.foreign_flags import faults_of
@@ -51,6 +51,9 @@ MOST_THREADS = 1_024
 """Most threads of a process: more than any machine has cores. Too many threads or processes crash the whole machine."""
 NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval", "save_total_limit", "save_model")
 """Flags that change where and how a run is recorded, not what it does."""
+NOT_NAMED = ("auto", "never")
+"""Values of `--resume` that name no checkpoint."""
+RESUME_REMEDY = "give auto, never or the folder of a complete checkpoint"
 LATER = {"compile": "off", "pad_to_multiple_of": 1, "tf32": False}
 """Flags that were added after runs had been recorded: at these values a run is the same as one from before the flag."""
 BOUNDS = {
@@ -208,6 +211,7 @@ class RunArguments:
         No hub is asked: a run will do that.
         """
         self.check_outputdir()
+        self.check_resume()
         manifest = self.manifest()
         name, rows = self.check_model()
         if manifest is None:
@@ -224,12 +228,18 @@ class RunArguments:
 
     def check_outputdir(self) -> None:
         """Refuse a run folder that is a file, is below one, or is where this user may not write."""
-        folder = Path(self.outputdir).absolute()
-        place = next(path for path in (folder, *folder.parents) if path.exists())
+        place, fault = writing_fault(Path(self.outputdir))
         if not place.is_dir():
             raise UserError(f"--outputdir {self.outputdir}: {place} is a file; name a folder")
-        if not os.access(place, os.W_OK):
-            raise UserError(f"--outputdir {self.outputdir}: {place} cannot be written to; choose another folder")
+        if fault is not None:
+            raise UserError(
+                f"--outputdir {self.outputdir}: {place} cannot be written to ({fault}); choose another folder"
+            )
+
+    def check_resume(self) -> None:
+        """Refuse a checkpoint to resume from that is not there; whether it is complete is seen when it is resumed."""
+        if self.resume not in NOT_NAMED and not Path(self.resume).is_dir():
+            raise UserError(f"--resume {self.resume}: no such checkpoint; {RESUME_REMEDY}")
 
     def check_fit(self, name: str, rows: int | None, tokens: int, *vocabularies: Mapping[str, int]) -> None:
         """Refuse a model that does not fit the prepared set: its embedding has fewer `rows` than the set's tokenizer

@@ -20,6 +20,7 @@ from zeropods.errors import UserError
 from zeropods.files import first_line, foreign_object, plain_values_only, said_in_one_line
 from zeropods.measure.run_folder import Opening
 from zeropods.train import checkpoints, processes
+from zeropods.train.arguments import NOT_NAMED, RESUME_REMEDY
 from zeropods.train.checkpoints import CheckpointManifest, Origin, SavedFile, UnsoundError
 
 REMEDY = "free or repair the disk, then run again: it resumes from the previous checkpoint"
@@ -218,9 +219,8 @@ def resumption(asked: str, opening: Opening, ours: Checkpoints) -> Resumption | 
         )
 
     found = None
-    if asked not in ("auto", "never"):
-        remedy = "give auto, never or the folder of a complete checkpoint"
-        found = Path(asked), ours.check(Path(asked), f"--resume {asked}", remedy)
+    if asked not in NOT_NAMED:
+        found = Path(asked), ours.check(Path(asked), f"--resume {asked}", RESUME_REMEDY)
     elif opening.resume:
         found = processes.on_rank_zero(newest)
     if found is None:
