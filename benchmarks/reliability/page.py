@@ -21,9 +21,9 @@ FIND_SECONDS, RESUME_SECONDS = 10, 60
 ABOUT = f"""\
 # What was broken, and what came of it
 
-A tiny T5 trains on local pods, {STEPS} steps with a checkpoint every {INTERVAL}, and is broken at random moments until
-it is done. No fault is simulated: processes get signals, network cables are pulled, bits flip on the disk, libraries
-end the process. This page is made of `results/reliability.json`:
+A tiny T5 trains on local pods, {STEPS} steps with a checkpoint every {INTERVAL}, and is broken at random moments, up to
+four times a run. No fault is simulated: processes get signals, network cables are pulled, bits flip on the disk,
+libraries end the process. This page is made of `results/reliability.json`:
 
     python -m benchmarks.reliability --trials 56             # adds the trials that are missing
     python -m benchmarks.reliability --trials 40 --busy 6    # with six processes that compute beside them
@@ -70,6 +70,7 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
     faults = sum(one["faults"] for one in runs)
     far = max((one["largest_difference"] or 0.0 for one in [*trials, *runs]), default=0.0)
     apart = Counter(one["setting"] for one in runs if (one["largest_difference"] or 0.0) > SAME)
+    which = f" ({_names(apart)})" if apart else ""
     checked = sum(one["named"] is not None for one in trials)
     named = sum(one["named"] is True for one in trials)
     lines = (
@@ -81,7 +82,7 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
         f"{_over(trials, 'seconds_to_resume', RESUME_SECONDS)} more than {RESUME_SECONDS} s to resume.",
         f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
         f"{counted(len(runs), 'run')} came to {'its' if len(runs) == 1 else 'their'} end, through "
-        f"{counted(faults, 'fault')}; {_names(apart) or 'none'} of them with losses other than the undisturbed run's.",
+        f"{counted(faults, 'fault')}; {apart.total()} of them{which} with losses other than the undisturbed run's.",
         f"The largest relative difference of any step's loss is {far:.1e}.",
         f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, pdsh itself, which is quicker, "
         f"{launchers['pdsh']}.",

@@ -127,7 +127,7 @@ TRIAL = {
 def test_what_is_over_the_limits_is_counted() -> None:
     plain = TRIAL | {"goodput": 0.75}
     late = {"seconds_to_find": 11.25, "steps_lost": 0, "goodput": 0.25}, {"seconds_to_resume": 61.0, "steps_lost": 6}
-    run = {"busy": 0, "faults": 1, "largest_difference": 0.0}
+    run = {"busy": 0, "setting": "ddp x3", "faults": 1, "largest_difference": 0.0}
     environment = {"hardware": {"cpu": "a processor", "cores": 2}}
     trials = [plain, *(plain | values for values in late)]
     said = reliability.page({"trials": trials, "runs": [run], "environment": environment})
@@ -135,7 +135,7 @@ def test_what_is_over_the_limits_is_counted() -> None:
     assert "\n1 run came to its end, through 1 fault; 0 of them with losses other than the undisturbed run's.\n" in said
     far = run | {"largest_difference": 0.5}
     other = reliability.page({"trials": trials, "runs": [far], "environment": environment})
-    assert "1 of them with losses other than" in other
+    assert "1 of them (ddp x3 1) with losses other than" in other
 
 
 def test_trials_beside_busy_processes_have_a_table_of_their_own() -> None:
