@@ -86,10 +86,8 @@ class Technique:
 
     def is_of(self, config: Mapping[str, Any]) -> bool:
         """Whether a DeepSpeed configuration is of this technique and has nothing beyond it."""
-        if (
-            not self.uses_deepspeed
-            or block(config, "zero_optimization").get("stage", 0) != self.stage
-        ):
+        stage = block(config, "zero_optimization").get("stage", 0)
+        if not self.uses_deepspeed or stage != self.stage:
             return False
         if is_offloaded(config, "offload_optimizer") != (OPTIMIZER in self.offloaded):
             return False
@@ -155,37 +153,37 @@ parallelism (zero/config.py of 0.19.8)."""
 
 def keys_beyond(config: Mapping[str, Any]) -> dict[str, object]:
     """The keys, with their values, that make a DeepSpeed configuration none of the techniques."""
-    found = {path: lookup(config, path) for path in PLAIN}
-    return {
-        path: value
-        for path, value in found.items()
-        if value is not None and value not in PLAIN[path]
-    }
+    beyond = {}
+    for path, plain_values in PLAIN.items():
+        value = lookup(config, path)
+        if value is not None and value not in plain_values:
+            beyond[path] = value
+    return beyond
 
 
 def lookup(config: Mapping[str, Any], dotted: str) -> Any:
-    """The value at `block.key` of a DeepSpeed configuration; None where it or its block is
-    absent."""
+    """The value at `block.key` of a DeepSpeed configuration; None where there is none."""
     value: Any = config
     for key in dotted.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
     return value
 
 
 def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
-    """A technique as text; a custom one with the keys that make it so, `custom
-    (offload_param.device nvme)`."""
+    """A technique as text; a custom one with the keys that make it so.
+
+    An example is `custom (offload_param.device nvme)`.
+    """
     if name != CUSTOM or config is None:
         return name
-    keys = {
-        path.removeprefix("zero_optimization."): value
-        for path, value in keys_beyond(config).items()
-    }
-    said = ", ".join(
-        f"{key} {value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in keys.items()
-    )
-    return f"{name} ({said})" if said else name
+    keys = []
+    for path, value in keys_beyond(config).items():
+        key = path.removeprefix("zero_optimization.")
+        text = value if isinstance(value, str) else json.dumps(value)
+        keys.append(f"{key} {text}")
+    return f"{name} ({', '.join(keys)})" if keys else name
 
 
 def offloads_optimizer(config: Mapping[str, Any]) -> bool:
@@ -194,14 +192,16 @@ def offloads_optimizer(config: Mapping[str, Any]) -> bool:
 
 
 def is_offloaded(config: Mapping[str, Any], key: str) -> bool:
-    """Whether `offload_optimizer` or `offload_param` of a DeepSpeed configuration names a
-    device."""
+    """Whether `offload_optimizer` or `offload_param` of a configuration names a device."""
     return lookup(config, f"zero_optimization.{key}.device") not in (None, "none")
 
 
 def block(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A block of a DeepSpeed configuration, empty where it is absent; `UserError` where it is not
-    an object."""
+    """A block of a DeepSpeed configuration, empty where it is absent.
+
+    Raises:
+        UserError: it is not an object.
+    """
     value = config.get(name) or {}
     if not isinstance(value, Mapping):
         raise UserError(f"{name} {value!r:.60}; expected an object")
