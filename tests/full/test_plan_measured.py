@@ -14,9 +14,9 @@ from transformers import PreTrainedModel, T5Config, Trainer
 
 from tests.full.test_plan_meta_model import saved_bytes
 from tools.plan_facts import ways
+from zeropods.plan.activations import Activations
 from zeropods.plan.facts import FACTS, shape_named, shape_recorded
 from zeropods.plan.known_models import known_config, known_names
-from zeropods.plan.memory import Activations
 from zeropods.plan.meta_model import facts, saved
 from zeropods.plan.workload import PLAIN, Shape, Workload
 from zeropods.train.causal import causal_config, random_causal

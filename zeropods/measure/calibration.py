@@ -23,7 +23,8 @@ from zeropods.plan.cpu import CPU, resident_parts, step_parts
 from zeropods.plan.facts import shape_recorded
 from zeropods.plan.gpus import is_before_ampere, published_flops, workspace_bytes
 from zeropods.plan.machines import Machines, step_time
-from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory, total
+from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
+from zeropods.plan.terms import total
 from zeropods.plan.workload import Workload, ZeroSettings, read_zero_settings
 from zeropods.techniques import technique_named
 

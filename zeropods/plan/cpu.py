@@ -10,8 +10,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from zeropods.plan.activations import Activations
 from zeropods.plan.machines import ADAM_BYTES, Machines, traffic
-from zeropods.plan.memory import LOADING, Activations, Term, plan_memory, total
+from zeropods.plan.memory import LOADING, plan_memory
+from zeropods.plan.terms import Term, total
 from zeropods.plan.workload import MASTER, Workload, share
 from zeropods.tables import MIB
 

@@ -20,7 +20,8 @@ from zeropods.plan.gpus import (
     workspace_bytes,
 )
 from zeropods.plan.machines import Machines, StepTime, step_time
-from zeropods.plan.memory import PlannedMemory, Term, plan_memory
+from zeropods.plan.memory import PlannedMemory, plan_memory
+from zeropods.plan.terms import Term
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, technique_named

@@ -1,4 +1,5 @@
-"""Facts about a model: shipped for the known names, else found by its configuration and kept in a cache."""
+"""Facts about a model: shipped for the known names, else found by its configuration and kept in a
+cache."""
 
 from __future__ import annotations
 
@@ -37,51 +38,75 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
     Raises:
         UserError: the model is none of them, cannot be read, or cannot be trained here.
     """
-    path, source = Path(model), model
-    if (path / "model" / CONFIG).is_file():  # A run folder: its own `config.json` is that of the run.
-        path = path / "model"
-    file = path / CONFIG if path.is_dir() else path
-    if not file.is_file():
+    file = _local_config(Path(model))
+    source = model
+    if file.is_file():
+        source = str(file.parent)
+    else:
         with contextlib.suppress(UserError):
             return shape_named(model)
         file = _from_hub(model)
-    else:
-        source = str(file.parent)
     try:
         text = file.read_text(encoding="utf-8")
         given = json.loads(text)
         if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
             raise ValueError("no model_type")
     except (OSError, ValueError) as error:
-        raise UserError(f"--model {model}: {file}: {error}; expected a {CONFIG} as transformers writes it") from None
+        place = f"--model {model}: {file}"
+        raise UserError(
+            f"{place}: {error}; expected a {CONFIG} as transformers writes it"
+        ) from None
     if given.get("quantization_config"):
-        raise UserError(f"--model {model}: its weights are quantised and cannot be trained; name the original model")
-    has_code = "AutoConfig" in (given.get("auto_map") or ())
-    if has_code and not trust_remote_code:
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-        if (kind := given["model_type"]) not in CONFIG_MAPPING_NAMES:
+        raise UserError(
+            f"--model {model}: its weights are quantised and cannot be trained; "
+            "name the original model"
+        )
+    own_code = None
+    if "AutoConfig" in (given.get("auto_map") or ()):
+        if trust_remote_code:
+            own_code = source
+        elif not _transformers_knows(given["model_type"]):
             raise UserError(
-                f"--model {model}: {kind} needs the model's own code, which is not run by default; give "
-                "--trust-remote-code once you have read it"
+                f"--model {model}: {given['model_type']} needs the model's own code, "
+                "which is not run by default; give --trust-remote-code once you have read it"
             )
     try:
-        return _shape(text, source if has_code and trust_remote_code else None)
+        return _shape(text, own_code)
     except UserError as error:
         raise UserError(f"--model {model}: {error}") from None
 
 
+def _local_config(path: Path) -> Path:
+    """The configuration that a path means: a file, or the one in a model's or a run's folder."""
+    in_run = path / "model" / CONFIG
+    # A run folder's own `config.json` is that of the run.
+    if in_run.is_file():
+        return in_run
+    return path / CONFIG if path.is_dir() else path
+
+
+def _transformers_knows(model_type: str) -> bool:
+    """Whether transformers has code for models of this type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES
+
+
 @cache
 def shape_recorded(config: str) -> Shape | None:
-    """The shape of a recorded model, whose configuration is given as JSON; None where it is not available here."""
+    """The shape of a recorded model, whose configuration is given as JSON; None where it is not
+    available here."""
     given = json.loads(config)
     for name, known in known_models().items():
         # Rates and scales change no tensor.
-        if all(given.get(key) == size for key, size in known.items() if not isinstance(size, float | dict)):
+        sizes = {key: size for key, size in known.items() if not isinstance(size, float | dict)}
+        if all(given.get(key) == size for key, size in sizes.items()):
             return shape_named(name)
+    # Older records have their own names for the sizes of a model, and do not name its type.
+    if "model_type" not in given:
+        return None
     with contextlib.suppress(UserError, ImportError):
-        # Older records have their own names for the sizes of a model, and do not name its type.
-        return _shape(config, None) if "model_type" in given else None
+        return _shape(config, None)
     return None
 
 
@@ -90,23 +115,25 @@ def _from_hub(model: str) -> Path:
     if "/" not in model or is_path(model):
         known = ", ".join(known_models())
         raise UserError(
-            f"--model {model}: expected a hub id such as organisation/name, a {CONFIG}, a folder with one, or one "
-            f"of {known}"
+            f"--model {model}: expected a hub id such as organisation/name, a {CONFIG}, "
+            f"a folder with one, or one of {known}"
         )
     from httpx2 import TransportError
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
-        if isinstance(cached := try_to_load_from_cache(model, CONFIG), str):
+        cached = try_to_load_from_cache(model, CONFIG)
+        if isinstance(cached, str):
             return Path(cached)
-        # Ask the hub first: a file is requested five times, with growing pauses, before it is given up.
+        # Ask the hub first: a file is requested five times, with growing pauses, before it is given
+        # up.
         HfApi().model_info(model, timeout=10.0)
         return Path(HfApi().hf_hub_download(model, CONFIG))
     except (OSError, ValueError, TransportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"--model {model}: its {CONFIG} cannot be fetched from the hub ({reason[:120]}); give that file, or a "
-            "folder that contains it"
+            f"--model {model}: its {CONFIG} cannot be fetched from the hub ({reason[:120]}); "
+            "give that file, or a folder that contains it"
         ) from None
 
 
@@ -115,7 +142,8 @@ def _from_hub(model: str) -> Path:
 
 @cache
 def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
-    """The shape of a configuration; a way of training whose pass is not stored yet is traced when it is asked for.
+    """The shape of a configuration; a way of training whose pass is not stored yet is traced when
+    it is asked for.
 
     Args:
         folder: folder or hub id whose own code may run, if any.
@@ -141,9 +169,10 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
         return Saved(**found["saved"][way])
 
     try:
-        kept = FACTS if known else cached()
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        found = found[known] if known else found
+        if known:
+            found = json.loads(FACTS.read_text(encoding="utf-8"))[known]
+        else:
+            found = json.loads(cached().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         from zeropods.plan import meta_model
 

@@ -66,7 +66,9 @@ def cards() -> tuple[Card, ...]:
         name = line["name"]
         sizes = tuple(int(size) for size in line["sizes"].split())
         has_namesakes = sum(other["name"] == name for other in lines) > 1
-        flops = {precision: float(line[precision]) * TERA for precision in PRECISIONS if line[precision]}
+        flops = {
+            precision: float(line[precision]) * TERA for precision in PRECISIONS if line[precision]
+        }
         capability = None
         if line["capability"]:
             major, minor = line["capability"].split(".")
@@ -244,7 +246,7 @@ def _spelled_like(gpu: str) -> list[Card]:
 
 
 def _relative(gpu: str) -> Card | None:
-    """A card of a GPU's generation: the card itself, or that of which it is a variant or a slice."""
+    """A card of a GPU's generation: itself, or the one of which it is a variant or a slice."""
     card = find_card(gpu)
     if card is not None:
         return card

@@ -1,4 +1,4 @@
-"""The models that are known by name: their configurations, and the tiny ones that stand for them in trials."""
+"""The models that are known by name: their configurations, and tiny ones that stand for them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from zeropods.errors import UserError
 MODELS = Path(__file__).with_name("models.json")
 """File with the configurations of the known names.
 
-The `-tiny` models are ours, for tests, the embedded job and trials of what is run with larger models. The others are
-the published ones: T5 v1.0 (Raffel et al. 2020, arXiv:1910.10683; `t5-efficient-mini` Tay et al. 2021,
-arXiv:2109.10686), distilgpt2, bigscience/bloom-560m, Qwen/Qwen3-0.6B, mistralai/Mistral-7B-v0.1 and
-meta-llama/Meta-Llama-3-8B."""
+The `-tiny` models are ours, for tests, the embedded job and trials of what is run with larger
+models. The others are the published ones: T5 v1.0 (Raffel et al. 2020, arXiv:1910.10683;
+`t5-efficient-mini` Tay et al. 2021, arXiv:2109.10686), distilgpt2, bigscience/bloom-560m,
+Qwen/Qwen3-0.6B, mistralai/Mistral-7B-v0.1 and meta-llama/Meta-Llama-3-8B."""
 PUBLISHED_AS = {"mistral-7b-v0.1": "mistral-7b", "meta-llama-3-8b": "llama-8b"}
 """Known names by the model's name on the hub, where the two differ."""
 T5_TINY = ("t5-tiny", "t5-large-tiny", "t5-3b-tiny")
 CAUSAL_TINY = ("gpt-tiny", "bloom-tiny", "llama-tiny", "qwen3-tiny")
-"""Names of our own models: they have no pretrained weights, and their tokenizer is trained on the data."""
+"""Names of our own models: they have no pretrained weights, and their tokenizer is trained on the
+data."""
+
+TINY_OF_FAMILIES = {"gpt2": "gpt-tiny", "mistral": "llama-tiny"}
+"""Our own models by the type of those that they stand for, where they are not called as it is."""
 
 
 @cache
@@ -31,8 +35,12 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 def known_names(kind: str | None = None) -> list[str]:
     """All known names, or those of one kind: `t5` or `causal`."""
-    every = known_models().items()
-    return [name for name, config in every if kind is None or (config["model_type"] == "t5") == (kind == "t5")]
+    names = []
+    for name, config in known_models().items():
+        kind_of_model = "t5" if config["model_type"] == "t5" else "causal"
+        if kind in (None, kind_of_model):
+            names.append(name)
+    return names
 
 
 def known_name(model: str, kind: str | None = None) -> str:
@@ -44,11 +52,12 @@ def known_name(model: str, kind: str | None = None) -> str:
     Raises:
         UserError: the model has no known name.
     """
-    last = model.rsplit("/", 1)[-1].lower()
+    last_part = model.rsplit("/", 1)[-1].lower()
+    name = PUBLISHED_AS.get(last_part, last_part)
     names = known_names(kind)
-    if (found := PUBLISHED_AS.get(last, last)) not in names:
+    if name not in names:
         raise UserError(f"model {model!r} is unknown; expected one of {', '.join(names)}")
-    return found
+    return name
 
 
 def known_config(model: str, kind: str | None = None) -> dict[str, Any]:
@@ -57,8 +66,13 @@ def known_config(model: str, kind: str | None = None) -> dict[str, Any]:
 
 
 def tiny_name(model: str) -> str:
-    """Name of our tiny model that stands for a known one in a trial; `UserError` where the model is unknown."""
+    """Name of our tiny model that stands for a known one in a trial; `UserError` where the model is
+    unknown."""
     name = known_name(model)
-    if (family := known_models()[name]["model_type"]) != "t5":
-        return {"gpt2": "gpt-tiny", "mistral": "llama-tiny"}.get(family, f"{family}-tiny")
-    return next((tiny for tiny in (name, f"{name}-tiny") if tiny in T5_TINY), "t5-tiny")
+    family = known_models()[name]["model_type"]
+    if family != "t5":
+        return TINY_OF_FAMILIES.get(family, f"{family}-tiny")
+    for tiny in (name, f"{name}-tiny"):
+        if tiny in T5_TINY:
+            return tiny
+    return "t5-tiny"

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.plan.gpus import GIGA, known_gpus, names_near, published_flops
 from zeropods.plan.workload import MASTER, Workload, share
 
 ACHIEVED = {"fp32": 10.35 / 19.5, "bf16": 0.4, "fp16": 0.4}
-"""Share of a published peak that training reaches. FP32: the share of an A100's 19.5 TFLOP/s that, with `BANDWIDTH`,
-keeps the largest of the four errors of the published step times (`report.plan`) at 8 %; those times include evaluation
-and saving. BF16 and FP16: published trainings of such sizes report 0.3 to 0.5."""
+"""Share of a published peak that training reaches. FP32: the share of an A100's 19.5 TFLOP/s that,
+with `BANDWIDTH`, keeps the largest of the four errors of the published step times (`report.plan`)
+at 8 %; those times include evaluation and saving. BF16 and FP16: published trainings of such sizes
+report 0.3 to 0.5."""
 BANDWIDTH = 0.86 * GIGA
-"""Bytes per second through a pod's link, each way, fitted with `ACHIEVED`: collectives' part of a 10 Gbit/s network."""
+"""Bytes per second through a pod's link, each way, fitted with `ACHIEVED`: collectives' part of a
+10 Gbit/s network."""
 TREE_SHARE = 0.9
 """Share of a link's bandwidth that NCCL assumes for a tree (2.7, src/graph/tuning.cc)."""
-PCIE_LATENCY, NVLINK_LATENCY = 5.7e-6, 3.4e-6
-"""Seconds per hop within a pod, by PCIe and by NVLink, from the same source."""
+PCIE_LATENCY = 5.7e-6
+"""Seconds per hop within a pod, by PCIe, from the same source."""
+NVLINK_LATENCY = 3.4e-6
+"""The same by NVLink."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Pods that are all alike; each process has a GPU of its own, or shares the cores of its machine."""
+    """Pods that are all alike; each process has a GPU of its own, or shares the cores of its
+    machine."""
 
     pods: int = 3
     slots: int = 1
@@ -35,7 +41,8 @@ class Machines:
     threads: int | None = None
     """CPU: threads of each process; as many as the machine has cores if not given."""
     machine_bytes: int | None = None
-    """CPU: bytes of a machine's memory, which its processes share; None where the memory of a process is given."""
+    """CPU: bytes of a machine's memory, which its processes share; None where the memory of a
+    process is given."""
     gpu: str = "A100-40GB"
     flops: float | None = None
     """FLOP/s that a process reaches; a share of the GPU's published peak if not given."""
@@ -46,7 +53,8 @@ class Machines:
     pcie_bandwidth: float = 12 * GIGA
     """Bytes per second between a GPU and its host, each way: PCIe 3.0 x16 as copies reach it."""
     peer_bandwidth: float | None = None
-    """Bytes per second between a pod's GPUs, each way, as collectives reach it (NVLink); that of PCIe if not given."""
+    """Bytes per second between a pod's GPUs, each way, as collectives reach it (NVLink); that of
+    PCIe if not given."""
     host_bandwidth: float = 50 * GIGA
     """Bytes per second between a pod's processor and its memory: a few channels of DDR4."""
 
@@ -61,21 +69,26 @@ class Machines:
         peak = published_flops(self.gpu, precision)
         if peak is None:
             others = ", ".join(names_near(self.gpu)) or known_gpus(precision)
-            raise UserError(f"GPU {self.gpu!r}: its {precision} peak is unknown; give --flops, or one of {others}")
+            place = f"GPU {self.gpu!r}"
+            raise UserError(
+                f"{place}: its {precision} peak is unknown; give --flops, or one of {others}"
+            )
         return ACHIEVED[precision] * peak
 
 
 # Seconds of one optimizer step: arithmetic, network, traffic to the host, the processor's own Adam.
 
 ADAM_BYTES = 28
-"""Bytes per parameter: Adam reads weight, gradient and both moments, and writes all but the gradient, each in FP32."""
+"""Bytes per parameter: Adam reads weight, gradient and both moments, and writes all but the
+gradient, each in FP32."""
 DDP_BUCKET_BYTES = 25 << 20
 """Default size of a bucket of PyTorch's DistributedDataParallel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Time of a step, by part, without the GPU's own Adam (some hundredths of a second per billion parameters)."""
+    """Time of a step, by part, without the GPU's own Adam (some hundredths of a second per billion
+    parameters)."""
 
     compute_seconds: float
     communication_seconds: float
@@ -90,83 +103,155 @@ class StepTime:
     @property
     def seconds(self) -> float:
         """Seconds of the whole step."""
-        return self.compute_seconds + self.exposed_communication_seconds + self.offload_seconds + self.processor_seconds
+        return (
+            self.compute_seconds
+            + self.exposed_communication_seconds
+            + self.offload_seconds
+            + self.processor_seconds
+        )
 
 
 def step_time(work: Workload, machines: Machines) -> StepTime:
     """Seconds of one step.
 
-    Where communication overlaps (DDP; ZeRO with `overlap_comm`) a pass takes the longer of its arithmetic and its
-    traffic; otherwise it takes their sum. The all-gather after the optimizer's step of stages 1 and 2 overlaps with
-    nothing. While gradients accumulate, DDP and stage 1 send none until the last pass; stage 2 sends them in each pass,
-    and stage 3 also gathers parameters in each.
+    Where communication overlaps (DDP; ZeRO with `overlap_comm`) a pass takes the longer of its
+    arithmetic and its traffic; otherwise it takes their sum. The all-gather after the optimizer's
+    step of stages 1 and 2 overlaps with nothing. While gradients accumulate, DDP and stage 1 send
+    none until the last pass; stage 2 sends them in each pass, and stage 3 also gathers parameters
+    in each.
     """
-    technique, passes = work.technique, work.passes
-    rate = machines.achieved_flops(work.precision)
-    both, again = work.flops()
-    computed = both / 3 / rate, (2 * both / 3 + again) / rate
-    *sent, after = traffic(work, machines)
-    hides = work.zero.overlap or technique.stage == 0
-    waits = [max(0.0, each - behind) if hides else each for each, behind in zip(sent, computed, strict=True)]
-    reducing = passes if technique.stage in (2, 3) else 1
-    offload = processor = 0.0
-    if technique.offloads:
-        # Gradients go to the host; weights come back, those of stage 3 in each pass, of 1 and 2 once, after the step.
-        own = share(work.shape.parameters, work.ranks)
-        down = MASTER * own * (1 if technique.stage == 1 else passes)
-        up = work.element_bytes * own * (2 * passes if technique.stage == 3 else 1)
-        offload = (down + up) / machines.pcie_bandwidth
-        # Adam runs on the host, where the slots of a pod share the processor.
-        processor = machines.slots * ADAM_BYTES * own / machines.host_bandwidth
+    flops_per_second = machines.achieved_flops(work.precision)
+    once, again = work.flops()
+    forward_seconds = once / 3 / flops_per_second
+    backward_seconds = (2 * once / 3 + again) / flops_per_second
+
+    sent = traffic(work, machines)
+    forward_wait = sent.forward
+    backward_wait = sent.backward
+    if work.zero.overlap or not work.technique.uses_deepspeed:
+        forward_wait = max(0.0, sent.forward - forward_seconds)
+        backward_wait = max(0.0, sent.backward - backward_seconds)
+
+    passes = work.passes
+    passes_that_reduce = passes if work.technique.divides_gradients else 1
     return StepTime(
-        compute_seconds=passes * sum(computed),
-        communication_seconds=passes * sent[0] + reducing * sent[1] + after,
-        exposed_communication_seconds=passes * waits[0] + reducing * waits[1] + after,
-        offload_seconds=offload,
-        processor_seconds=processor,
+        compute_seconds=passes * (forward_seconds + backward_seconds),
+        communication_seconds=passes * sent.forward
+        + passes_that_reduce * sent.backward
+        + sent.after,
+        exposed_communication_seconds=passes * forward_wait
+        + passes_that_reduce * backward_wait
+        + sent.after,
+        offload_seconds=_offload_seconds(work, machines),
+        processor_seconds=_processor_seconds(work, machines),
     )
+
+
+def _offload_seconds(work: Workload, machines: Machines) -> float:
+    """Seconds in which a step waits for traffic between the GPU and its host.
+
+    Gradients go to the host; weights come back, those of stage 3 in each pass, of 1 and 2 once,
+    after the step.
+    """
+    technique = work.technique
+    if not technique.offloads:
+        return 0.0
+    parameters = share(work.shape.parameters, work.ranks)
+    times_down = work.passes if technique.divides_gradients else 1
+    times_up = 2 * work.passes if technique.divides_parameters else 1
+    down = MASTER * parameters * times_down
+    up = work.element_bytes * parameters * times_up
+    return (down + up) / machines.pcie_bandwidth
+
+
+def _processor_seconds(work: Workload, machines: Machines) -> float:
+    """Seconds of Adam on the host, where the slots of a pod share the processor."""
+    if not work.technique.offloads:
+        return 0.0
+    parameters = share(work.shape.parameters, work.ranks)
+    return machines.slots * ADAM_BYTES * parameters / machines.host_bandwidth
 
 
 # Seconds on the network, by the collectives that NCCL chooses.
 #
-# An all-gather or a reduce-scatter sends (R - 1) / R of a tensor over each link of a ring of R processes, an all-reduce
-# twice as much (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). The ring enters and leaves a pod once: slots
-# share a pod's link, and add no traffic to it, only hops within the pod. An all-reduce takes a pair of trees between
-# the pods where their fewer hops outweigh the volume, which is twice the tensor (NCCL 2.7, src/graph/tuning.cc).
+# An all-gather or a reduce-scatter sends (R - 1) / R of a tensor over each link of a ring of R
+# processes, an all-reduce twice as much (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002).
+# The ring enters and leaves a pod once: slots share a pod's link, and add no traffic to it, only
+# hops within the pod. An all-reduce takes a pair of trees between the pods where their fewer hops
+# outweigh the volume, which is twice the tensor (NCCL 2.7, src/graph/tuning.cc).
 
 
-def traffic(work: Workload, machines: Machines) -> tuple[float, float, float]:
-    """Seconds of communication in a step of one pass, by what can run at the same time; zero for one process.
+class Traffic(NamedTuple):
+    """Seconds of communication in a step of one pass, by what can run at the same time."""
 
-    Returns:
-        Seconds of gathering parameters for the forward pass; of gathering them for the backward pass and reducing
-        gradients; of what follows the optimizer's step, when nothing else runs.
-    """
-    ranks, parameters, zero = work.ranks, work.shape.parameters, work.zero
-    if ranks == 1:
-        return 0.0, 0.0, 0.0
-    size, pods, latency = work.element_bytes * parameters, machines.pods, machines.latency_seconds
-    # The slowest link of a ring over all processes.
-    link = machines.bandwidth if pods > 1 else machines.peer_bandwidth or machines.pcie_bandwidth
-    hops, hop = machines.slots - 1, PCIE_LATENCY if machines.peer_bandwidth is None else NVLINK_LATENCY
-    # Latency of a message round the ring, within pods and from pod to pod; and up a tree of pods, or down again.
-    ring, tree = pods * hops * hop + (pods - 1) * latency, hops * hop + int(math.log2(pods)) * latency
+    forward: float
+    """Gathering parameters for the forward pass."""
+    backward: float
+    """Gathering parameters for the backward pass, and reducing gradients."""
+    after: float
+    """What follows the optimizer's step, when nothing else runs."""
 
-    def around(messages: int) -> float:
-        """Seconds for all parameters to pass round the ring once, cut into this many messages."""
-        return (ranks - 1) / ranks * size / link + messages * ring
 
-    def reduced_everywhere(messages: int) -> float:
-        """Seconds for all gradients to be summed on every process."""
-        return min(2 * around(messages), 2 * (size / link / TREE_SHARE + messages * tree))
+@dataclass(frozen=True)
+class Network:
+    """The links between all processes, and one tensor of `size` bytes on them: all parameters, or
+    all gradients."""
 
-    if work.technique.stage == 0:
-        return 0.0, reduced_everywhere(math.ceil(size / DDP_BUCKET_BYTES)), 0.0
+    machines: Machines
+    ranks: int
+    size: int
+
+    @property
+    def link(self) -> float:
+        """Bytes per second of the slowest link of a ring over all processes."""
+        if self.machines.pods > 1:
+            return self.machines.bandwidth
+        return self.machines.peer_bandwidth or self.machines.pcie_bandwidth
+
+    @property
+    def hops(self) -> int:
+        """Number of hops of a message past all processes of a pod."""
+        return self.machines.slots - 1
+
+    @property
+    def hop_seconds(self) -> float:
+        """Seconds of each of these hops."""
+        return PCIE_LATENCY if self.machines.peer_bandwidth is None else NVLINK_LATENCY
+
+    def around(self, messages: int) -> float:
+        """Seconds in which the tensor passes round the ring once, cut into this many messages."""
+        pods = self.machines.pods
+        latency = pods * self.hops * self.hop_seconds + (pods - 1) * self.machines.latency_seconds
+        return (self.ranks - 1) / self.ranks * self.size / self.link + messages * latency
+
+    def reduced_everywhere(self, messages: int) -> float:
+        """Seconds in which the tensor is summed on every process, round the ring or by trees."""
+        levels = int(math.log2(self.machines.pods))
+        latency = self.hops * self.hop_seconds + levels * self.machines.latency_seconds
+        by_trees = self.size / self.link / TREE_SHARE + messages * latency
+        return min(2 * self.around(messages), 2 * by_trees)
+
+
+def traffic(work: Workload, machines: Machines) -> Traffic:
+    """Seconds of communication in a step of one pass; zero for one process."""
+    if work.ranks == 1:
+        return Traffic(0.0, 0.0, 0.0)
+    technique = work.technique
+    zero = work.zero
+    parameters = work.shape.parameters
+    network = Network(machines, work.ranks, work.element_bytes * parameters)
+
+    if not technique.uses_deepspeed:
+        buckets = math.ceil(network.size / DDP_BUCKET_BYTES)
+        return Traffic(0.0, network.reduced_everywhere(buckets), 0.0)
+
     buckets = math.ceil(parameters / zero.reduce_elements)
-    if work.technique.stage in (1, 2):
-        reduce = reduced_everywhere if zero.multi_rank_all_reduce else around
-        return 0.0, reduce(buckets), around(1)
-    gather = around(sum(weight.is_matrix for weight in work.shape.weights))
+    if not technique.divides_parameters:
+        reduce = network.reduced_everywhere if zero.multi_rank_all_reduce else network.around
+        return Traffic(0.0, reduce(buckets), network.around(1))
+
+    matrices = sum(weight.is_matrix for weight in work.shape.weights)
+    gather = network.around(matrices)
     # Parameters that the forward pass has left gathered need not be fetched again.
-    again = max(0.0, 1 - zero.live_elements / parameters)
-    return gather, again * gather + around(buckets), 0.0
+    share_to_fetch_again = max(0.0, 1 - zero.live_elements / parameters)
+    return Traffic(gather, share_to_fetch_again * gather + network.around(buckets), 0.0)

@@ -1,7 +1,9 @@
-"""A model as transformers builds it, without weights, and what a pass of it on the meta device shows.
+"""A model as transformers builds it, without weights, and what a pass of it on the meta device
+shows.
 
-The model is traced with numbers of rows, tokens and labels that are primes and divide none of its own sizes: how often
-each prime divides the size of a tensor says how that size grows with them. So one pass gives the size at all lengths.
+The model is traced with numbers of rows, tokens and labels that are primes and divide none of its
+own sizes: how often each prime divides the size of a tensor says how that size grows with them. So
+one pass gives the size at all lengths.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -39,22 +41,60 @@ from zeropods.plan.workload import ATTENTIONS, EAGER, FUSED, MASKED, PLAIN, valu
 
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
 """Parameter names that transformers' Trainer leaves out of weight decay."""
-ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+ACTIVE_EXPERTS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+)
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
 """Names that configurations use for the experts of a token, and for the longest row."""
+OF_VALUES = ("dynamic", "longrope", "su")
+"""Kinds of rotation that beyond the trained length depend on values, of which the meta device has
+none."""
 MOST_SECONDS = 30.0
 """Most seconds that one forward pass on the meta device may take."""
 SMALLEST = 16
 """Number of tokens that a traced row must exceed: a smaller prime divides many sizes."""
 MOST_PADDED = 0.02
 """Largest share of what a pass saves that may grow with its rows and with no length."""
-BUILDING = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
-            ValueError)  # fmt: skip
+BUILDING = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """Exceptions that transformers raises for a configuration that makes no model."""
-HALF_BY_AUTOCAST = {"linear", "matmul", "__matmul__", "addmm", "bmm", "baddbmm", "einsum",
-                    "scaled_dot_product_attention"}  # fmt: skip
-FLOAT_BY_AUTOCAST = {"pow", "__pow__", "rsqrt", "exp", "softmax", "log_softmax", "layer_norm", "norm", "cumsum", "sum"}
-"""Operations that models use and autocast runs in FP16, and in FP32 (PyTorch 2.13, `autocast_mode.h`)."""
+HALF_BY_AUTOCAST = {
+    "linear",
+    "matmul",
+    "__matmul__",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "einsum",
+    "scaled_dot_product_attention",
+}
+FLOAT_BY_AUTOCAST = {
+    "pow",
+    "__pow__",
+    "rsqrt",
+    "exp",
+    "softmax",
+    "log_softmax",
+    "layer_norm",
+    "norm",
+    "cumsum",
+    "sum",
+}
+"""Operations that models use and autocast runs in FP16, and in FP32 (PyTorch 2.13,
+`autocast_mode.h`)."""
 
 
 # The model without weights.
@@ -68,40 +108,49 @@ def _loading(what: str) -> Iterator[None]:
         yield
     except (*BUILDING, StrictDataclassError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{what} ({reason[:160]}); give another configuration, or a known name") from None
+        raise UserError(
+            f"{what} ({reason[:160]}); give another configuration, or a known name"
+        ) from None
 
 
 @lru_cache(maxsize=1)
 def _built(config: str, folder: str | None) -> PreTrainedModel:
     """The model without weights, ready to train."""
     given = json.loads(config)
-    # Beyond the trained length these rotations depend on values, and the meta device has none.
     for name in ("rope_scaling", "rope_parameters"):
         rope = given.get(name)
-        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in ("dynamic", "longrope", "su"):
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in OF_VALUES:
             given[name] = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)}
     given |= {name: 0.0 for name in given if "layerdrop" in name}
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         with _loading(f"{given['model_type']}: transformers cannot build this model"):
-            if folder is None:
-                settings = CONFIG_MAPPING[given["model_type"]].from_dict(given)
-            else:
-                settings = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-            encoder = settings.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-            if encoder and not (settings.is_encoder_decoder or getattr(settings, "is_decoder", False)):
-                raise ValueError("it is an encoder-only model, which generates no text")
-            kind = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
-            with torch.device("meta"):
-                model = kind.from_config(settings, trust_remote_code=folder is not None, dtype=torch.float32)
+            model = _from_config(given, folder)
     finally:
         logging.set_verbosity(level)
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    if given.get("tie_word_embeddings") is False and head is not None and head.weight is table.weight:
-        # transformers ties a T5's head and table whatever is configured, until it loads a checkpoint that has both.
+    head = model.get_output_embeddings()
+    table = model.get_input_embeddings()
+    is_untied = given.get("tie_word_embeddings") is False
+    if is_untied and head is not None and head.weight is table.weight:
+        # transformers ties a T5's head and table whatever is configured, until it loads a
+        # checkpoint that has both.
         head.weight = torch.nn.Parameter(torch.empty_like(table.weight))
     return model
+
+
+def _from_config(given: dict[str, Any], folder: str | None) -> PreTrainedModel:
+    """The model of a configuration, on the meta device; `folder` is as in `facts`."""
+    if folder is None:
+        settings = CONFIG_MAPPING[given["model_type"]].from_dict(given)
+    else:
+        settings = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    is_decoder = settings.is_encoder_decoder or getattr(settings, "is_decoder", False)
+    if settings.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_decoder:
+        raise ValueError("it is an encoder-only model, which generates no text")
+    kind = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return kind.from_config(settings, trust_remote_code=folder is not None, dtype=torch.float32)
 
 
 def _stacks(model: PreTrainedModel) -> list[nn.ModuleList]:
@@ -109,21 +158,40 @@ def _stacks(model: PreTrainedModel) -> list[nn.ModuleList]:
     sides: list[nn.Module] = [model]
     if model.config.is_encoder_decoder:
         sides = [model.get_encoder(), model.get_decoder()]
-    lists = [[each for each in side.modules() if isinstance(each, nn.ModuleList)] for side in sides]
-    if not all(lists):
-        raise UserError(f"{model.config.model_type}: no list of layers found in this model; give a known name")
-    return [max(each, key=lambda found: sum(p.numel() for p in found.parameters())) for each in lists]
+    stacks = []
+    for side in sides:
+        lists = [module for module in side.modules() if isinstance(module, nn.ModuleList)]
+        if not lists:
+            place = model.config.model_type
+            raise UserError(f"{place}: no list of layers found in this model; give a known name")
+        # Some models also have short lists of other modules.
+        stacks.append(max(lists, key=_parameters_of))
+    return stacks
+
+
+def _parameters_of(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _window(model: PreTrainedModel) -> tuple[int | None, int]:
     """Number of tokens that a layer with a window sees, and number of such layers."""
     settings = model.config.get_text_config(decoder=True)
     kinds = getattr(settings, "layer_types", None) or ()
-    if odd := set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"}:
-        raise ValueError(f"it has layers of type {' and '.join(sorted(odd))}; only attention can be planned")
-    window = getattr(settings, "sliding_window", None) if getattr(settings, "use_sliding_window", True) else None
-    layers = sum("sliding" in kind for kind in kinds) if kinds else len(_stacks(model)[0])
-    return (window, layers) if window and layers and not model.config.is_encoder_decoder else (None, 0)
+    odd = set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"}
+    if odd:
+        raise ValueError(
+            f"it has layers of type {' and '.join(sorted(odd))}; only attention can be planned"
+        )
+    window = None
+    if getattr(settings, "use_sliding_window", True):
+        window = getattr(settings, "sliding_window", None)
+    if kinds:
+        layers = sum("sliding" in kind for kind in kinds)
+    else:
+        layers = len(_stacks(model)[0])
+    if window and layers and not model.config.is_encoder_decoder:
+        return window, layers
+    return None, 0
 
 
 @_loading("the model cannot be traced")
@@ -139,66 +207,155 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
     """
     model = _built(config, folder)
     settings = model.config.get_text_config(decoder=True)
-    joint, stacks = not model.config.is_encoder_decoder, _stacks(model)
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    heads = int(getattr(settings, "num_attention_heads", 0) or 1)
-    kv_heads = int(getattr(settings, "num_key_value_heads", None) or heads)
-    hidden = int(getattr(settings, "hidden_size", 0) or table.shape[1])
-    head_size = getattr(settings, "head_dim", None) or getattr(settings, "d_kv", None) or hidden // heads
-    if latent := getattr(settings, "qk_nope_head_dim", None):
-        # Latent attention: queries and keys are wider than values, and `head_dim` is the width of their rotated part.
-        head_size = (latent + settings.qk_rope_head_dim + settings.v_head_dim) // 2
-    active = next((n for name in ACTIVE_EXPERTS if (n := getattr(settings, name, None))), None)
-    expert = next((p for p in stacks[-1].parameters() if active and _is_of_experts(p)), None)
-    soft_capped = getattr(settings, "attn_logit_softcapping", None) is not None
-    # transformers tells this of a model only in these private attributes.
-    runs = {
-        "eager": joint or not model._supports_sdpa,
-        "sdpa": model._supports_sdpa and not soft_capped,
-        "flash_attention_2": joint and model._supports_sdpa and model._supports_flash_attn and not soft_capped,
-    }
+    is_causal = not model.config.is_encoder_decoder
+    stacks = _stacks(model)
+    table = model.get_input_embeddings().weight
+    head = model.get_output_embeddings()
+    heads, kv_heads, head_size = _heads(settings, int(table.shape[1]))
+    active, experts = _experts(settings, stacks[-1])
+    attentions = _attentions(model, settings, is_causal)
     window, windowed = _window(model)
-    drops = any("drop" in name and isinstance(rate, float) and rate > 0 for name, rate in vars(settings).items())
-    kernel = EAGER if not runs["sdpa"] else PLAIN if joint and kv_heads < heads else FUSED
-    way = f"fp32 {kernel}{' dropout' * drops}"
-    traced = _Pass(model, window, way, 1.0 if active is None or expert is None else active / expert.shape[0])
+    drops = _has_dropout(settings)
+
+    way = f"fp32 {_default_kernel(attentions, is_causal, kv_heads < heads)}"
+    if drops:
+        way += " dropout"
+    traced = _Pass(model, window, way, 1.0 if experts is None else active / experts)
     found = traced.run()
-    weights = list[list[int | str]]()
-    for name, weight in model.named_parameters():
-        if weight is table or (head is not None and weight is head.weight):
-            kind = "embedding"
-        elif "bias" in name:
-            kind = "bias"
-        else:
-            kind = "norm" if weight.dim() < 2 or NOT_DECAYED.search(name.lower()) else "matrix"
-        weights.append([weight.numel(), kind])
+
+    vocabulary = table.shape[0] if head is None else head.weight.shape[0]
     return {
         "facts": {
             "family": model.config.model_type,
-            "joint": joint,
+            "joint": is_causal,
             "layers": [len(stack) for stack in stacks],
-            "layer_parameters": [sum(p.numel() for p in stack.parameters()) for stack in stacks],
+            "layer_parameters": [_parameters_of(stack) for stack in stacks],
             "heads": heads,
             "kv_heads": kv_heads,
-            "head_size": int(head_size),
+            "head_size": head_size,
             "inner": traced.inner,
-            "vocabulary": int((table if head is None else head.weight).shape[0]),
-            "positions": next((n for name in POSITIONS if isinstance(n := getattr(settings, name, None), int)), None),
+            "vocabulary": int(vocabulary),
+            "positions": _positions(settings),
             "window": window,
             "windowed": windowed,
             "drops": drops,
-            "attentions": [name for name in ATTENTIONS if runs[name]],
+            "attentions": attentions,
             "tied": head is not None and head.weight is table,
-            "experts": None if expert is None else f"{active} of {expert.shape[0]}",
-            "weights": weights,
+            "experts": None if experts is None else f"{active} of {experts}",
+            "weights": _weights(model),
             "products": dict(traced.products),
         },
         "saved": {way: found},
     }
 
 
+def _heads(settings: Any, width: int) -> tuple[int, int, int]:
+    """Number of heads of queries, number of those of keys and values, and the size of a head.
+
+    Args:
+        width: width of the embedding, the model's own where its configuration names none.
+    """
+    heads = int(getattr(settings, "num_attention_heads", 0) or 1)
+    kv_heads = int(getattr(settings, "num_key_value_heads", None) or heads)
+    latent = getattr(settings, "qk_nope_head_dim", None)
+    if latent:
+        # Latent attention: queries and keys are wider than values, and `head_dim` is the width of
+        # their rotated part.
+        size = (latent + settings.qk_rope_head_dim + settings.v_head_dim) // 2
+    else:
+        hidden = int(getattr(settings, "hidden_size", 0) or width)
+        size = (
+            getattr(settings, "head_dim", None)
+            or getattr(settings, "d_kv", None)
+            or hidden // heads
+        )
+    return heads, kv_heads, int(size)
+
+
+def _experts(settings: Any, layers: nn.ModuleList) -> tuple[int, int | None]:
+    """Number of experts that a token uses, and of all experts of a layer; 0 and None for a model
+    without experts."""
+    for name in ACTIVE_EXPERTS:
+        active = getattr(settings, name, None)
+        if active:
+            break
+    else:
+        return 0, None
+    for parameter in layers.parameters():
+        if _is_of_experts(parameter):
+            return active, parameter.shape[0]
+    return active, None
+
+
+def _attentions(model: PreTrainedModel, settings: Any, is_causal: bool) -> list[str]:
+    """Those of `ATTENTIONS` that transformers has for the model."""
+    # transformers tells this of a model only in private attributes.
+    has_sdpa = model._supports_sdpa
+    is_soft_capped = getattr(settings, "attn_logit_softcapping", None) is not None
+    has = {
+        "eager": is_causal or not has_sdpa,
+        "sdpa": has_sdpa and not is_soft_capped,
+        "flash_attention_2": is_causal
+        and has_sdpa
+        and model._supports_flash_attn
+        and not is_soft_capped,
+    }
+    return [name for name in ATTENTIONS if has[name]]
+
+
+def _default_kernel(attentions: Sequence[str], is_causal: bool, shares_keys: bool) -> str:
+    """The kernel of the default attention in FP32, as in `Workload.kernel`.
+
+    Args:
+        shares_keys: whether several heads share keys and values.
+    """
+    if "sdpa" not in attentions:
+        return EAGER
+    if is_causal and shares_keys:
+        return PLAIN
+    return FUSED
+
+
+def _has_dropout(settings: Any) -> bool:
+    """Whether any of the model's rates of dropout is above 0."""
+    for name, rate in vars(settings).items():
+        if "drop" in name and isinstance(rate, float) and rate > 0:
+            return True
+    return False
+
+
+def _positions(settings: Any) -> int | None:
+    """Tokens of the longest row; None where the configuration names none."""
+    for name in POSITIONS:
+        positions = getattr(settings, name, None)
+        if isinstance(positions, int):
+            return positions
+    return None
+
+
+def _weights(model: PreTrainedModel) -> list[list[int | str]]:
+    """Number of elements and kind (see `Weight`) of each parameter tensor, in the model's order."""
+    head = model.get_output_embeddings()
+    ends = [model.get_input_embeddings().weight]
+    if head is not None:
+        ends.append(head.weight)
+    weights: list[list[int | str]] = []
+    for name, weight in model.named_parameters():
+        if any(weight is end for end in ends):
+            kind = "embedding"
+        elif "bias" in name:
+            kind = "bias"
+        elif weight.dim() < 2 or NOT_DECAYED.search(name.lower()):
+            kind = "norm"
+        else:
+            kind = "matrix"
+        weights.append([weight.numel(), kind])
+    return weights
+
+
 def saved(config: str, folder: str | None, way: str) -> dict[str, Any]:
-    """The fields of `Saved` for a way of training, named as in `Workload.saved`; the arguments are those of `facts`."""
+    """The fields of `Saved` for a way of training, named as in `Workload.saved`; the arguments are
+    those of `facts`."""
     model = _built(config, folder)
     with _loading(f"{model.config.model_type}: what it saves cannot be traced"):
         return _Pass(model, _window(model)[0], way).run()
@@ -213,27 +370,40 @@ def _is_of_experts(parameter: Tensor) -> bool:
 
 
 class _Pass:
-    """One forward pass of a model in training on a GPU, with rows padded on the right; sizes are kept by `_power`.
+    """One forward pass of a model in training on a GPU, with rows padded on the right; sizes are
+    kept by `_power`.
 
     Args:
         way: way of training, named as in `Workload.saved`: precision, kernel, dropout.
         active: share of the experts that a token uses.
     """
 
-    def __init__(self, model: PreTrainedModel, window: int | None, way: str, active: float = 1.0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, window: int | None, way: str, active: float = 1.0
+    ) -> None:
         self.precision, self.kernel, *dropout = way.split()
         model.set_attn_implementation("eager" if self.kernel == EAGER else "sdpa")
-        model.to(torch.bfloat16 if self.precision == "bf16" else torch.float32).train(bool(dropout))
-        self.model, self.active, self.joint = model, active, not model.config.is_encoder_decoder
+        model.to(torch.bfloat16 if self.precision == "bf16" else torch.float32)
+        model.train(bool(dropout))
+        self.model = model
+        self.active = active
+        self.is_causal = not model.config.is_encoder_decoder
         self.lists = _stacks(model)
         self.primes = _primes(model, window, masked=self.kernel == MASKED)
         self.stacks: list[Counter[str]] = [Counter() for _ in self.lists]
         self.inputs: list[dict[str, int]] = [{} for _ in self.lists]
-        self.held, self.ends, self.products = Counter[str](), Counter[str](), Counter[str]()
-        self.inner = self.scores = 0
+        self.held = Counter[str]()
+        self.ends = Counter[str]()
+        self.products = Counter[str]()
+        self.inner = 0
+        self.scores = 0
         self._into = [self.ends]
-        own = {each.untyped_storage()._cdata: each for each in (*model.parameters(), *model.buffers())}
-        self._seen, self._given = own, dict(own)
+        """Where the bytes that are saved are counted: last the layer that runs."""
+        tensors = (*model.parameters(), *model.buffers())
+        self._seen = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
+        """Tensors whose memory has been counted or is the model's own, by address."""
+        self._given = dict(self._seen)
+        """The same for what layers are given."""
 
     def run(self) -> dict[str, Any]:
         """Run the pass, and return the fields of `Saved`."""
@@ -243,63 +413,96 @@ class _Pass:
                 during.callback(handle.remove)
             for context in _on_a_gpu(self.kernel == PLAIN):
                 during.enter_context(context)
-            during.enter_context(torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor))
+            during.enter_context(
+                torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+            )
             if self.precision == "autocast":
                 during.enter_context(_Autocast())
             batch = {"input_ids": torch.ones(rows, tokens, dtype=torch.long)}
-            if not self.joint:
+            if not self.is_causal:
                 batch["decoder_input_ids"] = torch.ones(rows, labels, dtype=torch.long)
-                # The mask has its final form: the meta device cannot check whether a mask hides anything.
+                # The mask has its final form: the meta device cannot check whether a mask hides
+                # anything.
                 batch["attention_mask"] = torch.ones(rows, 1, 1, tokens, dtype=torch.bool)
             self._until = time.monotonic() + MOST_SECONDS
             self.model(**batch, use_cache=False)
-        kept = self.ends + sum(self.stacks, Counter())
-        padded = value({power: kept[power] for power in kept if power[0] != "0" and power[1:] == "00"}, *self.primes)
-        if padded > MOST_PADDED * value(kept, *self.primes):
-            raise ValueError("it pads rows to a fixed length, or keeps states whose size does not depend on the length")
+        self._check_that_sizes_grow()
         return {
-            "layers": list(map(dict, self.stacks)),
+            "layers": [dict(stack) for stack in self.stacks],
             "inputs": self.inputs,
             "held": dict(self.held),
             "ends": dict(self.ends),
             "scores": self.scores,
         }
 
+    def _check_that_sizes_grow(self) -> None:
+        """Refuse a model of which much of what it saves grows with its rows, and with no length."""
+        kept = self.ends + sum(self.stacks, Counter())
+        of_rows_alone = {
+            power: kept[power] for power in kept if power[0] != "0" and power[1:] == "00"
+        }
+        if value(of_rows_alone, *self.primes) > MOST_PADDED * value(kept, *self.primes):
+            raise ValueError(
+                "it pads rows to a fixed length, "
+                "or keeps states whose size does not depend on the length"
+            )
+
     def _hooks(self) -> Iterator[Any]:
+        """Register all hooks; yields the handle of each."""
         for number, layers in enumerate(self.lists):
             for layer in layers:
-                yield layer.register_forward_pre_hook(partial(self._enter, number), with_kwargs=True)
+                yield layer.register_forward_pre_hook(
+                    partial(self._enter, number), with_kwargs=True
+                )
                 yield layer.register_forward_hook(lambda *_: self._into.pop() and None)
             for module in layers.modules():
                 if isinstance(module, nn.Linear | Conv1D):
                     yield module.register_forward_pre_hook(self._multiply)
-                # One tensor holds the matrices of all experts; each token uses some of them.
-                own = module.parameters(recurse=False)
-                if met := [round(self.active * each.numel()) for each in own if _is_of_experts(each)]:
-                    self.products["110"] += sum(met)
-                    self.inner = max(self.inner, min(met) // int(self.model.get_input_embeddings().weight.shape[1]))
+                self._count_experts(module)
         head = self.model.get_output_embeddings()
-        if head is not None and self.joint:
+        if head is not None and self.is_causal:
             rows, _, labels = self.primes
             some = torch.ones(rows * labels, dtype=torch.long, device="meta")
-            yield head.register_forward_pre_hook(lambda _, given: given[0].flatten(0, 1).index_select(0, some)[None])
+            yield head.register_forward_pre_hook(
+                lambda _, given: given[0].flatten(0, 1).index_select(0, some)[None]
+            )
+
+    def _count_experts(self, module: nn.Module) -> None:
+        """Count the products of a tensor that holds the matrices of all experts, of which each
+        token uses some."""
+        used = []
+        for parameter in module.parameters(recurse=False):
+            if _is_of_experts(parameter):
+                used.append(round(self.active * parameter.numel()))
+        if used:
+            width = int(self.model.get_input_embeddings().weight.shape[1])
+            self.products["110"] += sum(used)
+            self.inner = max(self.inner, min(used) // width)
 
     def _keep(self, tensor: Tensor) -> Tensor:
         if time.monotonic() > self._until:
-            raise TimeoutError(f"tracing took more than {MOST_SECONDS:g} s: its layers process a row token by token")
+            raise TimeoutError(
+                f"tracing took more than {MOST_SECONDS:g} s: "
+                "its layers process a row token by token"
+            )
         self._count(tensor, self._seen, self._into[-1])
         return tensor
 
     def _count(self, tensor: Tensor, seen: dict[int, Tensor], into: Counter[str]) -> None:
         """Add a tensor's memory, unless it was seen before."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in seen:
-            seen[storage._cdata] = tensor
-            power, factor = _power(storage.nbytes(), self.primes)
-            into[power] += factor
-            self.scores = max(self.scores, factor * (power == "120" and into is not self.ends))
+        if storage._cdata in seen:
+            return
+        seen[storage._cdata] = tensor
+        power, factor = _power(storage.nbytes(), self.primes)
+        into[power] += factor
+        grows_with_the_square = power == "120"
+        if grows_with_the_square and into is not self.ends:
+            self.scores = max(self.scores, factor)
 
-    def _enter(self, number: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _enter(
+        self, number: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         hidden = given[0] if given else named["hidden_states"]
         power, factor = _power(hidden.untyped_storage().nbytes(), self.primes)
         self.inputs[number] = {power: factor}
@@ -318,7 +521,8 @@ class _Pass:
 
 
 class _Autocast(TorchFunctionMode):
-    """FP16 autocast, which the meta device lacks: it casts the inputs of an operation, and each parameter only once."""
+    """FP16 autocast, which the meta device lacks: it casts the inputs of an operation, and each
+    parameter only once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,16 +530,26 @@ class _Autocast(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__
-        kind = torch.half if name in HALF_BY_AUTOCAST else torch.float32 if name in FLOAT_BY_AUTOCAST else None
+        kwargs = kwargs or {}
+        if name in HALF_BY_AUTOCAST:
+            kind = torch.half
+        elif name in FLOAT_BY_AUTOCAST:
+            kind = torch.float32
+        else:
+            return func(*args, **kwargs)
 
         def cast(given: Any) -> Any:
-            if not isinstance(given, Tensor) or not given.is_floating_point() or given.dtype == kind:
+            if (
+                not isinstance(given, Tensor)
+                or not given.is_floating_point()
+                or given.dtype == kind
+            ):
                 return given
             if not isinstance(given, nn.Parameter):
                 return given.to(kind)
             return self._copies.setdefault(id(given), given.to(kind))
 
-        args, kwargs = (args, kwargs or {}) if kind is None else tree_map(cast, (args, kwargs or {}))
+        args, kwargs = tree_map(cast, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -356,47 +570,76 @@ def _on_a_gpu(plain: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Contexts that replace what the meta device would run, or could not run, by what a GPU runs.
 
     Args:
-        plain: whether attention whose heads share keys runs by the plain formula, and not in a kernel.
+        plain: whether attention whose heads share keys runs by the plain formula, and not in a
+            kernel.
     """
 
-    def dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    def dropout(
+        values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or not p:
+            return values
         # A mask of one byte per element is saved.
-        return torch.native_dropout(values, p, True)[0] if training and p else values
+        return torch.native_dropout(values, p, True)[0]
 
-    def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-                  is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
         if enable_gqa and plain:
             math_kernel = torch.ops.aten._scaled_dot_product_attention_math
             options = {"scale": scale, "enable_gqa": enable_gqa}
             return math_kernel(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
-        return _Fused.apply(query, key, value, None if attn_mask is None else attn_mask.to(query.dtype))
+        bias = None if attn_mask is None else attn_mask.to(query.dtype)
+        return _Fused.apply(query, key, value, bias)
 
     yield torch.device("meta")
-    yield patch.multiple(masking_utils, find_packed_sequence_indices=lambda _: None, fast_all=lambda _: True)
+    yield patch.multiple(
+        masking_utils, find_packed_sequence_indices=lambda _: None, fast_all=lambda _: True
+    )
     yield patch.object(moe, "_can_use_grouped_mm", lambda *_: False)
     yield patch.multiple(nn.functional, dropout=dropout, scaled_dot_product_attention=attention)
 
 
 def _power(number: int, primes: tuple[int, int, int]) -> tuple[str, int]:
     """How often each prime divides a whole number, as digits, and what is left of the number."""
-    left, counts = number, [0, 0, 0]
-    for place, prime in enumerate(primes):
-        while left and left % prime == 0:
-            left, counts[place] = left // prime, counts[place] + 1
-    return "".join(map(str, counts)), left
+    rest = number
+    digits = ""
+    for prime in primes:
+        count = 0
+        while rest and rest % prime == 0:
+            rest //= prime
+            count += 1
+        digits += str(count)
+    return digits, rest
 
 
 def _primes(model: PreTrainedModel, window: int | None, *, masked: bool) -> tuple[int, int, int]:
-    """Rows, tokens and labels to trace with: three primes that divide no size of the model's tensors; tokens lie beyond
-    the model's window if `masked`, else within it."""
+    """Rows, tokens and labels to trace with: three primes that divide no size of the model's
+    tensors; tokens lie beyond the model's window if `masked`, else within it."""
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
 
     def first(numbers: range, *others: int) -> int:
-        primes = (n for n in numbers if n not in others and all(n % k for k in range(2, math.isqrt(n) + 1)))
-        if (found := next((n for n in primes if all(size % n for size in sizes)), None)) is None:
-            raise ValueError(f"a window of {window} tokens is too small to trace")
-        return found
+        for number in numbers:
+            divides_none = all(size % number for size in sizes)
+            if number not in others and divides_none and _is_prime(number):
+                return number
+        raise ValueError(f"a window of {window} tokens is too small to trace")
 
-    tokens = first(range((window or 0) + 1, 10**6) if masked else range(min((window or 128) - 1, 127), SMALLEST, -1))
+    if masked:
+        tokens = first(range((window or 0) + 1, 10**6))
+    else:
+        tokens = first(range(min((window or 128) - 1, 127), SMALLEST, -1))
     rows = first(range(211, 10**6), tokens)
-    return rows, tokens, first(range(1_031, 10**6), tokens, rows)
+    labels = first(range(1_031, 10**6), tokens, rows)
+    return rows, tokens, labels
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))

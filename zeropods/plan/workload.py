@@ -1,4 +1,5 @@
-"""What is trained: a model's tensors and products, and what a pass saves; ZeRO's settings; the batch of one process."""
+"""What is trained: a model's tensors and products, and what a pass saves; ZeRO's settings; the
+batch of one process."""
 
 from __future__ import annotations
 
@@ -15,19 +16,24 @@ ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MASTER, MOMENTS = 4, 8
 """Bytes per parameter of an FP32 master, and of Adam's two moments."""
 FORWARD, BACKWARD = 2, 4
-"""FLOPs per matmul parameter and token: one product forward, two backward (Kaplan et al. 2020, arXiv:2001.08361)."""
+"""FLOPs per matmul parameter and token: one product forward, two backward (Kaplan et al. 2020,
+arXiv:2001.08361)."""
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 FUSED, MASKED, PLAIN, EAGER = "fused", "masked", "plain", "eager"
-"""How attention runs: in a kernel that keeps no scores, in the same behind a window's mask, by PyTorch's formula in
-FP32, or by the family's own code."""
+"""How attention runs: in a kernel that keeps no scores, in the same behind a window's mask, by
+PyTorch's formula in FP32, or by the family's own code."""
 Polynomial = Mapping[str, float]
-"""Coefficients by the exponents of rows, tokens and labels: `120` is rows x tokens^2. For an encoder-decoder, labels
-are the tokens of the target."""
+"""Coefficients by the exponents of rows, tokens and labels: `120` is rows x tokens^2. For an
+encoder-decoder, labels are the tokens of the target."""
 
 
 def value(terms: Polynomial, rows: float, tokens: float, labels: float) -> float:
     """The value of the polynomial at these sizes."""
-    return sum(f * rows ** int(p[0]) * tokens ** int(p[1]) * labels ** int(p[2]) for p, f in terms.items())
+    total = 0.0
+    for powers, factor in terms.items():
+        of_rows, of_tokens, of_labels = map(int, powers)
+        total += factor * rows**of_rows * tokens**of_tokens * labels**of_labels
+    return total
 
 
 class Weight(NamedTuple):
@@ -52,11 +58,13 @@ class Saved(NamedTuple):
     inputs: list[Polynomial]
     """Bytes of the input of one layer, for the same stacks."""
     held: Polynomial
-    """Bytes that layers are given beside their input, the same for all: masks, rotations. Checkpointing keeps them."""
+    """Bytes that layers are given beside their input, the same for all: masks, rotations.
+    Checkpointing keeps them."""
     ends: Polynomial
     """Bytes saved outside the layers: embedding, the last norm, the head's input."""
     scores: int
-    """Bytes per row and pair of tokens of a layer's largest tensor that grows with the square of tokens."""
+    """Bytes per row and pair of tokens of a layer's largest tensor that grows with the square of
+    tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,7 +87,8 @@ class Shape:
     """Width of the feed-forward part, all active experts together."""
     vocabulary: int
     positions: int | None
-    """Tokens of the longest sequence: the positions that exist where they are learned, elsewhere the trained length."""
+    """Tokens of the longest sequence: the positions that exist where they are learned, elsewhere
+    the trained length."""
     window: int | None
     """Number of tokens that a token sees, itself included, in layers with a window."""
     windowed: int
@@ -97,7 +106,8 @@ class Shape:
     products: Polynomial
     """Multiply-adds of the layers' matrices in a forward pass."""
     trace: Callable[[str], Saved]
-    """Gives what a pass saves in a way of training: precision (`fp32`, `bf16`, `autocast`), kernel, and ` dropout`."""
+    """Gives what a pass saves in a way of training: precision (`fp32`, `bf16`, `autocast`), kernel,
+    and ` dropout`."""
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -120,13 +130,15 @@ class Shape:
         return max(weight.size for weight in self.weights)
 
     def layer_products(self, tokens: float, labels: float, *, whole: bool = False) -> float:
-        """Multiply-adds of all layers in a forward pass over one row: matrices by token, and attention's products.
+        """Multiply-adds of all layers in a forward pass over one row: matrices by token, and
+        attention's products.
 
-        Chowdhery et al. 2022 (arXiv:2204.02311, appendix B) count the whole square of attention; under a causal mask
-        half of it is needed, and only that is counted here: each token of a causal row attends to itself and those
-        before it, 2 x layers x heads x head size x tokens^2 / 2; with a window, only to those within it. An encoder
-        needs the whole square, its decoder half of one, and cross-attention source x target. With mean lengths the
-        result is a lower bound where lengths differ.
+        Chowdhery et al. 2022 (arXiv:2204.02311, appendix B) count the whole square of attention;
+        under a causal mask half of it is needed, and only that is counted here: each token of a
+        causal row attends to itself and those before it, 2 x layers x heads x head size x tokens^2
+        / 2; with a window, only to those within it. An encoder needs the whole square, its decoder
+        half of one, and cross-attention source x target. With mean lengths the result is a lower
+        bound where lengths differ.
 
         Args:
             tokens: tokens of the source; for a causal model, of the whole row.
@@ -139,15 +151,20 @@ class Shape:
         elif whole:
             square = 2 * self.layers[0] * tokens**2
         else:
-            square = self.layers[0] * tokens**2 - self.windowed * max(0.0, tokens - (self.window or tokens)) ** 2
+            unseen = max(0.0, tokens - (self.window or tokens))
+            square = self.layers[0] * tokens**2 - self.windowed * unseen**2
         return value(self.products, 1, tokens, labels) + self.heads * self.head_size * square
 
     def training_flops(self, tokens: float, labels: float, *, whole: bool = False) -> float:
-        """FLOPs to train on one row, forward and backward, without recomputation: 6 x (products of layers and head).
+        """FLOPs to train on one row, forward and backward, without recomputation: 6 x (products of
+        layers and head).
 
-        The loss computes logits only where there is a label. The arguments are those of `layer_products`.
+        The loss computes logits only where there is a label. The arguments are those of
+        `layer_products`.
         """
-        return (FORWARD + BACKWARD) * (self.layer_products(tokens, labels, whole=whole) + self.embedding * labels)
+        return (FORWARD + BACKWARD) * (
+            self.layer_products(tokens, labels, whole=whole) + self.embedding * labels
+        )
 
 
 # The keys of a DeepSpeed configuration that its memory and traffic depend on.
@@ -155,37 +172,47 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroSettings:
-    """Settings of ZeRO that a plan depends on; defaults are those of the files in `dsconfig/`, equal in every stage."""
+    """Settings of ZeRO that a plan depends on; defaults are those of the files in `dsconfig/`,
+    equal in every stage."""
 
     reduce_elements: int = 10_000_000
     """`reduce_bucket_size`: number of elements of a reduce bucket."""
     overlap: bool = True
-    """`overlap_comm`: gradients are reduced while the backward pass runs, from two buckets in turn."""
+    """`overlap_comm`: gradients are reduced while the backward pass runs, from two buckets in
+    turn."""
     contiguous: bool = True
-    """`contiguous_gradients`: stages 1 and 2 make their reduce buckets whole, however small the model is. Otherwise
-    they copy together what there is to reduce, at most a bucket of it. DeepSpeed of 2022 and 2023 ignored it in stage
-    1, and `overlap_comm` too: neither was on there (engine.py, "meaningless in stage 1 and are ignored")."""
+    """`contiguous_gradients`: stages 1 and 2 make their reduce buckets whole, however small the
+    model is. Otherwise they copy together what there is to reduce, at most a bucket of it.
+    DeepSpeed of 2022 and 2023 ignored it in stage 1, and `overlap_comm` too: neither was on there
+    (engine.py, "meaningless in stage 1 and are ignored")."""
     multi_rank_all_reduce: bool = True
-    """`use_multi_rank_bucket_allreduce` (DeepSpeed's default): stages 1 and 2 send a gradient to every rank, not only
-    to its owner. DeepSpeed before 0.12 did not have it."""
+    """`use_multi_rank_bucket_allreduce` (DeepSpeed's default): stages 1 and 2 send a gradient to
+    every rank, not only to its owner. DeepSpeed before 0.12 did not have it."""
     prefetch_elements: int = 10_000_000
     live_elements: int = 100_000_000
-    """Number of parameters that stage 3 keeps gathered: the smaller of `stage3_max_live_parameters` and
-    `stage3_max_reuse_distance`."""
+    """Number of parameters that stage 3 keeps gathered: the smaller of `stage3_max_live_parameters`
+    and `stage3_max_reuse_distance`."""
     persistent_elements: int = 100_000
-    """`stage3_param_persistence_threshold`: stage 3 keeps tensors of at most this many elements whole on every rank."""
+    """`stage3_param_persistence_threshold`: stage 3 keeps tensors of at most this many elements
+    whole on every rank."""
     pins: bool = True
     """`pin_memory`: whether what is offloaded lies in pinned memory."""
 
 
 def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
-    """The settings of an effective DeepSpeed configuration; DeepSpeed's own default where it has none (zero/config.py).
+    """The settings of an effective DeepSpeed configuration; DeepSpeed's own default where it has
+    none (zero/config.py).
 
     Raises:
-        UserError: a size is not a number of elements (`auto`, say), or what should be an object is not one.
+        UserError: a size is not a number of elements (`auto`, say), or what should be an object is
+            not one.
     """
     zero = block(config, "zero_optimization")
-    overlap, optimizer = zero.get("overlap_comm"), block(zero, "offload_optimizer")
+    optimizer = block(zero, "offload_optimizer")
+    overlap = zero.get("overlap_comm")
+    if overlap is None:
+        # DeepSpeed's own default.
+        overlap = zero.get("stage") == 3
 
     def elements(name: str, default: float) -> int:
         # A key of stage 3 may be written with or without `stage3_` before it.
@@ -197,11 +224,13 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
 
     return ZeroSettings(
         reduce_elements=elements("reduce_bucket_size", 5e8),
-        overlap=zero.get("stage") == 3 if overlap is None else bool(overlap),
+        overlap=bool(overlap),
         contiguous=bool(zero.get("contiguous_gradients", True)) or bool(optimizer),
         multi_rank_all_reduce=zero.get("use_multi_rank_bucket_allreduce", True),
         prefetch_elements=elements("prefetch_bucket_size", 5e7),
-        live_elements=min(elements("max_live_parameters", 1e9), elements("max_reuse_distance", 1e9)),
+        live_elements=min(
+            elements("max_live_parameters", 1e9), elements("max_reuse_distance", 1e9)
+        ),
         persistent_elements=elements("param_persistence_threshold", 1e5),
         pins=bool(optimizer.get("pin_memory", False)),
     )
@@ -212,7 +241,8 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model and the batch of one forward pass of one process, padding included; and how its states are divided."""
+    """A model and the batch of one forward pass of one process, padding included; and how its
+    states are divided."""
 
     shape: Shape
     rows: int
@@ -221,9 +251,11 @@ class Workload:
     labels: int
     """Tokens per row that carry a loss; for a T5, all of the target."""
     label_tokens: int | None = None
-    """Tokens of all rows that really carry a loss, where they are known: the loss skips padding. None: all `labels`."""
+    """Tokens of all rows that really carry a loss, where they are known: the loss skips padding.
+    None: all `labels`."""
     precision: str = "fp32"
-    """`fp32`; `bf16`: BF16 weights and gradients beside an FP32 master; `fp16`: the same in FP16, or by autocast."""
+    """`fp32`; `bf16`: BF16 weights and gradients beside an FP32 master; `fp16`: the same in FP16,
+    or by autocast."""
     checkpointing: bool = False
     """Whether each layer's activations are computed again in the backward pass."""
     own_rates: bool = False
@@ -250,9 +282,9 @@ class Workload:
 
     @property
     def autocast(self) -> bool:
-        """Whether weights and gradients are FP32 and only products FP16, on copies made in each pass: transformers' way
-        of FP16 without DeepSpeed."""
-        return self.precision == "fp16" and self.technique.stage == 0
+        """Whether weights and gradients are FP32 and only products FP16, on copies made in each
+        pass: transformers' way of FP16 without DeepSpeed."""
+        return self.precision == "fp16" and not self.technique.uses_deepspeed
 
     @property
     def element_bytes(self) -> int:
@@ -268,10 +300,11 @@ class Workload:
     def kernel(self) -> str:
         """The kernel that attention really runs: `FUSED`, `MASKED`, `PLAIN` or `EAGER`.
 
-        Source: transformers 5.23 (`integrations/sdpa_attention.py`, `masking_utils.py`); PyTorch 2.13's choice
-        (`sdp_utils.cpp`): FlashAttention takes FP16 and BF16 on GPUs from Ampere on, without a mask; the
-        memory-efficient kernel also takes FP32, older GPUs and a mask, but no keys that several heads share; for these
-        the plain formula runs, in FP32. With a mask transformers repeats the keys itself.
+        Source: transformers 5.23 (`integrations/sdpa_attention.py`, `masking_utils.py`); PyTorch
+        2.13's choice (`sdp_utils.cpp`): FlashAttention takes FP16 and BF16 on GPUs from Ampere on,
+        without a mask; the memory-efficient kernel also takes FP32, older GPUs and a mask, but no
+        keys that several heads share; for these the plain formula runs, in FP32. With a mask
+        transformers repeats the keys itself.
         """
         shape = self.shape
         if self.attention == "eager":
@@ -285,21 +318,33 @@ class Workload:
 
     def saved(self) -> Saved:
         """What one pass of this workload saves."""
-        precision = "autocast" if self.autocast else "bf16" if self.is_half else "fp32"
-        drops = self.shape.drops and self.dropout is not False
-        return self.shape.trace(f"{precision} {self.kernel}{' dropout' * drops}")
+        if self.autocast:
+            precision = "autocast"
+        elif self.is_half:
+            precision = "bf16"
+        else:
+            precision = "fp32"
+        way = f"{precision} {self.kernel}"
+        if self.shape.drops and self.dropout is not False:
+            way += " dropout"
+        return self.shape.trace(way)
 
     def flops(self) -> tuple[float, float]:
-        """FLOPs of a forward and backward pass, a third of them forward; and of what checkpointing computes again.
+        """FLOPs of a forward and backward pass, a third of them forward; and of what checkpointing
+        computes again.
 
-        Padding is computed too. With a mask, and where scores are kept, the whole square of attention is computed, at
-        least twice what is needed.
+        Padding is computed too. With a mask, and where scores are kept, the whole square of
+        attention is computed, at least twice what is needed.
         """
-        sizes, whole = (self.tokens, self.labels), self.kernel != FUSED
-        again = FORWARD * self.shape.layer_products(*sizes, whole=whole) if self.checkpointing else 0.0
-        return self.rows * self.shape.training_flops(*sizes, whole=whole), self.rows * again
+        whole = self.kernel != FUSED
+        once = self.shape.training_flops(self.tokens, self.labels, whole=whole)
+        again = 0.0
+        if self.checkpointing:
+            again = FORWARD * self.shape.layer_products(self.tokens, self.labels, whole=whole)
+        return self.rows * once, self.rows * again
 
 
 def share(number: int, ranks: int) -> int:
-    """Number of elements of one rank's share; the last partition is padded to the size of the others."""
+    """Number of elements of one rank's share; the last partition is padded to the size of the
+    others."""
     return -(-number // ranks)

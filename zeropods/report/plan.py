@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.plan.cpu import CPU, STATES
 from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA, Machines
-from zeropods.plan.memory import PARTS
+from zeropods.plan.terms import PARTS
 from zeropods.plan.workload import ZeroSettings
 from zeropods.tables import GIB, Table, counted, digits, wrapped
 

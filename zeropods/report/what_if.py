@@ -15,7 +15,8 @@ from zeropods.plan.cpu import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
 from zeropods.plan.gpus import GIGA, TERA, cards, memory_bytes
 from zeropods.plan.machines import Machines
-from zeropods.plan.memory import LOADING, PARTS, Term, total
+from zeropods.plan.memory import LOADING
+from zeropods.plan.terms import PARTS, Term, total
 from zeropods.plan.workload import MASTER, MOMENTS
 from zeropods.report.plan import TIMES, gib
 from zeropods.tables import GIB, Table, counted, digits

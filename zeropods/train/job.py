@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from zeropods.train.trainer import MeasuredTrainer
 
-UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.stage)
+UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.uses_deepspeed)
 """Techniques without ZeRO, whose checkpoints consist of the same files."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """Keys of a DeepSpeed configuration that give the batch."""

@@ -1,0 +1,210 @@
+"""What a forward pass keeps for its backward pass, counted tensor by tensor.
+
+The counts are those of transformers 5.23 on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeropods.plan.terms import Term, short, total
+from zeropods.plan.workload import EAGER, ELEMENT_BYTES, PLAIN, Workload, value
+
+GRADIENTS_OF_FEED_FORWARD = {True: 3, False: 2}
+"""Gradients of the feed-forward's width that a layer's backward pass holds at one time, by whether
+the model is causal."""
+LOSS_COPIES = 3
+"""The log-softmax over the vocabulary, and the gradients of its output and of its input."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers of one kind: the encoder's, the decoder's, or all of a causal model.
+
+    Bytes are those of one pass.
+    """
+
+    prefix: str
+    """`encoder `, `decoder `, or empty."""
+    tokens: int
+    """Tokens per row."""
+    layers: int
+    parameters: int
+    """Number of parameters of all layers."""
+    kept: int
+    """Bytes that each layer keeps until its backward pass: all that it saves, or with gradient
+    checkpointing its input."""
+    working: int
+    """Bytes that the layer at work adds: gradients of its feed-forward part or of its scores, and
+    what is computed again."""
+
+    @property
+    def all_kept(self) -> int:
+        """Bytes that all of its layers keep."""
+        return self.layers * self.kept
+
+
+class Activations:
+    """Bytes saved by one forward pass with this project's loss, and what its backward pass adds.
+
+    The loss computes logits over the label positions and their log-softmax in FP32. Rows are padded
+    on the right; those of a causal model have no mask in training, since no position with a loss
+    looks at the padding.
+    """
+
+    def __init__(self, work: Workload) -> None:
+        shape = work.shape
+        sizes = (work.rows, work.tokens, work.labels)
+        saved = work.saved()
+        self.work = work
+        self.head = ELEMENT_BYTES["fp32"] * work.logit_rows * shape.vocabulary
+        """Bytes of the labels' FP32 log-softmax over the vocabulary."""
+        self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
+        """Bytes of a tied embedding's gradients, as the head and as the table: both exist while
+        they are added."""
+        beside_layers = value(saved.ends, *sizes)
+        if work.checkpointing:
+            beside_layers += value(saved.held, *sizes)
+        self.ends = round(beside_layers)
+        """Bytes saved beside the layers: they are kept until the backward pass has come through all
+        of them."""
+        self.copies = 0
+        """Bytes of FP16 copies of weights, which autocast keeps until the loss is computed; layers
+        that are not computed again keep them anyway."""
+        if work.autocast and work.checkpointing:
+            self.copies = round(sum(layers.get("000", 0) for layers in saved.layers))
+        if shape.joint:
+            self.stacks = [self._stack(0, "", work.tokens)]
+        else:
+            self.stacks = [
+                self._stack(0, "encoder ", work.tokens),
+                self._stack(1, "decoder ", work.labels),
+            ]
+
+    def _stack(self, side: int, prefix: str, tokens: int) -> Stack:
+        """The layers of one side.
+
+        Args:
+            side: 0 for the encoder or the only stack, 1 for the decoder.
+            tokens: tokens per row on this side.
+        """
+        work = self.work
+        shape = work.shape
+        saved = work.saved()
+        sizes = (work.rows, work.tokens, work.labels)
+
+        element = ELEMENT_BYTES[work.precision]
+        width = GRADIENTS_OF_FEED_FORWARD[shape.joint] * shape.inner
+        gradients = element * work.rows * tokens * width
+        if work.kernel in (EAGER, PLAIN):
+            gradients = max(gradients, 2 * saved.scores * work.rows * tokens**2)
+
+        layer = round(value(saved.layers[side], *sizes) / shape.layers[side])
+        kept = layer
+        computed_again = 0
+        if work.checkpointing:
+            kept = round(value(saved.inputs[side], *sizes))
+            computed_again = layer
+        return Stack(
+            prefix=prefix,
+            tokens=tokens,
+            layers=shape.layers[side],
+            parameters=shape.layer_parameters[side],
+            kept=kept,
+            working=gradients + computed_again,
+        )
+
+    def in_loss(self) -> int:
+        """Bytes while the loss is computed, its gradients included; no parameter has one yet."""
+        in_stacks = sum(stack.all_kept for stack in self.stacks)
+        return in_stacks + self.ends + self.copies + LOSS_COPIES * self.head
+
+    def in_layers(self) -> int:
+        """Bytes of all that belongs to neither the loss nor an embedding: what layers keep, and the
+        layer at work."""
+        return self.in_loss() - LOSS_COPIES * self.head + self.most_working
+
+    @property
+    def most_working(self) -> int:
+        """Bytes that the layer at work adds, in the stack where they are most."""
+        return max(stack.working for stack in self.stacks)
+
+    def backward(self) -> list[tuple[int, int]]:
+        """Pairs of bytes, where their sum can be largest: saved and at work, and of the parameters'
+        gradients that were made by then.
+
+        Gradients appear as activations are freed. Both change linearly over layers of one kind, so
+        the maximum is at the last or the first layer of each side, or at the embedding. Where both
+        sides share a tied embedding, its gradient as a table exists beside that of the head after
+        each side.
+        """
+        size = self.work.element_bytes
+        weights = self.work.shape.weights
+        last_matrix = max(weight.size for weight in weights if weight.kind == "matrix")
+        table = self.tied_gradients // 2 if len(self.stacks) > 1 else 0
+        made = size * self.work.shape.embedding
+        below = sum(stack.all_kept for stack in self.stacks)
+        moments = []
+        for stack in reversed(self.stacks):
+            moments.append((self.ends + below + stack.working, made))
+            below -= stack.all_kept
+            # While the most is saved, the layer at work has a gradient only of its feed-forward
+            # part's last matrix.
+            other_layers = stack.parameters * (stack.layers - 1) // stack.layers
+            at_first_layer = made + size * (other_layers + last_matrix)
+            moments.append((below + stack.working + stack.kept + table, at_first_layer))
+            made += size * stack.parameters
+        moments.append((self.tied_gradients, made))
+        return moments
+
+    def terms(self) -> list[Term]:
+        """Terms of the most that exists at one time: all that is saved, and what the head or a
+        layer adds to it."""
+        terms = [self._layers_term(stack) for stack in self.stacks]
+        beside = [size for size in (self.ends, self.copies) if size]
+        formula = " + ".join(f"{short(size)}B" for size in beside)
+        terms.append(_activations("ends, masks, weights in FP16", sum(beside), formula))
+        terms.append(self._loss_or_layer_term())
+        beyond = self.tied_gradients - total(terms)
+        if beyond > 0:
+            name = "gradients of the embedding, as head and as table, where activations were"
+            formula = f"{short(self.tied_gradients)}B, less those"
+            terms.append(_activations(name, beyond, formula))
+        return terms
+
+    def _layers_term(self, stack: Stack) -> Term:
+        """What the layers of a stack keep."""
+        work = self.work
+        name = f"{stack.prefix}layers"
+        kernel = f", {work.kernel} attention"
+        if work.checkpointing:
+            name = f"inputs of {name}"
+            kernel = ""
+        kilobytes = stack.kept / (work.rows * stack.tokens) / 1e3
+        rows = f"{work.rows} rows x {stack.tokens} tokens"
+        formula = f"{stack.layers} layers x {rows} x {kilobytes:.4g} kB{kernel}"
+        return _activations(name, stack.all_kept, formula)
+
+    def _loss_or_layer_term(self) -> Term:
+        """What the loss takes or, where that is more, a layer that is computed again or its
+        gradients."""
+        work = self.work
+        most = self.most_working
+        is_causal = len(self.stacks) == 1
+        if work.checkpointing and LOSS_COPIES * self.head < most:
+            kind = f"{work.kernel} attention" if is_causal else "the larger of the two kinds"
+            return _activations("one layer, computed again", most, f"{short(most)}B, {kind}")
+        if not work.checkpointing and is_causal and 2 * self.head < most:
+            name = "log-softmax, and gradients within a layer"
+            formula = f"{short(self.head)}B + {short(most)}B"
+            return _activations(name, self.head + most, formula)
+        labels = f"{work.rows} rows x {work.labels} labels"
+        if work.label_tokens is not None:
+            labels = f"{work.label_tokens} labels"
+        name = "log-softmax over the vocabulary, with its gradients"
+        formula = f"{LOSS_COPIES} x 4 B x {labels} x {work.shape.vocabulary} words"
+        return _activations(name, LOSS_COPIES * self.head, formula)
+
+
+def _activations(name: str, size: int, formula: str) -> Term:
+    return Term(name, size, formula, "activations")

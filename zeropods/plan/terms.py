@@ -1,0 +1,44 @@
+"""One part of a plan's memory: how many bytes, and by which formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zeropods.plan.workload import share
+
+PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
+"""The parts that the memory of a GPU is divided into."""
+PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True)
+class Term:
+    """Bytes of one process, with their formula."""
+
+    name: str
+    bytes: int
+    formula: str
+    """The formula with its numbers filled in: `4 B x 737.7 M / 3 ranks`."""
+    part: str = "buffers"
+    """One of `PARTS`."""
+
+    @classmethod
+    def of(cls, name: str, size: int, number: int, ranks: int = 1, part: str = "buffers") -> Term:
+        """The term of `number` elements of `size` bytes each, divided among `ranks` ranks."""
+        divided = f" / {ranks} ranks" if ranks > 1 else ""
+        formula = f"{size} B x {short(number)}{divided}"
+        return cls(name, size * share(number, ranks), formula, part)
+
+
+def total(terms: Iterable[Term], part: str | None = None) -> int:
+    """Bytes of all terms, or of those of one part."""
+    return sum(term.bytes for term in terms if part in (None, term.part))
+
+
+def short(number: float) -> str:
+    """A count in a short form: `737.7 M`."""
+    for size, prefix in PREFIXES:
+        if number >= size:
+            return f"{number / size:.4g} {prefix}"
+    return f"{number:.4g}"
