@@ -229,15 +229,23 @@ class RunArguments:
         name, rows = self.check_model()
         if manifest is None:
             return
-        files, vocabularies = [Path(name) / TOKENIZER, Path(self.dataset_path) / "tokenizer" / TOKENIZER], list[Any]()
-        if self.init != "random" and all(path.is_file() for path in files):
-            from tokenizers import Tokenizer
-
-            check_digests(Path(name), weights=False)
-            for path, remedy in zip(files, ("save the model again", "prepare the data again"), strict=True):
-                read_object(path, remedy)
-                vocabularies.append(Tokenizer.from_file(str(path)).get_vocab())
+        vocabularies = [] if self.init == "random" else self._vocabularies(Path(name))
         self.check_fit(name, rows, manifest.vocabulary_size, *vocabularies)
+
+    def _vocabularies(self, model: Path) -> list[dict[str, int]]:
+        """The vocabularies of a model's folder and of the prepared set; none where either has no `tokenizer.json`."""
+        of_model = model / TOKENIZER
+        of_data = Path(self.dataset_path) / "tokenizer" / TOKENIZER
+        if not of_model.is_file() or not of_data.is_file():
+            return []
+        from tokenizers import Tokenizer
+
+        check_digests(model, weights=False)
+        vocabularies = []
+        for path, remedy in ((of_model, "save the model again"), (of_data, "prepare the data again")):
+            read_object(path, remedy)
+            vocabularies.append(Tokenizer.from_file(str(path)).get_vocab())
+        return vocabularies
 
     def check_outputdir(self) -> None:
         """Refuse a run folder that is a file, is below one, or is where this user may not write."""
@@ -373,7 +381,8 @@ class CausalArguments(RunArguments):
 
     def manifest(self) -> Manifest | None:
         """The manifest of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
-        given, place = Path(self.data), f"--data {self.data}"
+        given = Path(self.data)
+        place = f"--data {self.data}"
         if not (given / FILE).is_file():
             if self.task != "lm":
                 for name in ("dataset_config", "text_field"):
