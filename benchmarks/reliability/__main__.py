@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.reliability.chain import BUSY_STEP_TIMEOUT, LAUNCHERS, SETTINGS, STEPS, WORK, Chain, Setting, chain
 from benchmarks.reliability.faults import FAULTS, ON_A_DISK, may_mount
 from benchmarks.reliability.page import PAGE, RESULTS, page
-from benchmarks.reliability.seen import Losses, difference
+from benchmarks.reliability.seen import Losses, difference, until
 from benchmarks.reliability.trial import MEASURED, comes_to, goodput, trial
 from tests.namespaces import are_possible
 from zeropods import files
@@ -45,6 +45,8 @@ from zeropods.programs import bound_argv
 
 WHOLE_RUN_SECONDS = 3_600.0
 """Seconds after which a run without faults is given up."""
+FAULTS_OF_A_RUN = 4
+"""Number of faults after which a run is left to train to its end, and the next one begins in another setting."""
 DEEPSPEED_SHARE = 0.25
 """Share of runs that DeepSpeed's launcher starts: they take twice as long to start."""
 
@@ -151,9 +153,14 @@ def _try_until(
                 if asked.alone and one["survived"]:
                     one["goodput"] = goodput(broken)
                 _keep(results, "trials", about | one)
-                is_enough = len(done()) >= asked.trials or time.monotonic() > deadline
-                if asked.alone or not one["survived"] or is_enough:
+                is_enough = len(done()) >= asked.trials or broken.faults >= FAULTS_OF_A_RUN
+                if asked.alone or not one["survived"] or is_enough or time.monotonic() > deadline:
                     break
+            is_whole = broken.faults >= FAULTS_OF_A_RUN and one is not None and one["survived"]
+            # Beside busy processes it takes long, and the losses are the same.
+            if is_whole and not asked.busy:
+                until(broken.is_over, WHOLE_RUN_SECONDS)
+                broken.log.read()
             if broken.is_finished():
                 far = difference(broken.log.all, expected)
                 of_run = {"faults": broken.faults, "largest_difference": far, "goodput": goodput(broken)}
@@ -168,19 +175,16 @@ def _least_tried(settings: list[Setting], done: list[dict[str, Any]], random: Ra
 
 
 def _one(broken: Chain, done: list[dict[str, Any]], faults: list[str], undisturbed: Losses) -> dict[str, Any] | None:
-    """Try one of the faults that were tried least in this setting; None where the run has ended."""
-    able = []
-    for name in faults:
-        fault = FAULTS[name]
-        has_pods = broken.has_spare or not fault.costs_a_pod
-        is_seen = broken.launcher == "deepspeed" or not fault.needs_launcher
-        if has_pods and is_seen:
-            able.append(name)
+    """Try one of the faults that were tried least in this setting, and of these least of all; None where the run has
+    ended."""
+    able = [name for name in faults if broken.has_spare or not FAULTS[name].costs_a_pod]
     if not able:
-        raise UserError(f"--faults {' '.join(faults)}: none of them can be tried with --launcher {broken.launcher}")
-    tried = [one["fault"] for one in done if one.get("setting") == broken.setting.name]
-    least = min(tried.count(name) for name in able)
-    name = broken.random.choice([name for name in able if tried.count(name) == least])
+        raise UserError(f"--faults {' '.join(faults)}: none can be tried, since each costs a pod and none is left")
+    tried = [one["fault"] for one in done]
+    tried_here = [one["fault"] for one in done if one.get("setting") == broken.setting.name]
+    counts = {name: (tried_here.count(name), tried.count(name)) for name in able}
+    least = min(counts.values())
+    name = broken.random.choice([name for name in able if counts[name] == least])
     try:
         return trial(broken, name, undisturbed)
     except UserError as error:

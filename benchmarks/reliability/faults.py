@@ -245,8 +245,6 @@ class Fault:
     intervals: int = 1
     """Number of intervals between checkpoints whose steps may be lost."""
     needs_networks: bool = False
-    needs_launcher: bool = False
-    """Whether only DeepSpeed's launcher sees how the rank's process ended."""
 
 
 AT_A_POD: dict[str, Any] = {"costs_a_pod": True, "ends_a_pod": True}
@@ -257,14 +255,14 @@ ANY_KILLED = Named("failed", "left no measurement: .*SIGKILL")
 
 def _in_a_rank(fault: str, means: str, status: str, words: str) -> Fault:
     """A fault that one rank does by itself."""
-    return Fault(means, partial(_order_rank, fault=fault), named=Named(status, words, RANK), needs_launcher=True)
+    return Fault(means, partial(_order_rank, fault=fault), named=Named(status, words, RANK))
 
 
 FAULTS: dict[str, Fault] = {
     "rank killed": Fault("SIGKILL for one rank", partial(_signal_rank, number=signal.SIGKILL), named=KILLED),
     "rank asked to end": Fault(
         "SIGTERM for one rank, by somebody else", partial(_signal_rank, number=signal.SIGTERM),
-        named=Named("failed", "was asked to end, and not by this launch: SIGTERM", RANK), needs_launcher=True,
+        named=Named("failed", "was asked to end, and not by this launch: SIGTERM", RANK),
     ),
     "rank crashed": _in_a_rank(
         "segmentation fault", "a segmentation fault in one rank", "failed", "left no measurement: killed by SIGSEGV"
