@@ -460,7 +460,11 @@ class Curves(TrainerCallback):
         fresh = self.meter.clock.steps(self.drawn)
         self.drawn += len(fresh)
         now = {**self.meter.sampler.last, **held_bytes()}
-        figures = {key: now[key] for key in USE if now.get(key) is not None}
+        figures: dict[str, float] = {}
+        for key in USE:
+            value = now.get(key)
+            if value is not None:
+                figures[key] = value
         if len(fresh):
             seconds = float(fresh["seconds"].sum())
             real_tokens = float(fresh["source_tokens"].sum())

@@ -122,7 +122,7 @@ def attempt(
             meter.write(replace(measured, status="interrupted", reason=reason))
 
         all_ranks_end_here = False
-        score = None
+        score = ""
         record = None
         try:
             with meter, heard_while_waiting(write_interrupted, saving=save_signal.number):
@@ -164,12 +164,12 @@ def _remedy_for_memory(meter: Meter) -> str:
     return "use fewer rows, or a technique that partitions more"
 
 
-def _record(task: Task, measured: RankMeasurement, score: str | None) -> Record:
+def _record(task: Task, measured: RankMeasurement, score: str) -> Record:
     """Compose and write the record of an attempt without a supervisor, and print how it ended.
 
     Args:
         measured: what rank 0, this one, has measured.
-        score: what the run has scored in words; None where it did not come so far.
+        score: what the run has scored in words; empty where it was not scored.
     """
     record = compose_record(task.folder)
     write_record(task.folder, record)
