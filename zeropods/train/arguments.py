@@ -76,6 +76,20 @@ def flag(default: Any, text: str, choices: tuple[str, ...] = (), **bounds: float
     return field(default=default, metadata={"help": text, "choices": choices, "bounds": bounds})
 
 
+def _fault_of(value: Any, *, choices: tuple[str, ...], bounds: Mapping[str, float], **_: Any) -> str | None:
+    """What is wrong with the value of a flag, the value included; None where nothing is. See `flag`."""
+    if choices and value not in choices:
+        return f"{value!r}; expected {', '.join(choices)}"
+    words = " and ".join(f"{BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
+    if bounds and not math.isfinite(value):
+        return f"{value}; expected a finite number, {words}"
+    for name, bound in bounds.items():
+        holds = BOUNDS[name][1]
+        if not holds(value, bound):
+            return f"{value}; expected {words}"
+    return None
+
+
 @dataclass(kw_only=True)
 class RunArguments:
     """The flags that every training script has. A script's own class adds others, and its own defaults."""
@@ -135,16 +149,14 @@ class RunArguments:
     def __post_init__(self) -> None:
         for name, own in self.called.items():
             setattr(self, name, getattr(self, own))
+        faults = []
         for each in fields(self):
-            value, choices, bounds = getattr(self, each.name), each.metadata["choices"], each.metadata["bounds"]
-            if value == each.default:
-                continue
-            if choices and value not in choices:
-                raise UserError(f"--{each.name} {value!r}; expected {', '.join(choices)}")
-            finite = not bounds or math.isfinite(value)
-            if not finite or not all(BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
-                expected = " and ".join(f"{BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
-                raise UserError(f"--{each.name} {value}; expected {'' if finite else 'a finite number, '}{expected}")
+            value = getattr(self, each.name)
+            fault = None if value == each.default else _fault_of(value, **each.metadata)
+            if fault is not None:
+                faults.append(f"--{each.name} {fault}")
+        if faults:
+            raise UserError("; ".join(faults))
         if self.precision == "fp16" and self.fp16_fault is not None:
             raise UserError(f"--precision fp16: {self.fp16_fault}; use bf16 or fp32")
         if not self.outputdir:
@@ -152,7 +164,8 @@ class RunArguments:
         check_utf8(self.outputdir, "--outputdir")
         if self.init not in INITS and not has_weights(Path(self.init) / "model"):
             raise UserError(f"--init {self.init!r}; expected {', '.join(INITS)} or the folder of a finished run")
-        if self.wants_best_model and (0 in (self.eval_steps, self.save_steps) or self.eval_steps != self.save_steps):
+        saves_what_it_evaluates = self.eval_steps == self.save_steps != 0
+        if self.wants_best_model and not saves_what_it_evaluates:
             raise UserError(
                 f"--eval_steps {self.eval_steps} and --save_steps {self.save_steps}: the best model is chosen "
                 "from checkpoints that were evaluated; give both the same value above 0, or neither"
@@ -216,15 +229,23 @@ class RunArguments:
         name, rows = self.check_model()
         if manifest is None:
             return
-        files, vocabularies = [Path(name) / TOKENIZER, Path(self.dataset_path) / "tokenizer" / TOKENIZER], list[Any]()
-        if self.init != "random" and all(path.is_file() for path in files):
-            from tokenizers import Tokenizer
-
-            check_digests(Path(name), weights=False)
-            for path, remedy in zip(files, ("save the model again", "prepare the data again"), strict=True):
-                read_object(path, remedy)
-                vocabularies.append(Tokenizer.from_file(str(path)).get_vocab())
+        vocabularies = [] if self.init == "random" else self._vocabularies(Path(name))
         self.check_fit(name, rows, manifest.vocabulary_size, *vocabularies)
+
+    def _vocabularies(self, model: Path) -> list[dict[str, int]]:
+        """The vocabularies of a model's folder and of the prepared set; none where either has no `tokenizer.json`."""
+        of_model = model / TOKENIZER
+        of_data = Path(self.dataset_path) / "tokenizer" / TOKENIZER
+        if not of_model.is_file() or not of_data.is_file():
+            return []
+        from tokenizers import Tokenizer
+
+        check_digests(model, weights=False)
+        vocabularies = []
+        for path, remedy in ((of_model, "save the model again"), (of_data, "prepare the data again")):
+            read_object(path, remedy)
+            vocabularies.append(Tokenizer.from_file(str(path)).get_vocab())
+        return vocabularies
 
     def check_outputdir(self) -> None:
         """Refuse a run folder that is a file, is below one, or is where this user may not write."""
@@ -360,7 +381,8 @@ class CausalArguments(RunArguments):
 
     def manifest(self) -> Manifest | None:
         """The manifest of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
-        given, place = Path(self.data), f"--data {self.data}"
+        given = Path(self.data)
+        place = f"--data {self.data}"
         if not (given / FILE).is_file():
             if self.task != "lm":
                 for name in ("dataset_config", "text_field"):
@@ -412,10 +434,13 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
     hints = get_type_hints(kind)
     for each in fields(kind):
         # A flag of type `X | None` is read as X.
-        read = (get_args(hints[each.name]) or (hints[each.name],))[0]
-        alone: dict[str, Any] = {"nargs": "?", "const": True} if read is bool else {}
-        about = {"metavar": METAVARS[read], "help": each.metadata["help"]}
-        parser.add_argument(f"--{each.name}", default=each.default, type=partial(_value, read), **about, **alone)
+        of_a_union = get_args(hints[each.name])
+        value_kind = of_a_union[0] if of_a_union else hints[each.name]
+        more: dict[str, Any] = {"metavar": METAVARS[value_kind], "help": each.metadata["help"]}
+        if value_kind is bool:
+            # The flag alone means True.
+            more |= {"nargs": "?", "const": True}
+        parser.add_argument(f"--{each.name}", default=each.default, type=partial(_value, value_kind), **more)
     # A flag's name may be written with dashes instead of underscores.
     words = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in argv]
     names = [each.name for each in fields(kind)]
@@ -430,14 +455,25 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         raise UserError(str(error).removeprefix("argument ")) from None
     if unknown:
         raise UserError(f"{unknown[0]}: not a flag of {kind.script}, nor the value of one; see --help")
+    unreadable = [f"--{name}: {value.fault}" for name, value in vars(values).items() if isinstance(value, _Unreadable)]
+    if unreadable:
+        raise UserError("; ".join(unreadable))
     return kind(**vars(values))
 
 
+@dataclass(frozen=True)
+class _Unreadable:
+    """Stands for the value of a flag that cannot be read, so that all of them can be named at once."""
+
+    fault: str
+
+
 def _value(kind: type, text: str) -> Any:
+    """The value of a flag of this type, or `_Unreadable`."""
     try:
         return TRUTH[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected {WORDS[kind]}") from None
+        return _Unreadable(f"{text!r}; expected {WORDS[kind]}")
 
 
 # The batch of N ranks: the share of each in an optimizer step, so that the effective batch size is the same for any N.

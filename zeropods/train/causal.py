@@ -83,44 +83,59 @@ class Causal(Task):
         """Make `data/` in the run folder if it does not exist yet; a set made from other data is never replaced."""
         if self.is_prepared:
             return
-        a, task = self.arguments, self.arguments.task or TASKS[0]
-        # Our own small models have a tokenizer that is trained on the data.
-        tiny = a.init == "random" and a.model_id in CAUSAL_TINY
-        wanted = Preparation(
-            task=task,
-            data=Path(a.data) if Path(a.data).is_dir() or task == "squad" else a.data,
-            tokenizer=a.tokenizer_name or (GPT_TINY if tiny else a.model_id),
-            max_seq_length=a.max_seq_length or MAX_SEQ_LENGTH,
-            loss_on=a.loss_on,
-            limit=a.subset,
-            dataset_config=a.dataset_config,
-            text_field=a.text_field or "text",
-        )
+        wanted = self._preparation()
         if (self.set / FILE).is_file():
             made = read_manifest(self.set)
             if made.content_key != key_of_preparation(wanted, made):
                 raise UserError(
                     f"{self.set}: was prepared from data or with settings that differ from this call's "
-                    f"(--data {a.data}); choose another --outputdir"
+                    f"(--data {self.arguments.data}); choose another --outputdir"
                 )
             return
         saved = files.said_in_one_line(self.set, "the prepared data", "free some space on the disk, then run again")
         with progress("prepare", "rows") as bar, saved:
             prepare(wanted, self.set, bar.update)
 
+    def _preparation(self) -> Preparation:
+        """How the raw data at `--data` are to be prepared."""
+        arguments = self.arguments
+        task = arguments.task or TASKS[0]
+        # What is no folder may be a hub id of text.
+        is_folder = Path(arguments.data).is_dir() or task == "squad"
+        tokenizer = arguments.tokenizer_name
+        if not tokenizer:
+            # Our own small models have a tokenizer that is trained on the data.
+            is_own = arguments.init == "random" and arguments.model_id in CAUSAL_TINY
+            tokenizer = GPT_TINY if is_own else arguments.model_id
+        return Preparation(
+            task=task,
+            data=Path(arguments.data) if is_folder else arguments.data,
+            tokenizer=tokenizer,
+            max_seq_length=arguments.max_seq_length or MAX_SEQ_LENGTH,
+            loss_on=arguments.loss_on,
+            limit=arguments.subset,
+            dataset_config=arguments.dataset_config,
+            text_field=arguments.text_field or "text",
+        )
+
     @cached_property
     def data(self) -> Prepared:
         """The set at `--data`, or the one that was made from it, cut to what the flags ask for."""
-        whole, a = Prepared.read(self.set), self.arguments
+        whole = Prepared.read(self.set)
         if whole.tokenizer.pad_token_id is None:
             raise UserError(f"{self.set}: its tokenizer has no padding token; prepare the data again")
         # From raw data only the subset was prepared.
-        subset = a.subset if self.is_prepared else None
-        evaluated = a.max_eval_steps and a.max_eval_steps * a.per_device_eval_batch_size
-        dev = None if whole.dev is None else whole.dev.first(subset).first(evaluated)
-        return replace(whole, train=whole.train.first(subset), dev=dev)
+        subset = self.arguments.subset if self.is_prepared else None
+        train = whole.train.first(subset)
+        dev = whole.dev
+        if dev is not None:
+            evaluated = self.arguments.max_eval_steps
+            if evaluated:
+                evaluated *= self.arguments.per_device_eval_batch_size
+            dev = dev.first(subset).first(evaluated)
+        return replace(whole, train=train, dev=dev)
 
-    def _said(self) -> CausalArguments:
+    def _complete_arguments(self) -> CausalArguments:
         """The flags, with the values that a prepared set decides filled in."""
         manifest = self.data.manifest
         decided = {name: getattr(manifest, name) for name in ("task", "max_seq_length", "loss_on")}
@@ -128,23 +143,26 @@ class Causal(Task):
 
     def settings(self) -> dict[str, object]:
         """The flags to compare, with the data's values where the data decide and their content key for `--data`."""
-        return {**self._said().comparable(), "data": self.data.manifest.content_key}
+        return {**self._complete_arguments().comparable(), "data": self.data.manifest.content_key}
 
     def model(self) -> PreTrainedModel:
         """A causal model; one for questions carries the prompt, so that the saved model says how to prompt it."""
-        data, prompt = self.data, self.arguments.generation_prompt
-        model = load_causal(self._said(), data.tokenizer)
-        if prompt is not None:
-            # A prompt that the model could not continue is refused before training.
-            tokens, positions = len(data.tokenizer(prompt).input_ids), positions_of(model.config)
-            if not prompt.strip() or tokens == 0:
-                raise UserError(f"--generation_prompt {prompt!r}: contains no words; give some to continue")
-            if positions is not None and tokens >= positions:
-                fault = f"{tokens} tokens, but the model has only {positions} positions"
-                raise UserError(f"--generation_prompt: {fault}; shorten it")
-        if data.manifest.task == "squad":
-            model.config.prompt = data.manifest.prompt
+        manifest = self.data.manifest
+        model = load_causal(self._complete_arguments(), self.data.tokenizer)
+        if self.arguments.generation_prompt is not None:
+            self._check_prompt(self.arguments.generation_prompt, positions_of(model.config))
+        if manifest.task == "squad":
+            model.config.prompt = manifest.prompt
         return model
+
+    def _check_prompt(self, prompt: str, positions: int | None) -> None:
+        """Refuse, before training, a prompt that a model with so many positions could not continue."""
+        tokens = len(self.data.tokenizer(prompt).input_ids)
+        if not prompt.strip() or tokens == 0:
+            raise UserError(f"--generation_prompt {prompt!r}: contains no words; give some to continue")
+        if positions is not None and tokens >= positions:
+            fault = f"{tokens} tokens, but the model has only {positions} positions"
+            raise UserError(f"--generation_prompt: {fault}; shorten it")
 
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
         """A batch of rows, padded to the longest."""
@@ -155,21 +173,26 @@ class Causal(Task):
         from zeropods.evaluate.generate import sample_text
         from zeropods.evaluate.score_json import text_score
 
-        sums: dict[str, tuple[float, int] | None] = {}
+        losses: dict[str, tuple[float, int]] = {}
+        """Sum of the token losses and number of tokens, by split."""
         if self.data.manifest.task == "lm" and self.arguments.max_eval_steps is None:
+            if trainer.evaluated is not None:
+                losses["dev"] = trainer.evaluated
             test = load_split(self.data.folder, "test")
-            sums = {"dev": trainer.evaluated, "test": None if test is None else trainer.summed_loss(test)}
+            if test is not None:
+                losses["test"] = trainer.summed_loss(test)
 
         def scored() -> str:
-            said, prompt = "", self.arguments.generation_prompt
-            for split, found in sums.items():
-                if found is not None:
-                    score = text_score(*found)
-                    score.write(self.folder, split)
-                    said = f"perplexity {score.perplexity:.4g} ({split})"
+            text = ""
+            for split, loss in losses.items():
+                score = text_score(*loss)
+                score.write(self.folder, split)
+                text = f"perplexity {score.perplexity:.4g} ({split})"
+            prompt = self.arguments.generation_prompt
             if prompt is not None:
-                files.write_json(self.folder / GENERATED, asdict(sample_text(self.folder / "model", prompt)))
-            return said
+                sample = sample_text(self.folder / "model", prompt)
+                files.write_json(self.folder / GENERATED, asdict(sample))
+            return text
 
         return str(processes.on_rank_zero(scored))
 
@@ -209,48 +232,81 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
     Raises:
         UserError: the model that the arguments name cannot be loaded, is not causal, or does not fit the data.
     """
-    name, options, vocabularies, is_random = arguments.model_id, {}, [], arguments.init == "random"
-    if is_random:
-        own = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-        config = causal_config({**known_config(name, "causal"), **own})
-    else:
-        name = arguments.source
-        options = source_options(name)
-        with loading(name, FLAG):
-            config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
-        if any((Path(name) / file).is_file() for file in ("tokenizer.json", "vocab.json")):
-            vocabularies = [load_causal_tokenizer(name).get_vocab(), tokenizer.get_vocab()]
+    is_random = arguments.init == "random"
+    name = arguments.model_id if is_random else arguments.source
+    options = {} if is_random else source_options(name)
+    config = _configuration(arguments, tokenizer, options)
     if arguments.dropout is not None:
         set_dropout(config, arguments.dropout)
-    model_class, sizes, length = _class_of(name, config), config.get_text_config(), arguments.max_seq_length
+    model_class = _class_of(name, config)
+    sizes = config.get_text_config()
+    vocabularies = [] if is_random else _vocabularies(name, tokenizer)
     arguments.check_fit(name, sizes.vocab_size, len(tokenizer), *vocabularies)
-    positions = positions_of(sizes)
-    if positions is not None and length is not None and length > positions:
-        most = f"{arguments.model_id} has {positions} positions; give at most {positions}"
-        raise UserError(f"--max_seq_length {length}: {most}")
-    attention = arguments.attn_implementation
-    if attention == "flash_attention_2" and not model_class._supports_flash_attn:
-        raise UserError(
-            f"--attn_implementation {attention}: {config.model_type} does not support it; "
-            "use --attn_implementation sdpa"
-        )
-    soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
-    if attention == "sdpa" and (soft_capped or not model_class._supports_sdpa):
-        log.warning("%s: no SDPA for this family; its attention runs as --attn_implementation eager", config.model_type)
-        attention = "eager"
-    config._attn_implementation = attention
+    _check_length(arguments, positions_of(sizes))
+    config._attn_implementation = _attention(arguments.attn_implementation, config, model_class)
     if is_random:
         model = random_causal(config, arguments.seed)
     else:
         model = load_weights(with_causal_loss(model_class), name, flag=FLAG, config=config, **options)
-    # Generated text ends with the token that ends the texts on which the model is trained.
+    _end_like_the_data(model, tokenizer)
+    return model
+
+
+def _configuration(
+    arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
+) -> PreTrainedConfig:
+    """The configuration of a known shape, with the tokenizer's ends of text, or that of the model that is named.
+
+    Args:
+        options: what transformers is to be given where it loads the model.
+    """
+    if arguments.init == "random":
+        ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+        return causal_config({**known_config(arguments.model_id, "causal"), **ends})
+    with loading(arguments.source, FLAG):
+        return AutoConfig.from_pretrained(arguments.source, trust_remote_code=False, **options)
+
+
+def _vocabularies(name: str, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, int]]:
+    """The vocabularies of a local model and of the data; none where the model brings no tokenizer."""
+    files_of_tokenizers = (Path(name) / file for file in ("tokenizer.json", "vocab.json"))
+    if not any(path.is_file() for path in files_of_tokenizers):
+        return []
+    return [load_causal_tokenizer(name).get_vocab(), tokenizer.get_vocab()]
+
+
+def _check_length(arguments: CausalArguments, positions: int | None) -> None:
+    """Refuse rows that are longer than a model with so many positions can read."""
+    length = arguments.max_seq_length
+    if positions is not None and length is not None and length > positions:
+        most = f"{arguments.model_id} has {positions} positions; give at most {positions}"
+        raise UserError(f"--max_seq_length {length}: {most}")
+
+
+def _attention(asked: str, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str:
+    """The attention implementation that a model runs: the one asked for, or `eager` where the family has no SDPA."""
+    if asked == "flash_attention_2" and not model_class._supports_flash_attn:
+        raise UserError(
+            f"--attn_implementation {asked}: {config.model_type} does not support it; use --attn_implementation sdpa"
+        )
+    is_soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    has_sdpa = model_class._supports_sdpa and not is_soft_capped
+    if asked == "sdpa" and not has_sdpa:
+        log.warning("%s: no SDPA for this family; its attention runs as --attn_implementation eager", config.model_type)
+        return "eager"
+    return asked
+
+
+def _end_like_the_data(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let generated text end with the token that ends the texts on which the model is trained."""
     generation = model.generation_config
-    ends = generation.eos_token_id if isinstance(generation.eos_token_id, list) else [generation.eos_token_id]
+    ends = generation.eos_token_id
+    if not isinstance(ends, list):
+        ends = [ends]
     if tokenizer.eos_token_id not in ends:
         generation.eos_token_id = [tokenizer.eos_token_id, *(end for end in ends if end is not None)]
     if generation.pad_token_id is None:
         generation.pad_token_id = tokenizer.pad_token_id
-    return model
 
 
 def random_causal(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
@@ -266,11 +322,12 @@ def random_causal(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 
 def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
     """transformers' class of a model; `UserError` if it does not predict each token from those before it."""
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     kind = config.model_type
     # Encoders are in both lists; unless configured as decoders, their tokens see those after them.
-    encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
-    if found is None or encoder or kind in SEES_AHEAD or getattr(config, "is_encoder_decoder", False):
+    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
+    sees_ahead = is_encoder or kind in SEES_AHEAD or getattr(config, "is_encoder_decoder", False)
+    if model_class is None or sees_ahead:
         raise UserError(
             f"{FLAG} {name!r}: {kind!r} is not a causal language model; expected one such as gpt2, bloom, llama"
         )
@@ -278,7 +335,7 @@ def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
         raise UserError(f"{FLAG} {name!r}: its weights are quantized and cannot be trained; name the original model")
     if getattr(config, "output_router_logits", False):
         raise UserError(f"{FLAG} {name!r}: output_router_logits is not supported; set it to false in its config.json")
-    return found
+    return model_class
 
 
 # Configurations.
@@ -309,9 +366,9 @@ def set_dropout(config: PreTrainedConfig, rate: float) -> None:
 def positions_of(config: PreTrainedConfig) -> int | None:
     """Tokens of a model's longest sequence: learned positions, or the trained length; None if it does not say."""
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
-        found = getattr(config, name, None)
-        if isinstance(found, int) and found > 0:
-            return found
+        positions = getattr(config, name, None)
+        if isinstance(positions, int) and positions > 0:
+            return positions
     return None
 
 
@@ -345,7 +402,8 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
         # Rows are padded on the right: no token that has a loss can see a pad. Without a mask, attention may take its
         # fast causal path.
         kwargs.pop("attention_mask", None)
-        head, is_selected = self.get_output_embeddings(), False
+        head = self.get_output_embeddings()
+        is_selected = False
 
         def select(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             """Let the head see the hidden states of these positions only: (1, n, hidden)."""
@@ -354,7 +412,8 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
             if hidden.shape[:-1] != labels.shape:
                 return inputs
             is_selected = True
-            return hidden.flatten(0, 1).index_select(0, label_positions)[None], *others
+            selected = hidden.flatten(0, 1).index_select(0, label_positions)[None]
+            return selected, *others
 
         with contextlib.nullcontext() if head is None else head.register_forward_pre_hook(select):
             output = own(self, *args, **kwargs, use_cache=False, return_dict=True)

@@ -263,8 +263,12 @@ def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None =
         return False
 
     older = [name_of(saved) for saved in saved_steps(folder) if saved < step and is_ours(saved)]
-    room = max(0, keep - 1 - (best in older))
-    surplus = [name for name in older if name != best][room:][::-1]
+    room = keep - 1
+    if best in older:
+        room -= 1
+    newest_first = [name for name in older if name != best]
+    surplus = newest_first[max(0, room) :]
+    surplus.reverse()
     if surplus:
         verified(folder / name_of(step), lambda found: found.other_run(origin))
     for name in surplus:
@@ -301,16 +305,21 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
     if not checkpoint.is_dir():
         raise UnsoundError("no such checkpoint")
     manifest = read_manifest(checkpoint)
-    if (unwanted := refused(manifest.origin)) is not None:
-        raise UnsoundError(unwanted)
+    fault = refused(manifest.origin)
+    if fault is not None:
+        raise UnsoundError(fault)
     if NAME.fullmatch(checkpoint.name) and checkpoint.name != name_of(manifest.step):
         raise UnsoundError(f"holds step {manifest.step}, but its folder has another name")
-    for name in sorted(manifest.files.keys() ^ names_in(checkpoint)):
-        raise UnsoundError(f"{name}: {'missing' if name in manifest.files else 'not in the manifest'}")
+    on_one_side = sorted(manifest.files.keys() ^ names_in(checkpoint))
+    if on_one_side:
+        name = on_one_side[0]
+        what = "missing" if name in manifest.files else "not in the manifest"
+        raise UnsoundError(f"{name}: {what}")
     try:
         # Sizes come first: a truncated file is found without reading the others.
         for name, expected in manifest.files.items():
-            if (size := (checkpoint / name).stat().st_size) != expected.bytes:
+            size = (checkpoint / name).stat().st_size
+            if size != expected.bytes:
                 raise UnsoundError(f"{name}: {size} bytes, expected {expected.bytes}")
         for name, found in hashed(checkpoint, sync=False).items():
             if found != manifest.files.get(name):

@@ -202,7 +202,8 @@ def _unknown(name: str, before: str) -> str:
         return f"unknown to DeepSpeed here; its place is {homes[0]}"
     known = [place.removeprefix(before) for place in KEYS if place.startswith(before)]
     near = get_close_matches(name, known, 1, NEAR)
-    return f"unknown to DeepSpeed; {f'did you mean {near[0]}?' if near else REMOVE}"
+    remedy = f"did you mean {near[0]}?" if near else REMOVE
+    return f"unknown to DeepSpeed; {remedy}"
 
 
 # What must be there
@@ -287,7 +288,8 @@ def _faults_of_optimizer(config: Config) -> Faults:
     uses_torch = lookup(config, f"{OPTIMIZER}.torch_adam") is True
     for name in _object(config, OPTIMIZER):
         if f"{OPTIMIZER}.{name}" not in KEYS:
-            yield f"{OPTIMIZER}.{name}", f": {_unknown(name, f'{OPTIMIZER}.')}"
+            fault = _unknown(name, before=f"{OPTIMIZER}.")
+            yield f"{OPTIMIZER}.{name}", f": {fault}"
         elif uses_torch and name not in OF_TORCH:
             yield f"{OPTIMIZER}.{name}", ": unknown to PyTorch's AdamW, which torch_adam chooses; remove it"
 

@@ -157,10 +157,13 @@ def compile_model(model: Any, how: str) -> None:
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = max(MOST_SHAPES, torch._dynamo.config.recompile_limit)
-    stacks = (model.encoder, model.decoder)
-    for part in stacks if how == "graphs" else [block for stack in stacks for block in stack.block]:
-        # Compiling again for each new length would never end, so lengths are symbols from the beginning.
-        part.compile(dynamic=True, mode="reduce-overhead" if how == "graphs" else None)
+    # Compiling again for each new length would never end, so lengths are symbols from the beginning.
+    for stack in (model.encoder, model.decoder):
+        if how == "graphs":
+            stack.compile(dynamic=True, mode="reduce-overhead")
+        else:
+            for block in stack.block:
+                block.compile(dynamic=True)
 
 
 def check_compiled(how: str, deepspeed: str | None) -> None:
@@ -232,7 +235,8 @@ class PackedLinear(nn.Module):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
-        self.weight, self.bias = nn.Parameter(packed, requires_grad=False), layer.bias
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.bias = layer.bias
 
     def forward(self, values: Tensor) -> Tensor:
         """Map (..., inputs) to (..., outputs)."""

@@ -78,7 +78,8 @@ class Task(ABC):
 
     def check(self) -> None:
         """Read what the flags name, before processes connect; refuse contradictions and what is visibly wrong."""
-        arguments, ranks = self.arguments, int(os.environ.get("WORLD_SIZE", "1"))
+        arguments = self.arguments
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.precision = resolve_precision(arguments.precision, arguments.model_id)
         if arguments.deepspeed is not None:
             self.template = read_config(Path(arguments.deepspeed))
@@ -144,15 +145,18 @@ class Task(ABC):
 
         On another number of processes the same rows per step are divided differently: that is still the same run.
         """
-        flags = {key: value for key, value in self.settings().items() if key not in (ROWS, PASSES)}
-        # The same folder may hold another run later, so the run's id is kept.
-        init, template = self.arguments.init, self.template
-        run = {} if init in INITS else {"init": record.read_config(Path(init)).run_id}
+        identity = {key: value for key, value in self.settings().items() if key not in (ROWS, PASSES)}
+        if self.arguments.init not in INITS:
+            # The same folder may hold another run later, so the run's id is kept.
+            identity["init"] = record.read_config(Path(self.arguments.init)).run_id
+        template = self.template
         if template is not None:
             # The flags and the number of processes give the batch too, and have been compared with it.
             template = {key: "auto" if key in BATCH else value for key, value in template.items()}
-        size = self.effective_batch_size()
-        return {**flags, **run, "effective_batch_size": size, "precision": self.precision, "deepspeed": template}
+        identity["effective_batch_size"] = self.effective_batch_size()
+        identity["precision"] = self.precision
+        identity["deepspeed"] = template
+        return identity
 
 
 def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> Opening:
@@ -165,22 +169,36 @@ def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> O
     Raises:
         UserError: the flags or the DeepSpeed configuration do not fit the data, or the folder holds another run.
     """
-    arguments, data = task.arguments, task.data
-    if data.dev is None and arguments.wants_best_model:
+    arguments = task.arguments
+    if task.data.dev is None and arguments.wants_best_model:
         raise UserError(f"{arguments.dataset_path}: has no dev split, which is needed to choose the best model")
-    steps = math.ceil(arguments.epochs * math.ceil(len(data.train) / task.effective_batch_size()))
-    task.check_template(
-        processes.world_size(), optimizer_steps=arguments.max_steps if arguments.max_steps > 0 else steps
-    )
+    task.check_template(processes.world_size(), optimizer_steps=_optimizer_steps(task))
     _check_same_run(task)
     opening = open_run(task.folder, task.identity(), again=arguments.resume == "never")
-    if opening.finished:
-        return opening
+    if not opening.finished:
+        config = _config(task, opening, argv, hosts, device)
+        files.write_json(task.folder / record.CONFIG, config)
+    return opening
+
+
+def _optimizer_steps(task: Task) -> int:
+    """Optimizer steps of the run: as many as the flags ask for, or as the passes over the train split take."""
+    arguments = task.arguments
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    steps_per_epoch = math.ceil(len(task.data.train) / task.effective_batch_size())
+    return math.ceil(arguments.epochs * steps_per_epoch)
+
+
+def _config(task: Task, opening: Opening, argv: list[str], hosts: list[str], device: str) -> dict[str, Any]:
+    """What `config.json` says of a run; the arguments are those of `open_folder`."""
+    arguments = task.arguments
+    data = task.data
     ranks = processes.world_size()
     # Set by DeepSpeed's launcher or torchrun. DeepSpeed's comes first: on a CPU accelerate adds LOCAL_WORLD_SIZE=1.
     slots = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or ranks)
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    config = {
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
         "schema_version": record.SCHEMA_VERSION,
         "run_id": opening.run_id,
         "attempt": opening.attempt,
@@ -207,11 +225,9 @@ def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> O
         "hosts": hosts,
         "versions": environment.versions(),
         "git_revision": environment.git_revision(Path(__file__).parent),
-        "hardware": environment.hardware() | {"gpus": gpus},
+        "hardware": {**environment.hardware(), "gpus": gpus},
         "device": device,
     }
-    files.write_json(task.folder / record.CONFIG, config)
-    return opening
 
 
 def _place_of(data: str, folder: Path) -> dict[str, str]:
@@ -237,25 +253,35 @@ def _check_same_run(task: Task) -> None:
     if task.arguments.resume == "never" or not is_claimed(task.folder):
         return
     before = record.read_config(task.folder)
-    was, now = before.technique, task.technique
-    if was != now and not (was in UNDIVIDED and now in UNDIVIDED):
+    keeps_states = before.technique in UNDIVIDED and task.technique in UNDIVIDED
+    if before.technique != task.technique and not keeps_states:
         raise UserError(
-            f"{task.folder}: holds a run with technique {was}, but this call uses {now}; give the run's own "
-            "--deepspeed, or choose another --outputdir"
+            f"{task.folder}: holds a run with technique {before.technique}, but this call uses {task.technique}; "
+            "give the run's own --deepspeed, or choose another --outputdir"
         )
-    rows_before, rows_now, ranks = before.effective_batch_size, task.effective_batch_size(), processes.world_size()
-    if rows_before != rows_now:
-        rows, passes = task.arguments.per_device_train_batch_size, task.arguments.gradient_accumulation_steps
-        # Offer no more rows per pass than were asked for, since memory suffices for those.
-        same = batch_on(ranks, rows_before, rows)
-        numbers = ", ".join(str(n) for n in range(1, min(rows_before, 64) + 1) if rows_before % n == 0)
-        fits = f"{rows_before} is not divisible by {ranks}; use one of these numbers of processes: {numbers}"
-        if same is not None:
-            fits = f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
+    if before.effective_batch_size != task.effective_batch_size():
+        rows = task.arguments.per_device_train_batch_size
+        passes = task.arguments.gradient_accumulation_steps
+        ranks = processes.world_size()
+        remedy = _remedy_for_batch(before.effective_batch_size, ranks, rows)
         raise UserError(
-            f"{task.folder}: holds a run with {rows_before} rows per step, but this call has {rows} rows x {passes} "
-            f"passes x {ranks} processes = {rows_now}; {fits}"
+            f"{task.folder}: holds a run with {before.effective_batch_size} rows per step, but this call has "
+            f"{rows} rows x {passes} passes x {ranks} processes = {task.effective_batch_size()}; {remedy}"
         )
+
+
+def _remedy_for_batch(rows_per_step: int, ranks: int, rows: int) -> str:
+    """What gives a number of rows per step on a number of processes.
+
+    Args:
+        rows: rows per pass of one process, as they were asked for; no more are offered, since memory suffices for them.
+    """
+    same = batch_on(ranks, rows_per_step, rows)
+    if same is not None:
+        return f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
+    divisors = [number for number in range(1, min(rows_per_step, 64) + 1) if rows_per_step % number == 0]
+    numbers = ", ".join(map(str, divisors))
+    return f"{rows_per_step} is not divisible by {ranks}; use one of these numbers of processes: {numbers}"
 
 
 def checkpointing_settings(recompute: bool) -> dict[str, Any]:
@@ -269,14 +295,27 @@ def checkpointing_settings(recompute: bool) -> dict[str, Any]:
     return {f"{kind}_checkpointing": recompute, f"{kind}_checkpointing_kwargs": {"use_reentrant": False}}
 
 
+def _name_process_group() -> None:
+    """Set the variables of a process group of one, where no launcher has set any; DeepSpeed needs them even then."""
+    if "RANK" in os.environ:
+        return
+    os.environ.update(
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="1",
+        LOCAL_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(free_port()),
+    )
+
+
 def training_arguments(task: Task) -> TrainingArguments:
     """Make transformers' arguments; under DeepSpeed this starts the process group."""
-    arguments, on_gpu = task.arguments, torch.cuda.is_available()
-    if task.deepspeed is not None:
-        if "RANK" not in os.environ:
-            # DeepSpeed needs a process group even for one process, for which no launcher has set these variables.
-            alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-            os.environ.update(alone, MASTER_PORT=str(free_port()))
+    arguments = task.arguments
+    on_gpu = torch.cuda.is_available()
+    uses_deepspeed = task.deepspeed is not None
+    if uses_deepspeed:
+        _name_process_group()
         compile_in_turns()
         spare_shared_memory()
     settings = TrainingArguments(
@@ -293,7 +332,7 @@ def training_arguments(task: Task) -> TrainingArguments:
         greater_is_better=False,
         deepspeed=task.deepspeed,
         # Without DeepSpeed, BF16 is our own: FP32 masters and BF16 copies, not autocast.
-        bf16=task.precision == "bf16" and task.deepspeed is not None,
+        bf16=task.precision == "bf16" and uses_deepspeed,
         fp16=task.precision == "fp16",
         report_to=[],
         remove_unused_columns=False,

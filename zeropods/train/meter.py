@@ -54,8 +54,11 @@ class Meter(TrainerCallback):
             age_seconds: seconds since the process began.
             joint: whether a row is one text in which some tokens carry a loss; otherwise it is a source and a target.
         """
-        measured.machine, measured.gpu = environment.machine(), gpu_name()
-        self.folder, self.measured, self.joint = folder, measured, joint
+        measured.machine = environment.machine()
+        measured.gpu = gpu_name()
+        self.folder = folder
+        self.measured = measured
+        self.joint = joint
         self.tokens = Tokens()
         """Tokens of the current step so far."""
         self._largest: BatchShape | None = None
@@ -64,9 +67,14 @@ class Meter(TrainerCallback):
         self.clock = StepClock()
         self._gpu = gpu_by_nvml()
         self._energy = self._gpu.energy_joules() if self._gpu else None
-        self.evaluate_seconds, self.save_seconds = list[float](), list[float]()
+        self.evaluate_seconds: list[float] = []
+        self.save_seconds: list[float] = []
         device = self._gpu or Cpu()
-        path, phase = folder / "memory" / f"{measured.rank}.csv", lambda: self.phases.phase
+
+        def phase() -> str:
+            return self.phases.phase
+
+        path = folder / "memory" / f"{measured.rank}.csv"
         self.sampler = Sampler(path, interval, lambda: held_bytes() | device.read(), phase)
         self.heartbeat = HeartbeatWriter(folder, measured.rank, phase)
         self.failed_in: str | None = None
@@ -90,7 +98,8 @@ class Meter(TrainerCallback):
         The duration of each save is kept; a model that is saved within a checkpoint is part of the checkpoint's save.
         """
         synchronize()
-        before, began = self.phases.enter(phase), time.perf_counter()
+        before = self.phases.enter(phase)
+        began = time.perf_counter()
         self.heartbeat.mark()
         try:
             yield
@@ -116,26 +125,33 @@ class Meter(TrainerCallback):
 
     def count(self, inputs: dict[str, Tensor]) -> None:
         """Count the tokens of a forward pass of a collator's batch. Without a mask none of them is padding."""
-        (rows, source), target = inputs["input_ids"].shape, 0 if self.joint else inputs["labels"].shape[1]
-        mask, padded = inputs.get("attention_mask"), rows * (source + target)
-        real, labels = rows * source if mask is None else mask.sum(), inputs["label_positions"].numel()
-        before = self.tokens
-        self.tokens = Tokens(before.source + real, before.target + labels, before.padded + padded)
+        rows, source_length = inputs["input_ids"].shape
+        target_length = 0 if self.joint else inputs["labels"].shape[1]
+        padded_tokens = rows * (source_length + target_length)
+        attention_mask = inputs.get("attention_mask")
+        source_tokens = rows * source_length if attention_mask is None else attention_mask.sum()
+        label_tokens = inputs["label_positions"].numel()
+        self.tokens = Tokens(
+            source=self.tokens.source + source_tokens,
+            target=self.tokens.target + label_tokens,
+            padded=self.tokens.padded + padded_tokens,
+        )
         largest = self._largest
-        if largest is None or padded > largest.rows * (largest.source_tokens + largest.target_tokens):
+        if largest is None or padded_tokens > largest.rows * (largest.source_tokens + largest.target_tokens):
             self._largest = BatchShape(
                 rows=rows,
-                source_tokens=source,
-                target_tokens=target,
-                label_tokens=labels,
+                source_tokens=source_length,
+                target_tokens=target_length,
+                label_tokens=label_tokens,
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        taken, self.tokens = self.tokens, Tokens()
-        if isinstance(taken.source, Tensor):
+        tokens = self.tokens
+        self.tokens = Tokens()
+        if isinstance(tokens.source, Tensor):
             # The copy to the CPU is under way; it has arrived when the step's mark is past.
-            taken = taken._replace(source=taken.source.to("cpu", non_blocking=True))
-        self.clock.lap(taken)
+            tokens = tokens._replace(source=tokens.source.to("cpu", non_blocking=True))
+        self.clock.lap(tokens)
         self.measured.largest_batch = self._largest
         if self.phases.phase == "first_step":
             synchronize()
@@ -149,25 +165,29 @@ class Meter(TrainerCallback):
         self.evaluate_seconds.append(about["metrics"]["eval_runtime"])
 
     def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        step, logs = state.global_step, about["logs"]
-        for key, entries in (("loss", self.measured.losses), ("eval_loss", self.measured.eval_losses)):
-            if key in logs:
-                if not math.isfinite(logs[key]):
-                    remedy = "lower --learning_rate, or choose --precision fp32"
-                    raise UserError(f"step {step}: {key} {logs[key]}; {remedy}")
-                entries.append(Loss(step=step, loss=logs[key]))
-                if len(entries) == MOST_LOSSES:
-                    del entries[::2]
-                log.info("step %d %s %.6g", step, key, logs[key])
+        step = state.global_step
+        logs = about["logs"]
+        for key, curve in (("loss", self.measured.losses), ("eval_loss", self.measured.eval_losses)):
+            if key not in logs:
+                continue
+            loss = logs[key]
+            if not math.isfinite(loss):
+                remedy = "lower --learning_rate, or choose --precision fp32"
+                raise UserError(f"step {step}: {key} {loss}; {remedy}")
+            curve.append(Loss(step=step, loss=loss))
+            if len(curve) == MOST_LOSSES:
+                del curve[::2]
+            log.info("step %d %s %.6g", step, key, loss)
 
     def write(self, measured: RankMeasurement) -> None:
         """Write what has been measured so far, whole steps only.
 
         Beside the measurement, `steps/N.npy` has the wall time of every step, (steps,) float32 in seconds.
         """
-        steps, first = self.clock.steps(), measured.warmup_steps
-        measured.warmup_seconds = float(steps["seconds"][:first].sum())
-        measured.step_seconds = Statistics.of(steps["seconds"][first:])
+        steps = self.clock.steps()
+        warmup = measured.warmup_steps
+        measured.warmup_seconds = float(steps["seconds"][:warmup].sum())
+        measured.step_seconds = Statistics.of(steps["seconds"][warmup:])
         measured.evaluate_seconds = Statistics.of(self.evaluate_seconds)
         measured.save_seconds = Statistics.of(self.save_seconds)
         measured.step = measured.first_step + len(steps)
@@ -254,8 +274,12 @@ class StepClock:
 
     def steps(self, first: int = 0) -> np.ndarray:
         """`STEP` of the steps that the device has done, from `first` on. An interruption anywhere leaves them right."""
-        while (number := len(self._done) // len(STEP)) in self._laps:
-            began, ended, tokens = self._laps[number]
+        while True:
+            number = len(self._done) // len(STEP)
+            lap = self._laps.get(number)
+            if lap is None:
+                break
+            began, ended, tokens = lap
             if not ended.is_past():
                 break
             self._done.extend((ended.seconds_since(began), int(tokens.source), tokens.target, tokens.padded))
@@ -299,18 +323,23 @@ class LiveBytesRecorder(TrainerCallback):
     """Bytes of parameters and gradients."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        wanted = self.measured.first_step + (state.max_steps > self.measured.first_step + 1)
-        self.due, engine = state.global_step == wanted, self.engine()
-        if self.due and engine is not None:
-            # In accelerate's view, DeepSpeed reduces the gradients, steps and drops the gradients in the backward pass.
-            step = engine.step
+        wanted = self.measured.first_step
+        has_second_step = state.max_steps > self.measured.first_step + 1
+        if has_second_step:
+            wanted += 1
+        self.due = state.global_step == wanted
+        engine = self.engine()
+        if not self.due or engine is None:
+            return
+        # In accelerate's view, DeepSpeed reduces the gradients, steps and drops the gradients in the backward pass.
+        step = engine.step
 
-            def counted(*arguments: Any, **options: Any) -> Any:
-                del engine.step
-                self._count_before(about["model"], about["optimizer"])
-                return step(*arguments, **options)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            del engine.step
+            self._count_before(about["model"], about["optimizer"])
+            return step(*arguments, **options)
 
-            engine.step = counted
+        engine.step = counted
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         if self.due and self.engine() is None:
@@ -318,25 +347,36 @@ class LiveBytesRecorder(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         if self.due and self.before is not None:
-            (parameters, gradients), own = self.before, _parameters(about["model"])
-            states = _bytes(held_tensors(about["optimizer"], STATES), besides=own)
+            parameters, gradients = self.before
+            states = _bytes(held_tensors(about["optimizer"], STATES), besides=_parameters(about["model"]))
             self.measured.live_bytes = LiveBytes(parameters=parameters, gradients=gradients, optimizer=states)
         self.due = False
 
     def _count_before(self, model: nn.Module, optimizer: Any) -> None:
-        gradients = [getattr(each, name, None) for each in model.parameters() for name in ("grad", "grad_accum")]
+        gradients: list[Any] = []
+        for parameter in model.parameters():
+            gradients.append(parameter.grad)
+            gradients.append(getattr(parameter, "grad_accum", None))
         gradients += held_tensors(optimizer, PARTITIONS)
         gradients += [master.grad for master in held_tensors(optimizer, MASTERS)]
-        self.before = _bytes(_parameters(model)), _bytes(gradients, besides=_parameters(model))
+        self.before = (_bytes(_parameters(model)), _bytes(gradients, besides=_parameters(model)))
 
 
 def _bytes(tensors: Iterable[Any], besides: Iterable[Any] = ()) -> int:
     """Bytes of the storages that hold `tensors`, without those that also hold any of `besides`."""
-    found, others = (
-        [each.untyped_storage() for each in group if isinstance(each, Tensor)] for group in (tensors, besides)
-    )
-    storages = {storage.data_ptr(): storage.nbytes() for storage in found}
-    return sum(storages[address] for address in storages.keys() - {storage.data_ptr() for storage in others})
+    sizes = _storage_sizes(tensors)
+    others = _storage_sizes(besides)
+    return sum(size for address, size in sizes.items() if address not in others)
+
+
+def _storage_sizes(tensors: Iterable[Any]) -> dict[int, int]:
+    """Bytes of the storages that hold these tensors, by address; what is no tensor is left out."""
+    sizes = {}
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sizes
 
 
 def _parameters(model: nn.Module) -> Iterator[Any]:
@@ -351,13 +391,15 @@ def held_tensors(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
     seen: list[Any] = []
     while optimizer is not None and not any(optimizer is known for known in seen):
         seen.append(optimizer)
-        found = [getattr(optimizer, name, None) for name in names]
-        while found:
-            each = found.pop()
-            if isinstance(each, Tensor):
-                yield each
-            elif isinstance(each, dict | list | tuple):
-                found.extend(each.values() if isinstance(each, dict) else each)
+        values = [getattr(optimizer, name, None) for name in names]
+        while values:
+            value = values.pop()
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, dict):
+                values.extend(value.values())
+            elif isinstance(value, list | tuple):
+                values.extend(value)
         optimizer = getattr(optimizer, "optimizer", None)
 
 
@@ -385,13 +427,23 @@ class Curves(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        logs, drawn = about["logs"], dict[str, dict[str, float]]()
+        logs = about["logs"]
+        curves: dict[str, dict[str, float]] = {}
         if "loss" in logs:
-            drawn["train"] = {key: logs[key] for key in ("loss", "learning_rate")} | self._since_last_point()
+            curves["train"] = {
+                "loss": logs["loss"],
+                "learning_rate": logs["learning_rate"],
+                **self._since_last_point(),
+            }
         if "eval_loss" in logs:
-            drawn["validation"] = {"loss": logs["eval_loss"], "samples_per_second": logs["eval_samples_per_second"]}
-        for run, values in drawn.items():
-            writer = self.writers[run] = self.writers.get(run) or SummaryWriter(str(self.folder / run))
+            curves["validation"] = {
+                "loss": logs["eval_loss"],
+                "samples_per_second": logs["eval_samples_per_second"],
+            }
+        for run, values in curves.items():
+            if run not in self.writers:
+                self.writers[run] = SummaryWriter(str(self.folder / run))
+            writer = self.writers[run]
             for tag, value in values.items():
                 writer.add_scalar(tag, value, state.global_step)
         if "eval_loss" in logs:
@@ -408,12 +460,18 @@ class Curves(TrainerCallback):
         fresh = self.meter.clock.steps(self.drawn)
         self.drawn += len(fresh)
         now = {**self.meter.sampler.last, **held_bytes()}
-        told = {key: value for key in USE if (value := now.get(key)) is not None}
+        figures: dict[str, float] = {}
+        for key in USE:
+            value = now.get(key)
+            if value is not None:
+                figures[key] = value
         if len(fresh):
-            seconds, source, target, padded = (float(fresh[name].sum()) for name, _ in STEP)
+            seconds = float(fresh["seconds"].sum())
+            real_tokens = float(fresh["source_tokens"].sum())
             # Where a row is one text, its label tokens are among the source tokens.
-            real = source + (0.0 if self.meter.joint else target)
-            told["step_seconds"] = seconds / len(fresh)
-            told["samples_per_second"] = self.effective_batch_size * len(fresh) / seconds
-            told["padding_share"] = 1 - real / padded
-        return told
+            if not self.meter.joint:
+                real_tokens += float(fresh["target_tokens"].sum())
+            figures["step_seconds"] = seconds / len(fresh)
+            figures["samples_per_second"] = self.effective_batch_size * len(fresh) / seconds
+            figures["padding_share"] = 1 - real_tokens / float(fresh["padded_tokens"].sum())
+        return figures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ NO_SIZES = {"_name_or_path", "transformers_version", "architectures", "dtype", "
 
 def configuration_of(model: PreTrainedModel) -> dict[str, object]:
     """Configuration by which a plan knows a model; whether its head and embeddings are tied is read from the model."""
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    given = {name: said for name, said in model.config.to_dict().items() if name not in NO_SIZES}
+    head = model.get_output_embeddings()
+    table = model.get_input_embeddings()
+    given = {name: value for name, value in model.config.to_dict().items() if name not in NO_SIZES}
     # Some families have infinite bounds, which a record cannot hold as numbers.
     finite: dict[str, object] = json.loads(json.dumps(given, default=str), parse_constant=str)
     return {**finite, "tie_word_embeddings": head is not None and head.weight is table.weight}
@@ -48,32 +49,53 @@ def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "f
     Raises:
         UserError: it cannot be read, or a tensor is missing or of another size; transformers would draw it at random.
     """
-    model, fault, level = None, None, logging.get_verbosity()
+    model = None
+    fault = None
+    level = logging.get_verbosity()
     # transformers prints a table of what is missing; here that is a one-line error.
     logging.set_verbosity_error()
-    how = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         with loading(name, flag):
-            model, found = model_class.from_pretrained(name, **how, **options)
-            for key in sorted(found["missing_keys"])[:1]:
-                fault = f"its weights have no tensor {key!r}"
-            for key, saved, expected in sorted(found["mismatched_keys"])[: fault is None]:
-                fault = f"its tensor {key!r} has size {list(saved)}, but its config.json says {list(expected)}"
+            model, found = model_class.from_pretrained(
+                name,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
+            fault = _fault_of_tensors(found["missing_keys"], found["mismatched_keys"])
     except RuntimeError as error:
         # This is how ZeRO-3 reports a tensor of another size.
-        unfit = next((line.strip() for line in str(error).split("\n") if "size mismatch" in line), None)
-        if unfit is None:
+        lines = [line.strip() for line in str(error).split("\n") if "size mismatch" in line]
+        if not lines:
             raise
-        fault = unfit.rstrip(".")
+        fault = lines[0].rstrip(".")
     finally:
         logging.set_verbosity(level)
     if is_deepspeed_zero3_enabled():
         # Only rank 0 has read the tensors, so it may be the only one that knows of a fault.
         fault = next(filter(None, processes.gathered(fault)), None)
+    if fault is not None and flag:
+        raise UserError(f"{flag} {name!r}: {fault}; save the model again, or train it with --init random")
     if fault is not None:
-        remedy = "save the model again" + ", or train it with --init random" * bool(flag)
-        raise UserError(f"{flag} {name!r}: {fault}; {remedy}" if flag else f"{name}: {fault}; {remedy}")
+        raise UserError(f"{name}: {fault}; save the model again")
     return model
+
+
+def _fault_of_tensors(missing: Collection[str], mismatched: Collection[tuple[str, Any, Any]]) -> str | None:
+    """What is wrong with a model's weights; None where nothing is.
+
+    Args:
+        missing: names of tensors that the weights do not have.
+        mismatched: names of tensors of another size, with that size and the expected one.
+    """
+    if missing:
+        return f"its weights have no tensor {min(missing)!r}"
+    if mismatched:
+        name, saved, expected = min(mismatched)
+        return f"its tensor {name!r} has size {list(saved)}, but its config.json says {list(expected)}"
+    return None
 
 
 def source_options(name: str) -> dict[str, Any]:
@@ -103,10 +125,14 @@ def loading(name: str, flag: str = "") -> Iterator[None]:
         yield
     except FAULTS as error:
         if flag and isinstance(error, RuntimeError):
-            raise  # A run that is out of memory is recorded as such.
-        # The first line of a `StrictDataclassError` names a field; what is wrong with it comes after that.
-        reason = " ".join(str(error).split())[:200] if isinstance(error, StrictDataclassError) else first_line(error)
-        place, remedy = name, "expected a run, a model folder or a hub id"
+            # A run that is out of memory is recorded as such.
+            raise
+        reason = first_line(error)
+        if isinstance(error, StrictDataclassError):
+            # Its first line names a field; what is wrong with it comes after that.
+            reason = " ".join(str(error).split())[:200]
+        place = name
+        remedy = "expected a run, a model folder or a hub id"
         if flag:
             place = f"{flag} {name!r}"
             remedy = "give a hub id that can be reached, a local folder, or --init random with a known shape"

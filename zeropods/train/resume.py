@@ -107,7 +107,8 @@ class Checkpoints:
         Raises:
             UserError: the universal form cannot be made.
         """
-        technique, saved_by = self.origin.model.get("deepspeed"), manifest.origin.world_size
+        technique = self.origin.model.get("deepspeed")
+        saved_by = manifest.origin.world_size
         if technique is None or saved_by == self.origin.world_size:
             return checkpoint
         if technique == "custom":

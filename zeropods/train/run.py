@@ -7,12 +7,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, IntervalStrategy, TrainingArguments
+from transformers import EarlyStoppingCallback, IntervalStrategy, PreTrainedModel, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
@@ -20,6 +21,7 @@ from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.record import (
     RankMeasurement,
+    Record,
     closing_line,
     compose_record,
     lost_connection,
@@ -38,11 +40,13 @@ from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
 from zeropods.train.precision import PrecisionRecorder
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, heard_while_waiting
-from zeropods.train.resume import Checkpoints, resumption
+from zeropods.train.resume import Checkpoints, Resumption, resumption
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, ShownSteps, round_to_bf16
 
-OTHERS_SECONDS, POLL_SECONDS = 3.0, 0.1
-"""Seconds that rank 0 waits for others where it composes the record, and between two looks."""
+OTHERS_SECONDS = 3.0
+"""Seconds that rank 0 waits for others where it composes the record."""
+LOOK_SECONDS = 0.1
+"""Seconds between two looks for them."""
 
 
 def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
@@ -52,7 +56,8 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
         argv: the call, for `config.json`.
         age_seconds: seconds since the run's own process began; 0 where several runs share one process.
     """
-    began, arguments = time.monotonic() - age_seconds, task.arguments
+    began = time.monotonic() - age_seconds
+    arguments = task.arguments
     save_signal = SaveOnSignal()
     with contextlib.ExitStack() as around:
         around.enter_context(save_signal.listening())
@@ -95,82 +100,127 @@ def attempt(
     Args:
         age_seconds: seconds since the process began.
         save_signal: tells whether the run is to save and end.
+
+    Raises:
+        UserError: memory was not enough; or this rank has ended well, but another one has not.
     """
-    profiler = (task.deepspeed or {}).get("flops_profiler", {})
-    # Rates leave out the first step, and all steps up to and including the profiled one, which is far slower.
-    warmup = profiler.get("profile_step", 1) + 1 if profiler.get("enabled") else 1
-    measured = RankMeasurement(rank=processes.rank(), host=environment.host(), warmup_steps=warmup)
+    measured = RankMeasurement(
+        rank=processes.rank(), host=environment.host(), warmup_steps=_warmup_steps(task.deepspeed)
+    )
     with train_log(task.folder):
-        interval, joint = task.arguments.memory_interval, task.joint
-        meter = Meter(task.folder, measured, interval=interval, age_seconds=age_seconds, joint=joint)
+        meter = Meter(
+            task.folder,
+            measured,
+            interval=task.arguments.memory_interval,
+            age_seconds=age_seconds,
+            joint=task.joint,
+        )
 
         def write_interrupted(signal_name: str) -> None:
             """Write what was measured so far, for a main thread that cannot."""
             reason = f"{signal_name} while waiting for other ranks"
             meter.write(replace(measured, status="interrupted", reason=reason))
 
-        together, scored, record = False, "", None
+        all_ranks_end_here = False
+        score = ""
+        record = None
         try:
             with meter, heard_while_waiting(write_interrupted, saving=save_signal.number):
-                scored = _train(task, settings, opening, measured, meter, save_signal)
-            measured.status, together = "ok", True
+                score = _train(task, settings, opening, measured, meter, save_signal)
+            measured.status = "ok"
+            all_ranks_end_here = True
         except BaseException as error:
             measured.status, measured.reason = outcome(error, meter)
-            together = isinstance(error, SavedOnSignalError)
+            all_ranks_end_here = isinstance(error, SavedOnSignalError)
             if measured.status == "oom":
-                remedy = "use fewer rows, or a technique that partitions more"
-                if (meter.failed_in or meter.phases.phase) == "load":
-                    remedy = "use a smaller model, or more memory"
+                remedy = _remedy_for_memory(meter)
                 raise UserError(f"{task.folder}: oom: {measured.reason}; {remedy}") from error
             raise
         finally:
             meter.write(measured)
-            # Where all ranks get here, rank 0 waits for what they write.
-            if together and processes.world_size() > 1:
+            # Rank 0 waits for what the others write.
+            if all_ranks_end_here and processes.world_size() > 1:
                 torch.distributed.barrier()
             if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
-                record = compose_record(task.folder)
-                write_record(task.folder, record)
-                if lost_connection(measured.reason) and await_others(task.folder, processes.world_size()):
-                    record = compose_record(task.folder)
-                    write_record(task.folder, record)
-                if record.status == "ok":
-                    print(closing_line(task.folder, record, scored))
-                is_saved = any(task.folder.glob(f"checkpoints/*/{MANIFEST}"))
-                if record.status == "interrupted" and is_saved and task.arguments.resume == "auto":
-                    print(f"{task.folder}: the same command resumes from the last checkpoint", file=sys.stderr)
+                record = _record(task, measured, score)
     if record is not None and record.status != "ok":
         # This rank has ended well, but another one has not.
         raise UserError(f"{task.folder}: {record.status}: {record.reason}")
 
 
+def _warmup_steps(deepspeed: Mapping[str, Any] | None) -> int:
+    """Number of steps that rates leave out: the first, or all up to and including the profiled one, which is slow."""
+    profiler = (deepspeed or {}).get("flops_profiler", {})
+    if not profiler.get("enabled"):
+        return 1
+    return int(profiler.get("profile_step", 1)) + 1
+
+
+def _remedy_for_memory(meter: Meter) -> str:
+    """What helps where memory was not enough, by the phase in which it failed."""
+    phase = meter.failed_in or meter.phases.phase
+    if phase == "load":
+        return "use a smaller model, or more memory"
+    return "use fewer rows, or a technique that partitions more"
+
+
+def _record(task: Task, measured: RankMeasurement, score: str) -> Record:
+    """Compose and write the record of an attempt without a supervisor, and print how it ended.
+
+    Args:
+        measured: what rank 0, this one, has measured.
+        score: what the run has scored in words; empty where it was not scored.
+    """
+    record = compose_record(task.folder)
+    write_record(task.folder, record)
+    if lost_connection(measured.reason) and await_others(task.folder, processes.world_size()):
+        record = compose_record(task.folder)
+        write_record(task.folder, record)
+    if record.status == "ok":
+        print(closing_line(task.folder, record, score))
+    has_checkpoint = any(task.folder.glob(f"checkpoints/*/{MANIFEST}"))
+    if record.status == "interrupted" and has_checkpoint and task.arguments.resume == "auto":
+        print(f"{task.folder}: the same command resumes from the last checkpoint", file=sys.stderr)
+    return record
+
+
 def await_others(folder: Path, world_size: int) -> bool:
     """Wait a moment for the measurements of ranks that fail at the same time; whether one of them has come."""
     deadline = time.monotonic() + OTHERS_SECONDS
-    before = there = len(list((folder / "ranks").glob("*.json")))
-    while there < world_size and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        there = len(list((folder / "ranks").glob("*.json")))
-    return there > before
+
+    def written() -> int:
+        return len(list((folder / "ranks").glob("*.json")))
+
+    before = written()
+    while written() < world_size and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return written() > before
 
 
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
     """Status and reason of an attempt that ended with an exception; for a lack of memory, with phase and peak."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    first = text.split("\n")[0].removesuffix(": ")
+    first_line = text.split("\n")[0].removesuffix(": ")
     if isinstance(error, SavedOnSignalError | KeyboardInterrupt):
         return "interrupted", str(error) or "SIGINT"
     if isinstance(error, SystemExit):
         return "failed", exit_call(error)
     # The CPU's allocator has no exception of its own.
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: can't allocate" in text:
-        _, most = meter.phases.measured()
-        kind = "resident" if most.peak_allocated_bytes is None else "allocated"
-        peak = getattr(most, f"peak_{kind}_bytes")
-        shown = "" if peak is None else f", peak {kind} {peak / GIB:.2f} GiB"
+    is_of_cpu = "DefaultCPUAllocator: can't allocate" in text
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or is_of_cpu:
         phase = meter.failed_in or meter.phases.phase
-        return "oom", f"{first}; phase {phase}, {meter.heartbeat.step} steps done{shown}"
-    return "failed", first
+        return "oom", f"{first_line}; phase {phase}, {meter.heartbeat.step} steps done{_peak_text(meter)}"
+    return "failed", first_line
+
+
+def _peak_text(meter: Meter) -> str:
+    """The peak of memory as an addition to a reason: of what was allocated, or without a GPU of what was resident."""
+    _, most = meter.phases.measured()
+    if most.peak_allocated_bytes is not None:
+        return f", peak allocated {most.peak_allocated_bytes / GIB:.2f} GiB"
+    if most.peak_resident_bytes is not None:
+        return f", peak resident {most.peak_resident_bytes / GIB:.2f} GiB"
+    return ""
 
 
 @contextlib.contextmanager
@@ -179,7 +229,8 @@ def train_log(folder: Path) -> Iterator[None]:
     if processes.rank() != 0:
         yield
         return
-    handler, logger = logging.FileHandler(folder / "train.log", encoding="utf-8"), logging.getLogger("zeropods")
+    handler = logging.FileHandler(folder / "train.log", encoding="utf-8")
+    logger = logging.getLogger("zeropods")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     level = logger.level
     logger.addHandler(handler)
@@ -201,32 +252,87 @@ def _train(
     save_signal: SaveOnSignal,
 ) -> str:
     """Train, evaluate, save and score; returns what the score is in words."""
-    arguments, on_gpu, is_first = task.arguments, torch.cuda.is_available(), processes.rank() == 0
+    arguments = task.arguments
+    is_first = processes.rank() == 0
     if is_first:
-        measured.matmul_flops_per_second = max(matmul_rates(task.precision).values())
-        if not on_gpu:
-            measured.python_seconds = python_seconds()
-            measured.one_core_flops_per_second = max(matmul_rates(task.precision, 1).values())
-    processes.gathered(None)  # Otherwise the other ranks would take cores from what is measured.
-    model = task.model()
-    disable_progress_bar()  # Downloads are over; from now on each saved model would show a progress bar.
-    if not on_gpu:
-        suit_cpu(model)
-    compile_model(model, arguments.compile)
-    # Tied parameters count once, and a parameter that ZeRO-3 has divided counts as a whole.
-    measured.parameters = sum(getattr(each, "ds_numel", each.numel()) for each in model.parameters())
-    measured.shape = configuration_of(model)
-    masters = task.precision == "bf16" and task.deepspeed is None
-    trainer = MeasuredTrainer(task, meter, model=round_to_bf16(model) if masters else model, args=settings)
-    if task.deepspeed is None:
-        trainer.optimizer_cls_and_kwargs = (MasterAdamW if masters else torch.optim.AdamW, adamw_settings(arguments))
-    trainer.remove_callback(PrinterCallback)
+        _measure_machine(task.precision, measured)
+    # Otherwise the other ranks would take cores from what is measured.
+    processes.gathered(None)
+    model = _model(task, measured)
+    trainer = _trainer(task, settings, model, meter)
     trainer.add_callback(LiveBytesRecorder(measured, trainer.engine))
     precision_recorder = PrecisionRecorder(measured, processes.world_size())
     trainer.add_callback(precision_recorder)
     if is_first:
         trainer.add_callback(Curves(task.folder / "tensorboard", meter, task.effective_batch_size()))
-    origin = Origin(
+
+    origin = _origin(task, opening, measured)
+    trainer.checkpoints = Checkpoints(task.folder / "checkpoints", origin, keep=arguments.save_total_limit)
+    resumed = resumption(arguments.resume, opening, trainer.checkpoints)
+    trainer.resumption = resumed
+    stopping = _early_stopping(arguments, resumed)
+    if stopping is not None:
+        trainer.add_callback(stopping)
+    trainer.add_callback(save_signal)
+    has_dev = task.data.dev is not None
+    settings.eval_on_start = arguments.eval_on_start and has_dev and resumed is None
+
+    with contextlib.ExitStack() as while_training:
+        while_training.enter_context(precision_recorder)
+        if is_first:
+            bar = while_training.enter_context(progress("train", "steps"))
+            trainer.add_callback(ShownSteps(bar, ends_by_time=arguments.max_train_seconds > 0))
+        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
+
+    measured.stopped_by = _stopped_by(trainer, stopping)
+    evaluated_at = measured.eval_losses[-1].step if measured.eval_losses else None
+    is_evaluated = evaluated_at == trainer.state.global_step and not settings.load_best_model_at_end
+    if has_dev and not is_evaluated:
+        trainer.evaluate()
+    if arguments.save_model:
+        trainer.save_model(str(task.folder / "model"))
+    return task.score(trainer)
+
+
+def _measure_machine(precision: str, measured: RankMeasurement) -> None:
+    """Measure the peak rate of the machine, and without a GPU what else plans ask for."""
+    measured.matmul_flops_per_second = max(matmul_rates(precision).values())
+    if not torch.cuda.is_available():
+        measured.python_seconds = python_seconds()
+        measured.one_core_flops_per_second = max(matmul_rates(precision, 1).values())
+
+
+def _model(task: Task, measured: RankMeasurement) -> PreTrainedModel:
+    """Load the model, suit it to the device, and note its size and shape."""
+    model = task.model()
+    # Downloads are over; from now on each saved model would show a progress bar.
+    disable_progress_bar()
+    if not torch.cuda.is_available():
+        suit_cpu(model)
+    compile_model(model, task.arguments.compile)
+    # Tied parameters count once, and a parameter that ZeRO-3 has divided counts as a whole.
+    measured.parameters = sum(getattr(each, "ds_numel", each.numel()) for each in model.parameters())
+    measured.shape = configuration_of(model)
+    return model
+
+
+def _trainer(task: Task, settings: TrainingArguments, model: PreTrainedModel, meter: Meter) -> MeasuredTrainer:
+    """The trainer, with an optimizer of this project's or of torch's where DeepSpeed does not bring its own."""
+    if task.deepspeed is not None:
+        trainer = MeasuredTrainer(task, meter, model=model, args=settings)
+    elif task.precision == "bf16":
+        trainer = MeasuredTrainer(task, meter, model=round_to_bf16(model), args=settings)
+        trainer.optimizer_cls_and_kwargs = (MasterAdamW, adamw_settings(task.arguments))
+    else:
+        trainer = MeasuredTrainer(task, meter, model=model, args=settings)
+        trainer.optimizer_cls_and_kwargs = (torch.optim.AdamW, adamw_settings(task.arguments))
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _origin(task: Task, opening: Opening, measured: RankMeasurement) -> Origin:
+    """What a checkpoint of this run says of where it is from."""
+    return Origin(
         run_id=opening.run_id,
         settings=digest(task.identity()),
         model={
@@ -236,39 +342,30 @@ def _train(
         },
         world_size=processes.world_size(),
     )
-    trainer.checkpoints = Checkpoints(task.folder / "checkpoints", origin, keep=arguments.save_total_limit)
-    trainer.resumption = resumed = resumption(arguments.resume, opening, trainer.checkpoints)
-    stopping, patience = None, arguments.early_stopping_patience
-    if patience:
-        stopping = EarlyStoppingCallback(patience, arguments.early_stopping_threshold)
-        if resumed is not None:
-            # The counter goes on from the checkpoint: otherwise a resumed run would be more patient.
-            kept = resumed.kept.get(EarlyStoppingCallback.__name__, {}).get("attributes", {})
-            stopping.early_stopping_patience_counter = kept.get("early_stopping_patience_counter", 0)
-        trainer.add_callback(stopping)
-    trainer.add_callback(save_signal)
-    dev = task.data.dev
-    settings.eval_on_start = arguments.eval_on_start and dev is not None and resumed is None
-    with contextlib.ExitStack() as while_training:
-        while_training.enter_context(precision_recorder)
-        if is_first:
-            bar = while_training.enter_context(progress("train", "steps"))
-            trainer.add_callback(ShownSteps(bar, ends_by_time=arguments.max_train_seconds > 0))
-        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
-    step = trainer.state.global_step
-    if step >= trainer.state.max_steps:
-        measured.stopped_by = "steps"
-    else:
-        waited = stopping is not None and stopping.early_stopping_patience_counter >= patience
-        measured.stopped_by = "early_stopping" if waited else "time"
-    last = measured.eval_losses[-1].step if measured.eval_losses else None
-    if dev is not None and (last != step or settings.load_best_model_at_end):
-        trainer.evaluate()
-    if arguments.save_model:
-        trainer.save_model(str(task.folder / "model"))
-    return task.score(trainer)
+
+
+def _early_stopping(arguments: RunArguments, resumed: Resumption | None) -> EarlyStoppingCallback | None:
+    """What ends a run whose loss gets no better; None where it was not asked for."""
+    if not arguments.early_stopping_patience:
+        return None
+    stopping = EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold)
+    if resumed is not None:
+        # The counter goes on from the checkpoint: otherwise a resumed run would be more patient.
+        kept = resumed.kept.get(EarlyStoppingCallback.__name__, {}).get("attributes", {})
+        stopping.early_stopping_patience_counter = kept.get("early_stopping_patience_counter", 0)
+    return stopping
+
+
+def _stopped_by(trainer: MeasuredTrainer, stopping: EarlyStoppingCallback | None) -> str:
+    """What ended the training: `steps`, `early_stopping` or `time`."""
+    if trainer.state.global_step >= trainer.state.max_steps:
+        return "steps"
+    if stopping is not None and stopping.early_stopping_patience_counter >= stopping.early_stopping_patience:
+        return "early_stopping"
+    return "time"
 
 
 def adamw_settings(arguments: RunArguments) -> dict[str, object]:
     """Arguments of AdamW in runs without DeepSpeed; weight decay comes with the parameter groups."""
-    return {"lr": arguments.learning_rate, "betas": (arguments.adam_beta1, arguments.adam_beta2), "fused": True}
+    betas = (arguments.adam_beta1, arguments.adam_beta2)
+    return {"lr": arguments.learning_rate, "betas": betas, "fused": True}

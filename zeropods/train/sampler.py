@@ -101,9 +101,10 @@ def load_split(folder: Path, split: str) -> TokenizedSplit | None:
     """A split of a prepared set; None if the set has no split of that name."""
     import pyarrow
 
-    place, columns = folder / split, []
+    place = folder / split
     if not place.is_dir():
         return None
+    columns = []
     try:
         # Read without `datasets` what `Dataset.save_to_disk` wrote: Arrow streams, named in order by state.json.
         files = json.loads((place / "state.json").read_text(encoding="utf-8"))["_data_files"]

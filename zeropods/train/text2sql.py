@@ -25,6 +25,9 @@ from zeropods.train.sampler import Prepared, Row, collate
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+USUAL_DROPOUT = 0.1
+"""Rate of dropout with which T5 was published."""
+
 
 class TextToSQL(Task):
     """Text-to-SQL with T5. `zeropods predict` makes predictions, with constrained decoding: nothing is scored here."""
@@ -58,15 +61,21 @@ class TextToSQL(Task):
 
         Its configuration carries the prompt, so that a saved model says which prompt it was trained with.
         """
-        arguments, tokenizer, vocabularies = self.arguments, self.data.tokenizer, []
-        name, rate = arguments.model_id, arguments.dropout
+        arguments = self.arguments
+        tokenizer = self.data.tokenizer
+        vocabularies = []
         if arguments.init == "random":
-            model = random_t5(known_config(name, "t5"), arguments.seed, 0.1 if rate is None else rate)
+            name = arguments.model_id
+            rate = USUAL_DROPOUT if arguments.dropout is None else arguments.dropout
+            model = random_t5(known_config(name, "t5"), arguments.seed, rate)
         else:
             name = arguments.source
-            options = source_options(name) | ({} if rate is None else {"dropout_rate": rate})
+            options = dict(source_options(name))
+            if arguments.dropout is not None:
+                options["dropout_rate"] = arguments.dropout
             model = load_weights(T5ForTextToSQL, name, flag=arguments.model_flag, **options)
-            if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
+            tokenizer_files = (Path(name) / file for file in ("tokenizer.json", "spiece.model"))
+            if any(path.is_file() for path in tokenizer_files):
                 vocabularies = [load_tokenizer(name, complete=False).get_vocab(), tokenizer.get_vocab()]
         arguments.check_fit(name, model.config.vocab_size, len(tokenizer), *vocabularies)
         model.config.prompt = self.data.manifest.prompt

@@ -318,7 +318,9 @@ def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
             gathered = parameter.detach() if master is None else master
             shape = getattr(parameter, "ds_shape", parameter.shape)
             whole[name] = gathered.to("cpu", torch.float32, copy=True).view(shape)
-    for place, module in model.named_modules() if keep else ():
+    if not keep:
+        return whole
+    for place, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 whole[f"{place}.{name}".lstrip(".")] = buffer.to("cpu", copy=True)
