@@ -1,10 +1,11 @@
-"""A plan: the checked request, and for each technique whether it fits, the largest batch, time and cost."""
+"""A plan: the checked request, and for each technique whether it fits, the largest batch, time and
+cost."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,25 +31,40 @@ if TYPE_CHECKING:
     from zeropods.measure.calibration import Calibration, MachineProbe, Span
 
 BOTH, ALL = "both", "all"
-MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour", "trust_remote_code")
+MAY_BE_ZERO = (
+    "gradient_checkpointing",
+    "dropout",
+    "latency_seconds",
+    "price_per_hour",
+    "trust_remote_code",
+)
 KINDS = {False: "an encoder-decoder", True: "a causal model"}
 DEFAULTS: dict[bool, dict[str, int | None]] = {
     False: {"batch_size": 32, "source_length": 96, "target_length": 96},
-    True: {"batch_size": 4, "seq_length": 512, "label_length": None, "attention": None, "dropout": None},
+    True: {
+        "batch_size": 4,
+        "seq_length": 512,
+        "label_length": None,
+        "attention": None,
+        "dropout": None,
+    },
 }
-"""Fields that differ between kinds of model, with their defaults, keyed by whether source and target are one row: a
-field that only the other kind has is refused."""
+"""Fields that differ between kinds of model, with their defaults, keyed by whether source and
+target are one row: a field that only the other kind has is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A model, a batch and machines; for a causal model, attention and checkpointing may be compared.
+    """A model, a batch and machines; for a causal model, attention and checkpointing may be
+    compared.
 
-    `request_for` makes one with the defaults of its model. Memory is in bytes, rates are per second.
+    `request_for` makes one with the defaults of its model. Memory is in bytes, rates are per
+    second.
     """
 
     model: str
-    """Name of a known model, with or without an organisation before it; or a hub id, a folder or a `config.json`."""
+    """Name of a known model, with or without an organisation before it; or a hub id, a folder or a
+    `config.json`."""
     trust_remote_code: bool = False
     """Whether the model's own code may run."""
     batch_size: int
@@ -66,7 +82,8 @@ class Request:
     price_per_hour: float | None = None
     """Price of one pod, in any currency."""
     steps: int | None = None
-    """Optimizer steps of the whole training on all pods; a technique with fewer rows per step takes more of them."""
+    """Optimizer steps of the whole training on all pods; a technique with fewer rows per step takes
+    more of them."""
     samples: int | None = None
     """Rows of the training set; given with `epochs` in place of `steps`."""
     epochs: float = 1.0
@@ -80,36 +97,53 @@ class Request:
     label_length: int | None = None
     """Causal: tokens per row that carry a loss; all but the first if not given."""
     attention: str | None = None
-    """Causal: one of `plan.workload.ATTENTIONS`, or `all` for every one that the family has at this precision on this
-    GPU; if not given, `sdpa`, or `eager` for a family without it."""
+    """Causal: one of `plan.workload.ATTENTIONS`, or `all` for every one that the family has at this
+    precision on this GPU; if not given, `sdpa`, or `eager` for a family without it."""
     dropout: bool | None = None
     """Causal: whether there is dropout; if not given, as the family was published: GPT-2 has it."""
 
     def __post_init__(self) -> None:
-        shape, precisions = self.shape, self.shape.precisions
-        if self.precision not in precisions:
-            raise UserError(f"--precision {self.precision}; expected {' or '.join(precisions)}")
+        fault = next(self._faults(), None)
+        if fault is not None:
+            raise UserError(fault)
+
+    def _faults(self) -> Iterator[str]:
+        """What is wrong with the request, one fault after the other."""
+        if self.precision not in self.shape.precisions:
+            yield f"--precision {self.precision}; expected {' or '.join(self.shape.precisions)}"
         for name, number in {**vars(self), **vars(self.machines)}.items():
             if isinstance(number, int | float) and number <= 0 and name not in MAY_BE_ZERO:
-                raise UserError(f"{name} {number:g}; expected more than 0")
+                yield f"{name} {number:g}; expected more than 0"
         if self.samples is None and self.epochs != 1:
-            raise UserError(f"--epochs {self.epochs:g} without --samples; give both, or --steps")
+            yield f"--epochs {self.epochs:g} without --samples; give both, or --steps"
         if self.steps is not None and self.samples is not None:
-            raise UserError(f"--steps {self.steps} and --samples {self.samples}; give one of them")
-        if self.gradient_checkpointing not in (True, False, BOTH):
-            raise UserError(f"--gradient-checkpointing {self.gradient_checkpointing}; expected True, False or {BOTH}")
-        if self.gradient_checkpointing == BOTH and not shape.joint:
-            raise UserError(f"--gradient-checkpointing both: {self.model} is {KINDS[False]}; give True or False")
+            yield f"--steps {self.steps} and --samples {self.samples}; give one of them"
+        yield from self._faults_of_checkpointing()
+        yield from self._faults_of_lengths()
+        if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
+            other = "fp16" if self.shape.joint else "fp32"
+            place = f"--precision bf16: {self.machines.gpu}"
+            yield f"{place} has no BF16 arithmetic; give --precision {other}"
+        for name in self.attentions:
+            fault = self._attention_fault(name)
+            if fault is not None:
+                yield fault
+
+    def _faults_of_checkpointing(self) -> Iterator[str]:
+        asked = self.gradient_checkpointing
+        if asked not in (True, False, BOTH):
+            yield f"--gradient-checkpointing {asked}; expected True, False or {BOTH}"
+        if asked == BOTH and not self.shape.joint:
+            place = f"--gradient-checkpointing both: {self.model}"
+            yield f"{place} is {KINDS[False]}; give True or False"
+
+    def _faults_of_lengths(self) -> Iterator[str]:
+        shape = self.shape
         tokens, labels = self.lengths
         if shape.joint and labels > tokens:
-            raise UserError(f"--label-length {labels}; expected at most --seq-length {tokens}")
+            yield f"--label-length {labels}; expected at most --seq-length {tokens}"
         if shape.family == "gpt2" and shape.positions and tokens > shape.positions:
-            raise UserError(f"--seq-length {tokens}; {self.model} has {shape.positions} positions")
-        if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
-            other = "fp16" if shape.joint else "fp32"
-            raise UserError(f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision {other}")
-        if fault := next(filter(None, map(self._attention_fault, self.attentions)), None):
-            raise UserError(fault)
+            yield f"--seq-length {tokens}; {self.model} has {shape.positions} positions"
 
     @property
     def shape(self) -> Shape:
@@ -118,10 +152,14 @@ class Request:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens per row, and how many of them carry a loss; for a T5, tokens of source and of target."""
+        """Tokens per row, and how many of them carry a loss; for a T5, tokens of source and of
+        target."""
         if self.seq_length is None:
             return self.source_length or 0, self.target_length or 0
-        return self.seq_length, max(1, self.seq_length - 1) if self.label_length is None else self.label_length
+        labels = self.label_length
+        if labels is None:
+            labels = max(1, self.seq_length - 1)
+        return self.seq_length, labels
 
     @property
     def tokens(self) -> int:
@@ -133,9 +171,12 @@ class Request:
         """What a reader has to know about the request, in one line; None where there is nothing."""
         shape = self.shape
         if shape.joint and shape.positions is not None and self.tokens > shape.positions:
-            return f"{self.model} was trained on rows of {shape.positions} tokens; this plan assumes {self.tokens}"
-        some = f"each token uses {shape.experts} experts: memory is planned for all of them, time for the active ones"
-        return some if shape.experts else None
+            trained = f"{self.model} was trained on rows of {shape.positions} tokens"
+            return f"{trained}; this plan assumes {self.tokens}"
+        if shape.experts:
+            used = f"each token uses {shape.experts} experts"
+            return f"{used}: memory is planned for all of them, time for the active ones"
+        return None
 
     @property
     def attentions(self) -> list[str]:
@@ -143,20 +184,25 @@ class Request:
         known = self.shape.attentions
         if self.attention == ALL:
             return [name for name in known if not self._attention_fault(name)]
-        return [self.attention or ("sdpa" if "sdpa" in known else "eager")]
+        if self.attention is not None:
+            return [self.attention]
+        return ["sdpa"] if "sdpa" in known else ["eager"]
 
     def _attention_fault(self, name: str) -> str | None:
-        """Why a kind of attention cannot run: its name is unknown, the family lacks it, or it is FlashAttention-2 in
-        FP32 or on an older GPU; None where it can."""
+        """Why a kind of attention cannot run: its name is unknown, the family lacks it, or it is
+        FlashAttention-2 in FP32 or on an older GPU; None where it can."""
         known = self.shape.attentions
         if name not in ATTENTIONS:
             return f"--attention {name}; expected {', '.join(ATTENTIONS)} or all"
         if name not in known:
-            return f"--attention {name}: {self.shape.family} supports only {known[0]}; give --attention {known[0]}"
+            supported = f"{self.shape.family} supports only {known[0]}"
+            return f"--attention {name}: {supported}; give --attention {known[0]}"
         if name == "flash_attention_2" and self.precision == "fp32":
-            return "--attention flash_attention_2: does not support fp32; give --precision bf16 or --attention sdpa"
+            remedy = "give --precision bf16 or --attention sdpa"
+            return f"--attention flash_attention_2: does not support fp32; {remedy}"
         if name == "flash_attention_2" and is_before_ampere(self.machines.gpu):
-            return "--attention flash_attention_2: needs an Ampere or newer GPU; give --attention sdpa"
+            remedy = "give --attention sdpa"
+            return f"--attention flash_attention_2: needs an Ampere or newer GPU; {remedy}"
         return None
 
 
@@ -164,19 +210,32 @@ def request_for(model: str, **asked: Any) -> Request:
     """The request with these fields, and the defaults of its model for the others.
 
     Raises:
-        UserError: the model is unknown, a field is wrong, or a field belongs to the other kind of model.
+        UserError: the model is unknown, a field is wrong, or a field belongs to the other kind of
+            model.
     """
     shape = shape_for(model, asked.get("trust_remote_code", False))
-    own = DEFAULTS[shape.joint]
-    if (wrong := next((name for name in asked if name in _foreign(shape)), None)) is not None:
-        lengths = " and ".join(f"--{each.replace('_', '-')}" for each in own if each.endswith("_length"))
-        remedy = f"give {lengths}" if wrong.endswith("_length") else "leave it out"
-        raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {KINDS[shape.joint]}; {remedy}")
+    for name, value in asked.items():
+        if name in _foreign(shape):
+            kind = KINDS[shape.joint]
+            raise UserError(f"{_flag(name)} {value}: {model} is {kind}; {_remedy(name, shape)}")
     gpu = asked.get("machines", Machines()).gpu
     memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
     if memory is None:
         raise UserError(_unknown_gpu(gpu))
-    return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
+    return Request(model=model, **{**DEFAULTS[shape.joint], **asked, "gpu_memory_bytes": memory})
+
+
+def _flag(name: str) -> str:
+    """The flag of a field of the request."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _remedy(name: str, shape: Shape) -> str:
+    """What to do about a field that a model of this kind does not have."""
+    if not name.endswith("_length"):
+        return "leave it out"
+    lengths = [field for field in DEFAULTS[shape.joint] if field.endswith("_length")]
+    return f"give {' and '.join(map(_flag, lengths))}"
 
 
 def _unknown_gpu(gpu: str) -> str:
@@ -184,9 +243,10 @@ def _unknown_gpu(gpu: str) -> str:
     near = names_near(gpu)
     if is_ambiguous(gpu):
         return f"--gpu {gpu}: may be {' or '.join(near)}; give one of these names"
+    unknown = f"--gpu {gpu}: unknown GPU; give --gpu-memory and --flops"
     if near:
-        return f"--gpu {gpu}: unknown GPU; give --gpu-memory and --flops, or a name near to it: {', '.join(near)}"
-    return f"--gpu {gpu}: unknown GPU; give --gpu-memory and --flops, or one of {known_gpus()}"
+        return f"{unknown}, or a name near to it: {', '.join(near)}"
+    return f"{unknown}, or one of {known_gpus()}"
 
 
 def _foreign(shape: Shape) -> set[str]:
@@ -208,7 +268,8 @@ class Estimate:
     memory: PlannedMemory
     """Memory of one process."""
     needed_bytes: int
-    """Bytes that must be available: where runs of this kind are known, the amount that 95 % of them do not exceed."""
+    """Bytes that must be available: where runs of this kind are known, the amount that 95 % of them
+    do not exceed."""
     fits: bool
     largest_batch_size: int | None
     """Most rows per process that fit; None where not even one fits."""
@@ -221,7 +282,8 @@ class Estimate:
     tokens_per_second: float
     """Tokens per second, padding included."""
     intervals: dict[str, tuple[float, float] | None] = field(default_factory=dict)
-    """Ranges of `memory`, in bytes, and of `time`, in seconds of a step, of most runs of this kind; None if unknown."""
+    """Ranges of `memory`, in bytes, and of `time`, in seconds of a step, of most runs of this kind;
+    None if unknown."""
 
     @property
     def technique(self) -> Technique:
@@ -230,9 +292,14 @@ class Estimate:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """Labels that tell this way of training from the request's others; empty for a model that has only one."""
-        way = {"attention": self.work.attention, "gradient_checkpointing": self.work.checkpointing}
-        return way if self.work.shape.joint else {}
+        """Labels that tell this way of training from the request's others; empty for a model that
+        has only one."""
+        if not self.work.shape.joint:
+            return {}
+        return {
+            "attention": self.work.attention,
+            "gradient_checkpointing": self.work.checkpointing,
+        }
 
     @property
     def host_bytes(self) -> int:
@@ -241,12 +308,20 @@ class Estimate:
 
     def to_json(self) -> dict[str, object]:
         """The estimate as plain values; bytes are of one GPU, host bytes of one pod."""
-        own = ("needed_bytes", "fits", "largest_batch_size", "pods", "slots", "host_bytes", "samples_per_second",
-               "tokens_per_second", "total_seconds", "cost", "cost_per_million_samples")  # fmt: skip
         return {
             "technique": self.technique.name,
             **self.labels,
-            **{name: getattr(self, name) for name in own},
+            "needed_bytes": self.needed_bytes,
+            "fits": self.fits,
+            "largest_batch_size": self.largest_batch_size,
+            "pods": self.pods,
+            "slots": self.slots,
+            "host_bytes": self.host_bytes,
+            "samples_per_second": self.samples_per_second,
+            "tokens_per_second": self.tokens_per_second,
+            "total_seconds": self.total_seconds,
+            "cost": self.cost,
+            "cost_per_million_samples": self.cost_per_million_samples,
             "bytes": self.memory.parts(),
             "step_seconds": self.time.seconds,
             "intervals": self.intervals,
@@ -266,28 +341,39 @@ class Plan:
 
     @property
     def best(self) -> Estimate | None:
-        """The estimate that fits and trains most samples per second, the first of equal ones; None where none fits."""
+        """The estimate that fits and trains most samples per second, the first of equal ones; None
+        where none fits."""
         fitting = [estimate for estimate in self.estimates if estimate.fits]
-        # Compare only the digits that survive rounding: recomputation that hides behind the network costs nothing.
-        return max(fitting, key=lambda estimate: float(f"{estimate.samples_per_second:.9g}"), default=None)
+
+        def rate(estimate: Estimate) -> float:
+            # Compare only the digits that survive rounding: recomputation that hides behind the
+            # network costs nothing.
+            return float(f"{estimate.samples_per_second:.9g}")
+
+        return max(fitting, key=rate, default=None)
 
     def to_json(self) -> dict[str, object]:
         """The plan as plain values; its request leaves out the fields of other models."""
-        foreign = _foreign(self.request.shape)
+        request = asdict(self.request)
+        for name in _foreign(self.request.shape):
+            del request[name]
+        best = self.best
         return {
-            "request": {name: value for name, value in asdict(self.request).items() if name not in foreign},
+            "request": request,
             "techniques": [estimate.to_json() for estimate in self.estimates],
-            "best": self.best.technique.name if self.best else None,
-            "best_labels": self.best.labels if self.best else {},
+            "best": None if best is None else best.technique.name,
+            "best_labels": {} if best is None else best.labels,
             "remark": self.request.remark,
         }
 
 
 def plan(request: Request, by: Calibrated | None = None) -> Plan:
-    """Estimate each attention with each checkpointing, under each technique, by arithmetic or by what runs have shown.
+    """Estimate each attention with each checkpointing, under each technique, by arithmetic or by
+    what runs have shown.
 
     Raises:
-        UserError: the technique or the GPU is unknown, or the model does not have this way of training.
+        UserError: the technique or the GPU is unknown, or the model does not have this way of
+            training.
     """
     tokens, labels = request.lengths
     work = Workload(
@@ -301,79 +387,134 @@ def plan(request: Request, by: Calibrated | None = None) -> Plan:
         before_ampere=is_before_ampere(request.machines.gpu),
         dropout=request.dropout,
     )
-    again = (False, True) if request.gradient_checkpointing == BOTH else (request.gradient_checkpointing is True,)
-    asked = {technique_named(name) for name in request.techniques} or set(TECHNIQUES)
-    estimates = (
-        _estimate(request, replace(work, attention=attention, checkpointing=each, technique=technique), by)
-        for attention in request.attentions
-        for each in again
-        for technique in TECHNIQUES
-        if technique in asked
-    )
+    checkpointings = [request.gradient_checkpointing is True]
+    if request.gradient_checkpointing == BOTH:
+        checkpointings = [False, True]
+    techniques = _techniques(request)
+    estimates = []
+    for attention in request.attentions:
+        for checkpointing in checkpointings:
+            for technique in techniques:
+                way = replace(
+                    work, attention=attention, checkpointing=checkpointing, technique=technique
+                )
+                estimates.append(_estimate(request, way, by))
     return Plan(request, tuple(estimates))
 
 
+def _techniques(request: Request) -> list[Technique]:
+    """The techniques that are asked for, or all of them, in their usual order."""
+    asked = {technique_named(name) for name in request.techniques}
+    return [technique for technique in TECHNIQUES if not asked or technique in asked]
+
+
 def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estimate:
-    machines, host = request.machines, request.host_memory_bytes
-    pods, slots = (1, 1) if work.technique.is_alone else (machines.pods, machines.slots)
+    """The estimate of one technique in one way of training.
+
+    Args:
+        work: the workload, for one process.
+        by: what runs have shown, if that is to be used.
+    """
+    machines = request.machines
+    pods = 1 if work.technique.is_alone else machines.pods
+    slots = 1 if work.technique.is_alone else machines.slots
     work = replace(work, ranks=pods * slots)
     room = request.gpu_memory_bytes
-    workspace = 0 if machines.device == CPU else workspace_bytes(machines.gpu)
     if machines.machine_bytes is not None:
-        room = machines.machine_bytes // -(-work.ranks // machines.hosts)
-
-    def of_rows(rows: int) -> tuple[PlannedMemory, Span | None, float]:
-        """The memory for this many rows, its span, and the bytes that must be available."""
-        fewer = replace(work, rows=rows)
-        if by is None:
-            memory = plan_memory(fewer, workspace_bytes=workspace)
-            return memory, None, memory.device_bytes
-        memory = by.memory(fewer)
-        span = by.interval(fewer, "memory", memory.device_bytes)
-        return memory, span, span.most if span else memory.device_bytes
+        room = machines.machine_bytes // math.ceil(work.ranks / machines.hosts)
 
     def fits(rows: int) -> bool:
-        memory, _, needed = of_rows(rows)
-        return needed <= room and (host is None or slots * memory.host_bytes <= host)
+        of_rows = _memory(replace(work, rows=rows), machines, by)
+        if of_rows.needed_bytes > room:
+            return False
+        if request.host_memory_bytes is None:
+            return True
+        return slots * of_rows.memory.host_bytes <= request.host_memory_bytes
 
-    memory, span, needed = of_rows(work.rows)
-    time = step_time(work, machines) if by is None else by.time(work, machines)
-    of_time = None if by is None else by.interval(work, "time", time.seconds)
-    a_step = work.passes * work.rows * work.ranks
-    samples = request.samples
-    if request.steps is not None:
-        samples = request.steps * work.passes * work.rows * machines.pods * machines.slots
-    seconds = None if samples is None else request.epochs * math.ceil(samples / a_step) * time.seconds
-    hourly = None if request.price_per_hour is None else pods * request.price_per_hour / 3600
-    rate = a_step / time.seconds
+    need = _memory(work, machines, by)
+    time = step_time(work, machines)
+    span_of_time = None
+    if by is not None:
+        time = by.time(work, machines)
+        span_of_time = by.interval(work, "time", time.seconds)
+    rows_per_step = work.passes * work.rows * work.ranks
+    rate = rows_per_step / time.seconds
+    seconds = None
+    samples = _samples(request, work)
+    if samples is not None:
+        seconds = request.epochs * math.ceil(samples / rows_per_step) * time.seconds
+    cost = None
+    cost_per_million = None
+    if request.price_per_hour is not None:
+        price_per_second = pods * request.price_per_hour / 3600
+        cost_per_million = price_per_second * 1_000_000 / rate
+        if seconds is not None:
+            cost = price_per_second * seconds
     return Estimate(
         work=work,
         pods=pods,
         slots=slots,
-        memory=memory,
+        memory=need.memory,
         fits=fits(work.rows),
         largest_batch_size=largest(fits),
         time=time,
         samples_per_second=rate,
         total_seconds=seconds,
-        cost=None if hourly is None or seconds is None else hourly * seconds,
-        cost_per_million_samples=None if hourly is None else hourly * 1_000_000 / rate,
+        cost=cost,
+        cost_per_million_samples=cost_per_million,
         tokens_per_second=rate * request.tokens,
-        needed_bytes=round(needed),
-        intervals={"memory": span and span[:2], "time": of_time and of_time[:2]},
+        needed_bytes=round(need.needed_bytes),
+        intervals={"memory": _ends(need.span), "time": _ends(span_of_time)},
     )
+
+
+@dataclass(frozen=True)
+class _Need:
+    """The memory of a process, and how much must be available for it."""
+
+    memory: PlannedMemory
+    span: Span | None
+    """The interval of runs of this kind; None where too few are known."""
+    needed_bytes: float
+
+
+def _memory(work: Workload, machines: Machines, by: Calibrated | None) -> _Need:
+    """The memory that one process needs, by arithmetic or by what runs have shown."""
+    if by is None:
+        workspace = 0 if machines.device == CPU else workspace_bytes(machines.gpu)
+        memory = plan_memory(work, workspace_bytes=workspace)
+        return _Need(memory, None, memory.device_bytes)
+    memory = by.memory(work)
+    span = by.interval(work, "memory", memory.device_bytes)
+    return _Need(memory, span, memory.device_bytes if span is None else span.most)
+
+
+def _samples(request: Request, work: Workload) -> int | None:
+    """Rows of the whole training on all pods; None where neither steps nor samples were asked
+    for."""
+    if request.steps is None:
+        return request.samples
+    machines = request.machines
+    return request.steps * work.passes * work.rows * machines.pods * machines.slots
+
+
+def _ends(span: Span | None) -> tuple[float, float] | None:
+    """The ends of an interval."""
+    return None if span is None else (span[0], span[1])
 
 
 def largest(fits: Callable[[int], bool]) -> int | None:
     """The largest number for which `fits` holds, by bisection; None where not even 1 does.
 
-    `fits` must hold for every number below one for which it holds, and must not hold for all numbers.
+    `fits` must hold for every number below one for which it holds, and must not hold for all
+    numbers.
     """
-    high = 1
-    while fits(high):
-        high *= 2
-    low = high // 2
-    return low + bisect_left(range(low + 1, high), True, key=lambda number: not fits(number)) or None
+    too_many = 1
+    while fits(too_many):
+        too_many *= 2
+    enough = too_many // 2
+    between = range(enough + 1, too_many)
+    return enough + bisect_left(between, True, key=lambda number: not fits(number)) or None
 
 
 # Plans by what runs have shown; without a GPU there are no others.
@@ -385,27 +526,30 @@ class Calibrated:
 
     calibration: Calibration
     device: str
-    """`cpu`, or a GPU's name. A GPU's plans are still arithmetic: runs say only how far off they are."""
+    """`cpu`, or a GPU's name. A GPU's plans are still arithmetic: runs say only how far off they
+    are."""
     probe: MachineProbe
 
     def memory(self, work: Workload) -> PlannedMemory:
-        """Memory of one process; without a GPU, resident memory: the bare process and terms times their fitted
-        factors."""
+        """Memory of one process; without a GPU, resident memory: the bare process and terms times
+        their fitted factors."""
         if self.device != CPU:
             return plan_memory(work, workspace_bytes=workspace_bytes(self.device))
         bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
-        terms = (
-            replace(term, bytes=round(factor * term.bytes), formula=f"{factor:.3g} from runs x {term.formula}")
-            for factor, part in zip(self.calibration.factors[CPU]["memory"], resident_parts(work), strict=True)
-            for term in part
-        )
+        terms = []
+        factors = self.calibration.factors[CPU]["memory"]
+        for factor, part in zip(factors, resident_parts(work), strict=True):
+            for term in part:
+                formula = f"{factor:.3g} from runs x {term.formula}"
+                terms.append(replace(term, bytes=round(factor * term.bytes), formula=formula))
         return replace(plan_memory(work, 0), terms=(*terms, bare), host_terms=())
 
     def time(self, work: Workload, machines: Machines) -> StepTime:
         """Time of a step; without a GPU nothing overlaps, since everything takes the same cores."""
         if self.device != CPU:
             return step_time(work, machines)
-        factors, parts = self.calibration.factors[CPU]["time"], step_parts(work, machines, self.probe)
+        factors = self.calibration.factors[CPU]["time"]
+        parts = step_parts(work, machines, self.probe)
         seconds = [factor * part for factor, part in zip(factors, parts, strict=True)]
         network = sum(seconds[STEPPED + 2 :])
         return StepTime(
@@ -417,11 +561,22 @@ class Calibrated:
         )
 
     def interval(self, work: Workload, quantity: str, planned: float) -> Span | None:
-        """The interval of runs for which this much `memory` or `time` is planned; None where it is not known.
+        """The interval of runs for which this much `memory` or `time` is planned; None where it is
+        not known.
 
-        It comes from runs of the same technique, device and family, or of wider kinds where too few of those are known.
+        It comes from runs of the same technique, device and family, or of wider kinds where too few
+        of those are known.
         """
-        span = self.calibration.interval(self.device, work.technique.name, work.shape.family, quantity)
-        bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
-        above = planned - bare if self.device == CPU else self.calibration.planned(self.device, quantity, [planned])
-        return span and type(span)(*(bare + part * above for part in span))
+        span = self.calibration.interval(
+            self.device, work.technique.name, work.shape.family, quantity
+        )
+        if span is None:
+            return None
+        bare = 0
+        if self.device != CPU:
+            above = self.calibration.planned(self.device, quantity, [planned])
+        else:
+            if quantity == "memory":
+                bare = self.probe.process_bytes
+            above = planned - bare
+        return type(span)(*(bare + part * above for part in span))
