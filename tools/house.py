@@ -101,7 +101,15 @@ def _is_nested_f_string(node: ast.AST) -> bool:
 def _is_arithmetic_with_truth(node: ast.AST) -> bool:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult | ast.Add | ast.Sub):
         return False
-    return any(isinstance(side, ast.Compare | ast.BoolOp) for side in (node.left, node.right))
+    return _is_truth(node.left) or _is_truth(node.right)
+
+
+def _is_truth(node: ast.AST) -> bool:
+    """Whether an expression is True or False by its form: `x or 0` is not, `x > 0 or y` may be."""
+    if isinstance(node, ast.BoolOp):
+        return any(map(_is_truth, node.values))
+    is_negation = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    return is_negation or isinstance(node, ast.Compare)
 
 
 def _is_unlike_tuple(node: ast.AST) -> bool:
