@@ -74,10 +74,7 @@ def answers(lines: Sequence[Values]) -> Answers:
     Args:
         lines: rows in the form that tables take.
     """
-    models: dict[tuple[str, str], list[Values]] = {}
-    for line in lines:
-        if line["technique"] is not None:
-            models.setdefault((line["model_id"], line["task"]), []).append(line)
+    models = _rows_by_model(lines)
     if not models:
         return Answers({" ".join(FOUR_QUESTIONS): NOTHING_KNOWN})
 
@@ -100,9 +97,22 @@ def answers(lines: Sequence[Values]) -> Answers:
         for paragraph in paragraphs.values():
             paragraph.append(f"See the tables for {more} more models.")
     if all(line["cost"] is None for line in lines):
-        has_duration = any(line["duration_seconds"] is not None for line in lines)
-        paragraphs[COST_QUESTION].append(NO_PRICE if has_duration else NO_DURATION)
+        paragraphs[COST_QUESTION].append(_why_no_cost(lines))
     return Answers({question: "\n".join(paragraph) for question, paragraph in paragraphs.items()})
+
+
+def _rows_by_model(lines: Sequence[Values]) -> dict[tuple[str, str], list[Values]]:
+    """The rows of each model on each task; a row without a record belongs to none."""
+    models: dict[tuple[str, str], list[Values]] = {}
+    for line in lines:
+        if line["technique"] is not None:
+            models.setdefault((line["model_id"], line["task"]), []).append(line)
+    return models
+
+
+def _why_no_cost(lines: Sequence[Values]) -> str:
+    has_duration = any(line["duration_seconds"] is not None for line in lines)
+    return NO_PRICE if has_duration else NO_DURATION
 
 
 class Subject:
@@ -119,11 +129,7 @@ class Subject:
         self.comparable = [row for row in self.done if _has_ratio(row)]
         self.base = next((row for row in self.comparable if row["row"] == row["base"]), None)
         self.fastest = max(self.comparable, key=lambda row: row["samples_per_second"], default=None)
-        # The rows that need the least memory for the model and what training adds to it, within
-        # 2 %; sizes of different kinds are not compared.
-        sized = [row for row in self.comparable if row["measured_bytes"]]
-        kinds = {row["planned_kind"] for row in sized}
-        self.smallest = _alike(sized, "measured_bytes", min) if len(kinds) == 1 else []
+        self.smallest = _smallest(self.comparable)
 
     def sentences(self) -> list[str]:
         """The answers to the four questions, in their order."""
@@ -207,10 +213,10 @@ class Subject:
             sentences.append("Fewer than three repeats cannot tell a small difference from chance.")
 
         if self.smallest and base["measured_bytes"] is not None:
-            sentences.append(self._smallest(base))
+            sentences.append(self._least_memory(base))
         return " ".join(sentences)
 
-    def _smallest(self, base: Values) -> str:
+    def _least_memory(self, base: Values) -> str:
         """The rows that need the least memory, as a share of the base's."""
         smallest = self.smallest
         share = smallest[0]["measured_bytes"] / base["measured_bytes"]
@@ -266,6 +272,14 @@ class Subject:
 def _has_ratio(row: Values) -> bool:
     """Whether a row is compared with a base, maybe itself."""
     return bool(row["is_compared"] and row["base"] is not None)
+
+
+def _smallest(rows: Sequence[Values]) -> list[Values]:
+    """The rows that need the least memory for the model and what training adds to it, within 2 %;
+    none where their sizes are of different kinds."""
+    sized = [row for row in rows if row["measured_bytes"]]
+    kinds = {row["planned_kind"] for row in sized}
+    return _alike(sized, "measured_bytes", min) if len(kinds) == 1 else []
 
 
 def _time(row: Values) -> str:
