@@ -1,4 +1,5 @@
-"""Answers in sentences to the four questions that runs are made for: does it fit, with what, how long, how good."""
+"""Answers in sentences to the four questions that runs are made for: does it fit, with what, how
+long, how good."""
 
 from __future__ import annotations
 
@@ -14,18 +15,22 @@ from zeropods.report.formulas import DEVICE_USED, Values, is_done
 from zeropods.report.groups import base_order
 from zeropods.tables import GIB, MIB, counted, digits, markdown_text
 
-QUESTIONS = ("Does it fit?", "Which technique?", "How long, and at what cost?", "Is the model still good?")
-LINES = "white-space: pre-line"
+COST_QUESTION = "How long, and at what cost?"
+FOUR_QUESTIONS = ("Does it fit?", "Which technique?", COST_QUESTION, "Is the model still good?")
+BROKEN_LINES = "white-space: pre-line"
 """CSS that keeps line breaks, so that each model has a line of its own."""
 ONE_BELOW = "float: none; width: auto;"
-"""CSS against the column that notebooks give to the questions: a fifth of the page, too narrow for a long word."""
-UNKNOWN = "No run left a record, so nothing is known yet."
+"""CSS against the column that notebooks give to the questions: a fifth of the page, too narrow for
+a long word."""
+NOTHING_KNOWN = "No run left a record, so nothing is known yet."
 NO_PRICE = "zeropods summary --price-per-hour adds the cost."
-NO_DURATION = "The cost is unknown: no run was timed from start to end, and a resumed run cannot be."
+NO_DURATION = (
+    "The cost is unknown: no run was timed from start to end, and a resumed run cannot be."
+)
 SHOWN_MODELS = 3
 NOTABLE = 0.02
 """Share of a size below which a difference is not worth mentioning."""
-SHOWN_NAMES = 4
+NAMED_ROWS = 4
 """Number of rows that one sentence names; the others are counted."""
 
 
@@ -38,49 +43,76 @@ class Answers:
 
     def to_json(self) -> list[dict[str, str]]:
         """Each question with its answer."""
-        return [{"question": each, "answer": self.by_question.get(each, UNKNOWN)} for each in QUESTIONS]
+        document = []
+        for question in FOUR_QUESTIONS:
+            answer = self.by_question.get(question, NOTHING_KNOWN)
+            document.append({"question": question, "answer": answer})
+        return document
 
     def to_markdown(self) -> str:
         """A Markdown list with one item for each question and its answer."""
-        return "".join(f"- **{question}** {markdown_text(text)}\n" for question, text in self.by_question.items())
+        items = []
+        for question, answer in self.by_question.items():
+            items.append(f"- **{question}** {markdown_text(answer)}\n")
+        return "".join(items)
 
     def _repr_html_(self) -> str:
-        items = (
-            f"<dt style='{ONE_BELOW}'>{question}</dt><dd style='{ONE_BELOW} {LINES}'>{escape(text)}</dd>"
-            for question, text in self.by_question.items()
-        )
+        items = []
+        for question, answer in self.by_question.items():
+            items.append(f"<dt style='{ONE_BELOW}'>{question}</dt>")
+            items.append(f"<dd style='{ONE_BELOW} {BROKEN_LINES}'>{escape(answer)}</dd>")
         return f"<dl>{''.join(items)}</dl>"
 
     def __repr__(self) -> str:
-        return "\n".join(f"{question} {text}" for question, text in self.by_question.items())
+        return "\n".join(f"{question} {answer}" for question, answer in self.by_question.items())
 
 
 def answers(lines: Sequence[Values]) -> Answers:
-    """The answers that the rows of a summary give; of several models, each of the first three has its own sentences.
+    """The answers that the rows of a summary give; of several models, each of the first three has
+    its own sentences.
 
     Args:
         lines: rows in the form that tables take.
     """
+    models = _rows_by_model(lines)
+    if not models:
+        return Answers({" ".join(FOUR_QUESTIONS): NOTHING_KNOWN})
+
+    paragraphs: dict[str, list[str]] = {question: [] for question in FOUR_QUESTIONS}
+    tasks_of_models = Counter(model for model, _ in models)
+    for (model, task), rows in list(models.items())[:SHOWN_MODELS]:
+        fits, *others = Subject(rows).sentences()
+        if len(models) == 1:
+            sentences = [f"{model} {fits}", *others]
+        else:
+            name = model.rsplit("/", 1)[-1]
+            if tasks_of_models[model] > 1:
+                name = f"{name} on {task}"
+            sentences = [f"{name}: {sentence}" for sentence in (fits, *others)]
+        for question, sentence in zip(FOUR_QUESTIONS, sentences, strict=True):
+            paragraphs[question].append(sentence)
+
+    more = len(models) - SHOWN_MODELS
+    if more > 0:
+        for paragraph in paragraphs.values():
+            paragraph.append(f"See the tables for {more} more models.")
+    if all(line["cost"] is None for line in lines):
+        paragraphs[COST_QUESTION].append(_why_no_cost(lines))
+    return Answers({question: "\n".join(paragraph) for question, paragraph in paragraphs.items()})
+
+
+def _rows_by_model(lines: Sequence[Values]) -> dict[tuple[str, str], list[Values]]:
+    """The rows of each model on each task; a row without a record belongs to none."""
     models: dict[tuple[str, str], list[Values]] = {}
     for line in lines:
         if line["technique"] is not None:
             models.setdefault((line["model_id"], line["task"]), []).append(line)
-    if not models:
-        return Answers({" ".join(QUESTIONS): UNKNOWN})
-    tasks = Counter(model for model, _ in models)
-    told: list[list[str]] = [[] for _ in QUESTIONS]
-    for (model, task), rows in list(models.items())[:SHOWN_MODELS]:
-        subject, name = Subject(rows), model.rsplit("/", 1)[-1] + (f" on {task}" if tasks[model] > 1 else "")
-        alone, begin = (f"{model} ", "") if len(models) == 1 else ("", f"{name}: ")
-        sentences = (alone + subject.fits(), subject.techniques(), subject.time_and_cost(), subject.accuracy())
-        for answer, sentence in zip(told, sentences, strict=True):
-            answer.append(begin + sentence)
-    more = len(models) - SHOWN_MODELS
-    for answer in told if more > 0 else []:
-        answer.append(f"See the tables for {more} more models.")
-    if all(line["cost"] is None for line in lines):
-        told[2].append(NO_PRICE if any(line["duration_seconds"] is not None for line in lines) else NO_DURATION)
-    return Answers(dict(zip(QUESTIONS, map("\n".join, told), strict=True)))
+    return models
+
+
+def _why_no_cost(lines: Sequence[Values]) -> str:
+    has_duration = any(line["duration_seconds"] is not None for line in lines)
+    return NO_PRICE if has_duration else NO_DURATION
 
 
 class Subject:
@@ -88,151 +120,268 @@ class Subject:
 
     def __init__(self, rows: Sequence[Values]) -> None:
         self.rows = rows
-        # The answers are about the rows that are compared with each other; where there are none, about all rows.
+        # The answers are about the rows that are compared with each other; where there are none,
+        # about all rows.
         self.about = [row for row in rows if row["is_compared"]] or list(rows)
         self.alone = [row for row in rows if row not in self.about]
-        # The figures of a done row come from runs that ended well; some done rows have a ratio over a base.
+        # The figures of a done row come from runs that ended well.
         self.done = [row for row in self.about if is_done(row["status"])]
-        self.comparable = [row for row in self.done if row["is_compared"] and row["base"] is not None]
+        self.comparable = [row for row in self.done if _has_ratio(row)]
         self.base = next((row for row in self.comparable if row["row"] == row["base"]), None)
         self.fastest = max(self.comparable, key=lambda row: row["samples_per_second"], default=None)
-        # The rows that need the least memory for the model and what training adds to it, within 2 %.
-        sized = [row for row in self.comparable if row["measured_bytes"]]
-        is_of_one_kind = len({row["planned_kind"] for row in sized}) == 1
-        self.smallest = _alike(sized, "measured_bytes", min) if is_of_one_kind else []
+        self.smallest = _smallest(self.comparable)
+
+    def sentences(self) -> list[str]:
+        """The answers to the four questions, in their order."""
+        return [self.fits(), self.techniques(), self.time_and_cost(), self.accuracy()]
 
     def fits(self) -> str:
         """What fits, where, and how much memory it took."""
-        told = []
         if self.done:
-            where = next((f" on {row['hardware']}" for row in self.done if row["hardware"]), "")
-            some = f"{len(self.done)} of " if len(self.done) < len(self.about) else ""
-            told.append(f"trained in {some}{counted(len(self.about), 'way')}{where}.")
-            sized = [row for row in self.done if row["peak_memory_bytes"]]
-            kinds = {row["memory_kind"] for row in sized}
-            if len(kinds) == 1:
-                told.append(f"The fullest pod took {_span(sized, 'peak_memory_bytes', GIB, 'GiB')} {kinds.pop()}.")
-            live = [row for row in self.done if row["measured_bytes"] and row["planned_kind"] != DEVICE_USED]
-            if live:
-                states = _span(live, "measured_bytes", MIB, "MiB")
-                told.append(f"Parameters, gradients and optimizer states took {states} per process.")
+            sentences = [self._ways(), *self._memory()]
         else:
-            told.append(f"did not finish training: {_names(self.about)} ended with another status.")
-        full = [row for row in self.about if "oom" in row["status"]]
-        if full:
-            told.append(f"{_names(full)} ran out of memory.")
+            names = _names(self.about)
+            sentences = [f"did not finish training: {names} ended with another status."]
+        out_of_memory = [row for row in self.about if "oom" in row["status"]]
+        if out_of_memory:
+            sentences.append(f"{_names(out_of_memory)} ran out of memory.")
         if self.alone:
-            told.append(f"Not compared with {'these' if len(self.about) > 1 else 'it'}: {_names(self.alone)}.")
-        return " ".join(told)
+            compared = "these" if len(self.about) > 1 else "it"
+            sentences.append(f"Not compared with {compared}: {_names(self.alone)}.")
+        return " ".join(sentences)
+
+    def _ways(self) -> str:
+        """In how many ways the model was trained, and on which hardware."""
+        ways = counted(len(self.about), "way")
+        if len(self.done) < len(self.about):
+            ways = f"{len(self.done)} of {ways}"
+        hardware = next((row["hardware"] for row in self.done if row["hardware"]), "")
+        where = f" on {hardware}" if hardware else ""
+        return f"trained in {ways}{where}."
+
+    def _memory(self) -> list[str]:
+        """How much memory pods took, and how much of it is parameters, gradients and optimizer
+        states."""
+        sentences = []
+        sized = [row for row in self.done if row["peak_memory_bytes"]]
+        kinds = {row["memory_kind"] for row in sized}
+        if len(kinds) == 1:
+            sizes = _span(sized, "peak_memory_bytes", GIB, "GiB")
+            sentences.append(f"The fullest pod took {sizes} {kinds.pop()}.")
+        live = []
+        for row in self.done:
+            if row["measured_bytes"] and row["planned_kind"] != DEVICE_USED:
+                live.append(row)
+        if live:
+            states = _span(live, "measured_bytes", MIB, "MiB")
+            sentences.append(
+                f"Parameters, gradients and optimizer states took {states} per process."
+            )
+        return sentences
 
     def techniques(self) -> str:
-        """The fastest and the smallest row against the base, with the interval of the ratio where there is one; and the
-        rows that may be as fast as the fastest, since the interval of their ratio contains 1."""
-        base, fastest = self.base, self.fastest
+        """The fastest and the smallest row against the base, with the interval of the ratio where
+        there is one; and the rows that may be as fast as the fastest, since the interval of their
+        ratio contains 1."""
+        base = self.base
+        fastest = self.fastest
         if base is None or fastest is None or len(self.comparable) < 2:
-            return "No two rows differ only in technique and pods, so their speeds are not compared."
-        told = [f"Nothing is faster than {base['short_label']}."]
-        if fastest is not base:
-            times = f"{_ratio(fastest)} times the samples/s of {base['short_label']}"
-            told = [f"Fastest is {fastest['short_label']}, with {times}."]
-        rates = "samples_per_second_values"
-        others = [(row, ratio_interval(row[rates], fastest[rates])) for row in self.comparable if row is not fastest]
-        equal = [row for row, interval in others if interval is not None and interval[1] >= 1]
-        if equal:
-            told.append(f"It cannot be told apart from {_names(equal)}.")
-        if any(interval is None for _, interval in others):
-            told.append("Fewer than three repeats cannot tell a small difference from chance.")
-        if self.smallest and base["measured_bytes"] is not None:
-            told.append(self._smallest(base))
-        return " ".join(told)
+            return (
+                "No two rows differ only in technique and pods, so their speeds are not compared."
+            )
+        if fastest is base:
+            sentences = [f"Nothing is faster than {base['short_label']}."]
+        else:
+            times = f"{_speed_up(fastest)} times the samples/s of {base['short_label']}"
+            sentences = [f"Fastest is {fastest['short_label']}, with {times}."]
 
-    def _smallest(self, base: Values) -> str:
+        as_fast = []
+        has_too_few_repeats = False
+        for row in self.comparable:
+            if row is fastest:
+                continue
+            interval = ratio_interval(
+                row["samples_per_second_values"], fastest["samples_per_second_values"]
+            )
+            if interval is None:
+                has_too_few_repeats = True
+            elif interval[1] >= 1:
+                as_fast.append(row)
+        if as_fast:
+            sentences.append(f"It cannot be told apart from {_names(as_fast)}.")
+        if has_too_few_repeats:
+            sentences.append("Fewer than three repeats cannot tell a small difference from chance.")
+
+        if self.smallest and base["measured_bytes"] is not None:
+            sentences.append(self._least_memory(base))
+        return " ".join(sentences)
+
+    def _least_memory(self, base: Values) -> str:
+        """The rows that need the least memory, as a share of the base's."""
         smallest = self.smallest
-        share, kind = smallest[0]["measured_bytes"] / base["measured_bytes"], smallest[0]["planned_kind"]
-        what = "memory of each GPU" if kind == DEVICE_USED else "parameters, gradients and optimizer states"
+        share = smallest[0]["measured_bytes"] / base["measured_bytes"]
+        memory = "parameters, gradients and optimizer states"
+        if smallest[0]["planned_kind"] == DEVICE_USED:
+            memory = "memory of each GPU"
         if share > 1 - NOTABLE:
-            return f"None is notably smaller in {what} than {base['short_label']}."
-        begin = f"Smallest is {_names(smallest)}" if len(smallest) == 1 else f"Smallest are {_names(smallest)} alike"
-        speeds = f", at {', '.join(map(_ratio, smallest))} times its speed" if len(smallest) <= SHOWN_NAMES else ""
-        return f"{begin}: {share:.0%} of the {what} of {base['short_label']}{speeds}."
+            return f"None is notably smaller in {memory} than {base['short_label']}."
+
+        names = _names(smallest)
+        begin = f"Smallest is {names}" if len(smallest) == 1 else f"Smallest are {names} alike"
+        speeds = ""
+        if len(smallest) <= NAMED_ROWS:
+            speed_ups = ", ".join(_speed_up(row) for row in smallest)
+            speeds = f", at {speed_ups} times its speed"
+        return f"{begin}: {share:.0%} of the {memory} of {base['short_label']}{speeds}."
 
     def time_and_cost(self) -> str:
-        """Times of the fastest, the smallest and the base row, with their cost where there is a price; and the longest
-        time among the rows that are not compared."""
-        chosen = [row for row in (self.fastest, *self.smallest[:1], self.base) if row is not None] or self.done
-        timed = list({row["row"]: row for row in chosen if row["train_seconds"]}.values())[:SHOWN_NAMES]
+        """Times of the fastest, the smallest and the base row, with their cost where there is a
+        price; and the longest time among the rows that are not compared."""
+        chosen = [self.fastest, *self.smallest[:1], self.base]
+        rows = [row for row in chosen if row is not None] or self.done
+        # A row that was chosen twice is named once.
+        timed = {row["row"]: row for row in rows if row["train_seconds"]}
+        sentences = []
+        if timed:
+            times = [_time(row) for row in list(timed.values())[:NAMED_ROWS]]
+            sentences.append(f"{'; '.join(times)}.")
+
         alone = [row for row in self.alone if is_done(row["status"]) and row["train_seconds"]]
-        told = [f"{'; '.join(map(_time, timed))}."] if timed else []
         if alone:
-            told.append(f"In addition, {_time(max(alone, key=lambda row: row['train_seconds']))}.")
-        return " ".join(told) or "No run was timed."
+            longest = max(alone, key=lambda row: row["train_seconds"])
+            sentences.append(f"In addition, {_time(longest)}.")
+        return " ".join(sentences) or "No run was timed."
 
     def accuracy(self) -> str:
-        """The score of the row with the fewest processes, and which rows differ from it by more than chance."""
-        rows = self.done if any(row["inference_result"] is not None for row in self.done) else self.rows
-        scored = [row for row in rows if is_done(row["status"]) and row["inference_result"] is not None]
+        """The score of the row with the fewest processes, and which rows differ from it by more
+        than chance."""
+        scored = _scored(self.done) or _scored(self.rows)
         if not scored:
             return "No score can be shown; create one with zeropods predict and zeropods score."
         base = min(scored, key=base_order)
-        told = [f"{base['short_label']} reaches {inference_text(base)}."]
-        same = [row for row in scored if all(row[key] == base[key] for key in ("inference_kind", "split"))]
-        others = [row for row in same if row is not base]
-        apart = [row for row in others if _is_apart(row, base)]
+        sentences = [f"{base['short_label']} reaches {inference_text(base)}."]
         if _is_near_zero(base):
-            told.append(f"{NOT_TRAINED[0].upper()}{NOT_TRAINED[1:]}.")
-        if apart:
-            shown = ", ".join(f"{row['short_label']} {row['inference_result']:.3f}" for row in apart[:SHOWN_NAMES])
-            told.append(f"{shown} {'differs' if len(apart) == 1 else 'differ'} from it by more than chance.")
-        elif others and not _is_near_zero(base):
-            told.append(
-                f"{_names(others)} {'differs' if len(others) == 1 else 'differ'} from it by no more than chance."
-            )
+            sentences.append(f"{NOT_TRAINED[0].upper()}{NOT_TRAINED[1:]}.")
+        sentences += _compared_scores(base, scored)
         unscored = [row for row in self.done if row["inference_result"] is None]
         if unscored:
-            told.append(f"Not scored: {_names(unscored)}.")
-        return " ".join(told)
+            sentences.append(f"Not scored: {_names(unscored)}.")
+        return " ".join(sentences)
+
+
+def _has_ratio(row: Values) -> bool:
+    """Whether a row is compared with a base, maybe itself."""
+    return bool(row["is_compared"] and row["base"] is not None)
+
+
+def _smallest(rows: Sequence[Values]) -> list[Values]:
+    """The rows that need the least memory for the model and what training adds to it, within 2 %;
+    none where their sizes are of different kinds."""
+    sized = [row for row in rows if row["measured_bytes"]]
+    kinds = {row["planned_kind"] for row in sized}
+    return _alike(sized, "measured_bytes", min) if len(kinds) == 1 else []
 
 
 def _time(row: Values) -> str:
-    whole = "" if row["duration_seconds"] is None else f", {row['duration_seconds']:,.0f} s from start to end"
-    cost = "" if row["cost"] is None else f", which costs {digits(row['cost'])}"
+    """How many steps a row trained in which time, and what it costs."""
     steps = counted(round(row["steps"]), "step")
-    return f"{row['short_label']} trained {steps} in {row['train_seconds']:,.1f} s{whole}{cost}"
+    text = f"{row['short_label']} trained {steps} in {row['train_seconds']:,.1f} s"
+    if row["duration_seconds"] is not None:
+        text += f", {row['duration_seconds']:,.0f} s from start to end"
+    if row["cost"] is not None:
+        text += f", which costs {digits(row['cost'])}"
+    return text
 
 
-def _ratio(row: Values) -> str:
-    ends = row["speed_up_interval"]
-    return f"{row['speed_up']:.2f}{f' [{ends[0]:.2f}, {ends[1]:.2f}]' if ends else ''}"
+def _speed_up(row: Values) -> str:
+    """The ratio of a row's rate to that of its base, with its interval."""
+    text = f"{row['speed_up']:.2f}"
+    if row["speed_up_interval"]:
+        low, high = row["speed_up_interval"]
+        text += f" [{low:.2f}, {high:.2f}]"
+    return text
+
+
+def _scored(rows: Sequence[Values]) -> list[Values]:
+    """The rows whose runs ended well and were scored."""
+    scored = []
+    for row in rows:
+        if is_done(row["status"]) and row["inference_result"] is not None:
+            scored.append(row)
+    return scored
+
+
+def _compared_scores(base: Values, scored: Sequence[Values]) -> list[str]:
+    """Which scores of the same kind differ from the base's by more than chance."""
+    others = []
+    for row in scored:
+        is_of_one_kind = row["inference_kind"] == base["inference_kind"]
+        if row is not base and is_of_one_kind and row["split"] == base["split"]:
+            others.append(row)
+    apart = [row for row in others if _is_apart(row, base)]
+    if apart:
+        scores = [f"{row['short_label']} {row['inference_result']:.3f}" for row in apart]
+        shown = ", ".join(scores[:NAMED_ROWS])
+        verb = "differs" if len(apart) == 1 else "differ"
+        return [f"{shown} {verb} from it by more than chance."]
+    # Scores near zero are alike because nothing was learned.
+    if others and not _is_near_zero(base):
+        verb = "differs" if len(others) == 1 else "differ"
+        return [f"{_names(others)} {verb} from it by no more than chance."]
+    return []
 
 
 def _is_near_zero(row: Values) -> bool:
-    """Whether a row's answers are so rarely right that its model has not learned its task; a text has no answers."""
-    return bool(row["inference_kind"] != "perplexity" and row["inference_result"] < NEAR_ZERO)
+    """Whether a row's answers are so rarely right that its model has not learned its task; a text
+    has no answers."""
+    has_answers = row["inference_kind"] != "perplexity"
+    return bool(has_answers and row["inference_result"] < NEAR_ZERO)
 
 
 def _is_apart(row: Values, base: Values) -> bool:
-    """Whether the 95 % intervals of two scores do not overlap; a score without an interval is compared as it is."""
-    spans = [each["inference_result_interval"] or [each["inference_result"]] * 2 for each in (row, base)]
-    return bool(spans[0][0] > spans[1][1] or spans[0][1] < spans[1][0])
+    """Whether the 95 % intervals of two scores do not overlap."""
+    low, high = _ends(row)
+    base_low, base_high = _ends(base)
+    return low > base_high or high < base_low
+
+
+def _ends(row: Values) -> tuple[float, float]:
+    """The ends of a score's interval; a score without an interval is compared as it is."""
+    interval = row["inference_result_interval"]
+    if not interval:
+        return row["inference_result"], row["inference_result"]
+    low, high = interval
+    return low, high
 
 
 def _names(rows: Sequence[Values]) -> str:
-    """The labels of rows, `A none x1, B zero1 x2 and C ddp x3`; of many rows, the first ones and how many more."""
-    more = len(rows) - SHOWN_NAMES
-    shown = [row["short_label"] for row in rows[:SHOWN_NAMES]] + ([f"{more} more"] if more > 0 else [])
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+    """The labels of rows, `A none x1, B zero1 x2 and C ddp x3`; of many rows, the first ones and
+    how many more."""
+    names = [row["short_label"] for row in rows[:NAMED_ROWS]]
+    more = len(rows) - NAMED_ROWS
+    if more > 0:
+        names.append(f"{more} more")
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _alike(rows: Sequence[Values], key: str, choose: Callable[..., float]) -> list[Values]:
-    """The row with the smallest or largest value of a size, and the rows whose value is not notably different."""
+    """The row with the smallest or largest value of a size, and the rows whose value is not notably
+    different."""
     size = choose((row[key] for row in rows), default=0.0)
     return [row for row in rows if abs(row[key] - size) <= NOTABLE * size]
 
 
 def _span(rows: Sequence[Values], key: str, unit: int, name: str) -> str:
-    """The smallest and the largest value of a size, and the rows that have them where they differ notably."""
-    least, most = (_alike(rows, key, choose) for choose in (min, max))
-    low, high = (f"{digits(choose(row[key] for row in rows) / unit)} {name}" for choose in (min, max))
-    if low == high or any(row in most for row in least):
-        return low if low == high else f"{low.removesuffix(f' {name}')} to {high}"
-    return f"{low} ({_names(least)}) to {high} ({_names(most)})"
+    """The smallest and the largest value of a size, and the rows that have them where they differ
+    notably."""
+    low = digits(min(row[key] for row in rows) / unit)
+    high = digits(max(row[key] for row in rows) / unit)
+    if low == high:
+        return f"{low} {name}"
+    smallest = _alike(rows, key, min)
+    largest = _alike(rows, key, max)
+    if any(row in largest for row in smallest):
+        return f"{low} to {high} {name}"
+    return f"{low} {name} ({_names(smallest)}) to {high} {name} ({_names(largest)})"

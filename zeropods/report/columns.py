@@ -1,18 +1,18 @@
-"""The rows and columns of a summary: lines of its tables and plots, and how people read each figure."""
+"""The rows and columns of a summary: lines of its tables and plots, and how people read each
+figure."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL
-from zeropods.measure.calibration import WHAT
+from zeropods.measure.calibration import WHAT, Judged
 from zeropods.measure.record import PHASES, PRECISION_PARTS, MeasuredPrecision, RunConfig
 from zeropods.plan.machines import GIGA
-from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
+from zeropods.report.entry import CUSTOM_METRIC, ROUGE, Entry, accuracy_lines
 from zeropods.report.formulas import Values
 from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
 from zeropods.tables import GIB, MIB, Table, digits
@@ -31,7 +31,8 @@ class Column:
     unit: str = ""
     form: Callable[[Any], str] = str
     text: Callable[[Values], str | None] | None = None
-    """Function that gives the text to show in place of the figure, where that text is made of several values."""
+    """Function that gives the text to show in place of the figure, where that text is made of
+    several values."""
 
     @property
     def heading(self) -> str:
@@ -39,17 +40,21 @@ class Column:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     def show(self, values: Values) -> str:
-        """The value as people read it, with its 95 % interval; with too few repeats for that, the value of each."""
+        """The value as people read it, with its 95 % interval; with too few repeats for that, the
+        value of each."""
         value = values.get(self.key)
         if value is None:
             return NOT_MEASURED
         if self.text is not None:
             return self.text(values) or NOT_MEASURED
-        interval, repeats = values.get(f"{self.key}_interval"), values.get(f"{self.key}_values") or ()
-        if not interval and len(repeats) > 1:
-            return ", ".join(map(self.form, repeats))
-        span = f" [{', '.join(map(self.form, interval))}]" if interval else ""
-        return self.form(value) + span
+        interval = values.get(f"{self.key}_interval")
+        if interval:
+            ends = ", ".join(self.form(end) for end in interval)
+            return f"{self.form(value)} [{ends}]"
+        repeats = values.get(f"{self.key}_values") or ()
+        if len(repeats) > 1:
+            return ", ".join(self.form(repeat) for repeat in repeats)
+        return self.form(value)
 
 
 def shown(value: Any, form: Callable[[Any], str] = str) -> str:
@@ -61,104 +66,168 @@ def shown(value: Any, form: Callable[[Any], str] = str) -> str:
 
 
 def tables(groups: Sequence[Group], lines: Sequence[Values]) -> list[Table]:
-    """All tables of a summary: the results, the rows that are not compared, the settings, then figures by topic.
+    """All tables of a summary: the results, the rows that are not compared, the settings, then
+    figures by topic.
 
-    The first shows the rows that are compared with each other, the second those that are not; where none are, the first
-    shows all. The settings are those of every row; tables by topic leave out rows and columns without a figure.
+    The first shows the rows that are compared with each other, the second those that are not; where
+    none are, the first shows all. The settings are those of every row; tables by topic leave out
+    rows and columns without a figure.
 
     Args:
         lines: the groups as returned by `row_lines`.
     """
-    about = [line for line in lines if line["is_compared"]]
-    alone = [line for line in lines if not line["is_compared"]] if about else []
-    more = (table(title, (LABEL, *columns), lines) for title, columns in SECTIONS.items())
-    return [
-        table("Results", (LABEL, *RESULTS), about or lines, whole=True),
-        *([table("Other runs", (LABEL, *RESULTS), alone, whole=True)] if alone else []),
-        table(SETTINGS_TITLE, (LABEL, *SETTINGS), lines, whole=True),
-        _accuracy_table(groups, lines),
-        *(one for one in more if one.rows),
-    ]
+    compared = [line for line in lines if line["is_compared"]]
+    others = [line for line in lines if not line["is_compared"]]
+    all_tables = [table("Results", (LABEL_COLUMN, *RESULT_COLUMNS), compared or lines, whole=True)]
+    if compared and others:
+        all_tables.append(table("Other runs", (LABEL_COLUMN, *RESULT_COLUMNS), others, whole=True))
+    all_tables.append(table(SETTINGS_TITLE, (LABEL_COLUMN, *SETTING_COLUMNS), lines, whole=True))
+    all_tables.append(_accuracy_table(groups, lines))
+    for title, columns in SECTIONS.items():
+        section = table(title, (LABEL_COLUMN, *columns), lines)
+        if section.rows:
+            all_tables.append(section)
+    return all_tables
 
 
-def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False) -> Table:
+def table(
+    title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False
+) -> Table:
     """A table of lines under their headings; the first column tells the lines apart.
 
     Args:
         whole: keep lines and columns in which nothing was measured.
     """
-    found = [[column.show(line) for column in columns] for line in lines]
-    kept = [cells for cells in found if whole or set(cells[1:]) - {NOT_MEASURED}]
-    used = [n for n in range(len(columns)) if whole or not n or any(cells[n] != NOT_MEASURED for cells in kept)]
-    rows = tuple(tuple(cells[n] for n in used) for cells in kept)
-    return Table(tuple(columns[n].heading for n in used), rows, title)
+    header = [column.heading for column in columns]
+    rows = [[column.show(line) for column in columns] for line in lines]
+    if not whole:
+        rows = [row for row in rows if _has_figure(row[1:])]
+        used = [i for i in range(len(columns)) if i == 0 or _has_figure(row[i] for row in rows)]
+        header = [header[i] for i in used]
+        rows = [[row[i] for i in used] for row in rows]
+    return Table(tuple(header), tuple(tuple(row) for row in rows), title)
+
+
+def _has_figure(cells: Iterable[str]) -> bool:
+    return any(cell != NOT_MEASURED for cell in cells)
 
 
 MAIN = (
-    "technique_text", "pods", "precision_weights", "effective_batch_size", "status", "steps", "train_seconds",
-    "duration_seconds", "samples_per_second", "pod_memory_bytes", "train_loss", "eval_loss", "inference_result",
-)  # fmt: skip
+    "technique_text",
+    "pods",
+    "precision_weights",
+    "effective_batch_size",
+    "status",
+    "steps",
+    "train_seconds",
+    "duration_seconds",
+    "samples_per_second",
+    "pod_memory_bytes",
+    "train_loss",
+    "eval_loss",
+    "inference_result",
+)
 """Figures of a run that matter first, in their order."""
 
 
 def run_table(entry: Entry, *, whole: bool) -> Table:
-    """The figures of one run, one per line: all that were measured if `whole`, else those of `MAIN`."""
+    """The figures of one run, one per line: all that were measured if `whole`, else those of
+    `MAIN`."""
     values = group_runs([entry])[0].values
-    accuracy = accuracy_columns({entry.score.task} if entry.score else set(), [values])
-    sections = (SECTIONS[title] for title in ("Speed", "Scaling and arithmetic", "Memory", "Losses"))
-    columns = [*SETTINGS[:1], *RESULTS, *SETTINGS[1:], *itertools.chain(*sections), *accuracy]
+    tasks: set[str] = {entry.score.task} if entry.score else set()
+    columns = [
+        *SETTING_COLUMNS[:1],
+        *RESULT_COLUMNS,
+        *SETTING_COLUMNS[1:],
+        *SECTIONS["Speed"],
+        *SECTIONS["Scaling and arithmetic"],
+        *SECTIONS["Memory"],
+        *SECTIONS["Losses"],
+        *accuracy_columns(tasks, [values]),
+    ]
     if not whole:
+        # Of several columns with the same key, the first one counts.
         by_key = {column.key: column for column in reversed(columns)}
         columns = [by_key[key] for key in MAIN]
-    shown = {column.heading: column.show(values) for column in columns}
-    return Table.of_facts({heading: text for heading, text in shown.items() if text != NOT_MEASURED})
+    texts = {column.heading: column.show(values) for column in columns}
+    measured = {heading: text for heading, text in texts.items() if text != NOT_MEASURED}
+    return Table.of_facts(measured)
 
 
 def accuracy_columns(tasks: set[str], lines: Iterable[Values]) -> list[Column]:
-    """The accuracy columns of the tasks, and one for each ROUGE measure and custom metric that a line has."""
-    keys = dict.fromkeys(key for line in lines for key in line if not key.endswith("_interval"))
-    own = (Column(key, key.removeprefix(OWN), "", THREE) for key in keys if key in ROUGE or key.startswith(OWN))
-    return [*(column for column, of in ACCURACY if tasks & of), *own]
+    """The accuracy columns of the tasks, and one for each ROUGE measure and custom metric that a
+    line has."""
+    columns = [column for column, tasks_with_it in ACCURACY if tasks & tasks_with_it]
+    keys = dict.fromkeys(itertools.chain.from_iterable(lines))
+    for key in keys:
+        is_custom = key.startswith(CUSTOM_METRIC) and not key.endswith("_interval")
+        if key in ROUGE or is_custom:
+            columns.append(Column(key, key.removeprefix(CUSTOM_METRIC), "", THREE))
+    return columns
 
 
 def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
-    """A table of every row that was scored, then one line for all that were not, with the columns of the tasks that
-    runs were trained for or scored on; a row without a record has no line."""
-    labels, unscored, found = [line["label"] for line in lines], [], list[Values]()
+    """A table of every row that was scored, then one line for all that were not, with the columns
+    of the tasks that runs were trained for or scored on; a row without a record has no line."""
     tasks = {group.values["task"] for group in groups if group.first.config}
-    for group in (group for group in groups if group.measured):
+    scored: list[Values] = []
+    unscored = []
+    for group in groups:
+        if not group.measured:
+            continue
         tasks |= {run.score.task for run in group.measured if run.score}
         if group.values["split"] is None:
             unscored.append(group)
-        else:
-            found += [{**line, "label": labels[group.number]} for line in accuracy_lines(group.measured)]
-    if unscored:
-        found.append({"label": row_letters(unscored) if len(unscored) > 1 else labels[unscored[0].number]})
-    return table("Accuracy", (LABEL, *accuracy_columns(tasks or {TEXT2SQL}, found)), found, whole=True)
+            continue
+        label = lines[group.number]["label"]
+        for line in accuracy_lines(group.measured):
+            scored.append({**line, "label": label})
+    if len(unscored) == 1:
+        scored.append({"label": lines[unscored[0].number]["label"]})
+    elif unscored:
+        scored.append({"label": row_letters(unscored)})
+    columns = accuracy_columns(tasks or {TEXT2SQL}, scored)
+    return table("Accuracy", (LABEL_COLUMN, *columns), scored, whole=True)
 
 
 # Rows as lines of tables and plots.
 
 
 def row_lines(groups: Sequence[Group]) -> list[Values]:
-    """The values of each row, with its labels, its hardware, and whether it is compared with others.
+    """The values of each row, with its labels, its hardware, and whether it is compared with
+    others.
 
-    A label has the letter, the technique with its pods and slots, and the model where there are several models.
+    A label has the letter, the technique with its pods and slots, and the model where there are
+    several models.
     """
-    compared, lines = compared_rows(groups), []
-    several = len({group.values["model_id"] for group in groups if group.values["technique"]}) > 1
+    compared = compared_rows(groups)
+    models = {group.values["model_id"] for group in groups if group.values["technique"]}
+    lines = []
     for group in groups:
         values = group.values
-        label = short = f"{values['row']} {values['status']}"
-        if values["technique"] is not None:
-            slots = values["world_size"] // max(1, values["pods"])
-            name = f"{values['technique']} x{values['pods']}{f'x{slots}' if slots > 1 else ''}"
-            label = short = f"{values['row']} {name}"
-            if several:
-                label = f"{values['row']} {values['model_id'].rsplit('/', 1)[-1]} {name}"
-        hardware, is_compared = hardware_text(group.first.config), values["row"] in compared
-        lines.append({**values, "label": label, "short_label": short, "hardware": hardware, "is_compared": is_compared})
+        lines.append(
+            {
+                **values,
+                "label": _label(values, with_model=len(models) > 1),
+                "short_label": _label(values, with_model=False),
+                "hardware": hardware_text(group.first.config),
+                "is_compared": group.letter in compared,
+            }
+        )
     return lines
+
+
+def _label(values: Values, *, with_model: bool) -> str:
+    """The letter of a row, and its technique with pods and slots; without a record its status."""
+    if values["technique"] is None:
+        return f"{values['row']} {values['status']}"
+    words = [values["row"]]
+    if with_model:
+        words.append(values["model_id"].rsplit("/", 1)[-1])
+    words.append(values["technique"])
+    slots = values["world_size"] // max(1, values["pods"])
+    words.append(f"x{values['pods']}x{slots}" if slots > 1 else f"x{values['pods']}")
+    return " ".join(words)
 
 
 def hardware_text(config: RunConfig | None) -> str:
@@ -166,12 +235,18 @@ def hardware_text(config: RunConfig | None) -> str:
     hardware = config.hardware if config else {}
     if hardware.get("gpus"):
         return " and ".join(sorted(set(hardware["gpus"])))
-    return f"{hardware['cores']} cores of {hardware['cpu']}" if {"cores", "cpu"} <= hardware.keys() else ""
+    if "cores" in hardware and "cpu" in hardware:
+        return f"{hardware['cores']} cores of {hardware['cpu']}"
+    return ""
 
 
 def _base_text(values: Values) -> str:
-    """The letter of the base row, with a `*` where the two rows differ in more than technique and pods."""
-    return "baseline" if values["base"] == values["row"] else values["base"] + ("*" if values["differs_in"] else "")
+    """The letter of the base row, with a `*` where the two rows differ in more than technique and
+    pods."""
+    if values["base"] == values["row"]:
+        return "baseline"
+    mark = "*" if values["differs_in"] else ""
+    return f"{values['base']}{mark}"
 
 
 def _speed_text(values: Values) -> str:
@@ -183,23 +258,36 @@ def _speed_text(values: Values) -> str:
 
 def inference_text(values: Values) -> str:
     """The figure that a model is judged by, with its name and its split."""
-    column = Column("inference_result", "", "", TWO if values["inference_kind"] == "perplexity" else THREE)
-    return f"{values['inference_kind']} {column.show(values)} ({values['split']})"
+    form = TWO if values["inference_kind"] == "perplexity" else THREE
+    figure = Column("inference_result", "", "", form).show(values)
+    return f"{values['inference_kind']} {figure} ({values['split']})"
 
 
 # The columns: what each figure is called and how it is written for people.
 
 
 def _gib(size: float) -> str:
-    return f"{size / GIB:.2f}" if size >= GIB / 10 else f"{size / GIB:.2g}"
+    gib = size / GIB
+    return f"{gib:.2f}" if size >= GIB / 10 else f"{gib:.2g}"
 
 
 def mib(size: float) -> str:
     return f"{size / MIB:,.1f}"
 
 
-def _pods(sizes: Sequence[float], form: Callable[[float], str] = _gib) -> str:
-    return "-".join(dict.fromkeys((form(min(sizes)), form(max(sizes)))))
+def _pods_in_gib(sizes: Sequence[float]) -> str:
+    return _least_to_most(sizes, _gib)
+
+
+def _pods_in_mib(sizes: Sequence[float]) -> str:
+    return _least_to_most(sizes, mib)
+
+
+def _least_to_most(sizes: Sequence[float], form: Callable[[float], str]) -> str:
+    """The smallest and the largest size, once where both read alike."""
+    least = form(min(sizes))
+    most = form(max(sizes))
+    return least if least == most else f"{least}-{most}"
 
 
 def _giga(rate: float) -> str:
@@ -210,51 +298,86 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def _on_or_off(is_on: bool) -> str:
+    return "on" if is_on else "off"
+
+
+def _processes(values: Values) -> str:
+    return str(values["world_size"])
+
+
 def _sharing(values: Values) -> str | None:
-    return f"{values['pods']} on {values['machines']}" if values["machines"] < values["pods"] else None
+    """On how many machines the pods are, where some share one."""
+    if values["machines"] >= values["pods"]:
+        return None
+    return f"{values['pods']} on {values['machines']}"
 
 
 def _measured_precision(values: Values) -> str:
     """The number formats of the first step, as far as all repeats agree on them."""
-    return MeasuredPrecision(**{part: values[f"precision_{part}"] for part in PRECISION_PARTS}).text
+    formats = {part: values[f"precision_{part}"] for part in PRECISION_PARTS}
+    return MeasuredPrecision(**formats).text
 
 
 def _plan_kind(values: Values) -> str | None:
-    return None if values["planned_bytes"] is None is values["measured_bytes"] else str(values["planned_kind"])
+    """The kind of a plan, where a size was planned or measured."""
+    if values["planned_bytes"] is None and values["measured_bytes"] is None:
+        return None
+    return str(values["planned_kind"])
 
 
-def _plan_columns(what: str, raw: str, unit: str, form: Callable[[float], str]) -> Iterator[Column]:
-    """Columns for a planned figure, with its interval, and for the measured one, marked where it lies outside."""
+def _plan_columns(
+    what: str, raw_unit: str, unit: str, form: Callable[[float], str]
+) -> Iterator[Column]:
+    """Columns for a planned figure, with its interval, and for the measured one, marked where it
+    lies outside."""
 
-    def text(values: Values, which: str) -> str:
-        planned, low, high, measured = (values[f"plan_{what}_{each}_{raw}"] for each in WHAT)
-        has_interval = low is not None and high is not None
-        if which == "planned":
-            return form(planned) + (f" [{form(low)}, {form(high)}]" if has_interval else "")
-        return form(measured) + (" (outside)" if has_interval and not low <= measured <= high else "")
+    def judged(values: Values) -> Judged:
+        return Judged(**{part: values[f"plan_{what}_{part}_{raw_unit}"] for part in WHAT})
 
-    for which in ("planned", "measured"):
-        yield Column(f"plan_{what}_planned_{raw}", f"{what} {which}", unit, text=partial(text, which=which))
+    def planned_text(values: Values) -> str:
+        planned, low, high, _ = judged(values)
+        if low is None or high is None:
+            return form(planned)
+        return f"{form(planned)} [{form(low)}, {form(high)}]"
+
+    def measured_text(values: Values) -> str:
+        _, low, high, measured = judged(values)
+        if low is None or high is None or low <= measured <= high:
+            return form(measured)
+        return f"{form(measured)} (outside)"
+
+    # Both are shown where there is a plan.
+    key = f"plan_{what}_planned_{raw_unit}"
+    yield Column(key, f"{what} planned", unit, text=planned_text)
+    yield Column(key, f"{what} measured", unit, text=measured_text)
+
+
+def _use_columns(column: str, title: str, unit: str) -> Iterator[Column]:
+    """Columns for the mean and the 95th percentile of a column of samples."""
+    yield Column(f"{column}_mean", f"{title}, mean", unit, ONE)
+    yield Column(f"{column}_p95", f"{title}, 95th percentile", unit, ONE)
 
 
 COUNT, ONE, TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
 THREE, FOUR = "{:.3f}".format, "{:.4f}".format
-LABEL = Column("label", "row")
-RESULTS = (
+LABEL_COLUMN = Column("label", "row")
+RESULT_COLUMNS = (
     Column("samples_per_second", "throughput", "samples/s", ONE),
     Column("speed_up", "speed-up", text=_speed_text),
-    Column("pod_state_bytes", "states of each pod", "MiB", lambda sizes: _pods(sizes, mib)),
+    Column("pod_state_bytes", "states of each pod", "MiB", _pods_in_mib),
     Column("inference_result", "inference result", text=inference_text),
     Column("duration_seconds", "duration", "s", ONE),
-    Column("pod_memory_bytes", "memory of each pod", "GiB", _pods),
+    Column("pod_memory_bytes", "memory of each pod", "GiB", _pods_in_gib),
     Column("status", "status"),
     Column("pod_activation_bytes", "activations, planned", "MiB", mib),
     Column("model_id", "model"),
     Column("technique_text", "technique"),
     Column("pods", "pods"),
 )
-"""What a technique costs and yields comes first; what the label also says comes last, where narrow terminals wrap."""
-SETTINGS = (
+"""What a technique costs and yields comes first; what the label also says comes last, where narrow
+terminals wrap."""
+SETTING_COLUMNS = (
     Column("name", "run"),
     Column("task", "task"),
     Column("init", "weights"),
@@ -262,7 +385,7 @@ SETTINGS = (
     Column("precision", "precision"),
     Column("precision_weights", "measured precision", text=_measured_precision),
     Column("effective_batch_size", "batch", "samples", COUNT),
-    Column("gradient_checkpointing", "checkpointing", "", lambda on: "on" if on else "off"),
+    Column("gradient_checkpointing", "checkpointing", "", _on_or_off),
     Column("repeats", "repeats"),
 )
 SECTIONS: dict[str, tuple[Column, ...]] = {
@@ -279,7 +402,7 @@ SECTIONS: dict[str, tuple[Column, ...]] = {
         Column("lost_steps", "steps done again", "", COUNT),
     ),
     "Scaling and arithmetic": (
-        Column("samples_per_second", "processes", text=lambda values: str(values["world_size"])),
+        Column("samples_per_second", "processes", text=_processes),
         Column("speed_up", "speed-up", "", TWO),
         Column("scaling_efficiency", "scaling efficiency", "", TWO),
         Column("base", "against row", text=_base_text),
@@ -303,16 +426,12 @@ SECTIONS: dict[str, tuple[Column, ...]] = {
         Column("measured_to_planned", "measured/planned", "", TWO),
         *_plan_columns("peak", "bytes", "MiB", mib),
     ),
-    "Use and power": tuple(
-        Column(f"{column}_{statistic}", f"{title}, {words}", unit, ONE)
-        for column, title, unit in (
-            ("utilization_percent", "GPU", "%"),
-            ("memory_utilization_percent", "GPU memory", "%"),
-            ("power_watts", "power", "W"),
-            ("cpu_percent", "share of the cores", "%"),
-            ("io_wait_percent", "I/O wait", "%"),
-        )
-        for statistic, words in (("mean", "mean"), ("p95", "95th percentile"))
+    "Use and power": (
+        *_use_columns("utilization_percent", "GPU", "%"),
+        *_use_columns("memory_utilization_percent", "GPU memory", "%"),
+        *_use_columns("power_watts", "power", "W"),
+        *_use_columns("cpu_percent", "share of the cores", "%"),
+        *_use_columns("io_wait_percent", "I/O wait", "%"),
     ),
     "Losses": (
         Column("train_loss", "final training loss", "nats/token", FOUR),
@@ -324,18 +443,20 @@ SECTIONS: dict[str, tuple[Column, ...]] = {
         Column("cost", "cost", "at the price given", digits),
     ),
 }
-QUERIES, QUESTIONS, TEXT = {TEXT2SQL}, {TEXT2SQL, SQUAD}, {LM}
+QUERY_TASKS = {TEXT2SQL}
+QUESTION_TASKS = {TEXT2SQL, SQUAD}
+TEXT_TASKS = {LM}
 ACCURACY: tuple[tuple[Column, set[str]], ...] = (
-    (Column("split", "split"), QUESTIONS | TEXT),
-    (Column("tables", "tables"), QUERIES),
-    (Column("examples", "examples", "", COUNT), QUESTIONS),
-    (Column("exact_match", "exact match", "", THREE), QUESTIONS),
-    (Column("logical_form_accuracy", "logical form", "", THREE), QUERIES),
-    (Column("execution_accuracy", "execution", "", THREE), QUERIES),
-    (Column("executable", "executable", "", COUNT), QUERIES),
+    (Column("split", "split"), QUESTION_TASKS | TEXT_TASKS),
+    (Column("tables", "tables"), QUERY_TASKS),
+    (Column("examples", "examples", "", COUNT), QUESTION_TASKS),
+    (Column("exact_match", "exact match", "", THREE), QUESTION_TASKS),
+    (Column("logical_form_accuracy", "logical form", "", THREE), QUERY_TASKS),
+    (Column("execution_accuracy", "execution", "", THREE), QUERY_TASKS),
+    (Column("executable", "executable", "", COUNT), QUERY_TASKS),
     (Column("f1", "F1", "", THREE), {SQUAD}),
-    (Column("text_tokens", "tokens", "", COUNT), TEXT),
-    (Column("text_loss", "loss of the text", "nats/token", FOUR), TEXT),
-    (Column("perplexity", "perplexity", "", TWO), TEXT),
+    (Column("text_tokens", "tokens", "", COUNT), TEXT_TASKS),
+    (Column("text_loss", "loss of the text", "nats/token", FOUR), TEXT_TASKS),
+    (Column("perplexity", "perplexity", "", TWO), TEXT_TASKS),
 )
 """Columns of accuracy, each with the tasks that have it."""

@@ -1,4 +1,5 @@
-"""Run folders as a summary sees them: record, score and accuracy, earlier attempts, samples, or why there are none."""
+"""Run folders as a summary sees them: record, score and accuracy, earlier attempts, samples, or why
+there are none."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ MEMORY_COLUMNS = {
     "resident_bytes": "GiB resident",
 }
 USE_COLUMNS = {"utilization_percent": "GPU (%)", "cpu_percent": "CPU (% of cores)"}
-"""Labels of the columns of `memory/N.csv`; of each kind, the first column that has samples is drawn."""
+"""Labels of the columns of `memory/N.csv`; of each kind, the first column that has samples is
+drawn."""
 DRAWN = 2_000
 """Number of samples that are kept per rank, more than a plot can show separately."""
 SLACK_SECONDS = 1.0
@@ -62,7 +64,8 @@ class Entry:
     reason: str | None = None
     """The reason for the status, in one line."""
     config: RunConfig | None = None
-    """The record, or the configuration where there is no record yet; None where that is missing or damaged."""
+    """The record, or the configuration where there is no record yet; None where that is missing or
+    damaged."""
     earlier: tuple[Record, ...] = ()
     """The records of earlier attempts, as far as they can be read."""
     split: str | None = None
@@ -80,52 +83,94 @@ def read_entry(folder: Path, name: str) -> Entry:
     """Read a run folder; what is wrong with it becomes a status and a reason."""
     entry = Entry(name=name, folder=folder, status="broken")
     try:
-        if (folder / RECORD).is_file():
-            record = read_record(folder)
-            reason = one_line(reason_with_pod(record), folder) if record.reason else None
-            earlier = []
-            for number in range(record.attempt):
-                with suppress(UserError, OSError):
-                    earlier.append(read_record(folder, number))
-            entry = replace(entry, status=record.status, reason=reason, config=record, earlier=tuple(earlier))
-        else:
-            config = read_config(folder) if (folder / CONFIG).is_file() else None
-            is_running = is_held(folder / LOCK) or is_held(folder / LAUNCH_LOCK)
-            reason = "no record yet" if is_running else "ended without a record; the same command resumes it"
-            entry = replace(entry, status="running" if is_running else "killed", reason=reason, config=config)
-        split, score = score_of(folder) or (None, None)
-        return replace(entry, split=split, score=score)
+        has_record = (folder / RECORD).is_file()
+        entry = _with_record(entry) if has_record else _without_record(entry)
+        scored = score_of(folder)
+        if scored is not None:
+            split, score = scored
+            entry = replace(entry, split=split, score=score)
     except (UserError, OSError) as error:
+        # What was read before stays.
         return replace(entry, reason=one_line(error, folder))
+    return entry
+
+
+def _with_record(entry: Entry) -> Entry:
+    """The run with its record and those of its earlier attempts, as far as they can be read."""
+    record = read_record(entry.folder)
+    reason = None
+    if record.reason:
+        reason = one_line(reason_with_pod(record), entry.folder)
+    earlier = []
+    for number in range(record.attempt):
+        with suppress(UserError, OSError):
+            earlier.append(read_record(entry.folder, number))
+    return replace(
+        entry, status=record.status, reason=reason, config=record, earlier=tuple(earlier)
+    )
+
+
+def _without_record(entry: Entry) -> Entry:
+    """The run with its configuration, if there is one, and whether it is running."""
+    config = None
+    if (entry.folder / CONFIG).is_file():
+        config = read_config(entry.folder)
+    if is_held(entry.folder / LOCK) or is_held(entry.folder / LAUNCH_LOCK):
+        status = "running"
+        reason = "no record yet"
+    else:
+        status = "killed"
+        reason = "ended without a record; the same command resumes it"
+    return replace(entry, status=status, reason=reason, config=config)
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     """Run folders by name, in the order of `folders`, each of which is a run or has runs below it.
 
-    A run's name is its path below the given folder, or that folder's own name; where two runs have the same
-    name, they are named by their whole paths. A folder is a run folder if a writer opened it, or if it has a record.
+    A run's name is its path below the given folder, or that folder's own name; where two runs have
+    the same name, they are named by their whole paths. A folder is a run folder if a writer opened
+    it, or if it has a record.
     """
-    found: dict[str, str] = {}
+    names_by_run: dict[str, str] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise UserError(f"{folder}: {no_folder(folder)}; name run folders, or a folder that contains some")
-        whole = os.path.realpath(folder)
-        for place, children, files in os.walk(whole):
-            children.sort()
-            # A link is followed where it leads to a run, and nowhere else.
-            links = [link for child in children if os.path.islink(link := os.path.join(place, child))]
-            runs = [link for link in links if any(os.path.isfile(os.path.join(link, name)) for name in SIGNS)]
-            if not SIGNS.isdisjoint(files):
-                runs.insert(0, place)
-                # Nothing inside a run is searched, except such links.
-                children.clear()
-            for run in runs:
-                name = os.path.basename(whole) if run == whole else os.path.relpath(run, whole)
-                found.setdefault(os.path.realpath(run), name)
-    if not found:
-        raise UserError(f"{', '.join(map(str, folders))}: no runs found; create one with textsql_train.py --outputdir")
-    counts = Counter(found.values())
-    return {name if counts[name] == 1 else run: Path(run) for run, name in found.items()}
+            raise UserError(
+                f"{folder}: {no_folder(folder)}; name run folders, or a folder that contains some"
+            )
+        top = os.path.realpath(folder)
+        for run in _runs_below(top):
+            name = os.path.basename(top) if run == top else os.path.relpath(run, top)
+            names_by_run.setdefault(os.path.realpath(run), name)
+    if not names_by_run:
+        searched = ", ".join(map(str, folders))
+        raise UserError(f"{searched}: no runs found; create one with textsql_train.py --outputdir")
+    counts = Counter(names_by_run.values())
+    runs = {}
+    for run, name in names_by_run.items():
+        unique_name = name if counts[name] == 1 else run
+        runs[unique_name] = Path(run)
+    return runs
+
+
+def _runs_below(top: str) -> Iterator[str]:
+    """The run folders at or below a folder, and the links to some, sorted by name."""
+    for place, children, files in os.walk(top):
+        children.sort()
+        # A link is followed where it leads to a run, and nowhere else.
+        links = []
+        for child in children:
+            path = os.path.join(place, child)
+            if os.path.islink(path) and _is_run(path):
+                links.append(path)
+        if not SIGNS.isdisjoint(files):
+            # Nothing inside a run is searched, except such links.
+            children.clear()
+            yield place
+        yield from links
+
+
+def _is_run(folder: str) -> bool:
+    return any(os.path.isfile(os.path.join(folder, name)) for name in SIGNS)
 
 
 @dataclass(frozen=True)
@@ -134,7 +179,8 @@ class Timeline:
 
     label: str
     ranks: dict[int, DataFrame]
-    """Samples by rank, at least one each: `unix_seconds`, `phase` and columns of numbers, NaN where there is none."""
+    """Samples by rank, at least one each: `unix_seconds`, `phase` and columns of numbers, NaN where
+    there is none."""
     faults: tuple[str, ...]
     """What could not be read, one line each."""
 
@@ -144,139 +190,234 @@ class Timeline:
 
     def peak(self, column: str) -> float:
         """The highest sample of all ranks; 0 where there is none."""
-        return max((samples[column].max() for samples in self.ranks.values() if column in samples), default=0.0)
+        peaks = []
+        for samples in self.ranks.values():
+            if column in samples:
+                peaks.append(samples[column].max())
+        return max(peaks, default=0.0)
 
 
 def read_timeline(entry: Entry, label: str) -> Timeline:
     """The samples of a run's ranks; damage is listed in `faults`, not raised."""
-    import numpy as np
-
-    ranks, faults = {}, []
+    ranks = {}
+    faults = []
     measured = entry.record.ranks if entry.record else ()
     # A rank that did not reach its end has not recorded when it began: all its samples count.
     began = {rank.rank: rank.began_unix_seconds or 0.0 for rank in measured}
-    paths = {int(path.stem): path for path in (entry.folder / "memory").glob("*.csv") if path.stem.isdigit()}
+    paths = {}
+    for path in (entry.folder / "memory").glob("*.csv"):
+        if path.stem.isdigit():
+            paths[int(path.stem)] = path
     for number, path in sorted(paths.items()):
         try:
             samples = _read_samples(path)
         except (ValueError, OSError) as error:
             faults.append(one_line(f"{path}: damaged: {error}; run it again", entry.folder))
             continue
-        whole = samples.dropna(subset=["unix_seconds", "phase"])
-        if lost := len(samples) - len(whole):
-            faults.append(one_line(f"{path}: left out {counted(lost, 'line')} without a valid sample", entry.folder))
-        last = whole[whole["unix_seconds"] >= began.get(number, 0.0) - SLACK_SECONDS]
-        if len(last) > DRAWN:
-            # One sample for each stretch of samples: the highest value of memory, and the mean of use.
-            first = dict.fromkeys(("unix_seconds", "phase"), "first")
-            rules = {name: "max" if name in MEMORY_COLUMNS else "mean" for name in last} | first
-            last = last.groupby(np.arange(len(last)) * DRAWN // len(last)).agg(rules)
-        if len(last):
-            ranks[number] = last
+        valid = samples.dropna(subset=["unix_seconds", "phase"])
+        left_out = len(samples) - len(valid)
+        if left_out:
+            lines = counted(left_out, "line")
+            fault = f"{path}: left out {lines} without a valid sample"
+            faults.append(one_line(fault, entry.folder))
+        begin = began.get(number, 0.0) - SLACK_SECONDS
+        of_last_attempt = valid[valid["unix_seconds"] >= begin]
+        if len(of_last_attempt):
+            ranks[number] = _thinned(of_last_attempt)
     return Timeline(label, ranks, tuple(faults))
 
 
+def _thinned(samples: DataFrame) -> DataFrame:
+    """At most `DRAWN` samples, one for each stretch: the highest value of memory, and the mean of
+    use."""
+    if len(samples) <= DRAWN:
+        return samples
+    import numpy as np
+
+    rules = {}
+    for name in samples:
+        if name in ("unix_seconds", "phase"):
+            rules[name] = "first"
+        else:
+            rules[name] = "max" if name in MEMORY_COLUMNS else "mean"
+    stretches = np.arange(len(samples)) * DRAWN // len(samples)
+    return samples.groupby(stretches).agg(rules)
+
+
 def _read_samples(path: Path) -> DataFrame:
-    """The samples of a file; `ValueError` where it is not a table, or lacks columns that are needed."""
+    """The samples of a file; `ValueError` where it is not a table, or lacks columns that are
+    needed."""
     import pandas as pd
 
     content = path.read_bytes()
-    # After the last line end there is nothing, or a line that was cut short when the run was killed.
-    lines = content[: content.rfind(b"\n") + 1]
+    # After the last line end there is nothing, or a line that was cut short when the run was
+    # killed.
+    whole_lines = content[: content.rfind(b"\n") + 1]
     needed = {"unix_seconds", "phase", *MEMORY_COLUMNS}
-    # An attempt of a later version may have written more columns: only those that the header names are taken.
-    used = {*needed, *USE_COLUMNS}.__contains__
-    read = partial(pd.read_csv, usecols=used, index_col=False, quoting=csv.QUOTE_NONE)
+    known = {*needed, *USE_COLUMNS}
+    read = partial(
+        pd.read_csv,
+        # An attempt of a later version may have written more columns: only those that the header
+        # names are taken.
+        usecols=lambda name: name in known,
+        index_col=False,
+        quoting=csv.QUOTE_NONE,
+    )
     try:
-        samples = read(io.BytesIO(lines), dtype=defaultdict(lambda: "float64", phase="str"))
+        types = defaultdict(lambda: "float64", phase="str")
+        samples = read(io.BytesIO(whole_lines), dtype=types)
     except ValueError:
-        # A full disk or a loss of power may have spoilt a line: anything that is not a number counts as missing.
-        samples = read(io.BytesIO(lines), dtype="str")
-        numbers = samples.drop(columns="phase", errors="ignore").apply(pd.to_numeric, errors="coerce")
+        # A full disk or a loss of power may have spoilt a line: anything that is not a number
+        # counts as missing.
+        samples = read(io.BytesIO(whole_lines), dtype="str")
+        texts = samples.drop(columns="phase", errors="ignore")
+        numbers = texts.apply(pd.to_numeric, errors="coerce")
         samples = samples.assign(**{str(name): column for name, column in numbers.items()})
-    if not needed <= {*samples}:
-        raise ValueError(f"no column {min(needed - {*samples})}")
+    missing = needed - {*samples}
+    if missing:
+        raise ValueError(f"no column {min(missing)}")
     return samples
 
 
 def one_line(what: object, folder: Path) -> str:
-    """A reason without line breaks, characters that control a terminal, and the path of the run folder."""
-    words = " ".join(str(what).replace(f"{folder}/", "").split())
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in words)
+    """A reason without line breaks, characters that control a terminal, and the path of the run
+    folder."""
+    words = str(what).replace(f"{folder}/", "").split()
+    letters = []
+    for letter in " ".join(words):
+        letters.append(letter if letter.isprintable() else "\ufffd")
+    return "".join(letters)
 
 
-# How good the models of runs are: the figures of their scores, by key, and their means over repeats.
+# How good the models of runs are: the figures of their scores, by key, and their means over
+# repeats.
 
-COUNTS = ("examples", "executable", "text_tokens")
-MEASURES = ("exact_match", "logical_form_accuracy", "execution_accuracy", "f1", "text_loss", "perplexity")
+SCORE_COUNTS = ("examples", "executable", "text_tokens")
+ACCURACY_MEASURES = (
+    "exact_match",
+    "logical_form_accuracy",
+    "execution_accuracy",
+    "f1",
+    "text_loss",
+    "perplexity",
+)
 """Measures that scores consist of, and that may have an interval; each task has some of them."""
 IN_FILE = {"text_loss": "loss", "text_tokens": "tokens"}
-"""Names in a score file by our own keys: the file's names would say too little next to the figures of a run."""
-JUDGED_BY = {TEXT2SQL: ("execution", "execution_accuracy"), SQUAD: ("F1", "f1"), LM: ("perplexity", "perplexity")}
+"""Names in a score file by our own keys: the file's names would say too little next to the figures
+of a run."""
+JUDGING_MEASURES = {
+    TEXT2SQL: ("execution", "execution_accuracy"),
+    SQUAD: ("F1", "f1"),
+    LM: ("perplexity", "perplexity"),
+}
 """Label and key of the measure by which a run of each task is judged."""
-KEYS = ("split", "tables", *COUNTS, *MEASURES, "inference_kind", "inference_result")
-OWN = "own_metrics."
+ACCURACY_KEYS = (
+    "split",
+    "tables",
+    *SCORE_COUNTS,
+    *ACCURACY_MEASURES,
+    "inference_kind",
+    "inference_result",
+)
+CUSTOM_METRIC = "own_metrics."
 """Prefix of a custom metric's key."""
 ROUGE = ("rouge1", "rouge2", "rougeL")
-"""ROUGE measures that a summary shows, where a score has them. A query is one line, so rougeLsum equals rougeL."""
+"""ROUGE measures that a summary shows, where a score has them. A query is one line, so rougeLsum
+equals rougeL."""
 
 
 def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
-    """Accuracy by key over all tables, then once more for each group of tables that all the scores have: `known`,
-    `unseen`. Where nothing was scored, every key of `KEYS` is None.
+    """Accuracy by key over all tables, then once more for each group of tables that all the scores
+    have: `known`, `unseen`. Where nothing was scored, every key of `ACCURACY_KEYS` is None.
 
-    For repeats, it is the mean of each share. The ends of its interval are the means of the repeats' ends: the interval
-    comes from the choice of questions, which is the same in each repeat. Repeats with another task, split or number of
-    examples than the first are left out.
+    For repeats, it is the mean of each share. The ends of its interval are the means of the
+    repeats' ends: the interval comes from the choice of questions, which is the same in each
+    repeat. Repeats with another task, split or number of examples than the first are left out.
     """
-    scored = [(entry.split, entry.score) for entry in entries if entry.score is not None]
-    if not scored:
-        return iter([dict.fromkeys(KEYS)])
-    sizes = ("examples", "tokens")
-    extents = [(split, score.task, *(getattr(score, size, None) for size in sizes)) for split, score in scored]
-    alike = [score for (_, score), extent in zip(scored, extents, strict=True) if extent == extents[0]]
-    return score_lines(scored[0][0], alike)
+    extents = []
+    scores = []
+    for entry in entries:
+        if entry.score is not None:
+            extents.append(_extent(entry.split, entry.score))
+            scores.append(entry.score)
+    if not scores:
+        return iter([dict.fromkeys(ACCURACY_KEYS)])
+    alike = []
+    for extent, score in zip(extents, scores, strict=True):
+        if extent == extents[0]:
+            alike.append(score)
+    split, *_ = extents[0]
+    return score_lines(split, alike)
+
+
+def _extent(split: str | None, score: Score) -> tuple[str | None, str, int | None, int | None]:
+    """What must be equal for scores of repeats: split, task, and number of examples or tokens."""
+    examples = getattr(score, "examples", None)
+    tokens = getattr(score, "tokens", None)
+    return split, score.task, examples, tokens
 
 
 def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Values]:
-    """Accuracy by key of scores of one task and split, over all tables, then for each group of them."""
+    """Accuracy by key of scores of one task and split, over all tables, then for each group of
+    them."""
     yield _line(split, "all", scores)
-    by_group = [getattr(score, "groups", None) or {} for score in scores]
-    for group in by_group[0]:
-        if all(group in groups for groups in by_group):
-            yield _line(split, group.removesuffix("_tables"), [groups[group] for groups in by_group])
+    groups_of_scores = [getattr(score, "groups", None) or {} for score in scores]
+    for group in groups_of_scores[0]:
+        if all(group in groups for groups in groups_of_scores):
+            of_group = [groups[group] for groups in groups_of_scores]
+            yield _line(split, group.removesuffix("_tables"), of_group)
 
 
 def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
-    task, found = scores[0].task, [_figures(score) for score in scores]
+    """Accuracy by key, as means over scores of the same tables."""
+    task = scores[0].task
+    figures = [_figures(score) for score in scores]
     values: Values = {}
-    for key in (key for key in found[0] if all(key in one for one in found)):
-        repeats = [one[key] for one in found]
+    for key in figures[0]:
+        if not all(key in of_score for of_score in figures):
+            continue
+        repeats = [of_score[key] for of_score in figures]
         if None in repeats:
             values[key] = None
-        else:
+        elif isinstance(repeats[0], tuple):
             # For intervals, the means of their ends.
-            is_span = isinstance(repeats[0], tuple)
-            values[key] = [mean(ends) for ends in zip(*repeats, strict=True)] if is_span else mean(repeats)
+            values[key] = [mean(ends) for ends in zip(*repeats, strict=True)]
+        else:
+            values[key] = mean(repeats)
     if values["text_loss"] is not None:
         # Perplexities are powers: their mean would not match the mean loss.
         values["perplexity"] = math.exp(values["text_loss"])
-    kind, key = JUDGED_BY[task]
+    kind, key = JUDGING_MEASURES[task]
     if values[key] is None:
         # No query could be run.
-        kind, key = "logical form", "logical_form_accuracy"
-    judged = {"inference_result": values[key], "inference_result_interval": values[f"{key}_interval"]}
-    return {"split": split, "tables": tables if task == TEXT2SQL else None, **values, "inference_kind": kind, **judged}
+        kind = "logical form"
+        key = "logical_form_accuracy"
+    return {
+        "split": split,
+        "tables": tables if task == TEXT2SQL else None,
+        **values,
+        "inference_kind": kind,
+        "inference_result": values[key],
+        "inference_result_interval": values[f"{key}_interval"],
+    }
 
 
 def _figures(score: Score) -> Values:
     """The figures of one score, and the intervals of its measures."""
-    intervals, own = getattr(score, "intervals", {}), getattr(score, "own_metrics", {})
-    rouge, names = getattr(score, "rouge", None) or {}, {key: IN_FILE.get(key, key) for key in (*COUNTS, *MEASURES)}
-    return {
-        **{key: getattr(score, name, None) for key, name in names.items()},
-        **{f"{key}_interval": intervals.get(key) for key in MEASURES if hasattr(score, names[key])},
-        **{name: rouge[name] for name in ROUGE if name in rouge},
-        **{f"{OWN}{name}": value for name, value in own.items()},
-        **{f"{OWN}{name}_interval": intervals.get(name) for name in own},
-    }
+    values: Values = {}
+    for key in (*SCORE_COUNTS, *ACCURACY_MEASURES):
+        values[key] = getattr(score, IN_FILE.get(key, key), None)
+    intervals = getattr(score, "intervals", {})
+    for key in ACCURACY_MEASURES:
+        if hasattr(score, IN_FILE.get(key, key)):
+            values[f"{key}_interval"] = intervals.get(key)
+    rouge = getattr(score, "rouge", None) or {}
+    for name in ROUGE:
+        if name in rouge:
+            values[name] = rouge[name]
+    custom_metrics = getattr(score, "own_metrics", {})
+    for name, value in custom_metrics.items():
+        values[f"{CUSTOM_METRIC}{name}"] = value
+    for name in custom_metrics:
+        values[f"{CUSTOM_METRIC}{name}_interval"] = intervals.get(name)
+    return values

@@ -1,15 +1,16 @@
-"""A regression gate: which rows of a summary are worse than in an earlier one, by more than chance allows."""
+"""A regression gate: which rows of a summary are worse than in an earlier one, by more than chance
+allows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.files import read_object
 from zeropods.report.formulas import Values, is_done
-from zeropods.report.settings import MEASURED, PREFIX, as_key, unequal
+from zeropods.report.settings import DEEPSPEED_PREFIX, PRECISION_PREFIX, as_key, unequal
 from zeropods.tables import Table, counted
 
 SCHEMA_VERSION = 2
@@ -18,14 +19,29 @@ RATE_TOLERANCE = 0.05
 """Share of the old samples/s that may be lost unless both rows have an interval."""
 MEMORY_TOLERANCE = 0.05
 LOSS_TOLERANCE = 0.01
-"""Share by which a loss in nats may rise; a perplexity is a power of it, so the share applies to its exponent."""
+"""Share by which a loss in nats may rise; a perplexity is a power of it, so the share applies to
+its exponent."""
 ACCURACY_TOLERANCE = 0.05
 """Share of the old accuracy that may be lost where it has no interval."""
 SHARES = ("execution_accuracy", "f1")
 HIGH_IS_GOOD = ("samples_per_second", *SHARES)
-NEEDED = {"name", "status", "settings", "arrangement", "memory_kind", "samples_per_second_interval"}
+NEEDED_KEYS = {
+    "name",
+    "status",
+    "settings",
+    "arrangement",
+    "memory_kind",
+    "samples_per_second_interval",
+}
 """Keys that every row of a summary has."""
-JUDGED = ("samples_per_second", "peak_memory_bytes", "execution_accuracy", "eval_loss", "f1", "perplexity")
+JUDGED_FIGURES = (
+    "samples_per_second",
+    "peak_memory_bytes",
+    "execution_accuracy",
+    "eval_loss",
+    "f1",
+    "perplexity",
+)
 
 
 @dataclass(frozen=True)
@@ -53,63 +69,108 @@ class GateVerdict:
 
     def __str__(self) -> str:
         """The verdict as text for people."""
-        lines = [f"{counted(len(self.worse), 'figure')} got worse in {counted(self.judged, 'compared row')}"]
+        figures = counted(len(self.worse), "figure")
+        rows = counted(self.judged, "compared row")
+        lines = [f"{figures} got worse in {rows}"]
         if self.worse:
-            shown = [{key: _shown(value) for key, value in vars(one).items()} for one in self.worse]
-            lines += ["", str(Table.of(shown))]
-        return "\n".join([*lines, *(f"not compared: {line}" for line in self.not_comparable)])
+            table_rows = []
+            for worse in self.worse:
+                table_rows.append({key: _shown(value) for key, value in vars(worse).items()})
+            lines += ["", str(Table.of(table_rows))]
+        lines += [f"not compared: {line}" for line in self.not_comparable]
+        return "\n".join(lines)
 
 
 def read_rows(path: Path) -> list[Values]:
-    """The rows of a `summary.json`; `UserError` where the file is none, or is of another version."""
+    """The rows of a `summary.json`; `UserError` where the file is none, or is of another
+    version."""
     document = read_object(path, "expected a summary.json written by `zeropods summary`")
     rows: list[Values] = document.get("groups") or []
-    whole = all(isinstance(row, dict) and row.keys() >= NEEDED for row in rows)
-    if document.get("schema_version") != SCHEMA_VERSION or not rows or not whole:
+    are_rows = all(isinstance(row, dict) and row.keys() >= NEEDED_KEYS for row in rows)
+    if document.get("schema_version") != SCHEMA_VERSION or not rows or not are_rows:
         raise UserError(
-            f"{path}: not a summary.json of version {SCHEMA_VERSION}; run zeropods summary on the old runs again"
+            f"{path}: not a summary.json of version {SCHEMA_VERSION}; "
+            "run zeropods summary on the old runs again"
         )
     return rows
 
 
 def compare(old: Sequence[Values], new: Sequence[Values]) -> GateVerdict:
-    """Judge every row of an old summary that ended well; `old` and `new` are the `groups` of their documents.
+    """Judge every row of an old summary that ended well; `old` and `new` are the `groups` of their
+    documents.
 
-    Rows are matched by all settings except versions and seed, and by technique and pods. A row that was measured on
-    other hardware, or ran in another precision, is not judged. A row that ended well and is now missing, or now ends
-    otherwise, is worse. A summary from before there were causal runs has no `f1` and no `perplexity`.
+    Rows are matched by all settings except versions and seed, and by technique and pods. A row that
+    was measured on other hardware, or ran in another precision, is not judged. A row that ended
+    well and is now missing, or now ends otherwise, is worse. A summary from before there were
+    causal runs has no `f1` and no `perplexity`.
     """
-    candidates: dict[str, list[Values]] = {}
+    new_rows: dict[str, list[Values]] = {}
     for row in new:
-        candidates.setdefault(_key(row), []).append(row)
-    worse, unjudged, judged = list[Worse](), list[str](), 0
-    for before in (row for row in old if is_done(row["status"])):
-        name, found = before["name"], candidates.get(_key(before), [])
-        same = [row for row in found if not unequal(_hardware(row), _hardware(before))]
-        if found and not same:
-            unjudged.append(f"{name}: was measured on other hardware")
+        new_rows.setdefault(_key(row), []).append(row)
+
+    worse: list[Worse] = []
+    not_comparable: list[str] = []
+    judged = 0
+    for before in old:
+        if not is_done(before["status"]):
             continue
-        alike = [row for row in same if not unequal(_measured(row), _measured(before))]
-        if same and not alike:
-            name_of = unequal(_measured(same[0]), _measured(before))[0]
-            values = [row["settings"][name_of] for row in (before, same[0])]
-            unjudged.append(f"{name}: {name_of} was {values[0]}, now {values[1]}")
+        name = before["name"]
+        matching = new_rows.get(_key(before), [])
+        on_same_hardware = _of_equal(_hardware, before, matching)
+        if matching and not on_same_hardware:
+            not_comparable.append(f"{name}: was measured on other hardware")
             continue
-        same = alike
+        comparable = _of_equal(_measured_precision, before, on_same_hardware)
+        if on_same_hardware and not comparable:
+            change = _changed_precision(before, on_same_hardware[0])
+            not_comparable.append(f"{name}: {change}")
+            continue
+
         judged += 1
-        now = next((row for row in same if is_done(row["status"])), None)
+        now = next((row for row in comparable if is_done(row["status"])), None)
         if now is None:
-            worse.append(Worse(name, "status", before["status"], same[0]["status"] if same else None, "ok"))
+            status = comparable[0]["status"] if comparable else None
+            worse.append(Worse(name, "status", before["status"], status, "ok"))
             continue
-        for figure in (figure for figure in JUDGED if before.get(figure) is not None):
-            has, what, limit = now.get(figure), figure, _limit(figure, before, now)
-            if figure == "peak_memory_bytes" and now["memory_kind"] != before["memory_kind"]:
-                has, what = None, f"{figure}, {before['memory_kind']} and {now['memory_kind']}"
-            if has is None:
-                unjudged.append(f"{name}: {what}: not measured in both")
-            elif has < limit if figure in HIGH_IS_GOOD else has > limit:
-                worse.append(Worse(name, figure, before[figure], has, limit))
-    return GateVerdict(tuple(worse), tuple(unjudged), judged)
+        worse_figures, unmeasured = _judge_figures(before, now)
+        worse += worse_figures
+        not_comparable += unmeasured
+    return GateVerdict(tuple(worse), tuple(not_comparable), judged)
+
+
+def _of_equal(
+    part: Callable[[Values], Values], before: Values, rows: Sequence[Values]
+) -> list[Values]:
+    """The rows in which a part of the settings is as it was before."""
+    return [row for row in rows if not unequal(part(row), part(before))]
+
+
+def _changed_precision(before: Values, now: Values) -> str:
+    """The first number format in which two rows differ, with both values."""
+    setting = unequal(_measured_precision(now), _measured_precision(before))[0]
+    return f"{setting} was {before['settings'][setting]}, now {now['settings'][setting]}"
+
+
+def _judge_figures(before: Values, now: Values) -> tuple[list[Worse], list[str]]:
+    """The figures of a row that got worse, and a line for each that was not measured in both."""
+    name = before["name"]
+    worse = []
+    unmeasured = []
+    for figure in JUDGED_FIGURES:
+        if before.get(figure) is None:
+            continue
+        value = now.get(figure)
+        if figure == "peak_memory_bytes" and now["memory_kind"] != before["memory_kind"]:
+            kinds = f"{before['memory_kind']} and {now['memory_kind']}"
+            unmeasured.append(f"{name}: {figure}, {kinds}: not measured in both")
+        elif value is None:
+            unmeasured.append(f"{name}: {figure}: not measured in both")
+        else:
+            allowed = _allowed(figure, before, now)
+            is_worse = value < allowed if figure in HIGH_IS_GOOD else value > allowed
+            if is_worse:
+                worse.append(Worse(name, figure, before[figure], value, allowed))
+    return worse, unmeasured
 
 
 def _hardware(row: Values) -> Values:
@@ -117,35 +178,55 @@ def _hardware(row: Values) -> Values:
     return {key: value for key, value in row["settings"].items() if key.startswith("hardware ")}
 
 
-def _measured(row: Values) -> Values:
-    """The number formats that a row was measured in; older summaries have none, and are compared without them."""
-    return {key: value for key, value in row["settings"].items() if key.startswith(MEASURED)}
+def _measured_precision(row: Values) -> Values:
+    """The number formats that a row was measured in; older summaries have none, and are compared
+    without them."""
+    return {
+        key: value for key, value in row["settings"].items() if key.startswith(PRECISION_PREFIX)
+    }
 
 
 def _key(row: Values) -> str:
-    """A key that is equal for rows that differ only in hardware, versions, measured precision and seed.
+    """A key that is equal for rows that differ only in hardware, versions, measured precision and
+    seed.
 
     DeepSpeed's keys are in the arrangement already, as a digest that older summaries have too.
     """
-    beside = ("hardware ", "versions ", PREFIX, MEASURED)
-    return as_key({k: v for k, v in row["settings"].items() if not k.startswith(beside)}, row["arrangement"])
+    left_out = ("hardware ", "versions ", DEEPSPEED_PREFIX, PRECISION_PREFIX)
+    settings = {}
+    for key, value in row["settings"].items():
+        if not key.startswith(left_out):
+            settings[key] = value
+    return as_key(settings, row["arrangement"])
 
 
-def _limit(figure: str, before: Values, now: Values) -> float:
+def _allowed(figure: str, before: Values, now: Values) -> float:
+    """The worst value of a figure that passes."""
     old: float = before[figure]
     if figure == "samples_per_second":
-        spans = [row["samples_per_second_interval"] for row in (before, now)]
-        # Half of both intervals' widths together: if the rate falls by more, they do not overlap.
-        return old - (sum(high - low for low, high in spans) / 2 if all(spans) else old * RATE_TOLERANCE)
+        return old - _allowed_loss_of_rate(before, now)
     if figure in SHARES:
         interval = before.get(f"{figure}_interval")
         return float(interval[0]) if interval else old * (1 - ACCURACY_TOLERANCE)
     if figure == "perplexity":
         return float(max(old, 1.0) ** (1 + LOSS_TOLERANCE))
-    return old + abs(old) * (LOSS_TOLERANCE if figure == "eval_loss" else MEMORY_TOLERANCE)
+    tolerance = LOSS_TOLERANCE if figure == "eval_loss" else MEMORY_TOLERANCE
+    return old + abs(old) * tolerance
+
+
+def _allowed_loss_of_rate(before: Values, now: Values) -> float:
+    """The samples/s that may be lost."""
+    old: float = before["samples_per_second"]
+    intervals = [row["samples_per_second_interval"] for row in (before, now)]
+    if not all(intervals):
+        return old * RATE_TOLERANCE
+    # Half of both intervals' widths together: if the rate falls by more, they do not overlap.
+    return sum(high - low for low, high in intervals) / 2
 
 
 def _shown(value: float | str | None) -> str:
-    if value is None or isinstance(value, str):
+    if value is None:
+        return "gone"
+    if isinstance(value, str):
         return value or "gone"
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"

@@ -1,4 +1,5 @@
-"""Rows of a summary: repeats of a run grouped into one row, what rows differ in, and how they scale."""
+"""Rows of a summary: repeats of a run grouped into one row, what rows differ in, and how they
+scale."""
 
 from __future__ import annotations
 
@@ -8,15 +9,16 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from zeropods.measure.intervals import ratio_interval, t_interval
-from zeropods.measure.record import PRECISION_PARTS
+from zeropods.measure.record import PRECISION_PARTS, MeasuredPrecision, Record
 from zeropods.report.entry import Entry, accuracy_lines
 from zeropods.report.formulas import Values, figures, matmul_key, of_repeats
 from zeropods.report.settings import (
-    MEASURED,
-    PREFIX,
+    DEEPSPEED_PREFIX,
+    PRECISION_PREFIX,
     arrangement,
     as_key,
     is_of,
@@ -28,11 +30,20 @@ from zeropods.report.settings import (
 )
 from zeropods.techniques import NAMES
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 DISTURBED = 0.8
-"""Share of the best matmul rate on the same hardware; below it, something else ran beside a run's own matmul."""
-FACTS = (
-    *("model_id", "init", "task", "technique", "pods", "world_size", "prompt", "precision", "effective_batch_size"),
+"""Share of the best matmul rate on the same hardware; below it, something else ran beside a run's
+own matmul."""
+SHOWN_FACTS = (
+    "model_id",
+    "init",
+    "task",
+    "technique",
+    "pods",
+    "world_size",
+    "prompt",
+    "precision",
+    "effective_batch_size",
     "gradient_checkpointing",
     "technique_text",
 )
@@ -40,104 +51,174 @@ FACTS = (
 
 
 class Group:
-    """Repeats: runs with the same compared settings, technique and pods. A single run is a group of one."""
+    """Repeats: runs with the same compared settings, technique and pods. A single run is a group of
+    one."""
 
     def __init__(self, number: int, letter: str, runs: Sequence[Entry]) -> None:
-        """Make a row with every raw value by name, over the repeats that were measured; `group_runs` adds the values
-        that compare it with other rows.
+        """Make a row with every raw value by name, over the repeats that were measured;
+        `group_runs` adds the values that compare it with other rows.
 
-        The name is the run's; for repeats, the part of the path that they share, or the name of the first one. The
-        status is the one that all repeats share, or the number of repeats with each status.
+        The name is the run's; for repeats, the part of the path that they share, or the name of the
+        first one. The status is the one that all repeats share, or the number of repeats with each
+        status.
 
         Args:
             number: place of the row among all rows, from 0.
             letter: name of the row in tables and plots.
         """
-        self.number, self.letter, self.runs, self.first = number, letter, runs, runs[0]
+        self.number = number
+        self.letter = letter
+        self.runs = runs
+        self.first = runs[0]
         # Figures come from the runs that ended well; where none did, from those that left a record.
-        self.measured = [run for run in runs if run.status == "ok"] or [run for run in runs if run.record is not None]
-        # What must be equal for another row to be compared with it. A repeat that failed may not have measured all.
-        self.settings = settings((self.measured or runs)[0].config)
-        timed = [rate for run in self.measured if (rate := run.values["samples_per_second"]) is not None]
-        parts = zip(*(run.name.split("/") for run in runs), strict=False)
-        shared = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
-        ended = Counter(run.status for run in runs)
+        self.measured = [run for run in runs if run.status == "ok"]
+        if not self.measured:
+            self.measured = [run for run in runs if run.record is not None]
+        # What must be equal for another row to be compared with it. A repeat that failed may not
+        # have measured all.
+        first_measured = self.measured[0] if self.measured else self.first
+        self.settings = settings(first_measured.config)
+
+        rates = [run.values["samples_per_second"] for run in self.measured]
+        known_rates = [rate for rate in rates if rate is not None]
         self.values: Values = {
             "row": letter,
             "runs": [run.name for run in runs],
-            "name": "/".join(names[0] for names in shared) or self.first.name,
+            "name": _shared_path(runs) or self.first.name,
             "repeats": len(self.measured),
-            "status": ", ".join([f"{count} {status}" for status, count in ended.items()] if len(ended) > 1 else ended),
-            **{key: self.first.values[key] for key in FACTS},
+            "status": _status_text(runs),
+            **{key: self.first.values[key] for key in SHOWN_FACTS},
             **of_repeats([run.values for run in self.measured]),
-            "samples_per_second_values": timed,
-            "samples_per_second_interval": t_interval(timed),
+            "samples_per_second_values": known_rates,
+            "samples_per_second_interval": t_interval(known_rates),
             **next(accuracy_lines(self.measured)),
             **NOT_SCALED,
         }
 
     def to_json(self) -> Values:
         """The row's raw values, and what another summary needs to find the same row."""
-        return {**self.values, "settings": self.settings, "arrangement": arrangement(self.first.config)}
+        return {
+            **self.values,
+            "settings": self.settings,
+            "arrangement": arrangement(self.first.config),
+        }
+
+
+def _shared_path(runs: Sequence[Entry]) -> str:
+    """The first parts of the names of runs, as far as they are equal."""
+    shared = []
+    for names in zip(*(run.name.split("/") for run in runs), strict=False):
+        if len(set(names)) > 1:
+            break
+        shared.append(names[0])
+    return "/".join(shared)
+
+
+def _status_text(runs: Sequence[Entry]) -> str:
+    """The status that all runs share, or the number of runs with each status."""
+    number_by_status = Counter(run.status for run in runs)
+    if len(number_by_status) == 1:
+        return runs[0].status
+    return ", ".join(f"{number} {status}" for status, number in number_by_status.items())
 
 
 def group_runs(
-    entries: Sequence[Entry], price_per_hour: float | None = None, *, allow_differences: bool = False
+    entries: Sequence[Entry],
+    price_per_hour: float | None = None,
+    *,
+    allow_differences: bool = False,
 ) -> list[Group]:
-    """The rows of a summary, by processes and technique within equal settings; the settings with the most runs first.
+    """The rows of a summary, by processes and technique within equal settings; the settings with
+    the most runs first.
 
-    A profiled run never comes before one that is not profiled. A run without a record is a row of its own. So is a
-    copy, a second record with the id of another one: its figures were measured only once.
+    A profiled run never comes before one that is not profiled. A run without a record is a row of
+    its own. So is a copy, a second record with the id of another one: its figures were measured
+    only once.
 
     Args:
-        allow_differences: where no other row is comparable, compare with any of the same model, task and row length,
-            and say what differs. Where one of these differs, so does the work per sample, and rows are never compared.
+        allow_differences: where no other row is comparable, compare with any of the same model,
+            task and row length, and say what differs. Where one of these differs, so does the work
+            per sample, and rows are never compared.
     """
-    peaks, copied = best_peaks(entries), copies(entries)
+    peaks = best_peaks(entries)
+    copied = copies(entries)
 
     def row_of(run: Entry) -> str:
         if run.record is None or run.name in copied:
             return run.name
-        compared = {name: value for name, value in settings(run.config).items() if not name.startswith(MEASURED)}
-        return as_key(compared, arrangement(run.config))
+        return _row_key(run)
 
-    def with_values(entry: Entry) -> Entry:
-        peak = peaks.get(matmul_key(entry.record)) if entry.record else None
-        values = {
-            **{"run": entry.name, "status": entry.status, "reason": entry.reason},
-            **{key: getattr(entry.config, key, None) for key in FACTS},
-            "seed": entry.config and entry.config.identity.get("seed"),
-            **figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak),
-            **next(accuracy_lines([entry])),
-        }
-        return replace(entry, values=values)
+    with_values = [_with_values(entry, peaks, price_per_hour) for entry in entries]
+    rows = []
+    for runs in _by_key(with_values, row_of).values():
+        rows.extend(_by_measured_precision(runs))
 
-    def block_order(rows: Sequence[Sequence[Entry]]) -> tuple[bool, int]:
-        return is_profiled(rows[0][0].config), -sum(run.status == "ok" for runs in rows for run in runs)
-
-    def row_order(runs: Sequence[Entry]) -> tuple[int, ...]:
-        config = runs[0].config
-        if config is None:
-            return ()
-        technique = NAMES.index(config.technique) if config.technique in NAMES else len(NAMES)
-        return config.world_size, config.pods, technique
-
-    repeats = _by_key(map(with_values, entries), row_of).values()
-    rows = [row for runs in repeats for row in _by_measured_precision(runs)]
-    blocks = _by_key(rows, lambda runs: required(settings(runs[0].config))).values()
-    ordered = (runs for block in sorted(blocks, key=block_order) for runs in sorted(block, key=row_order))
-    groups = [Group(number, *each) for number, each in enumerate(zip(letters(), ordered, strict=False))]
+    blocks = _by_key(rows, lambda runs: required(settings(runs[0].config)))
+    ordered = []
+    for block in sorted(blocks.values(), key=_block_order):
+        ordered.extend(sorted(block, key=_row_order))
+    groups = []
+    for number, (letter, runs) in enumerate(zip(letters(), ordered, strict=False)):
+        groups.append(Group(number, letter, runs))
     _scale(groups, allow_differences)
     return groups
+
+
+def _row_key(run: Entry) -> str:
+    """A key that is equal for runs that may be repeats; formats that ran are compared later."""
+    requested = {}
+    for name, value in settings(run.config).items():
+        if not name.startswith(PRECISION_PREFIX):
+            requested[name] = value
+    return as_key(requested, arrangement(run.config))
+
+
+def _with_values(
+    entry: Entry, peaks: Mapping[str, tuple[float, str]], price_per_hour: float | None
+) -> Entry:
+    """A run with every raw value by name."""
+    peak = peaks.get(matmul_key(entry.record)) if entry.record else None
+    values = {
+        "run": entry.name,
+        "status": entry.status,
+        "reason": entry.reason,
+        **{key: getattr(entry.config, key, None) for key in SHOWN_FACTS},
+        "seed": entry.config.identity.get("seed") if entry.config else None,
+        **figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak),
+        **next(accuracy_lines([entry])),
+    }
+    return replace(entry, values=values)
+
+
+def _block_order(rows: Sequence[Sequence[Entry]]) -> tuple[bool, int]:
+    """Sort key of rows of equal settings: not profiled first, then those with the most runs that
+    ended well."""
+    all_runs = itertools.chain.from_iterable(rows)
+    ended_well = [run for run in all_runs if run.status == "ok"]
+    return is_profiled(rows[0][0].config), -len(ended_well)
+
+
+def _row_order(runs: Sequence[Entry]) -> tuple[int, ...]:
+    """Sort key of a row within its block: processes, pods, technique; without a configuration
+    first."""
+    config = runs[0].config
+    if config is None:
+        return ()
+    technique = len(NAMES)
+    if config.technique in NAMES:
+        technique = NAMES.index(config.technique)
+    return config.world_size, config.pods, technique
 
 
 def _by_measured_precision(runs: Sequence[Entry]) -> list[list[Entry]]:
     """Runs of equal settings, apart by the number formats that they ran in.
 
-    One that failed before it measured them counts as a repeat of the first. One that ended well without them is from
-    before they were measured: it counts as a repeat where all others agree, since its settings are theirs.
+    One that failed before it measured them counts as a repeat of the first. One that ended well
+    without them is from before they were measured: it counts as a repeat where all others agree,
+    since its settings are theirs.
     """
-    measured = [formats for run in runs if (formats := measured_settings(run.config))]
+    formats_of_runs = [measured_settings(run.config) for run in runs]
+    measured = [formats for formats in formats_of_runs if formats]
     others_agree = len({as_key(formats) for formats in measured}) == 1
 
     def key_of(run: Entry) -> str:
@@ -150,21 +231,25 @@ def _by_measured_precision(runs: Sequence[Entry]) -> list[list[Entry]]:
     return list(_by_key(runs, key_of).values())
 
 
-def _by_key(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
-    found: dict[str, list[T]] = {}
+def _by_key(items: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list[Item]]:
+    grouped: dict[str, list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        grouped.setdefault(key(item), []).append(item)
+    return grouped
 
 
 def best_peaks(entries: Iterable[Entry]) -> dict[str, tuple[float, str]]:
-    """The FLOP/s of the best matrix multiplication that any run measured, and the name of that run, by hardware and
-    precision. Slower runs are taken to have shared the hardware with something else."""
+    """The FLOP/s of the best matrix multiplication that any run measured, and the name of that run,
+    by hardware and precision. Slower runs are taken to have shared the hardware with something
+    else."""
     best: dict[str, tuple[float, str]] = {}
     for entry in entries:
-        if entry.record is not None and entry.record.matmul_flops_per_second is not None:
-            own, key = (entry.record.matmul_flops_per_second, entry.name), matmul_key(entry.record)
-            best[key] = max(best.get(key, own), own, key=lambda peak: peak[0])
+        record = entry.record
+        if record is None or record.matmul_flops_per_second is None:
+            continue
+        key = matmul_key(record)
+        if key not in best or record.matmul_flops_per_second > best[key][0]:
+            best[key] = (record.matmul_flops_per_second, entry.name)
     return best
 
 
@@ -173,115 +258,172 @@ NAMED_RUNS = 3
 
 
 def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
-    """A line about the runs whose own matrix multiplications were far slower than the best on the same hardware.
+    """A line about the runs whose own matrix multiplications were far slower than the best on the
+    same hardware.
 
     There is one line for each kind of hardware and precision, however many runs it is about.
     """
     best = best_peaks(entries)
     slow: dict[str, list[tuple[str, float]]] = {}
     for entry in entries:
-        if entry.record is not None and entry.record.matmul_flops_per_second is not None:
-            key = matmul_key(entry.record)
-            share = entry.record.matmul_flops_per_second / best[key][0]
-            if share < DISTURBED:
-                slow.setdefault(key, []).append((entry.name, share))
+        record = entry.record
+        if record is None or record.matmul_flops_per_second is None:
+            continue
+        key = matmul_key(record)
+        most, _ = best[key]
+        share = record.matmul_flops_per_second / most
+        if share < DISTURBED:
+            slow.setdefault(key, []).append((entry.name, share))
     for key, runs in slow.items():
-        most, of_run = best[key]
-        shares = [share for _, share in runs]
-        names = ", ".join(name for name, _ in runs[:NAMED_RUNS])
-        others = f" and {len(runs) - NAMED_RUNS} more" if len(runs) > NAMED_RUNS else ""
-        found = f"its own matmul peak is {shares[0]:.0%}"
+        yield _disturbed_text(runs, best[key])
+
+
+def _disturbed_text(runs: Sequence[tuple[str, float]], best: tuple[float, str]) -> str:
+    """A line about runs, each with its share of the best peak."""
+    names = ", ".join(name for name, _ in runs[:NAMED_RUNS])
+    more = len(runs) - NAMED_RUNS
+    if more > 0:
+        names = f"{names} and {more} more"
+    shares = [share for _, share in runs]
+    if len(runs) == 1:
         their = "its"
-        if len(runs) > 1:
-            found = f"their own matmul peaks are {min(shares):.0%} to {max(shares):.0%}"
-            their = "their"
-        yield (
-            f"{names}{others}: {found} of the {most / 1e9:,.1f} GFLOP/s of {of_run}, on which {their} MFU is based: "
-            f"something else was running, and {their} times may be too long as well"
-        )
+        peaks = f"its own matmul peak is {shares[0]:.0%}"
+    else:
+        their = "their"
+        peaks = f"their own matmul peaks are {min(shares):.0%} to {max(shares):.0%}"
+    most, best_run = best
+    return (
+        f"{names}: {peaks} of the {most / 1e9:,.1f} GFLOP/s of {best_run}, on which {their} MFU "
+        f"is based: something else was running, and {their} times may be too long as well"
+    )
 
 
 def unlike_formats(entries: Iterable[Entry]) -> Iterator[str]:
-    """A line for each run that computed otherwise than it was asked to, or whose ranks differ in a number format."""
+    """A line for each run that computed otherwise than it was asked to, or whose ranks differ in a
+    number format."""
     for entry in entries:
         record = entry.record
         if record is None or record.measured_precision is None:
             continue
-        of_ranks = [rank.measured_precision for rank in record.ranks if rank.measured_precision is not None]
-        unlike = []
-        for part in PRECISION_PARTS:
-            values = {getattr(precision, part) for precision in of_ranks} - {None}
-            if len(values) > 1:
-                unlike.append(f"{part.replace('_', ' ')} {getattr(record.measured_precision, part)}")
+        unlike = _unlike_parts(record, record.measured_precision)
         output = record.measured_precision.linear_output
         if unlike:
             yield f"{entry.name}: its ranks computed in different precisions: {', '.join(unlike)}"
         elif output is not None and output != record.precision:
-            yield f"{entry.name}: was asked for {record.precision}, but its linear layers returned {output}"
+            yield (
+                f"{entry.name}: was asked for {record.precision}, "
+                f"but its linear layers returned {output}"
+            )
+
+
+def _unlike_parts(record: Record, measured: MeasuredPrecision) -> list[str]:
+    """Each kind of tensors whose number format differs between ranks, with the formats."""
+    of_ranks = []
+    for rank in record.ranks:
+        if rank.measured_precision is not None:
+            of_ranks.append(rank.measured_precision)
+    unlike = []
+    for part in PRECISION_PARTS:
+        formats = {getattr(precision, part) for precision in of_ranks} - {None}
+        if len(formats) > 1:
+            unlike.append(f"{part.replace('_', ' ')} {getattr(measured, part)}")
+    return unlike
 
 
 def copies(entries: Sequence[Entry]) -> dict[str, str]:
     """A line for each record that has the id of an earlier one, by the name of its run."""
-    first: dict[str, str] = {}
-    found = {}
+    first_runs: dict[str, str] = {}
+    lines = {}
     for entry in entries:
-        if entry.record is not None and first.setdefault(entry.record.run_id, entry.name) != entry.name:
-            of = f"{entry.record.run_id} of {first[entry.record.run_id]}"
-            found[entry.name] = f"{entry.name}: has the id {of}: a copied run, not counted as a repeat"
-    return found
+        if entry.record is None:
+            continue
+        run_id = entry.record.run_id
+        first_run = first_runs.setdefault(run_id, entry.name)
+        if first_run != entry.name:
+            lines[entry.name] = (
+                f"{entry.name}: has the id {run_id} of {first_run}: "
+                "a copied run, not counted as a repeat"
+            )
+    return lines
 
 
 def letters() -> Iterator[str]:
     """The letters A, B ... Z, AA, AB and so on."""
     for length in itertools.count(1):
-        yield from map("".join, itertools.product(string.ascii_uppercase, repeat=length))
+        for word in itertools.product(string.ascii_uppercase, repeat=length):
+            yield "".join(word)
 
 
-# What rows differ in besides technique and pods, so that nobody compares rows that are not comparable.
+# What rows differ in besides technique and pods, so that nobody compares rows that are not
+# comparable.
 
 NOT_RECORDED, BY_DEFAULT = "not recorded", "by default"
 SHOWN_VALUES = 5
 """Number of values of one setting that a line shows; the rest are counted."""
-SHOWN_LETTERS = 60
+LONGEST_VALUE = 60
 """Maximum number of characters of one value that a line shows."""
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
     """A line for each setting in which rows of one task differ: `what: value (rows); value (rows)`.
 
-    The task itself comes first: rows of two tasks have little else in common, and are never compared. Rows are named
-    by their letters; `B-E` are all rows from B to E. Runs whose settings are not known are left out.
+    The task itself comes first: rows of two tasks have little else in common, and are never
+    compared. Rows are named by their letters; `B-E` are all rows from B to E. Runs whose settings
+    are not known are left out.
     """
-    by_task = _by_key((group for group in groups if group.settings), lambda group: group.values["task"])
+    with_settings = [group for group in groups if group.settings]
+    by_task = _by_key(with_settings, lambda group: group.values["task"])
     lines = []
     if len(by_task) > 1:
         lines.append(f"task: {_listed(by_task)}: different kinds of samples, never compared")
     for rows in by_task.values():
-        for name in dict.fromkeys(name for row in rows for name in row.settings):
-            told: dict[str, list[Group]] = {}
-            for row in (row for row in rows if is_of(name, row.settings)):
-                value = row.settings.get(name, BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED)
-                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-                text = text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"
-                told.setdefault(text, []).append(row)
-            if len(told) > 1:
-                lines.append(f"{name}: {_listed(told)}")
+        names = dict.fromkeys(itertools.chain.from_iterable(row.settings for row in rows))
+        for name in names:
+            with_setting = [row for row in rows if is_of(name, row.settings)]
+            by_value = _by_key(with_setting, partial(_setting_text, name))
+            if len(by_value) > 1:
+                lines.append(f"{name}: {_listed(by_value)}")
     return lines
+
+
+def _setting_text(name: str, row: Group) -> str:
+    """The value that a row has for a setting, cut off where it is long."""
+    if name in row.settings:
+        value = row.settings[name]
+    else:
+        value = BY_DEFAULT if name.startswith(DEEPSPEED_PREFIX) else NOT_RECORDED
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) > LONGEST_VALUE:
+        return f"{text[: LONGEST_VALUE - 1]}…"
+    return text
 
 
 def row_letters(rows: Iterable[Group]) -> str:
     """The letters of rows as text, such as `A, C-F`."""
-    spans = []
-    for _, run in itertools.groupby(enumerate(rows), lambda pair: pair[1].number - pair[0]):
-        span = [row.letter for _, row in run]
-        spans.append(f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(span))
-    return ", ".join(spans)
+    spans: list[list[Group]] = []
+    for row in rows:
+        if spans and row.number == spans[-1][-1].number + 1:
+            spans[-1].append(row)
+        else:
+            spans.append([row])
+    texts = []
+    for span in spans:
+        span_letters = [row.letter for row in span]
+        if len(span) > 2:
+            texts.append(f"{span_letters[0]}-{span_letters[-1]}")
+        else:
+            texts += span_letters
+    return ", ".join(texts)
 
 
-def _listed(values: Mapping[str, Sequence[Group]]) -> str:
-    shown = [f"{value} ({row_letters(rows)})" for value, rows in list(values.items())[:SHOWN_VALUES]]
-    more = len(values) - len(shown)
-    return "; ".join([*shown, *([f"and {more} more"] if more else [])])
+def _listed(rows_by_value: Mapping[str, Sequence[Group]]) -> str:
+    """The first values of a setting, each with its rows, and how many more there are."""
+    items = list(rows_by_value.items())[:SHOWN_VALUES]
+    texts = [f"{value} ({row_letters(rows)})" for value, rows in items]
+    more = len(rows_by_value) - len(items)
+    if more:
+        texts.append(f"and {more} more")
+    return "; ".join(texts)
 
 
 # How much faster a row is than the one with the fewest processes, among rows that may be compared.
@@ -289,34 +431,62 @@ def _listed(values: Mapping[str, Sequence[Group]]) -> str:
 LENGTHS = ("max_seq_length", "loss_on")
 """Flags of a causal run that decide what a sample is."""
 NOT_SCALED: Values = {
-    "base": None, "speed_up": None, "speed_up_interval": None, "scaling_efficiency": None, "differs_in": [],
-}  # fmt: skip
-"""Values that compare a row with its base, here of a row without one: the letter of the base, maybe the row's own;
-samples/s of the row / of its base, with the 95 % interval where both have three repeats; that / (processes of the row /
-processes of its base); and, where differences were allowed, the settings in which the two differ."""
+    "base": None,
+    "speed_up": None,
+    "speed_up_interval": None,
+    "scaling_efficiency": None,
+    "differs_in": [],
+}
+"""Values that compare a row with its base, here of a row without one: the letter of the base, maybe
+the row's own; samples/s of the row / of its base, with the 95 % interval where both have three
+repeats; that / (processes of the row / processes of its base); and, where differences were allowed,
+the settings in which the two differ."""
 
 
 def compared_rows(groups: Sequence[Group]) -> set[str]:
-    """Letters of the rows that a summary is about: for each model, those that are compared with each other.
+    """Letters of the rows that a summary is about: for each model, those that are compared with
+    each other.
 
-    Where a model has several such sets, the one with the most runs is taken, and a profiled one only if there is no
-    other. Rows of the same settings that were not timed, such as one that ran out of memory, belong to the set.
+    Where a model has several such sets, the one with the most runs is taken, and a profiled one
+    only if there is no other. Rows of the same settings that were not timed, such as one that ran
+    out of memory, belong to the set.
     """
-    related = (group for group in groups if group.values["base"] is not None and not group.values["differs_in"])
-    sets = [rows for rows in _by_key(related, lambda group: group.values["base"]).values() if len(rows) > 1]
-    sets.sort(key=lambda rows: (is_profiled(rows[0].first.config), -sum(len(group.measured) for group in rows)))
-    chosen: dict[tuple[str, str], str] = {}
-    for row in (rows[0].values for rows in sets):
-        chosen.setdefault((row["model_id"], row["task"]), row["base"])
-    bases = [group.settings for group in groups if group.letter in chosen.values()]
-    return {group.letter for group in groups if any(not unequal(group.settings, base) for base in bases)}
+    bases_of_models: dict[tuple[str, str], str] = {}
+    for rows in sorted(_compared_sets(groups), key=_set_order):
+        values = rows[0].values
+        bases_of_models.setdefault((values["model_id"], values["task"]), values["base"])
+    chosen = set(bases_of_models.values())
+    base_settings = [group.settings for group in groups if group.letter in chosen]
+    compared = set()
+    for group in groups:
+        if any(not unequal(group.settings, base) for base in base_settings):
+            compared.add(group.letter)
+    return compared
+
+
+def _compared_sets(groups: Sequence[Group]) -> list[list[Group]]:
+    """The rows that have the same base and differ from it only in technique and pods, two or more
+    each."""
+    related = []
+    for group in groups:
+        if group.values["base"] is not None and not group.values["differs_in"]:
+            related.append(group)
+    sets = _by_key(related, lambda group: group.values["base"])
+    return [rows for rows in sets.values() if len(rows) > 1]
+
+
+def _set_order(rows: Sequence[Group]) -> tuple[bool, int]:
+    """Sort key of sets of rows: not profiled first, then those with the most runs."""
+    runs = sum(len(group.measured) for group in rows)
+    return is_profiled(rows[0].first.config), -runs
 
 
 def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
-    """Add to each row's values its comparison with the row of fewest processes, `none` before other techniques."""
-    well = [group for group in groups if any(run.status == "ok" for run in group.runs)]
-    timed = [group for group in well if group.values["samples_per_second"]]
-    by_settings, by_work = _by_key(timed, lambda group: required(group.settings)), _by_key(timed, _work)
+    """Add to each row's values its comparison with the row of fewest processes, `none` before other
+    techniques."""
+    timed = [group for group in groups if _is_timed(group)]
+    by_settings = _by_key(timed, lambda group: required(group.settings))
+    by_work = _by_key(timed, _work)
     for group in timed:
         near = by_settings[required(group.settings)]
         peers = [other for other in near if not unequal(group.settings, other.settings)]
@@ -324,21 +494,44 @@ def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
             peers = by_work[_work(group)]
         if len(peers) > 1:
             base = min(peers, key=lambda peer: base_order(peer.values))
-            row, other = group.values, base.values
-            rates = [each["samples_per_second_values"] for each in (row, other)]
-            row["base"], row["speed_up"] = base.letter, row["samples_per_second"] / other["samples_per_second"]
-            row["speed_up_interval"] = None if group is base else ratio_interval(*rates)
-            row["scaling_efficiency"] = row["speed_up"] * other["world_size"] / row["world_size"]
-            row["differs_in"] = unequal(base.settings, group.settings)
+            group.values.update(_comparison(group, base))
+
+
+def _is_timed(group: Group) -> bool:
+    """Whether a run of a row ended well, and the row has a rate."""
+    ended_well = any(run.status == "ok" for run in group.runs)
+    return ended_well and bool(group.values["samples_per_second"])
+
+
+def _comparison(group: Group, base: Group) -> Values:
+    """The values that compare a row with its base, which may be itself."""
+    row = group.values
+    base_row = base.values
+    speed_up = row["samples_per_second"] / base_row["samples_per_second"]
+    interval = None
+    if group is not base:
+        interval = ratio_interval(
+            row["samples_per_second_values"], base_row["samples_per_second_values"]
+        )
+    return {
+        "base": base.letter,
+        "speed_up": speed_up,
+        "speed_up_interval": interval,
+        "scaling_efficiency": speed_up * base_row["world_size"] / row["world_size"],
+        "differs_in": unequal(base.settings, group.settings),
+    }
 
 
 def base_order(row: Values) -> tuple[int, bool]:
-    """Sort key of rows, the first of which is the base of the others: fewest processes, `none` before others."""
+    """Sort key of rows, the first of which is the base of the others: fewest processes, `none`
+    before others."""
     return row["world_size"], row["technique"] != "none"
 
 
 def _work(group: Group) -> str:
     """Key that is equal for rows whose samples are the same amount of work."""
     identity = group.first.config.identity if group.first.config else {}
-    values, lengths = group.values, {key: identity.get(key) for key in LENGTHS}
-    return as_key({"model_id": values["model_id"], "task": values["task"], **lengths})
+    work = {"model_id": group.values["model_id"], "task": group.values["task"]}
+    for flag in LENGTHS:
+        work[flag] = identity.get(flag)
+    return as_key(work)

@@ -1,4 +1,5 @@
-"""What must be equal for the figures of two runs to be compared: everything but technique, pods and seed.
+"""What must be equal for the figures of two runs to be compared: everything but technique, pods and
+seed.
 
 `report.groups` computes a ratio of two rows where `required` is equal and nothing is `unequal`.
 """
@@ -17,52 +18,69 @@ from zeropods.techniques import lookup
 Settings = dict[str, Any]
 """Values that are compared, by name."""
 SETTING_FACTS = (
-    *("model_id", "init", "task", "prompt", "precision", "effective_batch_size", "gradient_checkpointing"),
+    "model_id",
+    "init",
+    "task",
+    "prompt",
+    "precision",
+    "effective_batch_size",
+    "gradient_checkpointing",
     "train_rows",
 )
 DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
 TECHNIQUE = {"deepspeed", "per_device_eval_batch_size", *DIVISION}
-"""Flags that a technique or a number of pods changes by itself; the effective batch size is compared instead."""
+"""Flags that a technique or a number of pods changes by itself; the effective batch size is
+compared instead."""
 BY_DESIGN = {"seed"}
 """Flags in which repeats of a run may differ."""
 DATA = ("dataset_path", "data")
-"""Names of the prepared data in the two scripts; a run's identity has the data's content key there."""
+"""Names of the prepared data in the two scripts; a run's identity has the data's content key
+there."""
 SHOWN_DIGITS = 12
 """Number of digits shown of the prepared data's content key and of a configuration's digest."""
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
-"""DeepSpeed settings that are compared where both runs have them: buckets need memory whatever the stage."""
+"""DeepSpeed settings that are compared where both runs have them: buckets need memory whatever the
+stage."""
 
-INSTRUCTIONS = "hardware instructions"
+INSTRUCTIONS_SETTING = "hardware instructions"
 """A setting that older runs do not record."""
-MEASURED = "measured precision "
-"""Prefix of the name of each number format that the first step ran in; compared where both runs have measured it."""
+PRECISION_PREFIX = "measured precision "
+"""Prefix of the name of each number format that the first step ran in; compared where both runs
+have measured it."""
 
 
 def settings(config: RunConfig | None) -> Settings:
-    """All settings except technique and pods, by name: model, data, flags, DeepSpeed's keys, hardware, versions; empty
-    where nothing is known.
+    """All settings except technique and pods, by name: model, data, flags, DeepSpeed's keys,
+    hardware, versions; empty where nothing is known.
 
     For GPUs, only the names count: the number of GPUs in use is the number of processes.
     """
     if config is None:
         return {}
-    identity, deepspeed, hardware = config.identity, config.deepspeed or {}, dict(config.hardware)
-    if "gpus" in hardware:
-        hardware["gpus"] = sorted(set(hardware["gpus"] or ()))
-    left = identity.keys() - TECHNIQUE - BY_DESIGN - {*SETTING_FACTS, *DATA}
-    data = next((str(identity[name])[:SHOWN_DIGITS] for name in DATA if name in identity), None)
-    zero = deepspeed.get("zero_optimization") or {}
-    return {
-        **{key: getattr(config, key) for key in SETTING_FACTS},
-        **({} if data is None else {"data": data}),
-        **{key: identity[key] for key in sorted(left)},
-        "profiler": is_profiled(config),
-        **{name: zero[name] for name in BUCKETS if name in zero},
-        **(deepspeed_settings(deepspeed) if deepspeed else {}),
-        **{f"hardware {key}": value for key, value in hardware.items()},
-        **{f"versions {key}": value for key, value in config.versions.items()},
-        **measured_settings(config),
-    }
+    compared: Settings = {key: getattr(config, key) for key in SETTING_FACTS}
+    identity = config.identity
+    data_name = next((name for name in DATA if name in identity), None)
+    if data_name is not None:
+        compared["data"] = str(identity[data_name])[:SHOWN_DIGITS]
+    for flag in sorted(identity.keys() - TECHNIQUE - BY_DESIGN - {*SETTING_FACTS, *DATA}):
+        compared[flag] = identity[flag]
+    compared["profiler"] = is_profiled(config)
+
+    if config.deepspeed:
+        zero = config.deepspeed.get("zero_optimization") or {}
+        for name in BUCKETS:
+            if name in zero:
+                compared[name] = zero[name]
+        compared.update(deepspeed_settings(config.deepspeed))
+
+    for key, value in config.hardware.items():
+        compared[f"hardware {key}"] = value
+    if "gpus" in config.hardware:
+        compared["hardware gpus"] = sorted(set(config.hardware["gpus"] or ()))
+    for key, value in config.versions.items():
+        compared[f"versions {key}"] = value
+    compared.update(measured_settings(config))
+    return compared
 
 
 def measured_settings(config: RunConfig | None) -> Settings:
@@ -70,8 +88,12 @@ def measured_settings(config: RunConfig | None) -> Settings:
     measured = config.measured_precision if isinstance(config, Record) else None
     if measured is None:
         return {}
-    values = {part: getattr(measured, part) for part in PRECISION_PARTS}
-    return {f"{MEASURED}{part}": value for part, value in values.items() if value is not None}
+    formats: Settings = {}
+    for part in PRECISION_PARTS:
+        value = getattr(measured, part)
+        if value is not None:
+            formats[f"{PRECISION_PREFIX}{part}"] = value
+    return formats
 
 
 def is_profiled(config: RunConfig | None) -> bool:
@@ -82,42 +104,65 @@ def is_profiled(config: RunConfig | None) -> bool:
 def arrangement(config: RunConfig | None) -> Settings:
     """Technique, pods and what goes with them: equal, like the settings, for repeats of one run."""
     identity = config.identity if config else {}
-    asked = identity.get("deepspeed")
+    deepspeed = identity.get("deepspeed")
+    digest = None
+    if deepspeed is not None:
+        digest = hashlib.sha256(as_key(deepspeed).encode()).hexdigest()[:SHOWN_DIGITS]
+    number_of_machines = None
+    if isinstance(config, Record) and config.ranks:
+        number_of_machines = machines(config)
     return {
         **{key: getattr(config, key, None) for key in ("technique", "pods", "slots", *DIVISION)},
-        "deepspeed": None if asked is None else hashlib.sha256(as_key(asked).encode()).hexdigest()[:SHOWN_DIGITS],
+        "deepspeed": digest,
         "per_device_eval_batch_size": identity.get("per_device_eval_batch_size"),
-        "machines": machines(config) if isinstance(config, Record) and config.ranks else None,
+        "machines": number_of_machines,
     }
 
 
 def unequal(one: Settings, other: Settings) -> list[str]:
     """Names of the settings in which two runs differ."""
-    names = dict.fromkeys([*one, *other])
-    return [name for name in names if is_of(name, one) and is_of(name, other) and one.get(name) != other.get(name)]
+    names = []
+    for name in dict.fromkeys([*one, *other]):
+        is_of_both = is_of(name, one) and is_of(name, other)
+        if is_of_both and one.get(name) != other.get(name):
+            names.append(name)
+    return names
 
 
 def unlike_precision(one: RunConfig, other: RunConfig) -> list[str]:
     """Names of the settings by which two runs computed in different number formats."""
-    names = unequal(settings(one), settings(other))
-    return [name for name in names if name == "precision" or name in SETS_PRECISION or name.startswith(MEASURED)]
+    return [name for name in unequal(settings(one), settings(other)) if _is_of_precision(name)]
+
+
+def _is_of_precision(name: str) -> bool:
+    if name == "precision" or name in SETS_PRECISION:
+        return True
+    return name.startswith(PRECISION_PREFIX)
 
 
 def is_of(name: str, of_run: Settings) -> bool:
-    """Whether a run has a setting, even by default: no buckets without ZeRO, no DeepSpeed keys without DeepSpeed.
+    """Whether a run has a setting, even by default: no buckets without ZeRO, no DeepSpeed keys
+    without DeepSpeed.
 
-    A key that sets the precision counts for every run: a run without DeepSpeed computes as if it were not set.
+    A key that sets the precision counts for every run: a run without DeepSpeed computes as if it
+    were not set.
     """
     if name in of_run or name in SETS_PRECISION:
         return True
-    if name.startswith((*ONLY_WITH, MEASURED)) or name == INSTRUCTIONS:
+    if name.startswith((*ONLY_WITH, PRECISION_PREFIX)) or name == INSTRUCTIONS_SETTING:
         return False
-    return name not in BUCKETS and (not name.startswith(PREFIX) or f"{PREFIX}optimizer.type" in of_run)
+    if name in BUCKETS:
+        return False
+    if name.startswith(DEEPSPEED_PREFIX):
+        # With DeepSpeed, a run has every key, by default those that its configuration lacks.
+        return f"{DEEPSPEED_PREFIX}optimizer.type" in of_run
+    return True
 
 
 def required(compared: Settings) -> str:
     """A key that is equal where rows may be comparable: the settings that every run has."""
-    return as_key({name: value for name, value in compared.items() if is_of(name, {})})
+    of_every_run = {name: value for name, value in compared.items() if is_of(name, {})}
+    return as_key(of_every_run)
 
 
 def as_key(*parts: Settings) -> str:
@@ -127,61 +172,101 @@ def as_key(*parts: Settings) -> str:
 
 # The keys of an effective DeepSpeed configuration, as it stands.
 
-PREFIX = "deepspeed "
+DEEPSPEED_PREFIX = "deepspeed "
 """Prefix of the name of each DeepSpeed key."""
 FROM_FLAGS = "from the flags"
-"""Value for an optimizer or a schedule that the configuration leaves to the flags, which are compared separately."""
-ZERO = "zero_optimization"
+"""Value for an optimizer or a schedule that the configuration leaves to the flags, which are
+compared separately."""
 ON_BY_DEFAULT = (
-    *(f"{ZERO}.{name}" for name in ("overlap_comm", "contiguous_gradients", "reduce_scatter", "allgather_partitions")),
-    *(f"{ZERO}.{name}" for name in ("use_multi_rank_bucket_allreduce", "compute_grad_norm", "load_from_fp32_weights")),
-    *(f"{ZERO}.{name}" for name in ("ignore_unused_parameters", "memory_efficient_linear", "override_module_apply")),
-    *("zero_force_ds_cpu_optimizer", "bf16.check_grad_overflow", "optimizer.params.fp32_optimizer_states"),
+    "zero_optimization.overlap_comm",
+    "zero_optimization.contiguous_gradients",
+    "zero_optimization.reduce_scatter",
+    "zero_optimization.allgather_partitions",
+    "zero_optimization.use_multi_rank_bucket_allreduce",
+    "zero_optimization.compute_grad_norm",
+    "zero_optimization.load_from_fp32_weights",
+    "zero_optimization.ignore_unused_parameters",
+    "zero_optimization.memory_efficient_linear",
+    "zero_optimization.override_module_apply",
+    "zero_force_ds_cpu_optimizer",
+    "bf16.check_grad_overflow",
+    "optimizer.params.fp32_optimizer_states",
 )
-"""Keys for which off differs from absent; for others it does not, unless only some techniques have them. DeepSpeed
-0.19.8, runtime/zero/config.py, runtime/constants.py, runtime/precision_config.py."""
-SETS_PRECISION = tuple(
-    f"{PREFIX}{key}"
-    for key in (
-        "torch_autocast.enabled",
-        "communication_data_type",
-        "data_types.grad_accum_dtype",
-        "data_types.param_dtype",
-        "bf16.bf16_master_weights_and_grads",
-        "bf16.bf16_optimizer_states",
-        "fp16.fp16_master_weights_and_grads",
-        "optimizer.params.fp32_optimizer_states",
-    )
+"""Keys for which off differs from absent; for others it does not, unless only some techniques have
+them. DeepSpeed 0.19.8, runtime/zero/config.py, runtime/constants.py,
+runtime/precision_config.py."""
+SETS_PRECISION = (
+    "deepspeed torch_autocast.enabled",
+    "deepspeed communication_data_type",
+    "deepspeed data_types.grad_accum_dtype",
+    "deepspeed data_types.param_dtype",
+    "deepspeed bf16.bf16_master_weights_and_grads",
+    "deepspeed bf16.bf16_optimizer_states",
+    "deepspeed fp16.fp16_master_weights_and_grads",
+    "deepspeed optimizer.params.fp32_optimizer_states",
 )
-"""Keys by which DeepSpeed computes in another precision than `--precision` says. Runs with them are refused; records
-from before that have them, and no measured precision."""
-ONLY_WITH = tuple(f"{PREFIX}{ZERO}.{name}" for name in ("stage3_", "sub_group_size", "offload_"))
-"""Prefixes of keys that only some techniques have: they are compared where both runs have them."""
+"""Settings by which DeepSpeed computes in another precision than `--precision` says. Runs with them
+are refused; records from before that have them, and no measured precision."""
+ONLY_WITH = (
+    "deepspeed zero_optimization.stage3_",
+    "deepspeed zero_optimization.sub_group_size",
+    "deepspeed zero_optimization.offload_",
+)
+"""Prefixes of settings that only some techniques have: they are compared where both runs have
+them."""
 LEFT_OUT = (
-    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("gradient_clipping", "bf16.enabled", "fp16.enabled"),
-    *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
-    *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps"),
-    *(f"{ZERO}.stage", f"{ZERO}.offload_optimizer.device", f"{ZERO}.offload_param.device"),
-    *(f"{ZERO}.{name}" for name in BUCKETS),
-    *("tensorboard.output_path", "tensorboard.job_name", "csv_monitor.output_path", "csv_monitor.job_name"),
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "bf16.enabled",
+    "fp16.enabled",
+    "optimizer.params.lr",
+    "optimizer.params.betas",
+    "optimizer.params.eps",
+    "optimizer.params.weight_decay",
+    "scheduler.params.warmup_max_lr",
+    "scheduler.params.warmup_num_steps",
+    "scheduler.params.total_num_steps",
+    "zero_optimization.stage",
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_param.device",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.allgather_bucket_size",
+    "tensorboard.output_path",
+    "tensorboard.job_name",
+    "csv_monitor.output_path",
+    "csv_monitor.job_name",
 )
-"""Keys that are not compared, besides the profiler's: those that flags set too (a run whose configuration contradicts
-them does not begin), those that the technique or the number of pods changes, and places in the run folder."""
+"""Keys that are not compared, besides the profiler's: those that flags set too (a run whose
+configuration contradicts them does not begin), those that the technique or the number of pods
+changes, and places in the run folder. `BUCKETS` are compared under names of their own."""
 
 
 def deepspeed_settings(config: Mapping[str, Any]) -> Settings:
     """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`."""
-    found = {"optimizer.type": FROM_FLAGS, "scheduler.type": FROM_FLAGS, **dict(_flat(config, ""))}
-    compared = (key for key in sorted(found) if key not in LEFT_OUT and not key.startswith("flops_profiler."))
-    said = {f"{PREFIX}{key}": found[key] for key in compared if found[key] != "auto"}
-    off_counts = (*ONLY_WITH, *(f"{PREFIX}{key}" for key in ON_BY_DEFAULT))
-    return {key: value for key, value in said.items() if value or key.startswith(off_counts)}
+    values = {
+        "optimizer.type": FROM_FLAGS,
+        "scheduler.type": FROM_FLAGS,
+        **dict(_dotted_items(config)),
+    }
+    compared: Settings = {}
+    for key in sorted(values):
+        value = values[key]
+        is_left_out = key in LEFT_OUT or key.startswith("flops_profiler.")
+        if is_left_out or value == "auto":
+            continue
+        name = f"{DEEPSPEED_PREFIX}{key}"
+        off_counts = name.startswith(ONLY_WITH) or key.startswith(ON_BY_DEFAULT)
+        if value or off_counts:
+            compared[name] = value
+    return compared
 
 
-def _flat(block: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+def _dotted_items(block: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Each key of a configuration as `BLOCK.KEY`, with its value."""
     for key, value in block.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
+            yield from _dotted_items(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
