@@ -1,4 +1,5 @@
-"""Tables and plots that notebooks show: raw and tokenized data sets, model sizes, a model's answers and its text."""
+"""Tables and plots that notebooks show: raw and tokenized data sets, model sizes, a model's answers
+and its text."""
 
 from __future__ import annotations
 
@@ -32,101 +33,137 @@ from zeropods.report.run import Run
 from zeropods.sql.query import Execution, Query, cells_text, execute
 from zeropods.tables import GIB, Table, progress
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 # A prepared data set as tables and plots, shown by notebook 01.
 
-COLUMNS = {"source": "input_ids", "target": "labels"}
+SIDE_COLUMNS = {"source": "input_ids", "target": "labels"}
+"""Columns of a prepared set with the tokens of each side."""
 MOST_BINS = 100
+EXAMPLES_AT_ONCE = 4_096
+"""Number of examples whose texts are tokenized together."""
+SHOWN_UNKNOWN = 10
+"""Most texts in the table of texts without a token."""
 
 
 def split_table(manifest: Manifest) -> Table:
     """Rows, lengths in tokens, truncated rows and unknown tokens of both sides of each split."""
-    return Table.of(
-        {
-            "split": name,
-            "side": side,
-            "rows": f"{split.rows:,}",
-            "mean tokens": f"{tokens.mean:.1f}",
-            "median": tokens.p50,
-            "99 %": tokens.p99,
-            "longest": tokens.max,
-            "truncated rows": tokens.truncated_rows,
-            "unknown tokens": tokens.unknown_tokens,
-        }
-        for name, split in manifest.splits.items()
-        for side, tokens in (("source", split.source), ("target", split.target))
-    )
+    lines = []
+    for name, split in manifest.splits.items():
+        for side, tokens in (("source", split.source), ("target", split.target)):
+            lines.append(
+                {
+                    "split": name,
+                    "side": side,
+                    "rows": f"{split.rows:,}",
+                    "mean tokens": f"{tokens.mean:.1f}",
+                    "median": tokens.p50,
+                    "99 %": tokens.p99,
+                    "longest": tokens.max,
+                    "truncated rows": tokens.truncated_rows,
+                    "unknown tokens": tokens.unknown_tokens,
+                }
+            )
+    return Table.of(lines)
 
 
 def length_histograms(prepared: Path, split: str = "train") -> Plot:
     """Histograms of the rows of a split by their number of source and of target tokens."""
-    figure, axes = new_axes(WIDE, 2.6, columns=len(COLUMNS))
-    for one, (side, column) in zip(axes, COLUMNS.items(), strict=True):
+    figure, panels = new_axes(WIDE, 2.6, columns=len(SIDE_COLUMNS))
+    for axes, (side, column) in zip(panels, SIDE_COLUMNS.items(), strict=True):
         lengths = token_lengths(prepared, split, column)
-        # Each bin spans the same number of whole numbers: a bin of width 1.2 would hold one of them, or two.
+        # Each bin spans the same number of whole numbers: a bin of width 1.2 would hold one of
+        # them, or two.
         step = math.ceil((np.ptp(lengths) + 1) / MOST_BINS)
-        one.hist(lengths, bins=[first - 0.5 for first in range(lengths.min(), lengths.max() + step + 1, step)])
-        one.yaxis.set_major_formatter("{x:,g}")
-        one.set(xlabel="tokens", ylabel="rows", title=f"{side} of {split}")
+        firsts = range(lengths.min(), lengths.max() + step + 1, step)
+        axes.hist(lengths, bins=[first - 0.5 for first in firsts])
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.set(xlabel="tokens", ylabel="rows", title=f"{side} of {split}")
     return Plot(figure, f"histograms of source and target tokens of {split}")
 
 
 def longest_example(prepared: Path, data: Path, split: str = "train") -> Table:
-    """The example with the longest source: its number of tokens, its question, columns and query."""
-    source, target = (token_lengths(prepared, split, column) for column in COLUMNS.values())
-    longest = int(source.argmax())
+    """The example with the longest source: its number of tokens, its question, columns and
+    query."""
+    source_lengths = token_lengths(prepared, split, SIDE_COLUMNS["source"])
+    target_lengths = token_lengths(prepared, split, SIDE_COLUMNS["target"])
+    longest = int(source_lengths.argmax())
     example = next(itertools.islice(read_split(data, split), longest, None))
-    return Table.of_facts({"source tokens": source[longest], "target tokens": target[longest], **_described(example)})
+    return Table.of_facts(
+        {
+            "source tokens": source_lengths[longest],
+            "target tokens": target_lengths[longest],
+            **_described(example),
+        }
+    )
 
 
 def first_examples(data: Path, split: str = "train", count: int = 5) -> Table:
     """The first examples: question, columns, query, and the answer that the table's rows give."""
-    examples = itertools.islice(read_split(data, split), count)
-    return Table.of({**_described(e), "answer": cells_text(execute(e.query, e.table))} for e in examples)
+    lines = []
+    for example in itertools.islice(read_split(data, split), count):
+        answer = cells_text(execute(example.query, example.table))
+        lines.append({**_described(example), "answer": answer})
+    return Table.of(lines)
 
 
 def _described(example: Example) -> dict[str, str]:
-    columns = "; ".join(example.table.header)
-    return {"question": example.question, "columns": columns, "query": target_of(example)}
+    return {
+        "question": example.question,
+        "columns": "; ".join(example.table.header),
+        "query": target_of(example),
+    }
 
 
 def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "train") -> Table:
-    """The text that the tokenizer has no token for, as it appears in sources and targets, and how often."""
-    counted, found = manifest.splits[split], Counter[str]()
-    has_any = counted.source.unknown_tokens + counted.target.unknown_tokens
-    examples = itertools.islice(read_split(data, split), manifest.limit if has_any else 0)
+    """The text that the tokenizer has no token for, as it appears in sources and targets, and how
+    often."""
+    statistics = manifest.splits[split]
+    unknown_tokens = statistics.source.unknown_tokens + statistics.target.unknown_tokens
+    limit = manifest.limit if unknown_tokens else 0
+    examples = itertools.islice(read_split(data, split), limit)
     tokenizer = load_tokenizer(str(prepared / "tokenizer"), complete=False)
     unknown = tokenizer.unk_token_id
-    while chunk := list(itertools.islice(examples, 4_096)):
-        texts = [text for each in chunk for text in (source_of(each, manifest.prompt), target_of(each))]
-        for text, row in zip(texts, tokenizer.backend_tokenizer.encode_batch(texts), strict=True):
-            if unknown in row.ids:
-                spans = itertools.compress(row.offsets, [id_ == unknown for id_ in row.ids])
-                found.update(text[start:end].strip() for start, end in spans)
-    return Table(("text", "times"), tuple((text, f"{times:,}") for text, times in found.most_common(10)))
+    times = Counter[str]()
+    while chunk := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
+        texts = []
+        for example in chunk:
+            texts.append(source_of(example, manifest.prompt))
+            texts.append(target_of(example))
+        encodings = tokenizer.backend_tokenizer.encode_batch(texts)
+        for text, encoding in zip(texts, encodings, strict=True):
+            ids = encoding.ids
+            if unknown not in ids:
+                continue
+            for id_, (start, end) in zip(ids, encoding.offsets, strict=True):
+                if id_ == unknown:
+                    times[text[start:end].strip()] += 1
+    rows = tuple((text, f"{number:,}") for text, number in times.most_common(SHOWN_UNKNOWN))
+    return Table(("text", "times"), rows)
 
 
 def shape_table(*names: str) -> Table:
-    """Parameters of models by their published shape, and the memory of the weights at each precision."""
-    sizes = {name: shape_named(name).parameters for name in names or known_names("t5")}
-    return Table.of(
-        {
-            "model": name,
-            "parameters": f"{parameters:,}",
-            **{f"{p} weights (GiB)": f"{parameters * ELEMENT_BYTES[p] / GIB:.3f}" for p in ("fp32", "bf16")},
-        }
-        for name, parameters in sizes.items()
-    )
+    """Parameters of models by their published shape, and the memory of the weights at each
+    precision."""
+    lines = []
+    for name in names or known_names("t5"):
+        parameters = shape_named(name).parameters
+        line = {"model": name, "parameters": f"{parameters:,}"}
+        for precision in ("fp32", "bf16"):
+            size = parameters * ELEMENT_BYTES[precision]
+            line[f"{precision} weights (GiB)"] = f"{size / GIB:.3f}"
+        lines.append(line)
+    return Table.of(lines)
 
 
 def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
     """Number of tokens of each row of a prepared split, of shape (rows,)."""
     from datasets import load_from_disk
 
-    if not (Path(prepared) / split).is_dir():
+    folder = Path(prepared) / split
+    if not folder.is_dir():
         raise UserError(f"{prepared}: has no split {split!r}; prepare the data set again")
-    table = load_from_disk(str(Path(prepared) / split)).data.table
+    table = load_from_disk(str(folder)).data.table
     return np.diff(table[column].combine_chunks().offsets.to_numpy())
 
 
@@ -134,10 +171,15 @@ def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
 
 
 def question_table(data: Path, split: str = "train", count: int = 3) -> Table:
-    """The first questions of a split: the text that the model reads, and the answer that it should continue with."""
+    """The first questions of a split: the text that the model reads, and the answer that it should
+    continue with."""
+    examples = itertools.islice(read_squad(data, split), count)
     return Table.of(
-        {"prompt": squad_prompt(example.question, example.context), "answer": example.answers[0]}
-        for example in itertools.islice(read_squad(data, split), count)
+        {
+            "prompt": squad_prompt(example.question, example.context),
+            "answer": example.answers[0],
+        }
+        for example in examples
     )
 
 
@@ -149,32 +191,44 @@ def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> 
         count: number of predictions to show, evenly spaced.
     """
     answers = read_predictions(predictions)
-    by_index = {example.index: example for example in itertools.islice(read_squad(data, split), answers[-1].index + 1)}
-    pairs = [(answer.text or "", by_index[answer.index]) for answer in _spread(answers, count)]
+    examples = itertools.islice(read_squad(data, split), answers[-1].index + 1)
+    by_index = {example.index: example for example in examples}
+    shown = _spread(answers, count)
+    answered = [by_index[answer.index] for answer in shown]
     scores = load_metric("squad_accuracy").compute(
-        predictions=[text for text, _ in pairs], references=[list(e.answers) for _, e in pairs], average=False
+        predictions=[answer.text or "" for answer in shown],
+        references=[list(example.answers) for example in answered],
+        average=False,
     )
-    return Table.of(
-        {
-            "question": example.question,
-            "prediction": text or "(nothing)",
-            "expected": " | ".join(dict.fromkeys(example.answers)),
-            "exact match": "yes" if exact else "no",
-            "F1": f"{f1:.2f}",
-        }
-        for (text, example), exact, f1 in zip(pairs, scores["exact_match"], scores["f1"], strict=True)
-    )
+    lines = []
+    for answer, example, is_exact, f1 in zip(
+        shown, answered, scores["exact_match"], scores["f1"], strict=True
+    ):
+        lines.append(
+            {
+                "question": example.question,
+                "prediction": answer.text or "(nothing)",
+                "expected": " | ".join(dict.fromkeys(example.answers)),
+                "exact match": "yes" if is_exact else "no",
+                "F1": f"{f1:.2f}",
+            }
+        )
+    return Table.of(lines)
 
 
 # A language model before and after training, shown by notebook 14.
 
 
 def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
-    """Tokens, loss and perplexity of each unseen split: of a model before its run, and as the run has recorded them."""
+    """Tokens, loss and perplexity of each unseen split: of a model before its run, and as the run
+    has recorded them."""
     from zeropods.evaluate.generate import text_perplexity
 
+    splits = read_manifest(prepared).splits
     lines = []
-    for split in (split for split in reversed(UNSEEN_SPLITS) if split in read_manifest(prepared).splits):
+    for split in reversed(UNSEEN_SPLITS):
+        if split not in splits:
+            continue
         with progress("perplexity", "blocks") as bar:
             first = text_perplexity(before, prepared, split, progress=bar.update)
         last = read_score(run.folder / f"score.{split}.json")
@@ -198,101 +252,141 @@ def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
 
     models = {"before": before, "after": run.folder}
     return Table.of(
-        {"": when, "prompt": prompt, "goes on": sample_text(model, prompt).text} for when, model in models.items()
+        {"": when, "prompt": prompt, "goes on": sample_text(model, prompt).text}
+        for when, model in models.items()
     )
 
 
 # A model's answers beside the expected ones, shown by notebook 05.
 
-SHOWN_ROWS = 2
+ROWS_OF_ANSWER = 2
 """Number of rows shown of those that a query finds."""
 NO_QUERY = "(no query)"
-LEVEL = 0.05
-"""Probability of a difference at least as large between equally good models, below which it is more than chance."""
+SIGNIFICANCE_LEVEL = 0.05
+"""Probability of a difference at least as large between equally good models, below which it is more
+than chance."""
 
 
-def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example], count: int = 8) -> Table:
+def answer_table(
+    predictions: Sequence[Prediction], examples: Sequence[Example], count: int = 8
+) -> Table:
     """Question, prediction, expected query, and the rows that both queries find, side by side.
 
     Args:
         predictions: their `index` names the example that they answer.
         count: number of predictions to show, evenly spaced.
     """
-    by_index, lines = {example.index: example for example in examples}, []
+    by_index = {example.index: example for example in examples}
+    lines = []
     for prediction in _spread(predictions, count):
         example = by_index[prediction.index]
         with closing(Execution(example.table)) as execution:
+            query = prediction.query
+            answer = None if query is None else execution.execute(query)
             lines.append(
                 {
                     "question": example.question,
                     "prediction": prediction.text or NO_QUERY,
                     "expected": target_of(example),
-                    "answer": cells_text(execution.execute(prediction.query) if prediction.query else None),
+                    "answer": cells_text(answer),
                     "expected answer": cells_text(execution.execute(example.query)),
-                    "rows found": _rows(execution, prediction.query),
-                    "rows expected": _rows(execution, example.query),
+                    "rows found": _rows_text(execution, query),
+                    "rows expected": _rows_text(execution, example.query),
                 }
             )
     return Table.of(lines)
 
 
-def _rows(execution: Execution, query: Query | None) -> str:
-    found = (execution.matching_rows(query) if query else None) or []
-    more = len(found) - SHOWN_ROWS
-    return "\n".join([*(" | ".join(map(str, row)) for row in found[:SHOWN_ROWS]), *[f"and {more} more"] * (more > 0)])
+def _rows_text(execution: Execution, query: Query | None) -> str:
+    """The first rows that a query finds, a line for each; empty where there is none or no query."""
+    rows = None if query is None else execution.matching_rows(query)
+    if not rows:
+        return ""
+    lines = [" | ".join(map(str, row)) for row in rows[:ROWS_OF_ANSWER]]
+    more = len(rows) - ROWS_OF_ANSWER
+    if more > 0:
+        lines.append(f"and {more} more")
+    return "\n".join(lines)
 
 
-def _spread(items: Sequence[T], count: int) -> Sequence[T]:
+def _spread(items: Sequence[Item], count: int) -> Sequence[Item]:
     """At most `count` of the items, evenly spaced."""
-    return items[:: max(1, len(items) // count)][:count]
+    step = max(1, len(items) // count)
+    return items[::step][:count]
 
 
 def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 8) -> Table:
-    """Some questions, the expected query, and what the model of each run answers, with a column for each run."""
-    answers = {_run_label(run): read_predictions(run / f"predictions.{split}.jsonl") for run in runs}
-    by_index = {run: {one.index: one.text or NO_QUERY for one in found} for run, found in answers.items()}
-    asked = sorted(set[int].intersection(*map(set, by_index.values())) if by_index else ())
-    chosen = set(_spread(asked, count))
-    examples = (example for example in read_split(data, split) if example.index in chosen)
-    return Table.of(
-        {
-            "question": example.question,
-            "expected": target_of(example),
-            **{run: found[example.index] for run, found in by_index.items()},
+    """Some questions, the expected query, and what the model of each run answers, with a column for
+    each run."""
+    answers: dict[str, dict[int, str]] = {}
+    """The answers of each run, by the index of their question."""
+    for run in runs:
+        label = _run_label(run)
+        predictions = read_predictions(run / f"predictions.{split}.jsonl")
+        answers[label] = {
+            prediction.index: prediction.text or NO_QUERY for prediction in predictions
         }
-        for example in examples
-    )
+    answered_by_all = set[int]()
+    if answers:
+        answered_by_all = set[int].intersection(*map(set, answers.values()))
+    chosen = set(_spread(sorted(answered_by_all), count))
+    lines = []
+    for example in read_split(data, split):
+        if example.index in chosen:
+            line = {"question": example.question, "expected": target_of(example)}
+            for label, by_index in answers.items():
+                line[label] = by_index[example.index]
+            lines.append(line)
+    return Table.of(lines)
 
 
 def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
-    """Whether the model of each run differs by more than chance from that of the first run, on the same questions.
+    """Whether the model of each run differs by more than chance from that of the first run, on the
+    same questions.
 
-    Where one model is right on a question and the other is wrong, either is as likely to be the right one if they are
-    equally good: this is the exact form of McNemar's test (1947), two-sided. With p below 0.05 they differ by more than
-    chance, which happens in one of twenty comparisons of equal models.
+    Where one model is right on a question and the other is wrong, either is as likely to be the
+    right one if they are equally good: this is the exact form of McNemar's test (1947), two-sided.
+    With p below 0.05 they differ by more than chance, which happens in one of twenty comparisons of
+    equal models.
     """
-    from scipy.stats import binomtest
-
-    right = {_run_label(run): right_queries(run / f"predictions.{split}.jsonl", data, split) for run in runs}
-    first = next(iter(right.values()), {})
+    judged = {}
+    for run in runs:
+        label = _run_label(run)
+        judged[label] = right_queries(run / f"predictions.{split}.jsonl", data, split)
+    first = next(iter(judged.values()), {})
     lines = []
-    for run, found in right.items():
-        both = found.keys() & first.keys()
-        gained, lost = sum(found[i] > first[i] for i in both), sum(found[i] < first[i] for i in both)
-        chance = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
-        low, high = score_interval(list(found.values())) or (math.nan, math.nan)
+    for label, is_right in judged.items():
+        shared = is_right.keys() & first.keys()
+        only_here = sum(1 for index in shared if is_right[index] and not first[index])
+        only_first = sum(1 for index in shared if first[index] and not is_right[index])
+        chance = _probability_by_chance(only_here, only_first)
+        if is_right is first:
+            verdict = "is the first"
+        else:
+            verdict = "yes" if chance < SIGNIFICANCE_LEVEL else "no"
+        low, high = score_interval(list(is_right.values())) or (math.nan, math.nan)
         lines.append(
             {
-                "run": run,
-                "right (of 1)": f"{mean(found.values()):.3f} [{low:.3f}, {high:.3f}]",
-                "questions": f"{len(both):,}",
-                "right only here": str(gained),
-                "right only in the first": str(lost),
+                "run": label,
+                "right (of 1)": f"{mean(is_right.values()):.3f} [{low:.3f}, {high:.3f}]",
+                "questions": f"{len(shared):,}",
+                "right only here": str(only_here),
+                "right only in the first": str(only_first),
                 "p": f"{chance:.2f}",
-                "more than chance": "is the first" if found is first else "yes" if chance < LEVEL else "no",
+                "more than chance": verdict,
             }
         )
     return Table.of(lines)
+
+
+def _probability_by_chance(only_here: int, only_first: int) -> float:
+    """Probability of at least such a difference between equally good models."""
+    from scipy.stats import binomtest
+
+    differing = only_here + only_first
+    if differing == 0:
+        return 1.0
+    return binomtest(only_here, differing).pvalue
 
 
 def _run_label(run: Path) -> str:
@@ -303,7 +397,8 @@ def _run_label(run: Path) -> str:
 def accuracy_table(score: Score, split: str) -> Table:
     """The measures of a score of any task, with their 95 % intervals where they have one.
 
-    Text-to-SQL has a line for all tables, one each for known and unseen ones, and one for each kind of query.
+    Text-to-SQL has a line for all tables, one each for known and unseen ones, and one for each kind
+    of query.
     """
     lines = list(score_lines(split, [score]))
     for kind, part in (getattr(score, "kinds", None) or {}).items():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.measure.profile import FIGURES, Module
-from zeropods.measure.profile_checks import Checked, ClassShare, by_class, check, shares
+from zeropods.measure.profile_checks import Checked, ClassShare, by_class, check
+from zeropods.measure.profile_checks import shares as iteration_shares
 from zeropods.report.plots import WIDE, Plot, bars_beside, new_axes, stacked_bars
 from zeropods.tables import Table, digits, wrapped
 
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COMPARED = (
-    "parameters_per_gpu", "forward_macs", "forward_flops", "forward_seconds", "forward_flops_per_second",
-    "backward_seconds", "step_seconds", "iteration_seconds", "flops_per_second", "samples_per_second",
-)  # fmt: skip
-SETTING = ("world_size", "batch_size_per_gpu", "model_parallel_size")
-"""Figures that must be equal in two reports for their ratios to mean something."""
-PARTS = ("forward", "backward", "step")
-TOPS = (("parameters", "parameters", "parameters"), ("MACs", "macs", "MACs"), ("latency", "seconds", "s"))
+ITERATION_PARTS = ("forward", "backward", "step")
+TOP_CLASSES = (
+    ("parameters", "parameters", "parameters"),
+    ("MACs", "macs", "MACs"),
+    ("latency", "seconds", "s"),
+)
 """Heading, figure and unit of each list of top classes at a depth."""
+TOLERANCE = 0.005
+"""Share of a reported figure by which the corrected one may differ and still count as the same."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class ProfileReport:
         """The report of a file or a run folder; `UserError` where there is none."""
         checked = check(Path(path))
         file = checked.report.path
-        return cls(checked, file.resolve().parent.name if file.name == "profile.txt" else file.name)
+        if file.name == "profile.txt":
+            return cls(checked, file.resolve().parent.name)
+        return cls(checked, file.name)
 
     @property
     def text(self) -> str:
@@ -52,44 +55,61 @@ class ProfileReport:
     @property
     def milliseconds(self) -> dict[str, float]:
         """Corrected time of each part of an iteration in milliseconds; 0 where it is not known."""
-        return {part: 1e3 * (self.checked.figures[f"{part}_seconds"] or 0.0) for part in PARTS}
+        times = {}
+        for part in ITERATION_PARTS:
+            seconds = self.checked.figures[f"{part}_seconds"]
+            times[part] = 1e3 * (seconds or 0.0)
+        return times
 
     def summary(self, *, with_meaning: bool = False) -> Table:
-        """Each line of the summary with its value, the corrected value where it is wrong, and what the line means."""
-        report, lines = self.checked.report, []
+        """Each line of the summary with its value, the corrected value where it is wrong, and what
+        the line means."""
+        report = self.checked.report
+        lines = []
         for key, (_, label) in report.lines.items():
-            said, right, unit = report.summary[key], self.checked.figures[key], FIGURES[key].unit
-            is_same = said == right or (said and right and abs(said - right) <= 0.005 * said)
-            is_impossible = key in report.impossible
-            corrected = "" if is_same and not is_impossible else written(right, unit) or "unknown"
-            reported = report.impossible[key] if is_impossible else written(said, unit)
-            line = {"line": label, "reported": reported, "corrected": corrected}
-            lines.append({**line, "what it means": FIGURES[key].meaning} if with_meaning else line)
-        return Table.of(lines, f"The report is incomplete: {report.missing}." if report.missing else "")
+            line = {
+                "line": label,
+                "reported": self._reported_text(key),
+                "corrected": self._corrected_text(key),
+            }
+            if with_meaning:
+                line["what it means"] = FIGURES[key].meaning
+            lines.append(line)
+        title = f"The report is incomplete: {report.missing}." if report.missing else ""
+        return Table.of(lines, title)
 
     def shares(self) -> Plot:
         """Shares of forward, backward and the optimizer's step in one iteration."""
         figure, (axes,) = new_axes(WIDE, 1.8)
-        _iteration_bars(figure, axes, {"": self}, len(PARTS))
+        _iteration_bars(figure, axes, {"": self}, columns=len(ITERATION_PARTS))
         axes.set_title("One iteration: forward, backward, optimizer's step", loc="left")
-        return Plot(figure, _times_said(self.name, self))
+        return Plot(figure, _times_text(self.name, self))
 
     def icicle(self) -> Plot:
-        """Where MACs and time go: the tree of modules, once as wide as their MACs and once as their latency."""
+        """Where MACs and time go: the tree of modules, once as wide as their MACs and once as their
+        latency."""
         return icicle_plot(self._root())
 
     def classes(self, top: int = 8) -> Table:
-        """Where MACs and time go: classes of modules by what they do themselves, without the modules inside them.
+        """Where MACs and time go: classes of modules by what they do themselves, without the
+        modules inside them.
 
-        The table has the `top` classes by MACs and the `top` classes by time; the most time comes first.
+        The table has the `top` classes by MACs and the `top` classes by time; the most time comes
+        first.
         """
         by_macs = by_class(self._root())
         by_time = sorted(by_macs, key=lambda share: share.latency_seconds, reverse=True)
-        return Table.of(
-            {"class": share.class_name, "modules": share.modules, **_cells(share, "own ")}
-            for place, share in enumerate(by_time)
-            if place < top or share in by_macs[:top]
-        )
+        lines = []
+        for place, share in enumerate(by_time):
+            if place < top or share in by_macs[:top]:
+                lines.append(
+                    {
+                        "class": share.class_name,
+                        "modules": share.modules,
+                        **_cells(share, prefix="own "),
+                    }
+                )
+        return Table.of(lines)
 
     def faults(self) -> Table:
         """What is wrong with the report, or easily misread."""
@@ -104,44 +124,28 @@ class ProfileReport:
             for fault in self.checked.faults
         )
 
-    def to_text(self, depth: int | None = None, top: int = 8, pair: ReportPair | None = None) -> str:
-        """What a terminal shows: the summary, shares, classes, the tree down to a depth, a comparison, faults.
+    def to_text(
+        self, depth: int | None = None, top: int = 8, pair: ReportPair | None = None
+    ) -> str:
+        """What a terminal shows: the summary, shares, classes, the tree down to a depth, a
+        comparison, faults.
 
-        Where the tree is not whole, the top classes of each depth, as printed, replace the table of classes, and the
-        tree is shown as far as it was printed.
+        Where the tree is not whole, the top classes of each depth, as printed, replace the table of
+        classes, and the tree is shown as far as it was printed.
         """
-        report, times = self.checked.report, self.milliseconds
-        parts = (
-            {"part of an iteration": part, "time (ms)": f"{times[part]:.5g}", "share (%)": f"{100 * share:.1f}"}
-            for part, share in (shares(self.checked.figures) or {}).items()
-        )
-        depths = (
-            {"depth": each.depth}
-            | {
-                heading: ", ".join(f"{name} {written(top, unit)}" for name, top in getattr(each, key).items())
-                for heading, key, unit in TOPS
-            }
-            for each in report.depths
-        )
-        tables = [self.summary(), Table.of(parts)]
-        tables.append(self.classes(top) if self.checked.root is not None else Table.of(depths))
-        tree = self.checked.root or report.root
-        if depth is not None and tree is not None:
-            tables.append(
-                Table.of(
-                    {"module": path or "(root)", "class": module.class_name, **_cells(module)}
-                    for path, module in tree.walk()
-                    if len(path.split(".")) * bool(path) <= depth
-                )
-            )
-        tables += [pair.table()] if pair is not None else []
-        faults = []
-        for number, (name, where, said, right, why) in enumerate(self.faults().rows, 1):
-            figures = [text for text in (said, right and f"should be {right}") if text]
-            place = f"{number}. {name}, {where}"
-            faults.append(wrapped(": ".join(part for part in (place, ", ".join(figures), why) if part)))
+        report = self.checked.report
+        tables = [self.summary(), self._shares_table()]
+        if self.checked.root is not None:
+            tables.append(self.classes(top))
+        else:
+            tables.append(self._depths_table())
+        if depth is not None:
+            tables.append(self._tree_table(depth))
+        if pair is not None:
+            tables.append(pair.table())
         heading = f"{report.path}, line {report.number}; {self.checked.run}\n"
-        return "\n".join([heading, *(str(table) for table in tables if table.rows), *faults])
+        texts = [str(table) for table in tables if table.rows]
+        return "\n".join([heading, *texts, *self._fault_paragraphs()])
 
     def against(self, other: ProfileReport) -> ReportPair:
         """Two reports side by side, corrected."""
@@ -150,8 +154,77 @@ class ProfileReport:
     def _root(self) -> Module:
         if self.checked.root is not None:
             return self.checked.root
-        lacks = "no module tree" if self.checked.report.root is None else "its module tree is incomplete"
-        raise UserError(f'{self.checked.report.path}: {lacks}; profile with "detailed": true')
+        report = self.checked.report
+        lacks = "no module tree" if report.root is None else "its module tree is incomplete"
+        raise UserError(f'{report.path}: {lacks}; profile with "detailed": true')
+
+    def _reported_text(self, key: str) -> str:
+        """A figure of the summary as reported; one that cannot be, as it was printed."""
+        report = self.checked.report
+        if key in report.impossible:
+            return report.impossible[key]
+        return written(report.summary[key], FIGURES[key].unit)
+
+    def _corrected_text(self, key: str) -> str:
+        """A figure of the summary, corrected; empty where the reported one is right."""
+        report = self.checked.report
+        corrected = self.checked.figures[key]
+        is_possible = key not in report.impossible
+        if is_possible and _is_same(report.summary[key], corrected):
+            return ""
+        return written(corrected, FIGURES[key].unit) or "unknown"
+
+    def _shares_table(self) -> Table:
+        """Time and share of each part of an iteration; empty where they are not known."""
+        times = self.milliseconds
+        shares = iteration_shares(self.checked.figures) or {}
+        return Table.of(
+            {
+                "part of an iteration": part,
+                "time (ms)": f"{times[part]:.5g}",
+                "share (%)": f"{100 * share:.1f}",
+            }
+            for part, share in shares.items()
+        )
+
+    def _depths_table(self) -> Table:
+        """The top classes at each depth, as DeepSpeed printed them."""
+        lines = []
+        for depth in self.checked.report.depths:
+            line: dict[str, object] = {"depth": depth.depth}
+            for heading, figure, unit in TOP_CLASSES:
+                classes = getattr(depth, figure)
+                texts = [f"{name} {written(value, unit)}" for name, value in classes.items()]
+                line[heading] = ", ".join(texts)
+            lines.append(line)
+        return Table.of(lines)
+
+    def _tree_table(self, depth: int) -> Table:
+        """The modules down to a depth, the root being 0; empty where the report has no tree."""
+        tree = self.checked.root or self.checked.report.root
+        if tree is None:
+            return Table.of([])
+        lines = []
+        for path, module in tree.walk():
+            module_depth = len(path.split(".")) if path else 0
+            if module_depth <= depth:
+                line = {"module": path or "(root)", "class": module.class_name}
+                lines.append({**line, **_cells(module)})
+        return Table.of(lines)
+
+    def _fault_paragraphs(self) -> list[str]:
+        """The faults as numbered paragraphs, wrapped for a terminal."""
+        paragraphs = []
+        for number, row in enumerate(self.faults().rows, 1):
+            name, where, reported, corrected, reason = row
+            figures = []
+            if reported:
+                figures.append(reported)
+            if corrected:
+                figures.append(f"should be {corrected}")
+            parts = [f"{number}. {name}, {where}", ", ".join(figures), reason]
+            paragraphs.append(wrapped(": ".join(part for part in parts if part)))
+        return paragraphs
 
     def _repr_html_(self) -> str:
         return self.summary(with_meaning=True).to_html()
@@ -160,9 +233,41 @@ class ProfileReport:
         return repr(self.summary())
 
 
+# Two reports beside each other.
+
+COMPARED_FIGURES = (
+    "parameters_per_gpu",
+    "forward_macs",
+    "forward_flops",
+    "forward_seconds",
+    "forward_flops_per_second",
+    "backward_seconds",
+    "step_seconds",
+    "iteration_seconds",
+    "flops_per_second",
+    "samples_per_second",
+)
+SETTING_FIGURES = ("world_size", "batch_size_per_gpu", "model_parallel_size")
+"""Figures that must be equal in two reports for their ratios to mean something."""
+CLASSES_COMPARED = 6
+NAME_LETTERS = 22
+"""Maximum number of characters in a line of a report's name."""
+
+
+class ComparedFigure(NamedTuple):
+    """A corrected figure of two reports."""
+
+    name: str
+    first: float | None
+    second: float | None
+    ratio: float | None
+    """The second value / the first one; None where one is missing or the settings differ."""
+
+
 @dataclass(frozen=True)
 class ReportPair:
-    """Two reports side by side, with ratios where they measured the same thing, shown as their table."""
+    """Two reports side by side, with ratios where they measured the same thing, shown as their
+    table."""
 
     first: ProfileReport
     second: ProfileReport
@@ -170,59 +275,96 @@ class ReportPair:
     @property
     def named(self) -> dict[str, ProfileReport]:
         """Both reports by name; `first` and `second` where the names are equal."""
-        names = (self.first.name, self.second.name) if self.first.name != self.second.name else ("first", "second")
-        return dict(zip(names, (self.first, self.second), strict=True))
+        if self.first.name == self.second.name:
+            return {"first": self.first, "second": self.second}
+        return {self.first.name: self.first, self.second.name: self.second}
 
     def to_json(self, depth: int | None = None) -> dict[str, Any]:
-        """The second report; what keeps the two from being compared, such as `world_size 3, 2`; and of each corrected
-        figure the name, both values and their ratio, which is None where one is missing or the settings differ."""
-        one, two = self.first.checked.figures, self.second.checked.figures
-        differences = [f"{key} {one[key]}, {two[key]}" for key in SETTING if one[key] != two[key]]
-        passes = [report.checked.passes for report in (self.first, self.second)]
-        if passes[0] != passes[1] or None in passes:
-            known = ["unknown" if number is None else str(number) for number in passes]
-            differences.append(f"passes of a step {', '.join(known)}")
-        compared = []
-        for key in COMPARED:
-            first, second = one[key], two[key]
-            ratio = second / first if first and second is not None and not differences else None
-            compared.append({"name": key, "first": first, "second": second, "ratio": ratio})
-        return {"differences": differences, "compared": compared, "second": self.second.checked.to_json(depth)}
+        """The second report; what keeps the two from being compared, such as `world_size 3, 2`; and
+        of each corrected figure the name, both values and their ratio, which is None where one is
+        missing or the settings differ."""
+        return {
+            "differences": self._differences(),
+            "compared": [figure._asdict() for figure in self._compared()],
+            "second": self.second.checked.to_json(depth),
+        }
 
     def table(self) -> Table:
-        """Corrected figures and ratios; if the reports measured different things, the title says why there are none."""
-        found, (first, second) = self.to_json(0), self.named
-        lines = (
-            {
-                "corrected figure": line["name"].replace("_", " ").replace(" seconds", " time"),
-                first: written(line["first"], FIGURES[line["name"]].unit),
-                second: written(line["second"], FIGURES[line["name"]].unit),
-                "ratio": "" if line["ratio"] is None else f"{line['ratio']:.3g}",
-            }
-            for line in found["compared"]
-        )
-        return Table.of(lines, f"no ratios: {'; '.join(found['differences'])}" if found["differences"] else "")
+        """Corrected figures and ratios; if the reports measured different things, the title says
+        why there are none."""
+        first_name, second_name = self.named
+        lines = []
+        for figure in self._compared():
+            unit = FIGURES[figure.name].unit
+            name = figure.name.replace("_", " ").replace(" seconds", " time")
+            ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
+            lines.append(
+                {
+                    "corrected figure": name,
+                    first_name: written(figure.first, unit),
+                    second_name: written(figure.second, unit),
+                    "ratio": ratio,
+                }
+            )
+        differences = "; ".join(self._differences())
+        return Table.of(lines, f"no ratios: {differences}" if differences else "")
 
     def plot(self) -> Plot:
-        """Times of forward, backward and step, and the forward time that each class of module takes itself."""
-        pair = {textwrap.fill(name, NAME_LETTERS): report for name, report in self.named.items()}
+        """Times of forward, backward and step, and the forward time that each class of module takes
+        itself."""
+        reports = {}
+        for name, report in self.named.items():
+            reports[textwrap.fill(name, NAME_LETTERS)] = report
+
         figure, (top, bottom) = new_axes(WIDE, 5.4, rows=2)
-        _iteration_bars(figure, top, pair, 1)
+        _iteration_bars(figure, top, reports, columns=1)
         top.set_title("One iteration", loc="left")
-        times = {
-            name: {share.class_name: share.latency_seconds for share in by_class(root)} if root else {}
-            for name, root in ((name, report.checked.root) for name, report in pair.items())
-        }
-        # The classes that take the most time in both reports together.
-        together = {name: sum(each.get(name, 0.0) for each in times.values()) for name in set().union(*times.values())}
-        names = sorted(together, key=lambda name: (-together[name], name))[:CLASSES_COMPARED]
+
+        seconds = {name: _seconds_by_class(report) for name, report in reports.items()}
+        classes = _slowest_classes(seconds.values())[:CLASSES_COMPARED]
+        series: dict[str, list[float | None]] = {}
+        for name, of_classes in seconds.items():
+            series[name] = [of_classes.get(class_name) for class_name in classes]
         # The first three colours are those of the iteration's parts above it.
-        series = {label: [each.get(name) for name in names] for label, each in times.items()}
-        bars_beside(bottom, names, series, 1e-3, first_color=3)
+        bars_beside(bottom, classes, series, 1e-3, first_color=len(ITERATION_PARTS))
         bottom.set_xlabel("ms, without the modules inside")
         bottom.set_title("Forward pass by class of module", loc="left")
-        figure.legend(handles=bottom.containers, loc="outside lower right", ncols=2, frameon=False, fontsize=9)
-        return Plot(figure, "; ".join(_times_said(*each) for each in self.named.items()))
+        figure.legend(
+            handles=bottom.containers,
+            loc="outside lower right",
+            ncols=2,
+            frameon=False,
+            fontsize=9,
+        )
+        texts = [_times_text(name, report) for name, report in self.named.items()]
+        return Plot(figure, "; ".join(texts))
+
+    def _differences(self) -> list[str]:
+        """What keeps the reports from being compared, such as `world_size 3, 2`."""
+        first = self.first.checked
+        second = self.second.checked
+        differences = []
+        for key in SETTING_FIGURES:
+            if first.figures[key] != second.figures[key]:
+                differences.append(f"{key} {first.figures[key]}, {second.figures[key]}")
+        is_known = first.passes is not None and second.passes is not None
+        if not is_known or first.passes != second.passes:
+            numbers = [_passes_text(first.passes), _passes_text(second.passes)]
+            differences.append(f"passes of a step {', '.join(numbers)}")
+        return differences
+
+    def _compared(self) -> list[ComparedFigure]:
+        """Each of `COMPARED_FIGURES` with its values and their ratio."""
+        are_comparable = not self._differences()
+        compared = []
+        for key in COMPARED_FIGURES:
+            first = self.first.checked.figures[key]
+            second = self.second.checked.figures[key]
+            ratio = None
+            if are_comparable and first and second is not None:
+                ratio = second / first
+            compared.append(ComparedFigure(key, first, second, ratio))
+        return compared
 
     def _repr_html_(self) -> str:
         return self.table().to_html()
@@ -231,78 +373,151 @@ class ReportPair:
         return repr(self.table())
 
 
+def _passes_text(passes: int | None) -> str:
+    return "unknown" if passes is None else str(passes)
+
+
+def _seconds_by_class(report: ProfileReport) -> dict[str, float]:
+    """Forward time that each class of module takes itself; empty where the tree is not whole."""
+    root = report.checked.root
+    if root is None:
+        return {}
+    return {share.class_name: share.latency_seconds for share in by_class(root)}
+
+
+def _slowest_classes(reports: Iterable[dict[str, float]]) -> list[str]:
+    """The classes, those first that take the most time in all reports together."""
+    together: dict[str, float] = {}
+    for seconds_by_class in reports:
+        for class_name, seconds in seconds_by_class.items():
+            together[class_name] = together.get(class_name, 0.0) + seconds
+    return sorted(together, key=lambda class_name: (-together[class_name], class_name))
+
+
 # How figures are written for people to read.
 
-PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
-PREFIXED = ("s", "FLOP/s", "FLOPs", "MACs", "parameters")
+UNIT_PREFIXES = (
+    (1e12, "T"),
+    (1e9, "G"),
+    (1e6, "M"),
+    (1e3, "k"),
+    (1.0, ""),
+    (1e-3, "m"),
+    (1e-6, "u"),
+)
+PREFIXED_UNITS = ("s", "FLOP/s", "FLOPs", "MACs", "parameters")
 
 
 def written(value: float | None, unit: str) -> str:
     """A figure for people: `602.3 MMACs`, `55.98 ms`, `3`; empty where there is none."""
-    if value is None or isinstance(value, bool):
-        return "" if value is None else str(value)
-    factor, prefix = 1.0, ""
-    if unit in PREFIXED:
-        factor, prefix = next((each for each in PREFIXES if abs(value) >= each[0]), (1.0, ""))
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value)
+    factor, prefix = _prefix_of(value) if unit in PREFIXED_UNITS else (1.0, "")
     # A unit that is a word is written apart from its prefix.
-    shown = f"{prefix} {unit}".strip() if unit == "parameters" else prefix + unit
-    return f"{value / factor:.5g} {shown}".rstrip()
+    prefixed_unit = f"{prefix} {unit}".strip() if unit == "parameters" else prefix + unit
+    return f"{value / factor:.5g} {prefixed_unit}".rstrip()
 
 
-def _cells(of: Module | ClassShare, own: str = "") -> dict[str, str]:
-    """Cells by heading for a module, or for what a class does itself: those of the figures that it has."""
+def _prefix_of(value: float) -> tuple[float, str]:
+    """The largest factor that is no larger than the value, and its prefix; 1 for what is smaller
+    than all."""
+    for factor, prefix in UNIT_PREFIXES:
+        if abs(value) >= factor:
+            return factor, prefix
+    return 1.0, ""
+
+
+def _is_same(reported: float | None, corrected: float | None) -> bool:
+    if reported == corrected:
+        return True
+    if not reported or not corrected:
+        return False
+    return abs(reported - corrected) <= TOLERANCE * reported
+
+
+def _cells(source: Module | ClassShare, prefix: str = "") -> dict[str, str]:
+    """Cells by heading for a module, or for what a class does itself: those of the figures that it
+    has.
+
+    Args:
+        prefix: what is put before the headings of MACs and latency.
+    """
     columns = (
         ("parameters (k)", "parameters", 1e3),
-        (f"{own}MACs (M)", "macs", 1e6),
+        (f"{prefix}MACs (M)", "macs", 1e6),
         ("MACs (%)", "macs_percent", None),
-        (f"{own}latency (ms)", "latency_seconds", 1e-3),
+        (f"{prefix}latency (ms)", "latency_seconds", 1e-3),
         ("latency (%)", "latency_percent", None),
     )
     cells = {}
-    for heading, key, unit in columns:
-        if hasattr(of, key):
-            value = getattr(of, key)
-            cells[heading] = "" if value is None else digits(value / unit) if unit else f"{value:.1f}"
+    for heading, figure, unit in columns:
+        if not hasattr(source, figure):
+            continue
+        value = getattr(source, figure)
+        if value is None:
+            cells[heading] = ""
+        elif unit is None:
+            cells[heading] = f"{value:.1f}"
+        else:
+            cells[heading] = digits(value / unit)
     return cells
 
 
-def _times_said(name: str, report: ProfileReport) -> str:
-    return f"{name}: {', '.join(f'{part} {time:.4g} ms' for part, time in report.milliseconds.items())}"
+def _times_text(name: str, report: ProfileReport) -> str:
+    times = [f"{part} {time:.4g} ms" for part, time in report.milliseconds.items()]
+    return f"{name}: {', '.join(times)}"
 
 
 # Bars: shares of an iteration.
 
-INCHES_WIDE = 10.0
-CLASSES_COMPARED = 6
-NAME_LETTERS = 22
-"""Maximum number of characters in a line of a report's name."""
-LABELLED = 0.1
+LABELLED_SHARE = 0.1
 """Share of the longest bar above which a part carries its label."""
 
 
-def _iteration_bars(figure: Figure, axes: Axes, reports: dict[str, ProfileReport], columns: int) -> None:
-    """Forward, backward and step of each report as one bar in milliseconds, with their shares of that report."""
-    times = {part: [each.milliseconds[part] for each in reports.values()] for part in PARTS}
-    wholes = [sum(each) for each in zip(*times.values(), strict=True)]
-    for bars, widths in zip(stacked_bars(axes, list(reports), times), times.values(), strict=True):
-        labels = [
-            f"{100 * width / whole:.0f} %" if width > LABELLED * max(wholes) else ""
-            for width, whole in zip(widths, wholes, strict=True)
-        ]
+def _iteration_bars(
+    figure: Figure, axes: Axes, reports: dict[str, ProfileReport], columns: int
+) -> None:
+    """Forward, backward and step of each report as one bar in milliseconds, with their shares of
+    that report.
+
+    Args:
+        columns: number of columns of the legend.
+    """
+    times = [report.milliseconds for report in reports.values()]
+    widths = {part: [of_report[part] for of_report in times] for part in ITERATION_PARTS}
+    wholes = [sum(of_report.values()) for of_report in times]
+    narrowest = LABELLED_SHARE * max(wholes)
+    containers = stacked_bars(axes, list(reports), widths)
+    for bars, part_widths in zip(containers, widths.values(), strict=True):
+        labels = []
+        for width, whole in zip(part_widths, wholes, strict=True):
+            labels.append(f"{100 * width / whole:.0f} %" if width > narrowest else "")
         axes.bar_label(bars, labels, label_type="center", color="white", fontsize=9)
     axes.set_xlabel("ms")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns, frameon=False, fontsize=9)
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower left", ncols=columns, frameon=False, fontsize=9
+    )
 
 
-# The tree of modules as rectangles: each as wide as its share of MACs or of latency, with its parts below it.
+# The tree of modules as rectangles: each as wide as its share of MACs or of latency, with its parts
+# below it.
 
-OTHER, FAINT = "0.8", 0.65
-"""Colour of all other classes, and opacity of every colour behind the black letters."""
-COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")
+ICICLE_INCHES = 10.0
+OTHER_COLOR = "0.8"
+CLASS_COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")
 """Colours of the widest classes; C7 is left out since it is grey too."""
+OPACITY = 0.65
+"""Opacity of every colour behind the black letters."""
 LETTER_INCHES = 0.075
 """Width in inches of a letter of a label."""
-TITLES = {"macs": "MACs of the forward pass", "latency_seconds": "Latency of the forward pass"}
+ICICLE_FIGURES = {
+    "macs": ("MACs", "MACs of the forward pass"),
+    "latency_seconds": ("latency", "Latency of the forward pass"),
+}
+"""Figures by which the tree is drawn, each with its name and its title."""
 NARROWEST = 0.001
 """Share of the whole below which nothing is drawn."""
 
@@ -317,11 +532,18 @@ class Box(NamedTuple):
     width: float
 
 
-def boxes(module: Module, figure: str, whole: float, label: str = "", depth: int = 0, left: float = 0) -> Iterator[Box]:
+def boxes(
+    module: Module,
+    figure: str,
+    whole: float,
+    label: str = "",
+    depth: int = 0,
+    left: float = 0,
+) -> Iterator[Box]:
     """The rectangles of a tree by `macs` or `latency_seconds`, a parent before its parts.
 
-    A list of modules has no rectangle: its modules stand below the module that holds it, as `block.0`. What a module
-    has beyond its parts leaves an empty place to their right.
+    A list of modules has no rectangle: its modules stand below the module that holds it, as
+    `block.0`. What a module has beyond its parts leaves an empty place to their right.
     """
     width = module.total(figure) / whole if whole else 0.0
     if width < NARROWEST:
@@ -329,40 +551,72 @@ def boxes(module: Module, figure: str, whole: float, label: str = "", depth: int
     is_list = module.class_name in ("ModuleList", "ModuleDict")
     if not is_list:
         yield Box(label or module.class_name, module.class_name, depth, left, width)
+    depth_of_children = depth if is_list else depth + 1
     for child in module.children:
         name = f"{label}.{child.name}" if is_list else child.name
-        yield from boxes(child, figure, whole, name, depth + (not is_list), left)
+        yield from boxes(child, figure, whole, name, depth_of_children, left)
         left += child.total(figure) / whole
 
 
 def icicle_plot(root: Module) -> Plot:
-    """The tree drawn twice: a module is as wide as its share of the MACs, then as its share of the latency."""
+    """The tree drawn twice: a module is as wide as its share of the MACs, then as its share of the
+    latency."""
     from matplotlib.patches import Patch
 
-    figure, panels = new_axes(INCHES_WIDE, 7.0, rows=2)
+    figure, panels = new_axes(ICICLE_INCHES, 7.0, rows=2)
     figure.set_layout_engine("constrained", hspace=0.06)
-    made = {key: list(boxes(root, key, root.total(key))) for key in TITLES}
-    widths: dict[str, float] = {}
-    for box in (*made["macs"], *made["latency_seconds"]):
-        widths[box.class_name] = widths.get(box.class_name, 0.0) + box.width
-    colours = dict(zip(sorted(widths, key=lambda name: widths[name], reverse=True), COLOURS, strict=False))
-    said = []
-    for axes, (key, drawn_boxes) in zip(panels, made.items(), strict=True):
-        for box in drawn_boxes:
-            (bar,) = axes.barh([-box.depth], [box.width], left=box.left, height=0.96, edgecolor="white", alpha=FAINT)
-            bar.set_facecolor(colours.get(box.class_name, OTHER))
-            # The longest label that fits into the box: name and share, the name, nothing.
-            room = box.width * INCHES_WIDE / LETTER_INCHES - 1
-            texts = (f"{box.label}  {100 * box.width:.0f} %", box.label, "")
-            text = next(text for text in texts if len(text) <= room or not text)
-            middle = (box.left + box.width / 2, -box.depth)
-            axes.text(*middle, text, ha="center", va="center", fontsize=8, in_layout=False)
-        axes.set(xlim=(0, 1), xticks=[], yticks=[])
-        axes.margins(y=0)
-        axes.spines[:].set_visible(False)
-        axes.set_title(f"{TITLES[key]}: a module is as wide as its share, with its parts below it", loc="left")
-        shown = ", ".join(f"{box.label} {100 * box.width:.0f} %" for box in drawn_boxes if box.depth == 1)
-        said.append(f"{'MACs' if key == 'macs' else 'latency'}: {shown}")
-    patches = [Patch(color=colour, label=name, alpha=FAINT) for name, colour in {**colours, "others": OTHER}.items()]
+    trees = {key: list(boxes(root, key, root.total(key))) for key in ICICLE_FIGURES}
+    colors = _class_colors([box for tree in trees.values() for box in tree])
+    texts = []
+    for axes, (key, tree) in zip(panels, trees.items(), strict=True):
+        name, title = ICICLE_FIGURES[key]
+        _draw_boxes(axes, tree, colors)
+        axes.set_title(
+            f"{title}: a module is as wide as its share, with its parts below it", loc="left"
+        )
+        parts = [f"{box.label} {100 * box.width:.0f} %" for box in tree if box.depth == 1]
+        texts.append(f"{name}: {', '.join(parts)}")
+    patches = []
+    for class_name, color in {**colors, "others": OTHER_COLOR}.items():
+        patches.append(Patch(color=color, label=class_name, alpha=OPACITY))
     figure.legend(handles=patches, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    return Plot(figure, f"tree of modules; {'; '.join(said)}")
+    return Plot(figure, f"tree of modules; {'; '.join(texts)}")
+
+
+def _class_colors(rectangles: Sequence[Box]) -> dict[str, str]:
+    """The colours of the classes whose rectangles together are the widest, the widest first."""
+    widths: dict[str, float] = {}
+    for box in rectangles:
+        widths[box.class_name] = widths.get(box.class_name, 0.0) + box.width
+    widest_first = sorted(widths, key=lambda class_name: widths[class_name], reverse=True)
+    return dict(zip(widest_first, CLASS_COLORS, strict=False))
+
+
+def _draw_boxes(axes: Axes, tree: Sequence[Box], colors: dict[str, str]) -> None:
+    """Draw the rectangles of one tree, the root on top, each with the label that fits into it."""
+    for box in tree:
+        (bar,) = axes.barh(
+            [-box.depth], [box.width], left=box.left, height=0.96, edgecolor="white", alpha=OPACITY
+        )
+        bar.set_facecolor(colors.get(box.class_name, OTHER_COLOR))
+        axes.text(
+            box.left + box.width / 2,
+            -box.depth,
+            _fitting_label(box),
+            ha="center",
+            va="center",
+            fontsize=8,
+            in_layout=False,
+        )
+    axes.set(xlim=(0, 1), xticks=[], yticks=[])
+    axes.margins(y=0)
+    axes.spines[:].set_visible(False)
+
+
+def _fitting_label(box: Box) -> str:
+    """The longest label that fits into a box: name and share, the name, nothing."""
+    room = box.width * ICICLE_INCHES / LETTER_INCHES - 1
+    for text in (f"{box.label}  {100 * box.width:.0f} %", box.label):
+        if len(text) <= room:
+            return text
+    return ""
