@@ -1,7 +1,9 @@
-"""`zeropods data sample`: a small data set for each task, generated from the files in `facts/` without any download.
+"""`zeropods data sample`: a small data set for each task, generated from the files in `facts/`
+without any download.
 
-Text-to-SQL is in WikiSQL's layout, people in SQuAD's and towns in WikiText's. The last two are made from
-`facts/words.json`, the first from the tables in `facts/*.csv`, which are separated by empty lines. A table is
+Text-to-SQL is in WikiSQL's layout, people in SQuAD's and towns in WikiText's. The last two are made
+from `facts/words.json`, the first from the tables in `facts/*.csv`, which are separated by empty
+lines. A table is
 
     id,singular,plural        planets,planet,planets
     column names              Planet,Type,Diameter (km)
@@ -9,16 +11,17 @@ Text-to-SQL is in WikiSQL's layout, people in SQuAD's and towns in WikiText's. T
     phrases, split at |       planet,type|class,diameter|> is wider than {} km|? How wide is {}
     rows                      Mars,rocky,6779
 
-Kinds of text: `name` (what a row is about: the first column, and no other; `who` where that is a person), `text`,
-`person`. Kinds of numbers: `amount` (may be summed), `level` (may not), `year`, `count` (of a plural noun). A phrase is
-a noun; or, after `= `, `> ` or `< `, a predicate with the value at `{}`; or, after `? `, a question about the column
-with the row's name at `{}`.
+Kinds of text: `name` (what a row is about: the first column, and no other; `who` where that is a
+person), `text`, `person`. Kinds of numbers: `amount` (may be summed), `level` (may not), `year`,
+`count` (of a plural noun). A phrase is a noun; or, after `= `, `> ` or `< `, a predicate with the
+value at `{}`; or, after `? `, a question about the column with the row's name at `{}`.
 
-`facts/questions.json` holds the templates of questions and the words in them. Their slots: `{noun}` the selected
-column, `{things}` a counted plural, `{value}` a row's name, `{one}` and `{many}` what a row is about, `{entity}` the
-one that fits the number of rows, `{key}` a noun for the naming column, `{whom}` `the ONE` or `each ONE`, `{mods}` `with
-a height above 300`, `{preds}` `has a height above 300`, `{many_preds}` the same in the plural, `{clause}` `the height
-is above 300`, `{word}` `highest`, `total`, `average` and the like.
+`facts/questions.json` holds the templates of questions and the words in them. Their slots: `{noun}`
+the selected column, `{things}` a counted plural, `{value}` a row's name, `{one}` and `{many}` what
+a row is about, `{entity}` the one that fits the number of rows, `{key}` a noun for the naming
+column, `{whom}` `the ONE` or `each ONE`, `{mods}` `with a height above 300`, `{preds}` `has a
+height above 300`, `{many_preds}` the same in the plural, `{clause}` `the height is above 300`,
+`{word}` `highest`, `total`, `average` and the like.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from __future__ import annotations
 import csv
 import json
 import operator
-from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from zeropods.data.manifest import SPLITS
 from zeropods.data.wikisql import split_files
@@ -41,41 +44,58 @@ from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 from zeropods.sql.table import Cell, SQLTable
 
-FACTS = Path(__file__).with_name("facts")
-QUESTIONS = {"train": 24_000, "dev": 600, "test": 600}
+FACTS_FOLDER = Path(__file__).with_name("facts")
+QUESTION_COUNTS = {"train": 24_000, "dev": 600, "test": 600}
 HELD_OUT_TABLES = {"dev": 4, "test": 4}
 """Number of tables, by split, that no other split has."""
 HELD_OUT_SHARE = 5
 """One question in this many of dev and of test is about a table that only that split has."""
 
-KEY = 0
-"""Index of the column that names what a row is about; `KEYS` are the kinds that it may have."""
-KEYS = ("name", "who")
-NUMBERS = ("amount", "level", "year", "count")
+KEY_COLUMN = 0
+"""Index of the column that names what a row is about; `KEY_KINDS` are the kinds that it may
+have."""
+KEY_KINDS = ("name", "who")
+NUMBER_KINDS = ("amount", "level", "year", "count")
 SELECTABLE = {
-    "": (*KEYS, "text", "person", *NUMBERS),
-    "COUNT": KEYS,
-    "MAX": NUMBERS,
-    "MIN": NUMBERS,
+    "": (*KEY_KINDS, "text", "person", *NUMBER_KINDS),
+    "COUNT": KEY_KINDS,
+    "MAX": NUMBER_KINDS,
+    "MIN": NUMBER_KINDS,
     "SUM": ("amount", "count"),
     "AVG": ("amount", "level", "count"),
 }
 """Kinds of columns that each aggregate may be applied to."""
 
 CONDITION_WEIGHTS = (1.3, 65, 24, 6, 4)
+"""Weights of no condition, one, two, three and four."""
 AGGREGATE_WEIGHTS = (66, 12, 12, 7, 12, 7)
-"""Weights of the draws, chosen so that what is left after dropping senseless ones is about WikiSQL's mix."""
+"""Weights of the draws, chosen so that what is left after dropping senseless ones is about
+WikiSQL's mix."""
 OPERATOR_WEIGHTS = (55, 22, 22)
 STYLE_WEIGHTS = (70, 12, 18)
-"""Weights of a question as it is, without its final mark, and both without the mark and in lower case."""
+"""Weights of a question as it is, without its final mark, and both without the mark and in lower
+case."""
 KEY_SHARE = 0.5
 """Share of plain look-ups, with no aggregate and one condition, that find the row by its name."""
-SHARE_ASKED = 0.4
+WRITTEN_QUESTION_SHARE = 0.4
 """Share of look-ups by name that use a question written for the column, if there is one."""
-PLURAL = {"is": "are", "was": "were", "has": "have"}
-COMPARED = (operator.eq, operator.gt, operator.lt)
-VALUE = "\0{}\0"
-"""Placeholder for the value of a condition, by its number, until the words around it are final."""
+WRITTEN_PREDICATE_SHARE = 0.6
+"""Share of predicates that use one written for the column, if there is one."""
+WHOSE_SHARE = 0.15
+"""Share of questions with room for `with a height above 300` that say `whose height is above
+300`."""
+WITHOUT_VERB_SHARE = 0.75
+"""Share of predicates that are said without their verbs, `in China with a height`, if they can
+be."""
+PLURAL_VERBS = {"is": "are", "was": "were", "has": "have"}
+VERB_RANKS = {"is": 0, "was": 0, "has": 2}
+"""Order in which predicates are named, by their verbs; all other verbs stand between these."""
+OTHER_VERB_RANK = 1
+COMPARISONS = (operator.eq, operator.gt, operator.lt)
+"""What each of the first three `OPERATORS` does."""
+VALUE_PLACEHOLDER = "\0{}\0"
+"""Stands for the value of a condition, by its number, until the words around it are final."""
+PHRASE_MARKS = ("=", ">", "<", "?")
 
 Counts = dict[str, dict[str, int]]
 
@@ -91,7 +111,7 @@ class FactColumn:
     @property
     def is_number(self) -> bool:
         """Whether the column's type in WikiSQL's files is `real` rather than `text`."""
-        return self.kind in NUMBERS
+        return self.kind in NUMBER_KINDS
 
 
 @dataclass(frozen=True)
@@ -104,148 +124,259 @@ class FactTable(SQLTable):
 
 
 def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> dict[str, object]:
-    """Write a generated data set for a task into the folder `out`; the same seed gives the same bytes.
+    """Write a generated data set for a task into the folder `out`; the same seed gives the same
+    bytes.
 
-    For `text2sql` it is in WikiSQL's layout, for `squad` in SQuAD's, for `lm` in WikiText's. An `out` that already
-    holds these files is left as it is; one that holds anything else instead raises `UserError`.
+    For `text2sql` it is in WikiSQL's layout, for `squad` in SQuAD's, for `lm` in WikiText's. An
+    `out` that already holds these files is left as it is; one that holds anything else instead
+    raises `UserError`.
 
     Returns:
-        What `zeropods data sample --json` prints: `folder`, whether it was `written` now, `seed`, and counts by split,
-        such as that of `questions`; for text also the `bytes` of each file.
+        What `zeropods data sample --json` prints: `folder`, whether it was `written` now, `seed`,
+        and counts by split, such as that of `questions`; for text also the `bytes` of each file.
     """
-    files, counts = {"text2sql": _wikisql_files, "squad": _squad_files, "lm": _text_files}[task](Random(seed))
+    generators = {"text2sql": _wikisql_files, "squad": _squad_files, "lm": _text_files}
+    generate = generators[task]
+    files, counts = generate(Random(seed))
     is_new = not out.exists() or not any(out.iterdir())
     if is_new:
         with new_folder(out) as folder:
             for name, content in files.items():
                 (folder / name).write_bytes(content)
     for name, content in files.items():
-        if not (out / name).is_file() or (out / name).read_bytes() != content:
+        path = out / name
+        if not path.is_file() or path.read_bytes() != content:
             raise UserError(
-                f"{out}: holds something other than the sample of seed {seed} ({name}); choose a new folder"
+                f"{out}: holds something other than the sample of seed {seed} ({name}); "
+                "choose a new folder"
             )
     return {"folder": str(out), "written": is_new, "seed": seed, **counts}
 
 
-def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
-    """`SPLIT.jsonl` and `SPLIT.tables.jsonl` of train, dev and test, and the counts of what they hold.
+# WikiSQL's layout: questions about tables of facts.
 
-    Some tables of dev and test are also in train; `held_out_questions` are about the others. Across all splits, no two
-    questions have the same words.
+
+def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
+    """`SPLIT.jsonl` and `SPLIT.tables.jsonl` of train, dev and test, and the counts of what they
+    hold.
+
+    Some tables of dev and test are also in train; `held_out_questions` are about the others. Across
+    all splits, no two questions have the same words.
     """
     tables = read_facts()
-    by_id = {table.id: table for table in tables}
+    table_by_id = {table.id: table for table in tables}
     rng.shuffle(tables)
-    held_out = {split: [tables.pop() for _ in range(number)] for split, number in HELD_OUT_TABLES.items()}
-    seen: set[str] = set()
-    questions, asked = {}, {}
+    held_out: dict[str, list[FactTable]] = {}
+    for split, number in HELD_OUT_TABLES.items():
+        held_out[split] = [tables.pop() for _ in range(number)]
+
+    wordings: set[str] = set()
+    questions = {}
+    table_ids = {}
     for split in reversed(SPLITS):
-        unknown, own = QUESTIONS[split] // HELD_OUT_SHARE if split in held_out else 0, held_out.get(split, [])
-        about = [tables[n % len(tables)] for n in range(QUESTIONS[split] - unknown)]
-        about += [own[n % len(own)] for n in range(unknown)]
-        questions[split] = [_new_question(table, seen, rng) for table in about]
-        rng.shuffle(questions[split])
-        asked[split] = {table.id for table in about}
+        subjects = _subjects(split, tables, held_out.get(split, []))
+        of_split = [_new_question(table, wordings, rng) for table in subjects]
+        rng.shuffle(of_split)
+        questions[split] = of_split
+        table_ids[split] = {table.id for table in subjects}
+
     files: dict[str, bytes] = {}
+    counts: Counts = {"questions": {}, "tables": {}, "held_out_questions": {}}
     for split in SPLITS:
-        files |= split_files(split, [by_id[id_] for id_ in sorted(asked[split])], questions[split])
-    return files, {
-        "questions": {split: len(questions[split]) for split in SPLITS},
-        "tables": {split: len(asked[split]) for split in SPLITS},
-        "held_out_questions": {
-            split: sum(each["table_id"] not in asked["train"] for each in questions[split]) for split in HELD_OUT_TABLES
-        },
-    }
+        tables_of_split = [table_by_id[id_] for id_ in sorted(table_ids[split])]
+        files |= split_files(split, tables_of_split, questions[split])
+        counts["questions"][split] = len(questions[split])
+        counts["tables"][split] = len(table_ids[split])
+    for split in HELD_OUT_TABLES:
+        about_held_out = [
+            question
+            for question in questions[split]
+            if question["table_id"] not in table_ids["train"]
+        ]
+        counts["held_out_questions"][split] = len(about_held_out)
+    return files, counts
+
+
+def _subjects(
+    split: str, tables: Sequence[FactTable], held_out: Sequence[FactTable]
+) -> list[FactTable]:
+    """The table that each question of a split is about; those that only this split has come
+    last."""
+    number = QUESTION_COUNTS[split]
+    number_held_out = number // HELD_OUT_SHARE if held_out else 0
+    subjects = [tables[i % len(tables)] for i in range(number - number_held_out)]
+    subjects += [held_out[i % len(held_out)] for i in range(number_held_out)]
+    return subjects
+
+
+def _new_question(table: FactTable, wordings: set[str], rng: Random) -> dict[str, Any]:
+    """A question whose wording is not in `wordings` yet; it is added there."""
+    while True:
+        drawn = draw(table, rng)
+        if drawn is None:
+            continue
+        query, matches = drawn
+        question, query = ask(table, query, matches, rng)
+        wording = question.lower().rstrip("?.")
+        if wording in wordings:
+            continue
+        wordings.add(wording)
+        return {"phase": 1, "table_id": table.id, "question": question, "sql": query.to_json()}
+
+
+# The files of `facts/`.
 
 
 def read_facts() -> list[FactTable]:
     """All tables of facts, in the order of the names of their files."""
     tables = []
-    for block in (b for file in sorted(FACTS.glob("*.csv")) for b in file.read_text("utf-8").strip().split("\n\n")):
-        (id_, singular, plural), names, kinds, phrases, *lines = csv.reader(block.strip().splitlines())
-        columns = []
-        for kind, written in zip(kinds, phrases, strict=True):
-            by_mark = defaultdict[str, list[str]](list)
-            for phrase in written.split("|"):
-                marked = phrase[:2] in ("= ", "> ", "< ", "? ")
-                by_mark[phrase[0] if marked else ""].append(phrase[2:] if marked else phrase)
-            columns.append(FactColumn(kind, by_mark))
-        types: list[Literal["text", "real"]] = ["real" if column.is_number else "text" for column in columns]
-        reads = [json.loads if column.is_number else str for column in columns]
-        rows = (tuple(read(cell) for read, cell in zip(reads, line, strict=True)) for line in lines)
-        tables.append(FactTable(id_, tuple(names), tuple(types), tuple(rows), singular, plural, tuple(columns)))
+    for path in sorted(FACTS_FOLDER.glob("*.csv")):
+        for block in path.read_text("utf-8").strip().split("\n\n"):
+            tables.append(_fact_table(block.strip().splitlines()))
     return tables
+
+
+def _fact_table(lines: Sequence[str]) -> FactTable:
+    (id_, singular, plural), names, kinds, phrases, *cells_of_rows = csv.reader(lines)
+    columns = []
+    types: list[Literal["text", "real"]] = []
+    for kind, phrases_of_column in zip(kinds, phrases, strict=True):
+        column = FactColumn(kind, _by_mark(phrases_of_column.split("|")))
+        columns.append(column)
+        types.append("real" if column.is_number else "text")
+    rows = []
+    for cells in cells_of_rows:
+        row: list[Cell] = []
+        for column, cell in zip(columns, cells, strict=True):
+            row.append(json.loads(cell) if column.is_number else cell)
+        rows.append(tuple(row))
+    return FactTable(id_, tuple(names), tuple(types), tuple(rows), singular, plural, tuple(columns))
+
+
+def _by_mark(phrases: Sequence[str]) -> dict[str, list[str]]:
+    """The phrases without their marks, by mark."""
+    by_mark: dict[str, list[str]] = {mark: [] for mark in ("", *PHRASE_MARKS)}
+    for phrase in phrases:
+        mark, space, rest = phrase.partition(" ")
+        if space and mark in PHRASE_MARKS:
+            by_mark[mark].append(rest)
+        else:
+            by_mark[""].append(phrase)
+    return by_mark
 
 
 @cache
 def _words(file: str = "questions") -> dict[str, Any]:
     """The templates and words in a JSON file of `facts/`, by name."""
-    return json.loads((FACTS / f"{file}.json").read_text("utf-8"))
+    return json.loads((FACTS_FOLDER / f"{file}.json").read_text("utf-8"))
 
 
-def _new_question(table: FactTable, seen: set[str], rng: Random) -> dict[str, Any]:
-    """A question whose wording is not in `seen` yet; it is added there."""
-    while True:
-        drawn = draw(table, rng)
-        if drawn is None:
-            continue
-        question, query = ask(table, *drawn, rng)
-        words = question.lower().rstrip("?.")
-        if words not in seen:
-            seen.add(words)
-            return {"phase": 1, "table_id": table.id, "question": question, "sql": query.to_json()}
-
-
-# Random queries with a usable answer, in roughly WikiSQL's mix of aggregates, operators and conditions.
+# Random queries with a usable answer, in roughly WikiSQL's mix of aggregates, operators and
+# conditions.
 
 
 def draw(table: FactTable, rng: Random) -> tuple[Query, int] | None:
-    """A random query and the number of rows that it matches, or None if what was drawn makes no sense for the table."""
+    """A random query and the number of rows that it matches, or None if what was drawn makes no
+    sense for the table."""
     agg = rng.choices(range(6), AGGREGATE_WEIGHTS)[0]
     number = rng.choices(range(5), CONDITION_WEIGHTS)[0]
-    selectable = [i for i, column in enumerate(table.columns) if column.kind in SELECTABLE[AGGREGATES[agg]]]
+    kinds = SELECTABLE[AGGREGATES[agg]]
+    selectable = [i for i, column in enumerate(table.columns) if column.kind in kinds]
     if not selectable:
         return None
     sel = rng.choice(selectable)
-    others = [i for i in range(len(table.columns)) if i not in (sel, KEY)]
-    if agg == 0 and number == 1 and sel != KEY and rng.random() < KEY_SHARE:
-        columns = [KEY]
-    elif number <= len(others):
-        columns = rng.sample(others, number)
-    else:
+    columns = _draw_columns(table, agg, sel, number, rng)
+    if columns is None:
         return None
-    row, matching = rng.choice(table.rows), list(table.rows)
-    conds = tuple(_condition(table, column, row[column], rng) for column in columns)
-    for column, compared, value in conds:
-        read: Any = float if table.columns[column].is_number else str
-        matching = [row for row in matching if COMPARED[compared](read(row[column]), read(value))]
-    # No `1 moons`, no condition that every row meets, no statistics of a single row.
-    odd = any(table.columns[c.column].kind == "count" and c.value == "1" for c in conds)
-    all_rows = bool(conds) and len(matching) == len(table.rows)
-    fewest = 2 if AGGREGATES[agg] in ("MAX", "MIN", "SUM", "AVG") else 1
-    return None if odd or all_rows or len(matching) < fewest else (Query(sel, agg, conds), len(matching))
+    row = rng.choice(table.rows)
+    conditions = [_draw_condition(table, column, row[column], rng) for column in columns]
+    matches = sum(_meets_all(table, other, conditions) for other in table.rows)
+    if not _makes_sense(table, agg, conditions, matches):
+        return None
+    return Query(sel, agg, tuple(conditions)), matches
 
 
-def _condition(table: FactTable, column: int, cell: Cell, rng: Random) -> Condition:
-    """A condition that a cell meets; comparisons split a column at its quartiles, so that the same limits recur."""
-    compared = rng.choices(range(3), OPERATOR_WEIGHTS)[0] if table.columns[column].is_number else 0
-    values = sorted({Decimal(str(r[column])) for r in table.rows}) if compared else []
+def _draw_columns(
+    table: FactTable, agg: int, sel: int, number: int, rng: Random
+) -> list[int] | None:
+    """The columns of a number of conditions; None if the table has too few."""
+    is_plain_look_up = agg == 0 and number == 1 and sel != KEY_COLUMN
+    if is_plain_look_up and rng.random() < KEY_SHARE:
+        return [KEY_COLUMN]
+    others = [i for i in range(len(table.columns)) if i not in (sel, KEY_COLUMN)]
+    if number > len(others):
+        return None
+    return rng.sample(others, number)
+
+
+def _draw_condition(table: FactTable, column: int, cell: Cell, rng: Random) -> Condition:
+    """A condition that a cell meets; comparisons split a column at its quartiles, so that the same
+    limits recur."""
+    equality = Condition(column, OPERATORS.index("="), str(cell))
+    if not table.columns[column].is_number:
+        return equality
+    symbol = rng.choices(OPERATORS[:3], OPERATOR_WEIGHTS)[0]
+    if symbol == "=":
+        return equality
+    values = sorted({Decimal(str(row[column])) for row in table.rows})
     if len(values) < 2:
-        return Condition(column, 0, str(cell))
-    at = values.index(Decimal(str(cell)))
-    cuts = sorted({(len(values) - 1) * quarter // 4 for quarter in (1, 2, 3)})
-    sides = {1: [cut for cut in cuts if cut < at], 2: [cut for cut in cuts if cut >= at]}
-    compared = compared if sides[compared] else 3 - compared
-    cut = rng.choice(sides[compared])
-    low, high, above = values[cut], values[cut + 1], OPERATORS[compared] == ">"
-    # The roundest number that separates the two: `> n` holds for `high` only, `< n` for `low` only.
+        return equality
+    quartiles = sorted({(len(values) - 1) * quarter // 4 for quarter in (1, 2, 3)})
+    position = values.index(Decimal(str(cell)))
+    cuts = {
+        ">": [cut for cut in quartiles if cut < position],
+        "<": [cut for cut in quartiles if cut >= position],
+    }
+    if not cuts[symbol]:
+        symbol = "<" if symbol == ">" else ">"
+    cut = rng.choice(cuts[symbol])
+    limit = _roundest_between(values[cut], values[cut + 1], symbol)
+    return Condition(column, OPERATORS.index(symbol), f"{limit.normalize() + 0:f}")
+
+
+def _roundest_between(low: Decimal, high: Decimal, symbol: str) -> Decimal:
+    """The roundest number that separates the two: `> n` holds for `high` only, `< n` for `low`
+    only."""
     for exponent in range(9, -5, -1):
         step = Decimal(1).scaleb(exponent)
-        start, rounding = (low, ROUND_CEILING) if above else (high, ROUND_FLOOR)
-        number = (start / step).to_integral_value(rounding) * step
-        if (low <= number < high) if above else (low < number <= high):
+        if symbol == ">":
+            number = (low / step).to_integral_value(ROUND_CEILING) * step
+            separates = low <= number < high
+        else:
+            number = (high / step).to_integral_value(ROUND_FLOOR) * step
+            separates = low < number <= high
+        if separates:
             break
-    return Condition(column, compared, f"{number.normalize() + 0:f}")
+    return number
+
+
+def _meets_all(table: FactTable, row: Sequence[Cell], conditions: Sequence[Condition]) -> bool:
+    """Whether a row meets all conditions."""
+    for column, operator_index, value in conditions:
+        compare = COMPARISONS[operator_index]
+        cell = str(row[column])
+        if table.columns[column].is_number:
+            meets = compare(float(cell), float(value))
+        else:
+            meets = compare(cell, value)
+        if not meets:
+            return False
+    return True
+
+
+def _makes_sense(table: FactTable, agg: int, conditions: Sequence[Condition], matches: int) -> bool:
+    """Whether a query that matches this number of rows is one that somebody would ask.
+
+    That excludes `1 moons`, a condition that every row meets, and statistics of a single row.
+    """
+    for column, _, value in conditions:
+        if table.columns[column].kind == "count" and value == "1":
+            return False
+    if conditions and matches == len(table.rows):
+        return False
+    is_statistic = AGGREGATES[agg] in ("MAX", "MIN", "SUM", "AVG")
+    fewest = 2 if is_statistic else 1
+    return matches >= fewest
 
 
 # A query in a person's words.
@@ -256,189 +387,346 @@ def ask(table: FactTable, query: Query, matches: int, rng: Random) -> tuple[str,
 
     Values appear in the question exactly as in the query; the words around them may be lower-cased.
     """
-    conds, several = list(query.conds), matches > 1
-    rng.shuffle(conds)
-    template, order = rng.choice(_templates(table, query, several, rng)), list(range(len(conds)))
+    conditions = list(query.conds)
+    rng.shuffle(conditions)
+    has_several = matches > 1
+    template = rng.choice(_templates(table, query, has_several, rng))
+    order = conditions
     if "{mods}" in template or "preds}" in template:
-        rank = {"is": 0, "was": 0, "has": 2}
-        said = [(_predicate(table, c, n, rng).split(" ", 1), n) for n, c in enumerate(conds)]
-        said.sort(key=lambda each: rank.get(each[0][0], 1))
-        plural = "{many}" in template or ("{entity}" in template and several)
-        slots = _spoken(table, [words for words, _ in said], plural, rng)
-        if "{mods}" in template and rng.random() < 0.15:
-            slots["mods"] = _joined(["whose " + _clause(table, c, n, rng) for n, c in enumerate(conds)])
+        is_plural = "{many}" in template or ("{entity}" in template and has_several)
+        predicates = _predicates(table, conditions, rng)
+        slots = _spoken(table, predicates, is_plural, rng)
+        if "{mods}" in template and rng.random() < WHOSE_SHARE:
+            slots["mods"] = _joined(_clauses(table, conditions, "whose", rng))
         else:
-            order = [n for _, n in said]
+            order = [predicate.condition for predicate in predicates]
     else:
-        slots = {"clause": _joined(["the " + _clause(table, c, n, rng) for n, c in enumerate(conds)])}
-    column = table.columns[query.sel]
-    noun = rng.choice(column.phrases[""])
-    question = template.format(
-        **slots,
-        value=VALUE.format(0),
-        noun=f"number of {noun}" if column.kind == "count" else noun,
-        things=noun,
-        one=table.singular,
-        many=table.plural,
-        entity=table.plural if several else table.singular,
-        whom=f"{rng.choice(('each', 'every')) if several else 'the'} {table.singular}",
-        key=rng.choice(table.columns[KEY].phrases[""]),
-        word=rng.choice(_words()["year_words" if column.kind == "year" else "words"].get(AGGREGATES[query.agg], ("",))),
-    )
+        slots = {"clause": _joined(_clauses(table, conditions, "the", rng))}
+    slots |= _nouns(table, query, has_several, rng)
+    question = template.format(**slots)
     bare = question.rstrip("?.")
     question = rng.choices((question, bare, bare.lower()), STYLE_WEIGHTS)[0]
-    for number, condition in enumerate(conds):
-        question = question.replace(VALUE.format(number), condition.value)
-    return question, replace(query, conds=tuple(conds[n] for n in order))
+    for number, condition in enumerate(conditions):
+        question = question.replace(VALUE_PLACEHOLDER.format(number), condition.value)
+    return question, replace(query, conds=tuple(order))
 
 
-def _templates(table: FactTable, query: Query, several: bool, rng: Random) -> list[str]:
-    """The templates that fit a query."""
-    column, words, ending = table.columns[query.sel], _words(), "" if query.conds else "_all"
+def _templates(table: FactTable, query: Query, has_several: bool, rng: Random) -> list[str]:
+    """The templates that fit a query, some more than once, since they are to be drawn more
+    often."""
+    words = _words()
+    column = table.columns[query.sel]
     aggregate = AGGREGATES[query.agg]
+    ending = "" if query.conds else "_all"
     if aggregate == "COUNT":
         return words[f"count{ending}"]
+    if aggregate == "SUM" and column.kind == "count":
+        return words[f"number{ending}"] + words[f"sum_count{ending}"] * 2
     if aggregate:
-        counted = words[f"sum_count{ending}"] * 2 if aggregate == "SUM" and column.kind == "count" else []
-        return words[f"number{ending}"] + counted
-    if query.sel == KEY:
-        who = words["entity_who"] if column.kind == "who" else []
-        many = words["entity_many"] if several else []
-        return words["entity"] + who + many if query.conds else words["entity_all"]
+        return words[f"number{ending}"]
+    if query.sel == KEY_COLUMN:
+        return _templates_of_things(column, query, has_several)
     if not query.conds:
         return words["value_all"]
-    by_name = query.conds[0].column == KEY
-    written = [text.replace("{}", "{value}") + "?" for text in column.phrases["?"]] if by_name else []
-    if written and rng.random() < SHARE_ASKED:
-        return written
-    kind = "of_name" if by_name else "value"
+    is_by_name = query.conds[0].column == KEY_COLUMN
+    if is_by_name and column.phrases["?"] and rng.random() < WRITTEN_QUESTION_SHARE:
+        return [text.replace("{}", "{value}") + "?" for text in column.phrases["?"]]
+    kind = "of_name" if is_by_name else "value"
     return words[kind] + words.get(f"{kind}_{column.kind}", []) * 2
+
+
+def _templates_of_things(column: FactColumn, query: Query, has_several: bool) -> list[str]:
+    """The templates that ask for the names of the things that a table is about."""
+    words = _words()
+    if not query.conds:
+        return words["entity_all"]
+    templates = list(words["entity"])
+    if column.kind == "who":
+        templates += words["entity_who"]
+    if has_several:
+        templates += words["entity_many"]
+    return templates
+
+
+def _nouns(table: FactTable, query: Query, has_several: bool, rng: Random) -> dict[str, str]:
+    """The slots that do not depend on the conditions."""
+    column = table.columns[query.sel]
+    noun = rng.choice(column.phrases[""])
+    determiner = rng.choice(("each", "every")) if has_several else "the"
+    key = rng.choice(table.columns[KEY_COLUMN].phrases[""])
+    words_by_aggregate = _words()["year_words" if column.kind == "year" else "words"]
+    return {
+        "value": VALUE_PLACEHOLDER.format(0),
+        "noun": f"number of {noun}" if column.kind == "count" else noun,
+        "things": noun,
+        "one": table.singular,
+        "many": table.plural,
+        "entity": table.plural if has_several else table.singular,
+        "whom": f"{determiner} {table.singular}",
+        "key": key,
+        "word": rng.choice(words_by_aggregate.get(AGGREGATES[query.agg], ("",))),
+    }
+
+
+class Predicate(NamedTuple):
+    """A condition as a predicate: `is` and `taller than 300 m`, `has` and `a height above 300`."""
+
+    verb: str
+    rest: str
+    condition: Condition
+
+
+def _predicates(table: FactTable, conditions: Sequence[Condition], rng: Random) -> list[Predicate]:
+    """The conditions as predicates, in the order in which they are named."""
+    predicates = []
+    for number, condition in enumerate(conditions):
+        verb, rest = _predicate(table, condition, number, rng).split(" ", 1)
+        predicates.append(Predicate(verb, rest, condition))
+    return sorted(predicates, key=lambda predicate: VERB_RANKS.get(predicate.verb, OTHER_VERB_RANK))
 
 
 def _predicate(table: FactTable, condition: Condition, number: int, rng: Random) -> str:
     """A condition as a predicate: `is taller than 300 m`, `has a height above 300`."""
-    column, compared, value = table.columns[condition.column], OPERATORS[condition.operator], VALUE.format(number)
-    written = column.phrases[compared]
-    if written and rng.random() < 0.6:
-        return rng.choice(written).replace("{}", value)
-    noun, words = rng.choice(column.phrases[""]), _words()
+    column = table.columns[condition.column]
+    symbol = OPERATORS[condition.operator]
+    value = VALUE_PLACEHOLDER.format(number)
+    phrases = column.phrases[symbol]
+    if phrases and rng.random() < WRITTEN_PREDICATE_SHARE:
+        return rng.choice(phrases).replace("{}", value)
+    noun = rng.choice(column.phrases[""])
     if not column.is_number:
-        return f"has {rng.choice(('', 'the '))}{noun} {value}"
+        article = rng.choice(("", "the "))
+        return f"has {article}{noun} {value}"
+    words = _words()
     if column.kind == "count":
-        chosen = {"=": ("", "exactly"), ">": words["more"], "<": words["fewer"]}
-        return f"has {rng.choice(chosen[compared])} {value} {noun}".replace("  ", " ")
-    above, below = ("after", "before") if column.kind == "year" else ("above", "below")
-    chosen = {"=": ("of",), ">": words[above], "<": words[below]}
-    return f"has {'an' if noun[0] in 'aeio' else 'a'} {noun} {rng.choice(chosen[compared])} {value}"
+        relations = {"=": ("", "exactly"), ">": words["more"], "<": words["fewer"]}
+        relation = rng.choice(relations[symbol])
+        return f"has {relation} {value} {noun}".replace("  ", " ")
+    if column.kind == "year":
+        relations = {"=": ("of",), ">": words["after"], "<": words["before"]}
+    else:
+        relations = {"=": ("of",), ">": words["above"], "<": words["below"]}
+    relation = rng.choice(relations[symbol])
+    article = "an" if noun[0] in "aeio" else "a"
+    return f"has {article} {noun} {relation} {value}"
+
+
+def _clauses(
+    table: FactTable, conditions: Sequence[Condition], first_word: str, rng: Random
+) -> list[str]:
+    """The conditions as clauses: `the height is above 300`."""
+    clauses = []
+    for number, condition in enumerate(conditions):
+        clauses.append(f"{first_word} {_clause(table, condition, number, rng)}")
+    return clauses
 
 
 def _clause(table: FactTable, condition: Condition, number: int, rng: Random) -> str:
     """A condition as a clause: `height is above 300`."""
+    words = _words()
     column = table.columns[condition.column]
-    above, below = ("after", "before") if column.kind == "year" else ("is_above", "is_below")
-    # Both are drawn, whichever is used, so that the random numbers that follow are those of the committed sample.
-    relations = ("", f"{rng.choice(_words()[above])} ", f"{rng.choice(_words()[below])} ")
+    is_year = column.kind == "year"
+    # Both are drawn, whichever is used, so that the random numbers that follow are those of the
+    # committed sample.
+    above = rng.choice(words["after" if is_year else "is_above"])
+    below = rng.choice(words["before" if is_year else "is_below"])
+    relations = {"=": "", ">": f"{above} ", "<": f"{below} "}
+    relation = relations[OPERATORS[condition.operator]]
     noun = rng.choice(column.phrases[""])
-    counted = "number of " if column.kind == "count" else ""
-    return f"{counted}{noun} is {relations[condition.operator]}{VALUE.format(number)}"
+    if column.kind == "count":
+        noun = f"number of {noun}"
+    return f"{noun} is {relation}{VALUE_PLACEHOLDER.format(number)}"
 
 
-def _spoken(table: FactTable, predicates: list[list[str]], several: bool, rng: Random) -> dict[str, str]:
-    """The slots for predicates, each given as verb and rest: `is wide and has a height`, `in China with a height`."""
-    singular = [f"{verb} {rest}" for verb, rest in predicates]
-    plural = [f"{PLURAL.get(verb, verb)} {rest}" for verb, rest in predicates]
-    fitting = _joined(plural if several else singular)
-    if all(verb in PLURAL for verb, _ in predicates) and rng.random() < 0.75:
-        possession = _joined([rest for verb, rest in predicates if verb == "has"])
-        state = _joined([rest for verb, rest in predicates if verb != "has"])
-        mods = " ".join(filter(None, [state, possession and f"with {possession}"]))
+def _spoken(
+    table: FactTable, predicates: Sequence[Predicate], is_plural: bool, rng: Random
+) -> dict[str, str]:
+    """The slots for predicates: `is wide and has a height`, `in China with a height`."""
+    singular = _joined([f"{verb} {rest}" for verb, rest, _ in predicates])
+    plural = _joined([f"{PLURAL_VERBS.get(verb, verb)} {rest}" for verb, rest, _ in predicates])
+    fitting = plural if is_plural else singular
+    can_be_without_verb = all(predicate.verb in PLURAL_VERBS for predicate in predicates)
+    if can_be_without_verb and rng.random() < WITHOUT_VERB_SHARE:
+        mods = _without_verbs(predicates)
+    elif table.columns[KEY_COLUMN].kind == "who":
+        mods = f"who {fitting}"
     else:
-        mods = f"{'who' if table.columns[KEY].kind == 'who' else 'that'} {fitting}"
-    return {"preds": fitting, "many_preds": _joined(plural), "mods": mods}
+        mods = f"that {fitting}"
+    return {"preds": fitting, "many_preds": plural, "mods": mods}
 
 
-def _joined(parts: list[str]) -> str:
-    return ", ".join(parts[:-1]) + f" and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+def _without_verbs(predicates: Sequence[Predicate]) -> str:
+    """Predicates of `is`, `was` and `has` as attributes: `in China with a height above 300`."""
+    states = _joined([rest for verb, rest, _ in predicates if verb != "has"])
+    possessions = _joined([rest for verb, rest, _ in predicates if verb == "has"])
+    attributes = []
+    if states:
+        attributes.append(states)
+    if possessions:
+        attributes.append(f"with {possessions}")
+    return " ".join(attributes)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 # SQuAD's layout: statements about three people, and questions about them.
 
-PARAGRAPHS = {"train": 200, "dev": 40}
+PARAGRAPH_COUNTS = {"train": 200, "dev": 40}
 QUESTIONS_OF_PARAGRAPH = 4
 PEOPLE_OF_PARAGRAPH = 3
 FACTS_OF_PERSON = 3
 PARAGRAPHS_OF_ARTICLE = 20
+ANSWER_COUNTS = {"train": 1, "dev": 3}
+"""Number of times that each answer is marked, by split, as in SQuAD."""
+
+
+class Fact(NamedTuple):
+    """A statement about a person."""
+
+    sentence: str
+    answer: str
+    """The part of the sentence that answers the questions."""
+    questions: list[str]
 
 
 def _squad_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
     """`train-v1.1.json` and `dev-v1.1.json`, and the number of questions of each split."""
-    files, contexts = {}, set[str]()
-    for split, number in PARAGRAPHS.items():
+    files = {}
+    question_counts = {}
+    contexts = set[str]()
+    for split, number in PARAGRAPH_COUNTS.items():
         paragraphs: list[dict[str, object]] = []
         while len(paragraphs) < number:
-            facts = _facts(rng)
-            context = " ".join(sentence for sentence, _, _ in facts)
+            facts = _draw_facts(rng)
+            context = " ".join(fact.sentence for fact in facts)
             if context in contexts:
                 continue
             contexts.add(context)
-            asked = []
-            for n, (sentence, answer, questions) in enumerate(rng.sample(facts, QUESTIONS_OF_PARAGRAPH)):
-                marked = {"answer_start": context.index(sentence) + sentence.rindex(answer), "text": answer}
-                id_ = f"{split}-{len(paragraphs)}-{n}"
-                answers = [marked] * (3 if split == "dev" else 1)
-                asked.append({"id": id_, "question": rng.choice(questions), "answers": answers})
-            paragraphs.append({"context": context, "qas": asked})
-        articles = [
-            {"title": f"People_{split}_{n}", "paragraphs": paragraphs[begin : begin + PARAGRAPHS_OF_ARTICLE]}
-            for n, begin in enumerate(range(0, number, PARAGRAPHS_OF_ARTICLE), 1)
-        ]
-        files[f"{split}-v1.1.json"] = (
-            json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False) + "\n"
-        ).encode()
-    return files, {"questions": {split: number * QUESTIONS_OF_PARAGRAPH for split, number in PARAGRAPHS.items()}}
+            questions = _draw_questions(split, len(paragraphs), facts, context, rng)
+            paragraphs.append({"context": context, "qas": questions})
+        document = {"version": "1.1", "data": _articles(split, paragraphs)}
+        text = json.dumps(document, ensure_ascii=False) + "\n"
+        files[f"{split}-v1.1.json"] = text.encode()
+        question_counts[split] = number * QUESTIONS_OF_PARAGRAPH
+    return files, {"questions": question_counts}
 
 
-def _facts(rng: Random) -> list[tuple[str, str, list[str]]]:
-    """Some statements (`said`) about each of a few people: a sentence, the answer in it, and questions about it."""
-    words, facts = _words("words"), []
+def _draw_facts(rng: Random) -> list[Fact]:
+    """Some statements about each of a few people."""
+    words = _words("words")
+    facts = []
     for name in rng.sample(words["people"], PEOPLE_OF_PARAGRAPH):
-        slots = {"name": name, "city": rng.choice(words["cities"]), "job": rng.choice(words["jobs"])}
-        slots["year"] = rng.randint(1940, 2005)
-        slots["pet"] = f"a {rng.choice(words['colours'])} {rng.choice(words['pets'])}"
+        slots = {
+            "name": name,
+            "city": rng.choice(words["cities"]),
+            "job": rng.choice(words["jobs"]),
+            "year": rng.randint(1940, 2005),
+            "pet": f"a {rng.choice(words['colours'])} {rng.choice(words['pets'])}",
+        }
         for sentence, answer, questions in rng.sample(words["said"], FACTS_OF_PERSON):
-            asked = [question.format(**slots) for question in questions]
-            facts.append((sentence.format(**slots), answer.format(**slots), asked))
+            facts.append(
+                Fact(
+                    sentence.format(**slots),
+                    answer.format(**slots),
+                    [question.format(**slots) for question in questions],
+                )
+            )
     return facts
+
+
+def _draw_questions(
+    split: str, paragraph: int, facts: Sequence[Fact], context: str, rng: Random
+) -> list[dict[str, object]]:
+    """Questions about some of the facts, with the places of their answers in the context."""
+    questions: list[dict[str, object]] = []
+    for number, fact in enumerate(rng.sample(facts, QUESTIONS_OF_PARAGRAPH)):
+        start = context.index(fact.sentence) + fact.sentence.rindex(fact.answer)
+        answer = {"answer_start": start, "text": fact.answer}
+        questions.append(
+            {
+                "id": f"{split}-{paragraph}-{number}",
+                "question": rng.choice(fact.questions),
+                "answers": [answer] * ANSWER_COUNTS[split],
+            }
+        )
+    return questions
+
+
+def _articles(split: str, paragraphs: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """The paragraphs of a split, a few in each article."""
+    articles: list[dict[str, object]] = []
+    for start in range(0, len(paragraphs), PARAGRAPHS_OF_ARTICLE):
+        title = f"People_{split}_{len(articles) + 1}"
+        of_article = paragraphs[start : start + PARAGRAPHS_OF_ARTICLE]
+        articles.append({"title": title, "paragraphs": of_article})
+    return articles
 
 
 # WikiText's layout: articles about invented towns, with an order that a model can learn.
 
-ARTICLES = {"train": 210, "valid": 20, "test": 20}
+ARTICLE_COUNTS = {"train": 210, "valid": 20, "test": 20}
 
 
 def _text_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
-    """`train.txt`, `valid.txt` and `test.txt`; the number of articles of each split and the size of each file."""
-    towns = [first + last for first in _words("words")["town_beginnings"] for last in _words("words")["town_endings"]]
+    """`train.txt`, `valid.txt` and `test.txt`; the number of articles of each split and the size of
+    each file."""
+    words = _words("words")
+    towns = []
+    for beginning in words["town_beginnings"]:
+        for ending in words["town_endings"]:
+            towns.append(beginning + ending)
     rng.shuffle(towns)
     files = {}
-    for split, number in ARTICLES.items():
-        files[f"{split}.txt"] = "".join(_article(towns.pop(), rng) for _ in range(number)).encode()
-    return files, {"articles": ARTICLES, "bytes": {name: len(content) for name, content in files.items()}}
+    for split, number in ARTICLE_COUNTS.items():
+        articles = [_article(towns.pop(), rng) for _ in range(number)]
+        files[f"{split}.txt"] = "".join(articles).encode()
+    sizes = {name: len(content) for name, content in files.items()}
+    return files, {"articles": ARTICLE_COUNTS, "bytes": sizes}
 
 
 def _article(town: str, rng: Random) -> str:
-    """An article: title, opening and three sections; what the opening says about a town comes back further down."""
+    """An article: title, opening and three sections; what the opening says about a town comes back
+    further down."""
+    # The order of the draws is that of the committed sample.
     words = _words("words")
-    slots = {"town": town, **{name: rng.choice(words[f"{name}s"]) for name in ("river", "land", "trade")}}
-    year = slots["founded"] = rng.randint(1050, 1750)
-    slots |= {"founder": rng.choice(words["founders"]), "people": rng.randint(2, 90)}
-    slots["oldest"] = year + rng.randint(5, 60)
+    river = rng.choice(words["rivers"])
+    land = rng.choice(words["lands"])
+    trade = rng.choice(words["trades"])
+    founded = rng.randint(1050, 1750)
+    founder = rng.choice(words["founders"])
+    people = rng.randint(2, 90)
+    oldest_record = founded + rng.randint(5, 60)
+    year = founded
     built = []
     for building in rng.sample(words["buildings"], 4):
         year += rng.randint(20, 70)
         built.append(f"In {year} the {building} of {town} {rng.choice(words['ends'])} .")
     share = rng.randint(20, 60)
-    slots |= {"built": " ".join(built), "carried": year + 10, "share": share, "half": share // 2}
-    slots |= {"second": rng.choice(words["trades"]), "season": rng.choice(words["seasons"])}
-    slots["team"], wins = rng.choice(words["teams"]), rng.randint(2, 19)
-    return "".join(words["article"]).format(**slots, wins=wins, points=wins + rng.randint(1, 9))
+    second_trade = rng.choice(words["trades"])
+    season = rng.choice(words["seasons"])
+    team = rng.choice(words["teams"])
+    wins = rng.randint(2, 19)
+    points = wins + rng.randint(1, 9)
+    return "".join(words["article"]).format(
+        town=town,
+        river=river,
+        land=land,
+        trade=trade,
+        founded=founded,
+        founder=founder,
+        people=people,
+        oldest=oldest_record,
+        built=" ".join(built),
+        carried=year + 10,
+        share=share,
+        half=share // 2,
+        second=second_trade,
+        season=season,
+        team=team,
+        wins=wins,
+        points=points,
+    )
