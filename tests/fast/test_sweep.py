@@ -21,7 +21,7 @@ from zeropods.launch.outcome import UnopenedError
 from zeropods.report.plan import published
 from zeropods.sweep.matrix import ROWS, Matrix, at_tiny_scale, matrix_of, read_matrix, write_matrix
 from zeropods.sweep.results import Sweep, Trial
-from zeropods.sweep.run import LOCK, order_of, refuse_other_runs, run_sweep, sweep_pods, take_up, trials
+from zeropods.sweep.run import SWEEP_LOCK, order_of, refuse_other_runs, run_sweep, sweep_pods, take_up, trials
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "matrices" / "published.yaml"
@@ -286,7 +286,7 @@ def test_hosts_of_a_hostfile_have_the_slots_of_the_matrix(tmp_path: Path) -> Non
 
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with folder_locked(tmp_path / "out", LOCK, signs=(), kind="sweep", flag="--out"):
+    with folder_locked(tmp_path / "out", SWEEP_LOCK, signs=(), kind="sweep", flag="--out"):
         for out, said in (
             ("out", "in use by process"),
             ("", "is not empty and is not a sweep folder"),

@@ -11,7 +11,7 @@ from typing import Any
 from tests.full.forks import train_ranks
 from tests.full.launches import ROOT
 from zeropods.data.prepare import prepare
-from zeropods.sweep.run import LOCK, trials
+from zeropods.sweep.run import SWEEP_LOCK, trials
 from zeropods.workshop import STATES_EXAMPLES, Workshop
 
 LIMIT_SECONDS = 600
@@ -32,7 +32,7 @@ def train_states(folder: Path, states_model: str) -> None:
     prepare(workshop.preparation, workshop.prepared)
     workshop.states_folder.mkdir(parents=True)
     # As a sweep that was killed leaves it.
-    (workshop.states_folder / LOCK).touch()
+    (workshop.states_folder / SWEEP_LOCK).touch()
     for trial in trials(workshop.states_matrix, workshop.states_folder):
         train_ranks(trial.launch.arguments, trial.cell.pods, folder / f".{trial.cell.name}")
 

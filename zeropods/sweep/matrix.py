@@ -1,9 +1,10 @@
-"""A matrix of runs: strict reading from YAML, its cells, and checks that find mistakes before anything starts."""
+"""A matrix of runs: strict reading from YAML, its cells, and checks that find mistakes before
+anything starts."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -11,28 +12,53 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from zeropods import files, techniques
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import LM
 from zeropods.plan.known_models import tiny_name
-from zeropods.train.arguments import SCRIPTS, TextToSQLArguments, arguments_of, batch_on
+from zeropods.train.arguments import (
+    PASSES,
+    ROWS,
+    SCRIPTS,
+    TextToSQLArguments,
+    arguments_of,
+    batch_on,
+)
 
 AXES = ("model", "technique", "pods", "prompt")
-SCRIPT = TextToSQLArguments.script
-EACH = "*"
+DEFAULT_SCRIPT = TextToSQLArguments.script
+ALL_OTHERS = "*"
 """Key that stands for every model or prompt that is not named."""
-SAMPLE = "sample"
+GENERATED_DATA = "sample"
 """Name of the raw data that are generated."""
-TINY_STEPS, TINY_EXAMPLES, TINY_QUESTIONS = 3, 300, 8
-"""Optimizer steps of each run, examples of each split, and most questions, at tiny scale."""
-EFFECTIVE, ROWS, PASSES = "effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
-SET_BY = {
-    **dict.fromkeys(("model_id", "model_name_or_path"), "is the model axis"),
-    **dict.fromkeys(("dataset_path", "data", "tokenizer_name"), "is a key of its own, beside flags"),
-    **{"deepspeed": "follows from the technique axis", "task": "is the prompt axis"},
-    **{"outputdir": "follows from --out", "local_rank": "is given by the launcher"},
+TINY_SCALE_STEPS = 3
+"""Optimizer steps of each run at tiny scale."""
+TINY_SCALE_EXAMPLES = 300
+"""Examples of each split at tiny scale."""
+TINY_SCALE_QUESTIONS = 8
+"""Most questions at tiny scale."""
+EFFECTIVE_BATCH_SIZE = "effective_batch_size"
+"""Key among the flags of a matrix that is divided among the processes of a cell."""
+SET_BY_MATRIX = {
+    "model_id": "is the model axis",
+    "model_name_or_path": "is the model axis",
+    "dataset_path": "is a key of its own, beside flags",
+    "data": "is a key of its own, beside flags",
+    "tokenizer_name": "is a key of its own, beside flags",
+    "deepspeed": "follows from the technique axis",
+    "task": "is the prompt axis",
+    "outputdir": "follows from --out",
+    "local_rank": "is given by the launcher",
 }
 """Flags that a matrix sets itself, and where each of them comes from."""
 
@@ -60,26 +86,43 @@ class Cell:
         return techniques.technique_named(self.technique).is_alone
 
 
-# The keys of a file, each with its type; a value of another type is refused, and its place is reported.
+# The keys of a file, each with its type. A value of another type is refused, and its place is
+# reported.
 
 
-def _flags(value: object) -> dict[str, object]:
+def _as_list(value: object) -> object:
+    """A list of one value, for an axis whose single value is written without a list."""
+    if isinstance(value, list | tuple):
+        return value
+    return [value]
+
+
+def _checked_flags(value: object) -> dict[str, object]:
+    """Flags with plain values; those without a value are left out."""
     if not isinstance(value, dict):
         raise ValueError("expected flags of the script with values, like max_steps: 30")
-    for name, each in value.items():
-        if not isinstance(name, str) or not isinstance(each, str | int | float | bool | None):
+    flags: dict[str, object] = {}
+    for name, flag_value in value.items():
+        is_plain = isinstance(flag_value, str | int | float | bool | None)
+        if not isinstance(name, str) or not is_plain:
             raise ValueError(f"{name}: expected text, a number, true or false")
-    return {name: each for name, each in value.items() if each is not None}
+        if flag_value is not None:
+            flags[name] = flag_value
+    return flags
+
+
+def _by_name(value: object) -> object:
+    """A mapping of a text that is given alone, and so stands for every model or prompt."""
+    if isinstance(value, str):
+        return {ALL_OTHERS: value}
+    return value
 
 
 Text = Annotated[StrictStr, Field(pattern=r"\S")]
 Count = Annotated[StrictInt, Field(ge=1)]
-# A single value needs no list; a single text stands for every model or prompt.
-Axis = Annotated[
-    tuple[Value, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v]), Field(min_length=1)
-]
-Flags = Annotated[Mapping[str, Any], BeforeValidator(_flags)]
-Texts = Annotated[Mapping[Text, Text], BeforeValidator(lambda v: {EACH: v} if isinstance(v, str) else v)]
+Axis = Annotated[tuple[Value, ...], BeforeValidator(_as_list), Field(min_length=1)]
+Flags = Annotated[Mapping[str, Any], BeforeValidator(_checked_flags)]
+TextByName = Annotated[Mapping[Text, Text], BeforeValidator(_by_name)]
 
 
 class Axes(BaseModel):
@@ -110,7 +153,8 @@ class MatrixEntry(Axes):
 
 
 class Matrix(Axes):
-    """The matrix of a file, read and checked. Paths are relative to the working folder, as in the script's flags."""
+    """The matrix of a file, read and checked. Paths are relative to the working folder, as in the
+    script's flags."""
 
     entries: tuple[MatrixEntry, ...] = Field(default=(), alias="cells", min_length=1)
     """`cells` of the file: each is a matrix of its own, whose axes override the common ones."""
@@ -121,80 +165,108 @@ class Matrix(Axes):
     """One seed for each repeat; if empty, all repeats use the script's own seed."""
     slots: Count = 1
     """Number of processes per pod."""
-    script: Text = SCRIPT
+    script: Text = DEFAULT_SCRIPT
     data: Text | None = None
     """Raw data, prepared for each model and prompt: a folder, or `sample`, which is generated."""
     limit: Count | None = None
     """Number of examples to use of each split of `data`, from its beginning."""
-    tokenizer: Texts = {}
+    tokenizer: TextByName = {}
     """Tokenizer by model, for `data`; the model's own where none is named."""
-    dataset_path: Texts = {}
+    dataset_path: TextByName = {}
     """Prepared data set by prompt, instead of `data`."""
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """Seconds after which a run is ended."""
     questions: Count | None = None
-    """Number of test questions that the model of each finished cell (of each repeat, where repeats have seeds of their
-    own) answers to be scored; none if not given."""
+    """Number of test questions that the model of each finished cell (of each repeat, where repeats
+    have seeds of their own) answers to be scored; none if not given."""
     flags: Flags = {}
-    """Flags of the script, for all cells. `effective_batch_size` is divided among the processes of a cell."""
+    """Flags of the script, for all cells. `effective_batch_size` is divided among the processes of
+    a cell."""
+
+    @property
+    def blocks(self) -> tuple[MatrixEntry, ...]:
+        """The entries; for a file without `cells`, a single one that overrides nothing."""
+        return self.entries or (MatrixEntry(),)
 
     @cached_property
     def combinations(self) -> list[tuple[Cell, Mapping[str, Any]]]:
-        """Every cell with its flags, in the order of the file, including impossible and excluded cells."""
-        return [
-            (Cell(**dict(zip(AXES, chosen, strict=True))), {**self.flags, **entry.flags})
-            for entry in self.entries or (MatrixEntry(),)
-            for chosen in itertools.product(*({**self.values, **entry.values}.get(axis, ()) for axis in AXES))
-        ]
+        """Every cell with its flags, in the order of the file, including impossible and excluded
+        cells."""
+        combinations: list[tuple[Cell, Mapping[str, Any]]] = []
+        for entry in self.blocks:
+            flags = {**self.flags, **entry.flags}
+            values = self.values_in(entry)
+            by_axis = [values.get(axis, ()) for axis in AXES]
+            for combination in itertools.product(*by_axis):
+                cell = Cell(**dict(zip(AXES, combination, strict=True)))
+                combinations.append((cell, flags))
+        return combinations
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Cells that are possible and not excluded, in the order of the file."""
-        return tuple(cell for cell, impossible in self._wanted() if not impossible)
+        return tuple(cell for cell, reason in self._included() if reason is None)
 
     @cached_property
     def left_out(self) -> list[dict[str, str]]:
         """Cells that are impossible and not excluded: for each the `cell` and the `reason`."""
-        return [{"cell": cell.name, "reason": why} for cell, why in self._wanted() if why]
+        left_out = []
+        for cell, reason in self._included():
+            if reason is not None:
+                left_out.append({"cell": cell.name, "reason": reason})
+        return left_out
+
+    def values_in(self, entry: MatrixEntry) -> dict[str, tuple[Any, ...]]:
+        """The values by axis that hold in an entry: its own, and the common ones for the rest."""
+        return {**self.values, **entry.values}
 
     def flags_of(self, cell: Cell) -> Mapping[str, Any]:
         """The common flags, and those of the cell's entry."""
-        return next(flags for each, flags in self.combinations if each == cell)
+        return next(flags for other, flags in self.combinations if other == cell)
 
     def rows(self, cell: Cell) -> int | None:
-        """Rows per process and forward pass that give a cell the effective batch size; None where that is not given.
+        """Rows per process and forward pass that give a cell the effective batch size; None where
+        that is not given.
 
         Raises:
             UserError: the effective batch size does not divide.
         """
         flags = self.flags_of(cell)
-        effective = flags.get(EFFECTIVE)
+        effective = flags.get(EFFECTIVE_BATCH_SIZE)
         if effective is None:
             return None
-        passes, processes = int(flags.get(PASSES, 1)), 1 if cell.is_one_process else cell.pods * self.slots
-        same = batch_on(passes * processes, effective, effective)
-        if same is None:
+        passes = int(flags.get(PASSES, 1))
+        processes = 1 if cell.is_one_process else cell.pods * self.slots
+        batch = batch_on(passes * processes, effective, effective)
+        if batch is None:
             raise UserError(
-                f"flags.{EFFECTIVE}: {effective} rows cannot be divided evenly among {processes} processes x "
-                f"{passes} passes of {cell.name}; give a multiple of {passes * processes}, or exclude the cell"
+                f"flags.{EFFECTIVE_BATCH_SIZE}: {effective} rows cannot be divided evenly among "
+                f"{processes} processes x {passes} passes of {cell.name}; "
+                f"give a multiple of {passes * processes}, or exclude the cell"
             )
-        return same.rows
+        return batch.rows
 
     def to_json(self) -> dict[str, object]:
-        """The document from which this matrix can be read: `matrix_of(matrix.to_json())` equals it."""
+        """The document from which this matrix can be read: `matrix_of(matrix.to_json())` equals
+        it."""
         document = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        return {"script": self.script, "repeats": self.repeats, "slots": self.slots, **document}
+        always = {"script": self.script, "repeats": self.repeats, "slots": self.slots}
+        return {**always, **document}
 
-    def _wanted(self) -> Iterator[tuple[Cell, str | None]]:
+    def _included(self) -> Iterator[tuple[Cell, str | None]]:
         """Cells that are not excluded, each with the reason why it is impossible, or None."""
         for cell, _ in self.combinations:
-            impossible = None
-            if cell.is_one_process and cell.pods > 1:
-                impossible = "none is one process; on several pods ddp is the baseline"
-            elif cell.technique == "ddp" and cell.pods * self.slots == 1:
-                impossible = "ddp with a single process is the same as technique none"
-            if not any(part.has(cell) for part in self.exclude):
-                yield cell, impossible
+            is_excluded = any(part.has(cell) for part in self.exclude)
+            if not is_excluded:
+                yield cell, self._impossible(cell)
+
+    def _impossible(self, cell: Cell) -> str | None:
+        """The reason why a cell is impossible, or None."""
+        if cell.is_one_process and cell.pods > 1:
+            return "none is one process; on several pods ddp is the baseline"
+        if cell.technique == "ddp" and cell.pods * self.slots == 1:
+            return "ddp with a single process is the same as technique none"
+        return None
 
 
 # Reading and writing.
@@ -204,10 +276,12 @@ class _Loader(yaml.SafeLoader):
     """A loader that refuses a key that occurs twice; YAML's own silently takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        for place, (key, _) in enumerate(node.value):
-            if key.value in names[:place]:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} occurs twice", problem_mark=key.start_mark)
+        names: list[object] = []
+        for key, _ in node.value:
+            if key.value in names:
+                problem = f"{key.value} occurs twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            names.append(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -216,12 +290,14 @@ def read_matrix(path: Path) -> Matrix:
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (FileNotFoundError, IsADirectoryError):
-        raise UserError(f"{path}: {files.no_file(path)}; expected a matrix like matrices/demo.yaml") from None
+        reason = files.no_file(path)
+        raise UserError(f"{path}: {reason}; expected a matrix like matrices/demo.yaml") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}: line {line}: {error.problem}; correct the YAML") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
+        problem = " ".join(str(error).split())
+        raise UserError(f"{path}: {problem}; correct the YAML") from None
     if not isinstance(document, dict):
         raise UserError(f"{path}: not a mapping; expected keys with values, like repeats: 2")
     return matrix_of(document, str(path))
@@ -232,22 +308,9 @@ def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
     try:
         matrix = Matrix.model_validate(document)
     except ValidationError as error:
-        found = error.errors()[0]
-        key = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in found["loc"]).lstrip(".")
-        if found["type"] == "extra_forbidden":
-            keys = [field.alias or name for name, field in Matrix.model_fields.items()]
-            near = get_close_matches(str(found["loc"][-1]), keys, 1)
-            remedy = f"{near[0]}?" if near else f"known keys are {', '.join(keys)}"
-            raise UserError(f"{place}: {key}: no such key; {remedy}") from None
-        said = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-        raise UserError(f"{place}: {key}: {found['input']!r:.60}; {said.replace('should', 'must')}") from None
-    prompts = (arguments_of(matrix.script) or SCRIPTS[SCRIPT]).prompts
+        raise UserError(f"{place}: {_first_fault(error)}") from None
     if not matrix.prompt:
-        matrix = matrix.model_copy(update={"prompt": prompts[:1]})
-    for axis, known in (("technique", techniques.NAMES), ("prompt", sorted(prompts))):
-        for value in (each for part in (matrix, *matrix.entries, *matrix.exclude) for each in getattr(part, axis)):
-            if value not in known:
-                raise UserError(f"{place}: {axis}: {value!r}; expected one of {', '.join(known)}")
+        matrix = matrix.model_copy(update={"prompt": _prompts_of(matrix)[:1]})
     fault = next(_faults(matrix), None)
     if fault is not None:
         raise UserError(f"{place}: {fault}")
@@ -256,22 +319,32 @@ def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
 
 def write_matrix(matrix: Matrix, path: Path) -> None:
     """Write a matrix so that reading the file gives an equal one."""
-    files.write_text(path, yaml.safe_dump(matrix.to_json(), sort_keys=False, allow_unicode=True))
+    text = yaml.safe_dump(matrix.to_json(), sort_keys=False, allow_unicode=True)
+    files.write_text(path, text)
 
 
 def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
-    """The same cells as a trial that takes minutes on any machine; `place` is where the matrix came from.
+    """The same cells as a trial that takes minutes on any machine; `place` is where the matrix came
+    from.
 
-    Our tiny models with random weights replace the models, and `TINY_EXAMPLES` generated examples replace the data;
-    runs have `TINY_STEPS` steps and answer `TINY_QUESTIONS` questions at most. Everything else stays.
+    Our tiny models with random weights replace the models, and `TINY_SCALE_EXAMPLES` generated
+    examples replace the data; runs have `TINY_SCALE_STEPS` steps and answer `TINY_SCALE_QUESTIONS`
+    questions at most. Everything else stays.
 
     Raises:
-        UserError: the script is not ours, a model's shape is unknown, or one tiny model would replace two models.
+        UserError: the script is not ours, a model's shape is unknown, or one tiny model would
+            replace two models.
     """
     kind = arguments_of(matrix.script)
     if kind is None:
-        raise UserError(f"{place}: script {matrix.script}: --scale is for {', '.join(SCRIPTS)}")
-    fewer = {"init": "random", kind.called["max_steps"]: TINY_STEPS, "logging_steps": 1, "threads": 1}
+        scripts = ", ".join(SCRIPTS)
+        raise UserError(f"{place}: script {matrix.script}: --scale is for {scripts}")
+    tiny_flags = {
+        "init": "random",
+        kind.called["max_steps"]: TINY_SCALE_STEPS,
+        "logging_steps": 1,
+        "threads": 1,
+    }
     document: dict[str, Any] = {**matrix.to_json()}
     document.pop("dataset_path", None)
     document.pop("tokenizer", None)
@@ -280,71 +353,184 @@ def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
             part["model"] = [tiny_name(model) for model in part["model"]]
     for part in document.get("cells", ()):
         if "flags" in part:
-            part["flags"] |= {name: value for name, value in fewer.items() if name in part["flags"]}
+            # What an entry sets itself would win over the common flags.
+            replaced = {name: tiny_flags[name] for name in tiny_flags if name in part["flags"]}
+            part["flags"].update(replaced)
     if matrix.questions is not None:
-        document["questions"] = min(matrix.questions, TINY_QUESTIONS)
-    document |= {"data": SAMPLE, "limit": TINY_EXAMPLES, "flags": {**matrix.flags, **fewer}}
+        document["questions"] = min(matrix.questions, TINY_SCALE_QUESTIONS)
+    document["data"] = GENERATED_DATA
+    document["limit"] = TINY_SCALE_EXAMPLES
+    document["flags"] = {**matrix.flags, **tiny_flags}
     return matrix_of(document, f"{place} --scale tiny")
 
 
-# Checks of a matrix as a whole; the first fault is reported. Flags and models are checked with the runs that use them.
+# A fault of one key, in words.
+
+
+def _first_fault(error: ValidationError) -> str:
+    """The first fault that the types of the keys have shown: the key, its value and what was
+    expected."""
+    details = error.errors()[0]
+    location = details["loc"]
+    key = _written_key(location)
+    if details["type"] == "extra_forbidden":
+        return f"{key}: no such key; {_known_key_like(str(location[-1]))}"
+    expectation = details["msg"].removeprefix("Value error, ")
+    expectation = expectation.replace("Input should be", "expected").replace("should", "must")
+    return f"{key}: {details['input']!r:.60}; {expectation}"
+
+
+def _written_key(location: tuple[int | str, ...]) -> str:
+    """A key as people write it, with places counted from 1: `cells[1].pods`."""
+    written = ""
+    for part in location:
+        if isinstance(part, int):
+            written += f"[{part + 1}]"
+        else:
+            written += f".{part}"
+    return written.lstrip(".")
+
+
+def _known_key_like(name: str) -> str:
+    """The key that was meant, as a question, or all keys."""
+    keys = [field.alias or name for name, field in Matrix.model_fields.items()]
+    near = get_close_matches(name, keys, 1)
+    if near:
+        return f"{near[0]}?"
+    return f"known keys are {', '.join(keys)}"
+
+
+# Checks of a matrix as a whole; the first fault is reported. Flags and models are checked with the
+# runs that use them.
 
 
 def _faults(matrix: Matrix) -> Iterator[str]:
-    for values in ({**matrix.values, **entry.values} for entry in matrix.entries or (MatrixEntry(),)):
-        yield from (f"{axis}: is missing; give at least one value" for axis in AXES if axis not in values)
-    for number, part in enumerate(matrix.exclude, 1):
-        if not any(part.has(cell) for cell, _ in matrix.combinations):
-            shown = ", ".join(f"{axis} {'/'.join(map(str, values))}" for axis, values in part.values.items())
-            yield f"exclude[{number}]: {shown}: there is no such cell; correct it, or leave it out"
+    yield from _unknown_values(matrix)
+    yield from _missing_axes(matrix)
+    yield from _exclusions_of_nothing(matrix)
     if not matrix.cells:
-        why = matrix.left_out[0]["reason"] if matrix.left_out else "exclude leaves out all of them"
-        yield f"technique: no cell is left: {why}"
+        reason = "exclude leaves out all of them"
+        if matrix.left_out:
+            reason = matrix.left_out[0]["reason"]
+        yield f"technique: no cell is left: {reason}"
     names = [cell.name for cell in matrix.cells]
-    yield from (f"cells: {name} occurs twice; leave one of them out" for name in names if names.count(name) > 1)
+    for name in names:
+        if names.count(name) > 1:
+            yield f"cells: {name} occurs twice; leave one of them out"
     if matrix.seeds and len(matrix.seeds) != matrix.repeats:
         yield f"seeds: {len(matrix.seeds)} for {matrix.repeats} repeats; give one for each"
-    own = {f"cells[{n}].flags": {**matrix.flags, **e.flags} for n, e in enumerate(matrix.entries, 1) if e.flags}
-    for place, flags in {"flags": matrix.flags, **own}.items():
-        yield from _flag_faults(place, flags, is_seeded=bool(matrix.seeds))
-    try:
-        for cell in matrix.cells:
-            matrix.rows(cell)
-    except UserError as error:
-        yield str(error)
+    yield from _flag_faults("flags", matrix.flags, is_seeded=bool(matrix.seeds))
+    for number, entry in enumerate(matrix.entries, 1):
+        if entry.flags:
+            flags = {**matrix.flags, **entry.flags}
+            yield from _flag_faults(f"cells[{number}].flags", flags, is_seeded=bool(matrix.seeds))
+    yield from _undivided_batches(matrix)
     yield from _data_faults(matrix)
+
+
+def _prompts_of(matrix: Matrix) -> tuple[str, ...]:
+    """The prompts that the script knows, its default first; for any other script, those of
+    `DEFAULT_SCRIPT`."""
+    kind = arguments_of(matrix.script) or SCRIPTS[DEFAULT_SCRIPT]
+    return kind.prompts
+
+
+def _unknown_values(matrix: Matrix) -> Iterator[str]:
+    known_values = {"technique": techniques.NAMES, "prompt": sorted(_prompts_of(matrix))}
+    for axis, known in known_values.items():
+        for part in (matrix, *matrix.entries, *matrix.exclude):
+            for value in getattr(part, axis):
+                if value not in known:
+                    yield f"{axis}: {value!r}; expected one of {', '.join(known)}"
+
+
+def _missing_axes(matrix: Matrix) -> Iterator[str]:
+    for entry in matrix.blocks:
+        values = matrix.values_in(entry)
+        for axis in AXES:
+            if axis not in values:
+                yield f"{axis}: is missing; give at least one value"
+
+
+def _exclusions_of_nothing(matrix: Matrix) -> Iterator[str]:
+    for number, part in enumerate(matrix.exclude, 1):
+        if any(part.has(cell) for cell, _ in matrix.combinations):
+            continue
+        shown = []
+        for axis, values in part.values.items():
+            shown.append(f"{axis} {'/'.join(map(str, values))}")
+        place = f"exclude[{number}]: {', '.join(shown)}"
+        yield f"{place}: there is no such cell; correct it, or leave it out"
 
 
 def _flag_faults(place: str, flags: Mapping[str, Any], *, is_seeded: bool) -> Iterator[str]:
     if is_seeded and "seed" in flags:
         yield f"{place}.seed: contradicts seeds; leave one of them out"
-    for name in (EFFECTIVE, PASSES):
+    for name in (EFFECTIVE_BATCH_SIZE, PASSES):
         value = flags.get(name, 1)
         if type(value) is not int or value < 1:
             yield f"{place}.{name}: {value!r}; expected a whole number, at least 1"
-    if EFFECTIVE in flags and ROWS in flags:
-        yield f"{place}.{ROWS}: follows from {EFFECTIVE}; leave one of them out"
-    yield from (f"{place}.{name}: {SET_BY[name]}; leave it out" for name in flags if name in SET_BY)
+    if EFFECTIVE_BATCH_SIZE in flags and ROWS in flags:
+        yield f"{place}.{ROWS}: follows from {EFFECTIVE_BATCH_SIZE}; leave one of them out"
+    for name in flags:
+        if name in SET_BY_MATRIX:
+            yield f"{place}.{name}: {SET_BY_MATRIX[name]}; leave it out"
+
+
+def _undivided_batches(matrix: Matrix) -> Iterator[str]:
+    try:
+        for cell in matrix.cells:
+            matrix.rows(cell)
+    except UserError as error:
+        yield str(error)
 
 
 def _data_faults(matrix: Matrix) -> Iterator[str]:
-    models, prompts = {cell.model for cell in matrix.cells}, {cell.prompt for cell in matrix.cells}
-    kind, sets = arguments_of(matrix.script), matrix.dataset_path
-    if kind is not None and matrix.data is None and not sets:
+    """Faults of the keys that say which data the runs train on, and what they answer afterwards."""
+    has_raw_data = matrix.data is not None
+    is_ours = arguments_of(matrix.script) is not None
+    if is_ours and not has_raw_data and not matrix.dataset_path:
         yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
-    if matrix.questions and (kind is None or LM in prompts):
-        runs = f"of {matrix.script}" if kind is None else f"with prompt {LM}"
-        yield f"questions: {matrix.questions}; runs {runs} answer none, so nothing can be scored; leave it out"
-    if matrix.data is not None and sets:
+    yield from _question_faults(matrix)
+    if has_raw_data and matrix.dataset_path:
         yield f"dataset_path: contradicts data {matrix.data!r}; leave one of them out"
     for key in ("tokenizer", "limit"):
-        if getattr(matrix, key) and matrix.data is None:
+        if getattr(matrix, key) and not has_raw_data:
             yield f"{key}: is for data that is to be prepared; give data, or leave it out"
-    for key, given, known in (("tokenizer", matrix.tokenizer, models), ("dataset_path", sets, prompts)):
-        for name in (name for name in given if name not in (EACH, *known)):
+    models = {cell.model for cell in matrix.cells}
+    prompts = {cell.prompt for cell in matrix.cells}
+    yield from _names_without_cells("tokenizer", matrix.tokenizer, models)
+    yield from _names_without_cells("dataset_path", matrix.dataset_path, prompts)
+    yield from _prepared_set_faults(matrix.dataset_path, sorted(prompts))
+
+
+def _question_faults(matrix: Matrix) -> Iterator[str]:
+    if matrix.questions is None:
+        return
+    runs = None
+    if arguments_of(matrix.script) is None:
+        runs = f"of {matrix.script}"
+    elif any(cell.prompt == LM for cell in matrix.cells):
+        runs = f"with prompt {LM}"
+    if runs is not None:
+        reason = f"runs {runs} answer none, so nothing can be scored"
+        yield f"questions: {matrix.questions}; {reason}; leave it out"
+
+
+def _names_without_cells(key: str, texts: Mapping[str, str], known: set[str]) -> Iterator[str]:
+    for name in texts:
+        if name != ALL_OTHERS and name not in known:
             yield f"{key}.{name}: no cell of this matrix has it; correct it, or leave it out"
-    for prompt in sorted(prompts) if sets and EACH not in sets else ():
-        if prompt not in sets:
-            yield f"dataset_path.{prompt}: is missing; name the set that was prepared with that prompt"
-    if EACH in sets and len(prompts) > 1:
-        yield f"dataset_path: one data set for several prompts ({', '.join(sorted(prompts))}); give one for each"
+
+
+def _prepared_set_faults(paths: Mapping[str, str], prompts: Sequence[str]) -> Iterator[str]:
+    """Faults of the prepared data sets that are named by prompt."""
+    if ALL_OTHERS in paths:
+        if len(prompts) > 1:
+            shown = ", ".join(prompts)
+            yield f"dataset_path: one data set for several prompts ({shown}); give one for each"
+    elif paths:
+        for prompt in prompts:
+            if prompt not in paths:
+                remedy = "name the set that was prepared with that prompt"
+                yield f"dataset_path.{prompt}: is missing; {remedy}"

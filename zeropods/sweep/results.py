@@ -1,4 +1,5 @@
-"""The results of a sweep: `sweep.json`, written after each run, its models' answers, and a table of all results."""
+"""The results of a sweep: `sweep.json`, written after each run, its models' answers, and a table of
+all results."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from zeropods.report.entry import score_lines
 from zeropods.sweep.matrix import Cell, Matrix
 from zeropods.tables import Table, digits, progress
 
-FILE = "sweep.json"
-SCHEMA_VERSION = 1
-RESULTS = ("ok", "oom", "timeout", "failed", "pod_lost")
+SWEEP_FILE = "sweep.json"
+SWEEP_SCHEMA_VERSION = 1
+RESULT_STATUSES = ("ok", "oom", "timeout", "failed", "pod_lost")
 """Statuses of a run that has been measured, however it ended; `interrupted` is not one of them."""
 LONGEST_REASON = 120
 """Most characters of a reason in a table; `sweep.json` has the whole reason."""
@@ -42,7 +43,8 @@ class Trial:
     repeat: int
     """Number of the repeat, counted from 1."""
     launch: Launch
-    """The launch into `OUT/CELL/REPEAT`, as far as it is known without pods: enough to recognise it."""
+    """The launch into `OUT/CELL/REPEAT`, as far as it is known without pods: enough to recognise
+    it."""
     is_prepared: bool
     """Whether the sweep prepares the data of this run; otherwise they are given."""
     status: str | None = None
@@ -52,7 +54,8 @@ class Trial:
     precision: str | None = None
     """The precision that it computed in, as measured; None where it was not measured."""
     seconds: float | None = None
-    """Wall time in seconds from the launch to the record, for the attempt that produced the record."""
+    """Wall time in seconds from the launch to the record, for the attempt that produced the
+    record."""
 
     @property
     def name(self) -> str:
@@ -62,27 +65,42 @@ class Trial:
     @property
     def command(self) -> str:
         """The command that somebody would type to get this run alone."""
-        alone, pods = [sys.executable], ["zeropods", "launch", "--num-pods", str(self.cell.pods), "--"]
-        script = [str(self.launch.script), *self.launch.arguments]
-        return shlex.join([*(alone if self.cell.is_one_process else pods), *script])
+        if self.cell.is_one_process:
+            starter = [sys.executable]
+        else:
+            starter = ["zeropods", "launch", "--num-pods", str(self.cell.pods), "--"]
+        return shlex.join([*starter, str(self.launch.script), *self.launch.arguments])
 
     @property
     def is_measured(self) -> bool:
         """Whether this trial has a result and needs no further run."""
-        return self.status in RESULTS
+        return self.status in RESULT_STATUSES
 
     def take(self, record: Record, seconds: float | None) -> None:
         """Take over the result from a record."""
-        place = f"{record.pod}: " if record.pod else ""
-        self.reason = None if record.reason is None else f"{place}{record.reason}"
-        self.status, self.samples_per_second, self.seconds = record.status, record.samples_per_second, seconds
-        self.precision = None if record.measured_precision is None else record.measured_precision.text
+        self.status = record.status
+        self.reason = None
+        if record.reason is not None:
+            place = f"{record.pod}: " if record.pod else ""
+            self.reason = f"{place}{record.reason}"
+        self.samples_per_second = record.samples_per_second
+        precision = record.measured_precision
+        self.precision = None if precision is None else precision.text
+        self.seconds = seconds
 
     def to_json(self) -> dict[str, object]:
         """The entry of this run in `sweep.json`."""
-        said = ("status", "reason", "samples_per_second", "precision", "seconds")
-        run = {"cell": self.cell.name, "repeat": self.repeat, **asdict(self.cell), "folder": self.name}
-        return {**run, **{name: getattr(self, name) for name in said}}
+        return {
+            "cell": self.cell.name,
+            "repeat": self.repeat,
+            **asdict(self.cell),
+            "folder": self.name,
+            "status": self.status,
+            "reason": self.reason,
+            "samples_per_second": self.samples_per_second,
+            "precision": self.precision,
+            "seconds": self.seconds,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,42 +118,56 @@ class Sweep:
 
     def write(self) -> None:
         """Write `sweep.json`."""
-        files.write_json(self.out / FILE, self.to_json())
+        files.write_json(self.out / SWEEP_FILE, self.to_json())
 
     def to_json(self) -> dict[str, object]:
         """The document of `sweep.json`."""
         return {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": SWEEP_SCHEMA_VERSION,
             "matrix": self.matrix.to_json(),
             "cells": [trial.to_json() for trial in self.trials],
             "left_out": self.matrix.left_out,
         }
 
     def table(self) -> Table:
-        """A table with a line for each cell; samples per second are the mean over its repeats that ended well.
+        """A table with a line for each cell; samples per second are the mean over its repeats that
+        ended well.
 
         Repeats that computed in different precisions have no mean, and the line says so.
         Where questions are asked, another column says how good the answers are.
         """
-        asked = self.matrix.questions is not None
-        header = ("cell", "repeats ok", "samples/s", *(["inference result"] if asked else []), "result")
-        lines = list[tuple[str, ...]]()
-        for cell in self.matrix.cells:
-            rows = [trial for trial in self.trials if trial.cell == cell]
-            well = [row for row in rows if row.status == "ok"]
-            rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
-            scores = [found[1] for row in well if asked and (found := score_of(row.launch.folder))]
-            judged = next(score_lines(None, scores)) if scores else None
-            good = f"{judged['inference_kind']} {judged['inference_result']:.3f}" if judged else "n/a"
-            rate, results = digits(fmean(rates)) if rates else "n/a", "; ".join(dict.fromkeys(map(_result, rows)))
-            precisions = sorted({row.precision for row in well if row.precision is not None})
-            if len(precisions) > 1:
-                rate = "n/a"
-                results += f"; not one mean, since repeats computed in {' and in '.join(precisions)}"
-            lines.append((cell.name, f"{len(well)} of {len(rows)}", rate, *([good] if asked else []), results))
-        for left in self.matrix.left_out:
-            lines.append((left["cell"], *[""] * (len(header) - 2), f"left out: {left['reason']}"))
-        return Table(header, tuple(lines))
+        header = ["cell", "repeats ok", "samples/s"]
+        if self._has_answers:
+            header.append("inference result")
+        header.append("result")
+        lines = [self._line(cell) for cell in self.matrix.cells]
+        for impossible in self.matrix.left_out:
+            blanks = [""] * (len(header) - 2)
+            reason = f"left out: {impossible['reason']}"
+            lines.append((impossible["cell"], *blanks, reason))
+        return Table(tuple(header), tuple(lines))
+
+    @property
+    def _has_answers(self) -> bool:
+        """Whether the models of finished runs answer questions."""
+        return self.matrix.questions is not None
+
+    def _line(self, cell: Cell) -> tuple[str, ...]:
+        """The line of the table for a cell that is not left out."""
+        trials = [trial for trial in self.trials if trial.cell == cell]
+        finished = [trial for trial in trials if trial.status == "ok"]
+        rate = _mean_rate(finished)
+        results = "; ".join(dict.fromkeys(map(_result, trials)))
+        precisions = sorted({trial.precision for trial in finished if trial.precision is not None})
+        if len(precisions) > 1:
+            rate = "n/a"
+            computed = " and in ".join(precisions)
+            results += f"; not one mean, since repeats computed in {computed}"
+        line = [cell.name, f"{len(finished)} of {len(trials)}", rate]
+        if self._has_answers:
+            line.append(_inference_result(finished))
+        line.append(results)
+        return tuple(line)
 
     def _repr_html_(self) -> str:
         return self.table().to_html()
@@ -144,42 +176,67 @@ class Sweep:
         return str(self.table())
 
 
-def _result(row: Trial) -> str:
-    if row.status is None:
+def _mean_rate(trials: Sequence[Trial]) -> str:
+    """Mean samples per second of some trials, as text."""
+    rates = []
+    for trial in trials:
+        if trial.samples_per_second is not None:
+            rates.append(trial.samples_per_second)
+    return digits(fmean(rates)) if rates else "n/a"
+
+
+def _inference_result(trials: Sequence[Trial]) -> str:
+    """How good the answers of some trials of one cell are, as text."""
+    scores = []
+    for trial in trials:
+        split_and_score = score_of(trial.launch.folder)
+        if split_and_score is not None:
+            _, score = split_and_score
+            scores.append(score)
+    if not scores:
+        return "n/a"
+    over_all_tables = next(score_lines(None, scores))
+    kind = over_all_tables["inference_kind"]
+    return f"{kind} {over_all_tables['inference_result']:.3f}"
+
+
+def _result(trial: Trial) -> str:
+    """What came of a trial, as text."""
+    if trial.status is None:
         return "not run yet"
-    reason = (row.reason or "").split("\n")[0]
-    reason = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
-    return f"{row.status}: {reason}" if reason else row.status
+    reason = (trial.reason or "").split("\n")[0]
+    if not reason:
+        return trial.status
+    if len(reason) > LONGEST_REASON:
+        reason = f"{reason[: LONGEST_REASON - 1]}…"
+    return f"{trial.status}: {reason}"
 
 
 # How good a run's model is: it answers questions that it never saw, and the answers are scored.
 #
-# Nothing here loads torch into the calling process: it may be a notebook's, whose next run needs the GPU.
+# Nothing here loads torch into the calling process: it may be a notebook's, whose next run needs
+# the GPU.
 
-IMPORTED = ["zeropods.evaluate.generate", "zeropods.evaluate.score", "evaluate"]
+ANSWERING_MODULES = ["zeropods.evaluate.generate", "zeropods.evaluate.score", "evaluate"]
 """Modules that every answer needs; importing them takes longer than a tiny model's answers."""
 
 
 def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
-    """Let each run answer the first questions of its test split (dev if there is no test split), and score the answers.
+    """Let each run answer the first questions of its test split (dev if there is no test split),
+    and score the answers.
 
-    Leaves `predictions.SPLIT.jsonl` and `score.SPLIT.json` in the run folder. Queries are constrained. Each run that
-    has answered neither that many questions yet nor all of its split does so in a process of its own. If a run cannot
-    be scored, a line on stderr says why, and the next run answers.
+    Leaves `predictions.SPLIT.jsonl` and `score.SPLIT.json` in the run folder. Queries are
+    constrained. Each run that has answered neither that many questions yet nor all of its split
+    does so in a process of its own. If a run cannot be scored, a line on stderr says why, and the
+    next run answers.
     """
     if questions is None:
         return
-    waiting = []
-    for run in runs:
-        split, score = score_of(run) or ("", None)
-        answered = 0 if score is None or isinstance(score, TextScore) else score.examples
-        known = read_manifest(prepared_of(run)).splits.get(split) if answered else None
-        if answered < (min(questions, known.rows) if known else questions):
-            waiting.append(run)
+    waiting = [run for run in runs if _has_more_to_answer(run, questions)]
     if not waiting:
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
+    context.set_forkserver_preload(ANSWERING_MODULES)
     with progress("answer", "runs", len(waiting)) as bar:
         for run in waiting:
             with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -188,11 +245,27 @@ def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
                 except UserError as error:
                     print(f"not scored: {error}", file=sys.stderr)
                 except BrokenProcessPool:
-                    print(f"not scored: {run}: its answers took too much memory; ask fewer questions", file=sys.stderr)
+                    reason = "its answers took too much memory; ask fewer questions"
+                    print(f"not scored: {run}: {reason}", file=sys.stderr)
             bar.update(1)
 
 
+def _has_more_to_answer(run: Path, questions: int) -> bool:
+    """Whether a run has answered neither that many questions yet nor all of its split."""
+    split_and_score = score_of(run)
+    if split_and_score is None:
+        return True
+    split, score = split_and_score
+    if isinstance(score, TextScore) or score.examples == 0:
+        return True
+    manifest = read_manifest(prepared_of(run))
+    known = manifest.splits.get(split)
+    most = questions if known is None else min(questions, known.rows)
+    return score.examples < most
+
+
 def _answer(run: Path, questions: int) -> None:
+    """Answer and score in a process of its own, which ends with the one that started it."""
     end_with_parent(os.getppid(), signal.SIGTERM)
     from zeropods.evaluate.generate import predict
     from zeropods.evaluate.score import score

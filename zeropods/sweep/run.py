@@ -1,4 +1,5 @@
-"""A sweep: every run of a matrix in its own processes, one after the other, until each has a result."""
+"""A sweep: every run of a matrix in its own processes, one after the other, until each has a
+result."""
 
 from __future__ import annotations
 
@@ -17,11 +18,17 @@ from zeropods.errors import UserError, told_differences
 from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import folder_locked, is_path
 from zeropods.launch import command
-from zeropods.launch.command import Launch, find_script, flag_values, runner_argv, train_arguments
+from zeropods.launch.command import (
+    Launch,
+    find_script,
+    flag_values,
+    runner_argv,
+    train_arguments,
+)
 from zeropods.launch.local import run_planned
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.supervisor import Supervision, run_launch
-from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, read_record
+from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.plan.known_models import CAUSAL_TINY
 from zeropods.pods.backends.cml import is_session
@@ -31,15 +38,33 @@ from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.machine import name_of_process
 from zeropods.pods.processes import ending_in_order
 from zeropods.programs import variable_set
-from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
-from zeropods.sweep.results import FILE, RESULTS, Sweep, Trial, answer_runs
+from zeropods.sweep.matrix import (
+    ALL_OTHERS,
+    EFFECTIVE_BATCH_SIZE,
+    GENERATED_DATA,
+    Cell,
+    Matrix,
+    write_matrix,
+)
+from zeropods.sweep.results import RESULT_STATUSES, SWEEP_FILE, Sweep, Trial, answer_runs
 from zeropods.tables import digits, progress, said_above
 from zeropods.techniques import technique_named
-from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLArguments, arguments_of
+from zeropods.train.arguments import (
+    MAX_SEQ_LENGTH,
+    ROWS,
+    CausalArguments,
+    TextToSQLArguments,
+    arguments_of,
+)
 
-LOCK = "sweep.lock"
-MATRIX = "matrix.yaml"
+SWEEP_LOCK = "sweep.lock"
+MATRIX_FILE = "matrix.yaml"
 """File beside the runs that holds the matrix as it was read."""
+RAW_DATA_FLAGS = ("dataset_config", "text_field")
+"""Flags that say how raw data are read; runs do not get them if the sweep itself has read the
+data."""
+PREPARED_FOLDER = "prepared"
+"""Folder of the data sets that a sweep prepares, beside its cells."""
 
 
 def run_sweep(
@@ -51,105 +76,180 @@ def run_sweep(
     again: bool = False,
     argv: Callable[[Launch, Path], list[str]] = runner_argv,
 ) -> Sweep:
-    """Run what a matrix asks for and return all of its results; runs that already have a result are not repeated.
+    """Run what a matrix asks for and return all of its results; runs that already have a result are
+    not repeated.
 
-    `OUT/sweep.json` is written after each run, so that after an interrupt or a kill the next call goes on where
-    the last one was. Ctrl-C ends the current run, which still writes its record, and then the sweep.
+    `OUT/sweep.json` is written after each run, so that after an interrupt or a kill the next call
+    goes on where the last one was. Ctrl-C ends the current run, which still writes its record, and
+    then the sweep.
 
     Args:
-        cluster: the cluster to run on; if not given, the sweep starts pods of its own, which end with it.
+        cluster: the cluster to run on; if not given, the sweep starts pods of its own, which end
+            with it.
         hostfile: hosts for the sweep's own pods.
         again: run once more whatever ran out of memory or time, failed, or lost a pod.
         argv: makes the launcher's command, see `Supervision`.
 
     Raises:
-        UserError: nothing was started: the folder has another sweep, a data set is missing, or there are too few pods.
+        UserError: nothing was started: the folder has another sweep, a data set is missing, or
+            there are too few pods.
     """
     out = Path(out).resolve()
     # A second sweep in the folder is refused, and so is a folder that holds something else.
-    held = folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
-    with ending_in_order(), held, sweep_pods(matrix, cluster, hostfile) as ready:
-        planned = trials(matrix, out)
-        check_trials(planned)
-        provide_datasets(matrix, out)
-        check_trials(planned, are_prepared=True)
-        refuse_other_runs(planned)
-        kept = files.read_object(out / FILE, "move the file away").get("cells", []) if (out / FILE).is_file() else []
-        seconds = {row.get("folder"): row.get("seconds") for row in kept}
-        write_matrix(matrix, out / MATRIX)
-        for trial in planned:
-            take_up(trial, seconds.get(trial.name), again=again)
-        sweep = Sweep(out=out, matrix=matrix, trials=planned)
-        sweep.write()
-        waiting = [trial for trial in planned if not trial.is_measured]
-        if len(waiting) < len(planned):
-            said_above(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
-        # Repeats with the same seed end with the same model, which answers once.
-        asked = [trial for trial in planned if matrix.seeds or trial.repeat == 1]
-        answer_runs([trial.launch.folder for trial in asked if trial.status == "ok"], matrix.questions)
+    signs = (SWEEP_FILE, SWEEP_LOCK)
+    lock = folder_locked(out, SWEEP_LOCK, signs=signs, kind="sweep", flag="--out")
+    with ending_in_order(), lock, sweep_pods(matrix, cluster, hostfile) as next_cluster:
+        sweep = _begun_sweep(matrix, out, again=again)
+        _answer(sweep.trials, matrix)
         supervision = Supervision(argv=argv, timeout_seconds=matrix.timeout_seconds)
         without_gpus = pods_have_no_gpu(matrix, cluster, hostfile)
+        waiting = [trial for trial in sweep.trials if not trial.is_measured]
         if without_gpus and any(trial.cell.is_one_process for trial in waiting):
-            said_above("runs of one process train without GPUs too, like the pods with which they are compared")
+            said_above(
+                "runs of one process train without GPUs too, "
+                "like the pods with which they are compared"
+            )
         with progress("sweep", "runs", len(waiting)) as bar:
             for number, trial in enumerate(waiting, 1):
                 place = f"run {number} of {len(waiting)}: {trial.name}"
                 said_above(f"{place} begins")
-                try:
-                    _run(trial, ready, supervision, without_gpus=without_gpus)
-                except (KeyboardInterrupt, SystemExit):
-                    trial.status, trial.reason = "interrupted", "ended with the sweep"
-                    raise
-                finally:
-                    # Each result is on disk before the next run begins.
-                    sweep.write()
-                per_second = trial.samples_per_second
-                rate = "" if per_second is None else f", {digits(per_second)} samples/s"
-                reason = "" if trial.reason is None else f": {trial.reason}"
-                said_above(f"{place} {trial.status} after {trial.seconds or 0.0:.0f} s{rate}{reason}")
-                answer_runs([trial.launch.folder] if trial.status == "ok" and trial in asked else [], matrix.questions)
+                _run_and_write(sweep, trial, next_cluster, supervision, without_gpus=without_gpus)
+                said_above(f"{place} {_outcome(trial)}")
+                _answer([trial], matrix)
                 bar.update(1)
         return sweep
 
 
-def _run(trial: Trial, ready: Callable[[], Cluster], supervision: Supervision, *, without_gpus: bool) -> None:
+def _begun_sweep(matrix: Matrix, out: Path, *, again: bool) -> Sweep:
+    """The sweep with the results of earlier calls, once everything that can be checked has been
+    checked, and the data are there."""
+    planned = trials(matrix, out)
+    check_trials(planned)
+    provide_datasets(matrix, out)
+    check_trials(planned, are_prepared=True)
+    refuse_other_runs(planned)
+    seconds = _recorded_seconds(out)
+    write_matrix(matrix, out / MATRIX_FILE)
+    for trial in planned:
+        take_up(trial, seconds.get(trial.name), again=again)
+    sweep = Sweep(out=out, matrix=matrix, trials=planned)
+    sweep.write()
+    measured = [trial for trial in planned if trial.is_measured]
+    if measured:
+        said_above(f"{len(measured)} of {len(planned)} runs have a result already")
+    return sweep
+
+
+def _answer(planned: Sequence[Trial], matrix: Matrix) -> None:
+    """Let the models of those trials answer that have ended well.
+
+    Repeats with the same seed end with the same model, which answers once.
+    """
+    folders = []
+    for trial in planned:
+        has_model_of_its_own = bool(matrix.seeds) or trial.repeat == 1
+        if trial.status == "ok" and has_model_of_its_own:
+            folders.append(trial.launch.folder)
+    answer_runs(folders, matrix.questions)
+
+
+def _run_and_write(
+    sweep: Sweep,
+    trial: Trial,
+    next_cluster: Callable[[], Cluster],
+    supervision: Supervision,
+    *,
+    without_gpus: bool,
+) -> None:
+    """Run one trial of a sweep and write what came of it, also where the whole sweep is ended."""
+    try:
+        _run(trial, next_cluster, supervision, without_gpus=without_gpus)
+    except (KeyboardInterrupt, SystemExit):
+        trial.status = "interrupted"
+        trial.reason = "ended with the sweep"
+        raise
+    finally:
+        # Each result is on disk before the next run begins.
+        sweep.write()
+
+
+def _outcome(trial: Trial) -> str:
+    """How a run has ended, after how long, how fast it was, and why it ended so."""
+    outcome = f"{trial.status} after {trial.seconds or 0.0:.0f} s"
+    if trial.samples_per_second is not None:
+        outcome += f", {digits(trial.samples_per_second)} samples/s"
+    if trial.reason is not None:
+        outcome += f": {trial.reason}"
+    return outcome
+
+
+def _run(
+    trial: Trial,
+    next_cluster: Callable[[], Cluster],
+    supervision: Supervision,
+    *,
+    without_gpus: bool,
+) -> None:
     """Run one trial and store its result in it, whatever it is.
 
     Args:
         without_gpus: whether a run of one process, which has no pod, is to train without GPUs.
     """
-    began, asked = time.monotonic(), trial.launch
+    began = time.monotonic()
     try:
         if trial.cell.is_one_process:
-            hidden = variable_set(VISIBLE, HIDDEN) if without_gpus else nullcontext()
-            with locked(asked.folder, LAUNCH_LOCK), hidden:
-                command.remember(asked)
-                trial.take(run_planned(asked, supervision.timeout_seconds), time.monotonic() - began)
-            return
-        cluster = ready()
-        planned = command.plan_launch(cluster, asked.script, asked.arguments, pods=trial.cell.pods)
-        record = run_launch(planned, cluster, supervision)
+            record = _run_alone(trial.launch, supervision, without_gpus=without_gpus)
+        else:
+            record = _run_on_pods(trial, next_cluster(), supervision)
     except (UserError, OSError) as error:
-        trial.status, trial.reason = "refused", " ".join(str(error).split())
-        if isinstance(error, UnopenedError):
-            # A run that failed before it began has measured nothing: the next call tries again.
-            trial.status, trial.reason = "refused" if error.status == "failed" else error.status, error.reason
-        if trial.status == "interrupted":
-            raise KeyboardInterrupt(trial.reason) from None
+        _take_refusal(trial, error)
         trial.seconds = time.monotonic() - began
         return
+    trial.take(record, time.monotonic() - began)
+
+
+def _run_alone(launch: Launch, supervision: Supervision, *, without_gpus: bool) -> Record:
+    """Run a launch of one process on this machine."""
+    visibility = variable_set(VISIBLE, HIDDEN) if without_gpus else nullcontext()
+    with locked(launch.folder, LAUNCH_LOCK), visibility:
+        command.remember(launch)
+        return run_planned(launch, supervision.timeout_seconds)
+
+
+def _run_on_pods(trial: Trial, cluster: Cluster, supervision: Supervision) -> Record:
+    """Run a trial on the pods of a cluster."""
+    planned = command.plan_launch(
+        cluster, trial.launch.script, trial.launch.arguments, pods=trial.cell.pods
+    )
+    record = run_launch(planned, cluster, supervision)
     if record.status == "interrupted":
         # The supervisor has caught the signal, which was meant for the whole sweep.
         raise KeyboardInterrupt(record.reason)
-    trial.take(record, time.monotonic() - began)
+    return record
+
+
+def _take_refusal(trial: Trial, error: UserError | OSError) -> None:
+    """Store in a trial why its run never began; an interrupt before its beginning ends the sweep
+    too."""
+    if not isinstance(error, UnopenedError):
+        trial.status = "refused"
+        trial.reason = " ".join(str(error).split())
+        return
+    if error.status == "interrupted":
+        raise KeyboardInterrupt(error.reason) from None
+    # A run that failed before it began has measured nothing: the next call tries again.
+    trial.status = "refused" if error.status == "failed" else error.status
+    trial.reason = error.reason
 
 
 # What earlier calls have left, and which parts of it are kept.
 
 
 def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None:
-    """Refuse what a run would refuse before its first step; the sweep's own data are checked only if `are_prepared`."""
-    for trial in {each.cell: each for each in trials}.values():
+    """Refuse what a run would refuse before its first step; the sweep's own data are checked only
+    if `are_prepared`."""
+    trial_of_cell = {trial.cell: trial for trial in trials}
+    for trial in trial_of_cell.values():
         try:
             command.check_arguments(trial.launch)
             # The data that lie there may have been prepared by an earlier matrix.
@@ -161,26 +261,35 @@ def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None
 
 def refuse_other_runs(trials: Sequence[Trial]) -> None:
     """Refuse run folders that hold a run with settings that differ from those of the matrix now."""
+    for trial in trials:
+        folder = trial.launch.folder
+        identity = command.remembered(folder)
+        if identity is None:
+            continue
+        old = _by_flag(identity)
+        new = _by_flag(command.identity(trial.launch))
+        changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
+        if changed:
+            difference = told_differences(old, new, changed[:1])
+            raise UserError(
+                f"{folder}: was run with other settings ({difference}); choose another --out"
+            )
 
-    def by_flag(identity: Mapping[str, Any]) -> dict[str, object]:
-        flags = flag_values(identity["arguments"])
-        return {**identity, "arguments": None, **{f"--{name}": value for name, value in flags.items()}}
 
-    for launch in (trial.launch for trial in trials):
-        before = command.remembered(launch.folder)
-        if before is not None:
-            old, new = by_flag(before), by_flag(command.identity(launch))
-            changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
-            if changed:
-                said = told_differences(old, new, changed[:1])
-                raise UserError(f"{launch.folder}: was run with other settings ({said}); choose another --out")
+def _by_flag(identity: Mapping[str, Any]) -> dict[str, object]:
+    """The identity of a run with each of its flags under a key of its own."""
+    values: dict[str, object] = {**identity, "arguments": None}
+    for name, value in flag_values(identity["arguments"]).items():
+        values[f"--{name}"] = value
+    return values
 
 
 def take_up(trial: Trial, seconds: float | None, *, again: bool) -> None:
     """Take over the result of an earlier call, if the run needs no further attempt.
 
-    A finished run stays finished. Running out of memory or time, failing and losing a pod are results too; `again` asks
-    for another try of those. A run that was killed, interrupted, or refused before it began has no result yet.
+    A finished run stays finished. Running out of memory or time, failing and losing a pod are
+    results too; `again` asks for another try of those. A run that was killed, interrupted, or
+    refused before it began has no result yet.
 
     Args:
         seconds: wall time of the run, in seconds, if an earlier call recorded it.
@@ -189,58 +298,100 @@ def take_up(trial: Trial, seconds: float | None, *, again: bool) -> None:
     # Without a configuration, the record is of a launch that ended before it had begun the run.
     if (folder / RECORD).is_file() and (folder / CONFIG).is_file():
         record = read_record(folder)
-        if record.status == "ok" or (record.status in RESULTS and not again):
+        needs_no_attempt = record.status in RESULT_STATUSES and not again
+        if record.status == "ok" or needs_no_attempt:
             trial.take(record, seconds)
+
+
+def _recorded_seconds(out: Path) -> dict[str, float | None]:
+    """Wall time of each run that an earlier call recorded, in seconds, by the name of the run."""
+    path = out / SWEEP_FILE
+    if not path.is_file():
+        return {}
+    rows = files.read_object(path, "move the file away").get("cells", [])
+    return {row.get("folder"): row.get("seconds") for row in rows}
 
 
 # The prepared data sets, which are made, or checked against the matrix.
 
 
 def provide_datasets(matrix: Matrix, out: Path, *, dry: bool = False) -> None:
-    """Make the data set of each model and prompt if it does not exist yet, or check those that the matrix names.
+    """Make the data set of each model and prompt if it does not exist yet, or check those that the
+    matrix names.
 
     Args:
         dry: make nothing, but refuse raw data that do not exist.
     """
-    kind, raw = arguments_of(matrix.script), matrix.data
-    for cell in {(cell.model, cell.prompt): cell for cell in matrix.cells}.values():
+    cells = {(cell.model, cell.prompt): cell for cell in matrix.cells}
+    for cell in cells.values():
         folder = dataset_of(matrix, cell, out)
         if folder is None:
             continue
-        if raw is not None and dry:
-            if raw != SAMPLE and (Path(raw).exists() or is_path(raw)):
-                _preparation(matrix, raw, cell).open()
-        elif raw is not None:
-            if matrix.data == SAMPLE:
-                task = cell.prompt if kind is CausalArguments else TEXT2SQL
-                raw = str(out / f"{SAMPLE}-{task}")
-                write_sample(Path(raw), task=task)
+        if matrix.data is None:
+            _check_prepared(matrix, cell, folder)
+        elif dry:
+            _check_raw_data(matrix, matrix.data, cell)
+        else:
+            data = matrix.data
+            if data == GENERATED_DATA:
+                data = _generated_data(matrix, cell, out)
             with progress("prepare", "rows") as bar:
-                _, made = prepare(_preparation(matrix, raw, cell), folder, bar.update)
+                _, made = prepare(_preparation(matrix, data, cell), folder, bar.update)
             if made:
                 said_above(f"prepared {folder}")
-        elif kind is not None and read_manifest(folder).prompt != cell.prompt:
-            prepared = read_manifest(folder).prompt
-            raise UserError(
-                f"{folder}: was prepared with prompt {prepared}, but the matrix has {cell.prompt}; name another set"
-            )
+
+
+def _check_prepared(matrix: Matrix, cell: Cell, folder: Path) -> None:
+    """Refuse a prepared set that the matrix names, if it was made with another prompt."""
+    if arguments_of(matrix.script) is None:
+        return
+    prompt = read_manifest(folder).prompt
+    if prompt != cell.prompt:
+        raise UserError(
+            f"{folder}: was prepared with prompt {prompt}, "
+            f"but the matrix has {cell.prompt}; name another set"
+        )
+
+
+def _check_raw_data(matrix: Matrix, data: str, cell: Cell) -> None:
+    """Refuse raw data that do not exist; what may be the name of a data set at the hub passes."""
+    if data == GENERATED_DATA:
+        return
+    if Path(data).exists() or is_path(data):
+        _preparation(matrix, data, cell).open()
+
+
+def _generated_data(matrix: Matrix, cell: Cell, out: Path) -> str:
+    """The folder of the generated data for the task of a cell, which are made first."""
+    is_causal = arguments_of(matrix.script) is CausalArguments
+    task = cell.prompt if is_causal else TEXT2SQL
+    folder = out / f"{GENERATED_DATA}-{task}"
+    write_sample(folder, task=task)
+    return str(folder)
 
 
 def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
-    """How the raw data are prepared for a cell; for a causal script, as its run would prepare them itself."""
-    tokenizer = matrix.tokenizer.get(cell.model, matrix.tokenizer.get(EACH, cell.model))
+    """How the raw data are prepared for a cell; for a causal script, as its run would prepare them
+    itself."""
+    named = matrix.tokenizer
+    tokenizer = named.get(cell.model, named.get(ALL_OTHERS, cell.model))
     if arguments_of(matrix.script) is not CausalArguments:
-        return Preparation(data=Path(data), tokenizer=tokenizer, prompt=cell.prompt, limit=matrix.limit)
+        return Preparation(
+            data=Path(data), tokenizer=tokenizer, prompt=cell.prompt, limit=matrix.limit
+        )
     flags = matrix.flags_of(cell)
-    given = {name: flags[name] for name in ("loss_on", "dataset_config", "text_field") if name in flags}
-    tiny = flags.get("init") == "random" and tokenizer in CAUSAL_TINY
+    settings = {}
+    for name in ("loss_on", *RAW_DATA_FLAGS):
+        if name in flags:
+            settings[name] = flags[name]
+    is_tiny = flags.get("init") == "random" and tokenizer in CAUSAL_TINY
     return Preparation(
         task=cell.prompt,
         data=Path(data),
-        tokenizer=GPT_TINY if tiny else tokenizer,
+        tokenizer=GPT_TINY if is_tiny else tokenizer,
         max_seq_length=int(flags.get("max_seq_length", MAX_SEQ_LENGTH)),
         limit=matrix.limit or flags.get("subset"),
-        **given,
+        **settings,
     )
 
 
@@ -248,46 +399,68 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
 
 
 @contextmanager
-def sweep_pods(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> Iterator[Callable[[], Cluster]]:
-    """Yield a function that gives the cluster for the next run; the sweep's own pods start when needed and end on exit.
+def sweep_pods(
+    matrix: Matrix, given: Cluster | None, hostfile: Path | None
+) -> Iterator[Callable[[], Cluster]]:
+    """Yield a function that gives the cluster for the next run; the sweep's own pods start when
+    needed and end on exit.
 
     Pods that were given are not replaced: they are somebody else's.
 
     Args:
-        hostfile: names the hosts on which the sweep's own pods are started; this machine if not given.
+        hostfile: names the hosts on which the sweep's own pods are started; this machine if not
+            given.
     """
     count = most_pods(matrix)
-    hosts = (given.hosts if given else read_hostfile(hostfile) if hostfile else ())[:count]
-    if given is not None and len(hosts) < count:
-        raise UserError(f"cluster {given.name}: has {len(hosts)} pods, but the matrix needs {count}")
-    for host in hosts:
+    _check_hosts(matrix, given, hostfile)
+    sweep_cluster: Cluster | None = None
+
+    def next_cluster() -> Cluster:
+        nonlocal sweep_cluster
+        if given is not None:
+            return given
+        if sweep_cluster is None or not sweep_cluster.is_ready():
+            if sweep_cluster is not None:
+                sweep_cluster.down()
+            sweep_cluster = pods.up(
+                count,
+                slots=None if hostfile else matrix.slots,
+                name=name_of_process("sweep"),
+                hostfile=hostfile,
+                lease="kernel",
+            )
+        return sweep_cluster
+
+    try:
+        yield next_cluster
+    finally:
+        if sweep_cluster is not None:
+            sweep_cluster.down()
+
+
+def _check_hosts(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> None:
+    """Refuse too few pods, and pods whose slots are not those of the matrix."""
+    count = most_pods(matrix)
+    hosts: tuple[Host, ...] = ()
+    if given is not None:
+        hosts = given.hosts
+        if len(hosts) < count:
+            raise UserError(
+                f"cluster {given.name}: has {len(hosts)} pods, but the matrix needs {count}"
+            )
+    elif hostfile is not None:
+        hosts = read_hostfile(hostfile)
+    for host in hosts[:count]:
         if host.slots != matrix.slots:
             raise UserError(
                 f"{host.address} has slots={host.slots}, but the matrix has slots: {matrix.slots}; "
                 f"set slots: {host.slots} in the matrix, or use pods whose slots match"
             )
-    own: Cluster | None = None
-
-    def ready() -> Cluster:
-        nonlocal own
-        if given is not None:
-            return given
-        if own is None or not own.is_ready():
-            if own is not None:
-                own.down()
-            name = name_of_process("sweep")
-            own = pods.up(count, slots=None if hostfile else matrix.slots, name=name, hostfile=hostfile, lease="kernel")
-        return own
-
-    try:
-        yield ready
-    finally:
-        if own is not None:
-            own.down()
 
 
 def pods_have_no_gpu(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> bool:
-    """Whether the pods of a sweep train without the GPUs of this machine, because there are too few for all of them."""
+    """Whether the pods of a sweep train without the GPUs of this machine, because there are too few
+    for all of them."""
     if given is not None:
         return given.hides_gpus
     count = most_pods(matrix)
@@ -297,67 +470,101 @@ def pods_have_no_gpu(matrix: Matrix, given: Cluster | None, hostfile: Path | Non
 
 
 def most_pods(matrix: Matrix) -> int:
-    """Number of pods of the cell with most of them; 0 where every run is one process of this machine."""
+    """Number of pods of the cell with most of them; 0 where every run is one process of this
+    machine."""
     return max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
 
 
 # The runs of a sweep as data, and their order.
 
-OF_RAW_DATA = ("dataset_config", "text_field")
-"""Flags that say how raw data are read; runs do not get them if the sweep itself has read the data."""
-PREPARED = "prepared"
-"""Folder of the data sets that a sweep prepares, beside its cells."""
-
 
 def trials(matrix: Matrix, out: Path) -> list[Trial]:
-    """All runs of a matrix in the order in which they are run; finds the script, but reads and starts nothing."""
-    script, cells = find_script(matrix.script), matrix.cells
+    """All runs of a matrix in the order in which they are run; finds the script, but reads and
+    starts nothing."""
+    script = find_script(matrix.script)
+    cells = matrix.cells
+    is_prepared = matrix.data is not None
+    planned = []
+    for repeat in range(1, matrix.repeats + 1):
+        for place in order_of(len(cells), repeat):
+            cell = cells[place]
+            launch = _launch_of(matrix, script, cell, repeat, out)
+            planned.append(Trial(cell=cell, repeat=repeat, launch=launch, is_prepared=is_prepared))
+    return planned
+
+
+def _launch_of(matrix: Matrix, script: Path, cell: Cell, repeat: int, out: Path) -> Launch:
+    """The launch of a cell's repeat, as far as it is known without pods."""
+    folder = out / cell.name / str(repeat)
+    flags = _flags_of_run(matrix, script, cell, repeat, out)
+    if cell.is_one_process:
+        hosts = [Host("pod1", 1)]
+        launcher = "none"
+    else:
+        hosts = [Host(f"pod{number}", matrix.slots) for number in range(1, cell.pods + 1)]
+        launcher = "pdsh"
+    return Launch(
+        script=script,
+        arguments=tuple(train_arguments(**flags, outputdir=folder)),
+        folder=folder,
+        hosts=tuple(hosts),
+        master_port=0,
+        launcher=launcher,
+    )
+
+
+def _flags_of_run(
+    matrix: Matrix, script: Path, cell: Cell, repeat: int, out: Path
+) -> dict[str, object]:
+    """The flags that the script gets for a cell's repeat, without that of the run folder."""
     kind = arguments_of(script) or TextToSQLArguments
-    found = []
-    for repeat, place in ((n, each) for n in range(1, matrix.repeats + 1) for each in order_of(len(cells), n)):
-        cell = cells[place]
-        given = {
-            kind.called["model_id"]: cell.model,
-            "deepspeed": technique_named(cell.technique).file,
-            kind.called["dataset_path"]: dataset_of(matrix, cell, out),
-            **matrix.flags_of(cell),
-            **dict.fromkeys((EFFECTIVE, *(OF_RAW_DATA if matrix.data is not None else ()))),
-        }
-        rows, folder = matrix.rows(cell), out / cell.name / str(repeat)
-        given |= {} if rows is None else {ROWS: rows}
-        given |= {"seed": matrix.seeds[repeat - 1]} if matrix.seeds else {}
-        pods, slots = (1, 1) if cell.is_one_process else (cell.pods, matrix.slots)
-        launch = Launch(
-            script=script,
-            arguments=tuple(train_arguments(**given, outputdir=folder)),
-            folder=folder,
-            hosts=tuple(Host(f"pod{number}", slots) for number in range(1, pods + 1)),
-            master_port=0,
-            launcher="none" if cell.is_one_process else "pdsh",
-        )
-        found.append(Trial(cell=cell, repeat=repeat, launch=launch, is_prepared=matrix.data is not None))
-    return found
+    flags: dict[str, object] = {
+        kind.called["model_id"]: cell.model,
+        "deepspeed": technique_named(cell.technique).file,
+        kind.called["dataset_path"]: dataset_of(matrix, cell, out),
+        **matrix.flags_of(cell),
+    }
+    flags.pop(EFFECTIVE_BATCH_SIZE, None)
+    if matrix.data is not None:
+        for name in RAW_DATA_FLAGS:
+            flags.pop(name, None)
+    rows = matrix.rows(cell)
+    if rows is not None:
+        flags[ROWS] = rows
+    if matrix.seeds:
+        flags["seed"] = matrix.seeds[repeat - 1]
+    return flags
 
 
 def dataset_of(matrix: Matrix, cell: Cell, out: Path) -> Path | None:
-    """Path of the prepared data set of a cell, whether it exists yet or not; None for a script that needs none."""
+    """Path of the prepared data set of a cell, whether it exists yet or not; None for a script that
+    needs none."""
     if matrix.data is not None:
-        return out / PREPARED / f"{Path(matrix.data).name}-{Path(cell.model).name}-{cell.prompt}"
-    named = matrix.dataset_path.get(cell.prompt, matrix.dataset_path.get(EACH))
-    return None if named is None else Path(named).resolve()
+        name = f"{Path(matrix.data).name}-{Path(cell.model).name}-{cell.prompt}"
+        return out / PREPARED_FOLDER / name
+    named = matrix.dataset_path
+    path = named.get(cell.prompt, named.get(ALL_OTHERS))
+    return None if path is None else Path(path).resolve()
 
 
 def order_of(cells: int, repeat: int) -> tuple[int, ...]:
-    """The order of cells 0 ... cells - 1 in one repeat, counted from 1; a machine that slows down favours no cell.
+    """The order of cells 0 ... cells - 1 in one repeat, counted from 1; a machine that slows down
+    favours no cell.
 
-    Each repeat runs every cell once. Repeats come in pairs: a row of a Williams design (Williams 1949,
-    Aust. J. Sci. Res. A 2, 149-168), and the same row backwards. After every pair, the mean place of all cells is
-    the same, so that a steady drift cancels out. After as many repeats as there are cells (twice as many where
-    their number is odd), each cell has had each place equally often, and has followed each other cell equally often.
-    The order of a repeat does not depend on how many follow, so more repeats can be added later.
+    Each repeat runs every cell once. Repeats come in pairs: a row of a Williams design (Williams
+    1949, Aust. J. Sci. Res. A 2, 149-168), and the same row backwards. After every pair, the mean
+    place of all cells is the same, so that a steady drift cancels out. After as many repeats as
+    there are cells (twice as many where their number is odd), each cell has had each place equally
+    often, and has followed each other cell equally often. The order of a repeat does not depend on
+    how many follow, so more repeats can be added later.
     """
     shift, backwards = divmod(repeat - 1, 2)
     # 0, 1, n - 1, 2, n - 2 ...: all differences between neighbours are different, modulo n.
-    first = ((place + 1) // 2 if place % 2 else -(place // 2) for place in range(cells))
-    forwards = tuple((place + shift) % cells for place in first)
+    first = []
+    for place in range(cells):
+        if place % 2 == 1:
+            first.append((place + 1) // 2)
+        else:
+            first.append(-(place // 2))
+    forwards = tuple((cell + shift) % cells for cell in first)
     return forwards[::-1] if backwards else forwards
