@@ -10,7 +10,7 @@ import pytest
 from tests.made import a_config, a_rank
 from zeropods.launch.lost_pods_and_hangs import Ending
 from zeropods.launch.outcome import Ranks, verdict_of_ranks
-from zeropods.measure.exits import BYTES, exit_file, exits_noted, read_exits, write_exit
+from zeropods.measure.exits import EXIT_BYTES, exit_file, exits_noted, read_exits, write_exit
 from zeropods.measure.heartbeat import Beat, write_beat
 from zeropods.measure.record import RankExit, compose_record, lost_connection
 
@@ -233,7 +233,7 @@ def test_a_note_takes_the_room_of_the_one_before_it_and_none_is_left_after_an_at
         long = [f"line {number} {'x' * 500}" for number in range(40)]
         write_exit(tmp_path, seen, long)
         after = exit_file(tmp_path, 3).stat()
-        assert (before.st_ino, before.st_blocks, before.st_size) == (after.st_ino, after.st_blocks, BYTES)
+        assert (before.st_ino, before.st_blocks, before.st_size) == (after.st_ino, after.st_blocks, EXIT_BYTES)
         note = read_exits(tmp_path)[3]
         assert note.exit == seen and note.last_lines[-1].startswith("line 39 xxx")
         exit_file(tmp_path, 3).write_text("{")

@@ -242,7 +242,7 @@ def test_a_heartbeat_keeps_nothing_alive_of_what_a_rank_works_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The next heartbeat would free what this one kept.
-    monkeypatch.setattr("zeropods.measure.heartbeat.PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr("zeropods.measure.heartbeat.BEAT_PAUSE_SECONDS", 60.0)
 
     class Gradients:
         pass

@@ -19,7 +19,7 @@ import pytest
 from zeropods import __version__
 from zeropods.measure import environment
 from zeropods.measure.memory import (
-    COLUMNS,
+    SAMPLED_COLUMNS,
     Counters,
     Phases,
     Sampler,
@@ -134,7 +134,7 @@ def test_each_sample_is_a_line_and_counts_in_the_statistics(tmp_path: Path) -> N
     with open(path, newline="") as file:
         lines = list(csv.DictReader(file))
     count = len(lines)
-    assert list(lines[0]) == ["unix_seconds", "phase", *COLUMNS]
+    assert list(lines[0]) == ["unix_seconds", "phase", *SAMPLED_COLUMNS]
     assert [line["resident_bytes"] for line in lines] == [str(100 * (number + 1)) for number in range(count)]
     # What was not measured is empty, and not zero.
     assert [lines[0]["power_watts"], lines[1]["power_watts"], lines[0]["allocated_bytes"]] == ["", "70.25", ""]
@@ -151,7 +151,7 @@ def test_each_sample_is_a_line_and_counts_in_the_statistics(tmp_path: Path) -> N
 def test_a_long_run_is_sampled_less_often_and_its_statistics_are_over_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zeropods.measure.memory.ROWS", 4)
+    monkeypatch.setattr("zeropods.measure.memory.SAMPLES_BEFORE_DOUBLING", 4)
     found = sample(tmp_path / "0.csv", 14).statistics()["resident_bytes"]
     with open(tmp_path / "0.csv", newline="") as file:
         times = [float(line["unix_seconds"]) for line in csv.DictReader(file)]

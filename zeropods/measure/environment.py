@@ -13,46 +13,78 @@ from pathlib import Path
 
 from zeropods import __version__
 
-PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "tokenizers")
+RECORDED_PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "tokenizers")
 
 
 def host() -> str:
-    """The pod that this process runs on: the address that its agent gave it, else the machine's name."""
+    """The pod that this process runs on: the address that its agent gave it, else the machine's
+    name."""
     return os.environ.get("ZEROPODS_POD") or socket.gethostname()
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of the packages that affect a run's figures, our own being this code's; None where one is missing."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "zeropods": __version__}
-    for name in PACKAGES:
-        found[name] = None
+    """Versions of the packages that affect a run's figures, our own being this code's; None where
+    one is missing."""
+    version_by_name: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "zeropods": __version__,
+    }
+    for name in RECORDED_PACKAGES:
+        version_by_name[name] = None
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            version_by_name[name] = version(name)
+    return version_by_name
 
 
 def git_revision(folder: Path) -> str | None:
     """The commit of a checkout, with `-dirty` where files differ from it; None outside one."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip() or None
-    return None
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        ended = subprocess.run(
+            ["git", "-C", str(folder), *describe],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return ended.stdout.strip() or None
 
 
-INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
-"""Instructions that tell apart processors of the same name in virtual machines (`AMD EPYC`); the first found counts."""
+WIDEST_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+"""Instructions that tell apart processors of the same name in virtual machines (`AMD EPYC`); the
+first found counts."""
 
 
 def hardware() -> dict[str, object]:
-    """CPU model and its widest instructions, number of cores that this process may use, memory in bytes."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    """CPU model and its widest instructions, number of cores that this process may use, memory in
+    bytes."""
+    cpu = _first_cpu()
     return {
-        "cpu": told.get("model name") or platform.processor() or None,
-        "instructions": next((each for each in INSTRUCTIONS if each in told.get("flags", "").split()), None),
+        "cpu": cpu.get("model name") or platform.processor() or None,
+        "instructions": _widest_instructions(cpu.get("flags", "")),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
+
+
+def _first_cpu() -> dict[str, str]:
+    """What the kernel says of the first processor, by the kernel's names."""
+    values: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        values.setdefault(name.strip(), value.strip())
+    return values
+
+
+def _widest_instructions(flags: str) -> str | None:
+    """The first of `WIDEST_INSTRUCTIONS` among a processor's flags; None where it has none."""
+    names = flags.split()
+    for instructions in WIDEST_INSTRUCTIONS:
+        if instructions in names:
+            return instructions
+    return None
 
 
 def machine() -> str:
@@ -62,7 +94,8 @@ def machine() -> str:
 
 def process_age_seconds() -> float:
     """Seconds since this process began, interpreter and imports included."""
-    # The name, in parentheses, may contain spaces; the start is field 22, in clock ticks since boot (proc(5)).
+    # The name, in parentheses, may contain spaces; the start is field 22, in clock ticks since boot
+    # (proc(5)).
     after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)

@@ -1,7 +1,9 @@
-"""How the process of each rank ended, in `ranks/N.exit` of the run folder: written by whoever started the rank.
+"""How the process of each rank ended, in `ranks/N.exit` of the run folder: written by whoever
+started the rank.
 
-A rank that is killed cannot write anything itself, and the others only notice that a connection is lost. The process
-that started a rank (`launch/ranks.py`, or `slurm/node.sh`) knows its exit status or signal first hand.
+A rank that is killed cannot write anything itself, and the others only notice that a connection is
+lost. The process that started a rank (`launch/ranks.py`, or `slurm/node.sh`) knows its exit status
+or signal first hand.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure.record import RankExit, StrictPart
 
-BYTES = 4096
-"""Size of every file: it is written once when its rank starts, so that its end needs no room on a disk that is full."""
+EXIT_BYTES = 4096
+"""Size of every file: it is written once when its rank starts, so that its end needs no room on a
+disk that is full."""
 LINE_CHARACTERS = 300
 """Most characters of a line that are kept."""
 
@@ -29,30 +32,33 @@ class ExitNote(StrictPart):
 
     exit: RankExit
     last_lines: list[str] = field(default_factory=list)
-    """The last lines that the rank wrote to stdout and stderr, where its output passed through who started it."""
+    """The last lines that the rank wrote to stdout and stderr, where its output passed through who
+    started it."""
 
 
 def exit_file(folder: Path, rank: int) -> Path:
-    """The file of a rank's exit; it exists from the rank's start until the run's record is written."""
+    """The file of a rank's exit; it exists from the rank's start until the run's record is
+    written."""
     return folder / "ranks" / f"{rank}.exit"
 
 
 def write_exit(folder: Path, seen: RankExit, last_lines: Sequence[str] = ()) -> None:
-    """Write what is known of a rank's process in place of what was known before; `OSError` where that is impossible.
+    """Write what is known of a rank's process in place of what was known before; `OSError` where
+    that is impossible.
 
-    The first lines are left out where all of them would be too long. The file is closed each time: a network file
-    system shows what was closed.
+    The first lines are left out where all of them would be too long. The file is closed each time:
+    a network file system shows what was closed.
     """
     lines = [line[:LINE_CHARACTERS] for line in last_lines]
     text = _encoded(seen, lines)
-    while len(text) > BYTES:
+    while len(text) > EXIT_BYTES:
         del lines[0]
         text = _encoded(seen, lines)
     path = exit_file(folder, seen.rank)
     path.parent.mkdir(exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
-        os.pwrite(handle, text.ljust(BYTES), 0)
+        os.pwrite(handle, text.ljust(EXIT_BYTES), 0)
     finally:
         os.close(handle)
 
@@ -62,7 +68,8 @@ def _encoded(seen: RankExit, lines: Sequence[str]) -> bytes:
 
 
 def read_exits(folder: Path) -> dict[int, ExitNote]:
-    """What is known of the ranks' processes, by rank; a file that is being written at this moment is left out."""
+    """What is known of the ranks' processes, by rank; a file that is being written at this moment
+    is left out."""
     notes = {}
     for path in (folder / "ranks").glob("*.exit"):
         with suppress(UserError, OSError):
@@ -73,7 +80,8 @@ def read_exits(folder: Path) -> dict[int, ExitNote]:
 
 @contextmanager
 def exits_noted(folder: Path) -> Iterator[None]:
-    """Let the exits of one attempt be noted within this block: no note is there when it begins, and none is left."""
+    """Let the exits of one attempt be noted within this block: no note is there when it begins, and
+    none is left."""
     # A supervisor that was killed has left those of an earlier attempt.
     remove_exits(folder)
     try:

@@ -1,7 +1,8 @@
-"""Heartbeats, the ranks' part of hang detection: they show that a rank runs, how far it has come, and where it is.
+"""Heartbeats, the ranks' part of hang detection: they show that a rank runs, how far it has come,
+and where it is.
 
-Each rank writes `ranks/N.beat` of the run folder about once a second; `launch.lost_pods_and_hangs` reads them all. A
-rank answers the signal that asks for its stacks in `stacks/N.txt`.
+Each rank writes `ranks/N.beat` of the run folder about once a second; `launch.lost_pods_and_hangs`
+reads them all. A rank answers the signal that asks for its stacks in `stacks/N.txt`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from pathlib import Path
 from types import FrameType
 
 STACKS = int(signal.SIGRTMIN) + 7
-"""Signal that asks a rank for the stacks of its threads. Its default action ends a process, so it may only be sent to
-one that catches it."""
-BYTES = 4096
-"""Size of every heartbeat in bytes: written over the previous one, it needs no room on a disk that has become full."""
+"""Signal that asks a rank for the stacks of its threads. Its default action ends a process, so it
+may only be sent to one that catches it."""
+BEAT_BYTES = 4096
+"""Size of every heartbeat in bytes: written over the previous one, it needs no room on a disk that
+has become full."""
 FRAMES = 24
 """Maximum number of stack frames in a heartbeat."""
-PAUSE_SECONDS = 1.0
+BEAT_PAUSE_SECONDS = 1.0
 JOIN_SECONDS = 5.0
 
 
@@ -44,7 +46,8 @@ class Beat:
     alive: int
     """Counter that goes up with every heartbeat, whatever the main thread does."""
     marks: int
-    """Counter of finished pieces of work: a forward and backward pass, a step, a batch of an evaluation."""
+    """Counter of finished pieces of work: a forward and backward pass, a step, a batch of an
+    evaluation."""
     step: int
     """Number of finished optimizer steps."""
     phase: str
@@ -58,8 +61,9 @@ class Beat:
     def place(self) -> str:
         """Where the main thread is, and from where in the user's or our own code it was called."""
         inner = self.stack[0] if self.stack else "an unknown place"
-        called = self.called_from
-        return inner if called in (None, inner) else f"{inner}, called from {called}"
+        if self.called_from in (None, inner):
+            return inner
+        return f"{inner}, called from {self.called_from}"
 
 
 def beat_file(folder: Path, rank: int) -> Path:
@@ -68,38 +72,56 @@ def beat_file(folder: Path, rank: int) -> Path:
 
 
 def write_beat(folder: Path, beat: Beat) -> None:
-    """Overwrite the previous heartbeat. The file is closed each time: a network file system shows what was closed."""
+    """Overwrite the previous heartbeat. The file is closed each time: a network file system shows
+    what was closed."""
     stack = list(beat.stack[:FRAMES])
-    while len(text := json.dumps({**asdict(beat), "stack": stack}).encode()) > BYTES and stack:
+    text = _encoded(beat, stack)
+    while len(text) > BEAT_BYTES and stack:
         stack.pop()
+        text = _encoded(beat, stack)
     handle = os.open(beat_file(folder, beat.rank), os.O_WRONLY | os.O_CREAT, 0o644)
     try:
-        os.pwrite(handle, text.ljust(BYTES), 0)
+        os.pwrite(handle, text.ljust(BEAT_BYTES), 0)
     finally:
         os.close(handle)
 
 
+def _encoded(beat: Beat, stack: list[str]) -> bytes:
+    """A heartbeat as JSON, with so much of its stack."""
+    return json.dumps({**asdict(beat), "stack": stack}).encode()
+
+
 def read_beats(folder: Path) -> dict[int, Beat]:
-    """The last heartbeat of every rank that has one; a heartbeat that is being written at this moment is left out."""
-    found = {}
+    """The last heartbeat of every rank that has one; a heartbeat that is being written at this
+    moment is left out."""
+    beats = {}
     for path in (folder / "ranks").glob("*.beat"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             document = json.loads(path.read_bytes())
-            beat = Beat(**{**document, "stack": tuple(document["stack"])})
-            found[beat.rank] = beat
-    return found
+            document["stack"] = tuple(document["stack"])
+            beat = Beat(**document)
+            beats[beat.rank] = beat
+    return beats
 
 
 class HeartbeatWriter:
-    """A thread that writes a rank's heartbeat each second inside a `with` block; it costs a step two additions."""
+    """A thread that writes a rank's heartbeat each second inside a `with` block; it costs a step
+    two additions."""
 
     def __init__(self, folder: Path, rank: int, phase: Callable[[], str]) -> None:
-        """Prepare to write into a run folder; `phase` tells what the rank is doing. Nothing is written yet."""
+        """Prepare to write into a run folder; `phase` tells what the rank is doing. Nothing is
+        written yet."""
         self.training = False
         """Whether training steps are running now, one after another."""
         self.step = 0
-        self._marks = self._alive = self._main = 0
-        self._folder, self._rank, self._phase, self._began = folder, rank, phase, time.time()
+        self._folder = folder
+        self._rank = rank
+        self._phase = phase
+        self._began = time.time()
+        self._marks = 0
+        self._alive = 0
+        self._main = 0
+        """Identifier of the main thread."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._open = contextlib.ExitStack()
@@ -110,7 +132,8 @@ class HeartbeatWriter:
         # Training itself complains about a disk that is full.
         with contextlib.suppress(OSError):
             beat_file(self._folder, self._rank).parent.mkdir(parents=True, exist_ok=True)
-            self._open.enter_context(stacks_on_signal(self._folder / "stacks" / f"{self._rank}.txt"))
+            stacks = self._folder / "stacks" / f"{self._rank}.txt"
+            self._open.enter_context(stacks_on_signal(stacks))
         self._thread.start()
         return self
 
@@ -129,21 +152,25 @@ class HeartbeatWriter:
 
     def _run(self) -> None:
         while True:
-            # A separate function looks at the main thread's frames. If they were kept while this thread writes or
-            # waits, they would keep alive what they work on, such as all gradients during an optimizer's step.
+            # A separate function looks at the main thread's frames. If they were kept while this
+            # thread writes or waits, they would keep alive what they work on, such as all gradients
+            # during an optimizer's step.
             beat = self._beat()
             try:
                 write_beat(self._folder, beat)
             except OSError:
-                # An old heartbeat would look like a stopped rank; no heartbeat looks like a rank that sends none.
+                # An old heartbeat would look like a stopped rank; no heartbeat looks like a rank
+                # that sends none.
                 self._remove()
-            if self._ending.wait(PAUSE_SECONDS):
+            if self._ending.wait(BEAT_PAUSE_SECONDS):
                 return
 
     def _beat(self) -> Beat:
         self._alive += 1
-        phase, main = self._phase(), sys._current_frames().get(self._main)
+        phase = self._phase()
+        main = sys._current_frames().get(self._main)
         frames = [frame for frame, _ in traceback.walk_stack(main)] if main else []
+        has_pieces = phase == "evaluate" or (phase == "steady" and self.training)
         return Beat(
             rank=self._rank,
             pid=os.getpid(),
@@ -152,9 +179,9 @@ class HeartbeatWriter:
             marks=self._marks,
             step=self.step,
             phase=phase,
-            patient=not (phase == "evaluate" or (phase == "steady" and self.training)),
+            patient=not has_pieces,
             stack=tuple(map(place_of, frames)),
-            called_from=next((place_of(frame) for frame in frames if _is_own(frame)), None),
+            called_from=_innermost_own_place(frames),
         )
 
     def _remove(self) -> None:
@@ -164,11 +191,13 @@ class HeartbeatWriter:
 
 @contextlib.contextmanager
 def stacks_on_signal(path: Path) -> Iterator[None]:
-    """Write the stacks of all threads into a file whenever `STACKS` arrives, whichever thread holds Python's lock."""
+    """Write the stacks of all threads into a file whenever `STACKS` arrives, whichever thread holds
+    Python's lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with open(path, "a", encoding="utf-8") as file:
-        # Once faulthandler is unregistered, the signal must not have its default effect, the end of the process.
+        # Once faulthandler is unregistered, the signal must not have its default effect, the end of
+        # the process.
         if threading.current_thread() is threading.main_thread():
             signal.signal(STACKS, signal.SIG_IGN)
         faulthandler.register(STACKS, file=file, all_threads=True)
@@ -183,11 +212,20 @@ def stacks_on_signal(path: Path) -> Iterator[None]:
 
 
 def place_of(frame: FrameType) -> str:
-    """`FILE:LINE FUNCTION`; a file of Python, of a package or below the working directory has a relative path."""
+    """`FILE:LINE FUNCTION`; a file of Python, of a package or below the working directory has a
+    relative path."""
     path = frame.f_code.co_filename
     for root in (*_installed(), os.getcwd() + os.sep):
         path = path.removeprefix(root)
     return f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def _innermost_own_place(frames: list[FrameType]) -> str | None:
+    """The place of the first frame that belongs neither to Python nor to an installed package."""
+    for frame in frames:
+        if _is_own(frame):
+            return place_of(frame)
+    return None
 
 
 def _is_own(frame: FrameType) -> bool:
@@ -197,6 +235,7 @@ def _is_own(frame: FrameType) -> bool:
 
 @cache
 def _installed() -> tuple[str, ...]:
-    """Folders of packages and of Python's own modules; packages come first, since they may lie below the others."""
+    """Folders of packages and of Python's own modules; packages come first, since they may lie
+    below the others."""
     paths = sysconfig.get_paths()
     return tuple(paths[name] + os.sep for name in ("purelib", "platlib", "stdlib"))

@@ -1,4 +1,5 @@
-"""95 % confidence intervals of what is measured: a mean of scores, a mean of repeats, a ratio of two means."""
+"""95 % confidence intervals of what is measured: a mean of scores, a mean of repeats, a ratio of
+two means."""
 
 from __future__ import annotations
 
@@ -9,18 +10,21 @@ from statistics import mean, stdev, variance
 CONFIDENCE = 0.95
 LEAST_REPEATS = 3
 """Least number of repeats that have an interval: the spread of fewer says next to nothing."""
-RESAMPLES, SEED = 9_999, 42
+RESAMPLES = 9_999
+BOOTSTRAP_SEED = 42
 
 
 def score_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % confidence interval of a mean of scores, the same on every call.
 
-    For zeros and ones it is Wilson's interval (1927). For other scores its ends are those of the percentile bootstrap:
-    how often each distinct value occurs in a resample is multinomial, so the counts are drawn and not the values; with
-    the few values that F1 takes, ten thousand resamples of ten thousand scores take only a moment.
+    For zeros and ones it is Wilson's interval (1927). For other scores its ends are those of the
+    percentile bootstrap: how often each distinct value occurs in a resample is multinomial, so the
+    counts are drawn and not the values; with the few values that F1 takes, ten thousand resamples
+    of ten thousand scores take only a moment.
 
     Returns:
-        Its ends; None for no scores, and for equal ones that are neither 0 nor 1, which have no spread to resample.
+        Its ends; None for no scores, and for equal ones that are neither 0 nor 1, which have no
+        spread to resample.
     """
     import numpy as np
     from scipy.stats import binomtest
@@ -29,16 +33,19 @@ def score_interval(values: Sequence[float]) -> tuple[float, float] | None:
     number = len(values)
     if number and {0.0, 1.0}.issuperset(distinct):
         low, high = binomtest(int(sum(values)), number).proportion_ci(CONFIDENCE, "wilson")
-    elif len(distinct) > 1:
-        drawn = np.random.default_rng(SEED).multinomial(number, counts / number, size=RESAMPLES)
-        low, high = np.quantile(drawn @ distinct / number, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    else:
+        return float(low), float(high)
+    if len(distinct) <= 1:
         return None
+    generator = np.random.default_rng(BOOTSTRAP_SEED)
+    drawn_counts = generator.multinomial(number, counts / number, size=RESAMPLES)
+    means = drawn_counts @ distinct / number
+    low, high = np.quantile(means, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return float(low), float(high)
 
 
 def t_interval(values: Sequence[float]) -> list[float] | None:
-    """95 % confidence interval of the mean by Student's t: mean +- t(0.975, n - 1) x standard deviation / sqrt(n).
+    """95 % confidence interval of the mean by Student's t: mean +- t(0.975, n - 1) x standard
+    deviation / sqrt(n).
 
     It is meant for rates, which are never below 0, so the interval does not go below 0 either.
 
@@ -52,19 +59,31 @@ def t_interval(values: Sequence[float]) -> list[float] | None:
 
 
 def ratio_interval(ones: Sequence[float], others: Sequence[float]) -> list[float] | None:
-    """95 % interval of the ratio of two means: relative variances added (delta method), degrees of freedom by Welch.
+    """95 % interval of the ratio of two means: relative variances added (delta method), degrees of
+    freedom by Welch.
 
     Returns:
         Its ends; None where either mean is of fewer than three values.
     """
     if min(len(ones), len(others)) < LEAST_REPEATS:
         return None
-    parts = [(variance(values) / len(values) / mean(values) ** 2, len(values) - 1) for values in (ones, others)]
-    whole, ratio = sum(part for part, _ in parts), mean(ones) / mean(others)
+    parts = [_relative_variance(ones), _relative_variance(others)]
+    whole = sum(parts)
+    ratio = mean(ones) / mean(others)
     if whole == 0:
         return [ratio, ratio]
-    half = ratio * math.sqrt(whole) * _quantile(whole**2 / sum(part**2 / freedom for part, freedom in parts))
+    squares = [
+        parts[0] ** 2 / (len(ones) - 1),
+        parts[1] ** 2 / (len(others) - 1),
+    ]
+    freedom = whole**2 / sum(squares)
+    half = ratio * math.sqrt(whole) * _quantile(freedom)
     return [max(0.0, ratio - half), ratio + half]
+
+
+def _relative_variance(values: Sequence[float]) -> float:
+    """Variance of the mean of some values, as a share of the squared mean."""
+    return variance(values) / len(values) / mean(values) ** 2
 
 
 def _quantile(freedom: float) -> float:

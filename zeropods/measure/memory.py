@@ -1,4 +1,5 @@
-"""Memory of a rank, and use of its GPU and cores: over time in `memory/N.csv` of a run folder; peaks by phase."""
+"""Memory of a rank, and use of its GPU and cores: over time in `memory/N.csv` of a run folder;
+peaks by phase."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from zeropods.measure.record import PHASES, PhasePeak, Statistics
 from zeropods.tables import MIB
 
-COLUMNS = (
+SAMPLED_COLUMNS = (
     "allocated_bytes",
     "reserved_bytes",
     "device_used_bytes",
@@ -29,11 +30,13 @@ COLUMNS = (
     "cpu_percent",
     "io_wait_percent",
 )
-HEADER = ("unix_seconds", "phase", *COLUMNS)
-ROWS = 4_096
-"""Number of samples after which the pause between samples doubles, each time anew: three days take 30,000 samples."""
-JOIN_SECONDS = 5.0
-"""Seconds to wait for the thread to end: a driver that does not answer must not keep a run from ending."""
+HEADER = ("unix_seconds", "phase", *SAMPLED_COLUMNS)
+SAMPLES_BEFORE_DOUBLING = 4_096
+"""Number of samples after which the pause between samples doubles, each time anew: three days take
+30,000 samples."""
+SAMPLER_JOIN_SECONDS = 5.0
+"""Seconds to wait for the thread to end: a driver that does not answer must not keep a run from
+ending."""
 
 log = logging.getLogger(__name__)
 
@@ -45,21 +48,26 @@ class Sampler:
     """
 
     def __init__(
-        self, path: Path, interval: float, read: Callable[[], Mapping[str, float | None]], phase: Callable[[], str]
+        self,
+        path: Path,
+        interval: float,
+        read: Callable[[], Mapping[str, float | None]],
+        phase: Callable[[], str],
     ) -> None:
         """Prepare; nothing is read or written yet.
 
         Args:
             path: the file; a later attempt of the run appends to it.
             interval: seconds between two samples at first; 0: no samples.
-            read: returns the present values of some of `COLUMNS`; None is left empty in the file.
+            read: returns the present values of some of `SAMPLED_COLUMNS`; None is left empty in the
+                file.
             phase: returns what the rank is doing.
         """
         self.path = path
         self.interval = interval
         self.last: Mapping[str, float | None] = {}
         """The latest sample."""
-        self._values = {column: array("d") for column in COLUMNS}
+        self._values = {column: array("d") for column in SAMPLED_COLUMNS}
         """Values by column, each followed by the seconds until the next sample."""
         self._read = read
         self._phase = phase
@@ -74,42 +82,62 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         if self.interval:
-            self._thread.join(JOIN_SECONDS)
+            self._thread.join(SAMPLER_JOIN_SECONDS)
 
     def statistics(self) -> dict[str, Statistics]:
         """Statistics so far, weighted by time, of the columns that contain numbers."""
         # Copied first: the thread may still add to them.
         copies = {column: values[:] for column, values in self._values.items()}
-        found = {column: Statistics.of(values[::2], values[1::2]) for column, values in copies.items()}
-        return {column: each for column, each in found.items() if each is not None}
+        statistics = {}
+        for column, values in copies.items():
+            of_column = Statistics.of(values[::2], values[1::2])
+            if of_column is not None:
+                statistics[column] = of_column
+        return statistics
 
     def _run(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+", newline="", encoding="utf-8") as file:
-                lines = csv.DictWriter(file, HEADER, lineterminator="\n")
-                if file.tell() == 0:
-                    lines.writeheader()
-                else:
-                    file.seek(file.tell() - 1)
-                    # End a line that was cut off.
-                    file.write("" if file.read() == "\n" else "\n")
-                is_last, pause = False, 0.0
-                for number in count():
-                    if not is_last:
-                        pause = min(self.interval * 2 ** (number // ROWS), threading.TIMEOUT_MAX)
-                    self.last = values = self._read()
-                    told = {column: value for column, value in values.items() if value is not None}
-                    for column, value in told.items():
-                        self._values[column].extend((value, pause))
-                    rounded = {column: round(value, 3) for column, value in told.items()}
-                    lines.writerow({"unix_seconds": f"{time.time():.3f}", "phase": self._phase(), **rounded})
-                    file.flush()
-                    if is_last:
-                        break
-                    is_last = self._ending.wait(pause)
+                self._sample_into(file)
         except OSError as error:
             log.warning("%s: %s; memory is no longer sampled", self.path, error.strerror or error)
+
+    def _sample_into(self, file: TextIO) -> None:
+        """Append samples to an open file until the block ends, and one more then."""
+        lines = csv.DictWriter(file, HEADER, lineterminator="\n")
+        if file.tell() == 0:
+            lines.writeheader()
+        else:
+            _end_cut_off_line(file)
+        is_last = False
+        pause = 0.0
+        for number in count():
+            if not is_last:
+                doublings = number // SAMPLES_BEFORE_DOUBLING
+                pause = min(self.interval * 2**doublings, threading.TIMEOUT_MAX)
+            lines.writerow(self._sample(pause))
+            file.flush()
+            if is_last:
+                return
+            is_last = self._ending.wait(pause)
+
+    def _sample(self, pause: float) -> dict[str, str | float]:
+        """Take a sample, keep it with the pause that follows, and return the line for it."""
+        self.last = self._read()
+        rounded = {}
+        for column, value in self.last.items():
+            if value is not None:
+                self._values[column].extend((value, pause))
+                rounded[column] = round(value, 3)
+        return {"unix_seconds": f"{time.time():.3f}", "phase": self._phase(), **rounded}
+
+
+def _end_cut_off_line(file: TextIO) -> None:
+    """End the last line of a file, whose end is the present place, unless it is a whole line."""
+    file.seek(file.tell() - 1)
+    if file.read() != "\n":
+        file.write("\n")
 
 
 # What else is sampled: a GPU, through NVIDIA's management library, and the cores.
@@ -117,7 +145,8 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, read through NVML as `nvidia-smi` does, all processes together; None where NVML gives no value."""
+    """One GPU, read through NVML as `nvidia-smi` does, all processes together; None where NVML
+    gives no value."""
 
     nvml: Any
     """The module `pynvml`, initialised."""
@@ -125,45 +154,60 @@ class Gpu:
     """NVML's handle of the device."""
 
     def read(self) -> dict[str, float | None]:
-        """Used memory (bytes), utilisation of the GPU and of its memory (percent of the driver's last period) and
-        power (watts) now."""
-        nvml, handle = self.nvml, self.handle
+        """Used memory (bytes), utilisation of the GPU and of its memory (percent of the driver's
+        last period) and power (watts) now."""
+        nvml = self.nvml
+        handle = self.handle
         return {
             # Version 2 leaves out what the driver reserves for itself, as `nvidia-smi` does.
-            "device_used_bytes": self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used),
-            "utilization_percent": self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-            "memory_utilization_percent": self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory),
-            "power_watts": self._told(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1_000),
+            "device_used_bytes": self._value_of(
+                lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used
+            ),
+            "utilization_percent": self._value_of(
+                lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            ),
+            "memory_utilization_percent": self._value_of(
+                lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory
+            ),
+            "power_watts": self._value_of(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1_000),
         }
 
     def total_bytes(self) -> int | None:
         """Memory of the whole GPU, or of a slice of it, in bytes, as `nvidia-smi` shows it."""
-        nvml, handle = self.nvml, self.handle
-        total = self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).total)
+        nvml = self.nvml
+        total = self._value_of(
+            lambda: nvml.nvmlDeviceGetMemoryInfo(self.handle, nvml.nvmlMemory_v2).total
+        )
         return None if total is None else int(total)
 
     def energy_joules(self) -> float | None:
         """Energy since the driver was loaded, by the GPU's own counter (Volta and later)."""
-        return self._told(lambda: self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1_000)
+        return self._value_of(
+            lambda: self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1_000
+        )
 
-    def _told(self, ask: Callable[[], float]) -> float | None:
+    def _value_of(self, read: Callable[[], float]) -> float | None:
+        """What a call of NVML returns; None where NVML has no such value."""
         try:
-            return ask()
+            return read()
         except self.nvml.NVMLError:
             return None
 
 
 SHORTEST_SECONDS = 0.1
-"""Shortest time between two readings: ten ticks of the clock by which the kernel counts a process's time."""
+"""Shortest time between two readings: ten ticks of the clock by which the kernel counts a process's
+time."""
 
 
 class Cpu:
-    """How busy this process keeps the cores that it may use, and the machine its disks, since the last reading."""
+    """How busy this process keeps the cores that it may use, and the machine its disks, since the
+    last reading."""
 
     def __init__(self) -> None:
         import psutil
 
-        self._process, self._cores = psutil.Process(), len(os.sched_getaffinity(0))
+        self._process = psutil.Process()
+        self._cores = len(os.sched_getaffinity(0))
         self._machine_times = psutil.cpu_times_percent
         # The first call of each begins the period that the next call reports on.
         self._process.cpu_percent()
@@ -171,21 +215,25 @@ class Cpu:
         self._since = time.monotonic()
 
     def read(self) -> dict[str, float | None]:
-        """The process's share of its cores, and the share of the machine's time spent waiting for disks (percent).
+        """The process's share of its cores, and the share of the machine's time spent waiting for
+        disks (percent).
 
         Empty where too little time has passed for the kernel's clock ticks to show a share.
         """
         if time.monotonic() - self._since < SHORTEST_SECONDS:
             return {}
         self._since = time.monotonic()
-        used = min(100.0, self._process.cpu_percent() / self._cores)
-        return {"cpu_percent": used, "io_wait_percent": getattr(self._machine_times(), "iowait", None)}
+        return {
+            "cpu_percent": min(100.0, self._process.cpu_percent() / self._cores),
+            "io_wait_percent": getattr(self._machine_times(), "iowait", None),
+        }
 
 
 def find_gpu(names: Iterable[str]) -> Gpu | None:
     """The GPU of the first UUID (`GPU-...`) or PCI bus id (`00000000:3B:00.0`) that NVML knows.
 
-    CUDA numbers devices in its own order, and `CUDA_VISIBLE_DEVICES` hides some: a number might name another GPU.
+    CUDA numbers devices in its own order, and `CUDA_VISIBLE_DEVICES` hides some: a number might
+    name another GPU.
 
     Returns:
         None where there is no NVML, or where NVML knows none of the names.
@@ -197,33 +245,42 @@ def find_gpu(names: Iterable[str]) -> Gpu | None:
     except pynvml.NVMLError:
         return None
     for name in names:
-        by_uuid = name.startswith(("GPU-", "MIG-"))
-        find = pynvml.nvmlDeviceGetHandleByUUID if by_uuid else pynvml.nvmlDeviceGetHandleByPciBusId
+        is_uuid = name.startswith(("GPU-", "MIG-"))
         try:
-            return Gpu(pynvml, find(name))
+            if is_uuid:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+            else:
+                handle = pynvml.nvmlDeviceGetHandleByPciBusId(name)
         except pynvml.NVMLError:
             continue
+        return Gpu(pynvml, handle)
     return None
 
 
 # Resident memory of this process: now, and the kernel's own peak of it, which can be reset.
 
 RESET_PEAK = "5"
-"""Value that `/proc/PID/clear_refs` takes to mean "set VmHWM to the present size" (Linux 4.0, proc(5))."""
+"""Value that `/proc/PID/clear_refs` takes to mean "set VmHWM to the present size" (Linux 4.0,
+proc(5))."""
 SLACK_BYTES = 64 * MIB
-"""Bytes of tolerance: the kernel counts pages of each core separately and adds them up only now and then."""
+"""Bytes of tolerance: the kernel counts pages of each core separately and adds them up only now and
+then."""
 
 
 def resident_bytes() -> int:
     """Resident memory of this process now, in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_resident_bytes() -> int | None:
-    """VmHWM: the most bytes in memory since the process began or the peak was reset; None where it is not reported."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak = next((line for line in lines if line.startswith("VmHWM:")), None)
-    return int(peak.split()[1]) * 1024 if peak else None
+    """VmHWM: the most bytes in memory since the process began or the peak was reset; None where it
+    is not reported."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            kibibytes = int(line.split()[1])
+            return kibibytes * 1024
+    return None
 
 
 def reset_peak_resident() -> bool:
@@ -239,7 +296,7 @@ def reset_peak_resident() -> bool:
 # What a rank is doing, and the true peaks of its memory while it does so.
 
 PEAKS = ("peak_resident_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
-NOTHING = PhasePeak(seconds=0.0, **dict.fromkeys(PEAKS))
+NO_PEAK = PhasePeak(seconds=0.0, **dict.fromkeys(PEAKS))
 
 
 class Counters:
@@ -247,7 +304,7 @@ class Counters:
 
     def peaks(self) -> PhasePeak:
         """The peaks since the last reset, without seconds."""
-        return replace(NOTHING, peak_resident_bytes=peak_resident_bytes())
+        return replace(NO_PEAK, peak_resident_bytes=peak_resident_bytes())
 
     def reset(self) -> bool:
         """Reset the peaks; False where the kernel's peak cannot be reset."""
@@ -268,8 +325,9 @@ class Phases:
     def __init__(self, counters: Counters, age_seconds: float) -> None:
         """Begin with the first phase; `age_seconds` is how long ago the process began."""
         self.counters = counters
-        self.most = NOTHING
-        # One object, replaced as a whole: an interrupted change of phase leaves either the old one or the new one.
+        self.most = NO_PEAK
+        # One object, replaced as a whole: an interrupted change of phase leaves either the old one
+        # or the new one.
         self._state = _State({}, PHASES[0], time.monotonic() - age_seconds, True)
 
     @property
@@ -287,16 +345,24 @@ class Phases:
 
     def measured(self) -> tuple[dict[str, PhasePeak], PhasePeak]:
         """Peaks by phase, the present one included, and the peaks over all phases."""
-        state, now = self._state, self.counters.peaks()
+        state = self._state
+        now = self.counters.peaks()
         present = replace(now, seconds=time.monotonic() - state.since)
         if not state.resident_is_its_own:
             present.peak_resident_bytes = None
-        whole = _together(state.ended.get(state.phase, NOTHING), present)
-        return {**state.ended, state.phase: whole}, _together(self.most, now)
+        earlier = state.ended.get(state.phase, NO_PEAK)
+        by_phase = {**state.ended, state.phase: _together(earlier, present)}
+        return by_phase, _together(self.most, now)
 
 
 def _together(one: PhasePeak, other: PhasePeak) -> PhasePeak:
     """Combine two measurements: seconds add up; of two peaks, the larger one counts."""
-    pairs = {key: (getattr(one, key), getattr(other, key)) for key in PEAKS}
-    peaks = {key: max((each for each in pair if each is not None), default=None) for key, pair in pairs.items()}
+    peaks = {}
+    for key in PEAKS:
+        known = []
+        for measured in (one, other):
+            peak = getattr(measured, key)
+            if peak is not None:
+                known.append(peak)
+        peaks[key] = max(known, default=None)
     return PhasePeak(seconds=one.seconds + other.seconds, **peaks)

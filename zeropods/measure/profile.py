@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -23,50 +23,172 @@ class SummaryLine(NamedTuple):
 
     key: str
     label: str
-    """The text before the value, in lower case and without the formula, which differs between versions."""
+    """The text before the value, in lower case and without the formula, which differs between
+    versions."""
     unit: str
     """Unit of the figure; empty for a count."""
     meaning: str
 
 
-FIGURES = {row[0]: SummaryLine(*row) for row in (
-    ("step", "profile summary at step", "", "number of the profiled step, counted from 1"),
-    ("world_size", "world size", "", "processes of the run, one per GPU"),
-    ("data_parallel_size", "data parallel size", "", "processes that each work on their own rows"),
-    ("model_parallel_size", "model parallel size", "",
-     "processes that one copy of the model is split across; ZeRO does not split it, it shards"),
-    ("batch_size_per_gpu", "batch size per gpu", "", "rows of one forward pass of one process"),
-    ("expert_tensor_parallelism", "expert tensor parallelism enabled", "",
-     "whether the experts of a mixture are split across processes as well"),
-    ("parameters_per_gpu", "params per gpu", "parameters", "parameters held by this process, tied ones counted once"),
-    ("model_parameters", "params of model", "parameters",
-     "the line above x model parallel size; just as wrong under ZeRO-3"),
-    ("non_expert_parameters", "non-expert params of model", "parameters", "parameters outside a mixture's experts"),
-    ("expert_parameters", "expert params of model", "parameters", "parameters of all experts of a mixture"),
-    ("forward_macs", "fwd macs per gpu", "MACs",
-     "multiply-adds of one forward pass; attention, layers and output, padding included"),
-    ("forward_flops", "fwd flops per gpu", "FLOPs",
-     "two per multiply-add, plus all work that is not a product (activations, sums, norms)"),
-    ("model_forward_flops", "fwd flops of model", "FLOPs", "the line above x model parallel size"),
-    ("forward_seconds", "fwd latency", "s",
-     "wall time of one forward pass, with the profiler's own stops at each module"),
+SUMMARY_LINES = (
+    SummaryLine(
+        key="step",
+        label="profile summary at step",
+        unit="",
+        meaning="number of the profiled step, counted from 1",
+    ),
+    SummaryLine(
+        key="world_size",
+        label="world size",
+        unit="",
+        meaning="processes of the run, one per GPU",
+    ),
+    SummaryLine(
+        key="data_parallel_size",
+        label="data parallel size",
+        unit="",
+        meaning="processes that each work on their own rows",
+    ),
+    SummaryLine(
+        key="model_parallel_size",
+        label="model parallel size",
+        unit="",
+        meaning=(
+            "processes that one copy of the model is split across; "
+            "ZeRO does not split it, it shards"
+        ),
+    ),
+    SummaryLine(
+        key="batch_size_per_gpu",
+        label="batch size per gpu",
+        unit="",
+        meaning="rows of one forward pass of one process",
+    ),
+    SummaryLine(
+        key="expert_tensor_parallelism",
+        label="expert tensor parallelism enabled",
+        unit="",
+        meaning="whether the experts of a mixture are split across processes as well",
+    ),
+    SummaryLine(
+        key="parameters_per_gpu",
+        label="params per gpu",
+        unit="parameters",
+        meaning="parameters held by this process, tied ones counted once",
+    ),
+    SummaryLine(
+        key="model_parameters",
+        label="params of model",
+        unit="parameters",
+        meaning="the line above x model parallel size; just as wrong under ZeRO-3",
+    ),
+    SummaryLine(
+        key="non_expert_parameters",
+        label="non-expert params of model",
+        unit="parameters",
+        meaning="parameters outside a mixture's experts",
+    ),
+    SummaryLine(
+        key="expert_parameters",
+        label="expert params of model",
+        unit="parameters",
+        meaning="parameters of all experts of a mixture",
+    ),
+    SummaryLine(
+        key="forward_macs",
+        label="fwd macs per gpu",
+        unit="MACs",
+        meaning="multiply-adds of one forward pass; attention, layers and output, padding included",
+    ),
+    SummaryLine(
+        key="forward_flops",
+        label="fwd flops per gpu",
+        unit="FLOPs",
+        meaning=(
+            "two per multiply-add, plus all work that is not a product (activations, sums, norms)"
+        ),
+    ),
+    SummaryLine(
+        key="model_forward_flops",
+        label="fwd flops of model",
+        unit="FLOPs",
+        meaning="the line above x model parallel size",
+    ),
+    SummaryLine(
+        key="forward_seconds",
+        label="fwd latency",
+        unit="s",
+        meaning="wall time of one forward pass, with the profiler's own stops at each module",
+    ),
     # Its first words are those of the forward FLOPs: only the formula tells the two lines apart.
-    ("forward_flops_per_second", "fwd flops per gpu = fwd flops per gpu / fwd latency", "FLOP/s",
-     "forward FLOPs / forward time"),
-    ("backward_factor", "", "", "a backward pass is assumed to cost this many forward passes"),
-    ("backward_seconds", "bwd latency", "s", "wall time of the backward pass, including the exchange of gradients"),
-    ("backward_flops_per_second", "bwd flops per gpu", "FLOP/s",
-     "twice the forward FLOPs / backward time: an assumption, nothing is counted here"),
-    ("forward_backward_flops_per_second", "fwd+bwd flops per gpu", "FLOP/s",
-     "three times the forward FLOPs / both times"),
-    ("step_seconds", "step latency", "s",
-     "wall time of the optimizer's step; with ZeRO, including the exchange of parameters"),
-    ("iteration_seconds", "iter latency", "s", "forward + backward + step; excluding data loading and logging"),
-    ("flops_per_second", "flops per gpu", "FLOP/s", "three times the forward FLOPs / the line above"),
-    ("samples_per_second", "samples/second", "samples/s", "rows of all processes / the line above"),
-)}  # fmt: skip
-"""Lines of the summary by key. Times are rank 0's: one forward pass, one backward pass, one step of the optimizer."""
-ALWAYS_THERE = ("parameters_per_gpu", "forward_macs", "forward_flops", "forward_seconds", "forward_flops_per_second")
+    SummaryLine(
+        key="forward_flops_per_second",
+        label="fwd flops per gpu = fwd flops per gpu / fwd latency",
+        unit="FLOP/s",
+        meaning="forward FLOPs / forward time",
+    ),
+    SummaryLine(
+        key="backward_factor",
+        label="",
+        unit="",
+        meaning="a backward pass is assumed to cost this many forward passes",
+    ),
+    SummaryLine(
+        key="backward_seconds",
+        label="bwd latency",
+        unit="s",
+        meaning="wall time of the backward pass, including the exchange of gradients",
+    ),
+    SummaryLine(
+        key="backward_flops_per_second",
+        label="bwd flops per gpu",
+        unit="FLOP/s",
+        meaning="twice the forward FLOPs / backward time: an assumption, nothing is counted here",
+    ),
+    SummaryLine(
+        key="forward_backward_flops_per_second",
+        label="fwd+bwd flops per gpu",
+        unit="FLOP/s",
+        meaning="three times the forward FLOPs / both times",
+    ),
+    SummaryLine(
+        key="step_seconds",
+        label="step latency",
+        unit="s",
+        meaning=(
+            "wall time of the optimizer's step; with ZeRO, including the exchange of parameters"
+        ),
+    ),
+    SummaryLine(
+        key="iteration_seconds",
+        label="iter latency",
+        unit="s",
+        meaning="forward + backward + step; excluding data loading and logging",
+    ),
+    SummaryLine(
+        key="flops_per_second",
+        label="flops per gpu",
+        unit="FLOP/s",
+        meaning="three times the forward FLOPs / the line above",
+    ),
+    SummaryLine(
+        key="samples_per_second",
+        label="samples/second",
+        unit="samples/s",
+        meaning="rows of all processes / the line above",
+    ),
+)
+"""Lines of the summary in their order. Times are rank 0's: one forward pass, one backward pass, one
+step of the optimizer."""
+FIGURES = {line.key: line for line in SUMMARY_LINES}
+"""The same lines by key."""
+ALWAYS_THERE = (
+    "parameters_per_gpu",
+    "forward_macs",
+    "forward_flops",
+    "forward_seconds",
+    "forward_flops_per_second",
+)
 """Keys of the lines that a report has for every model, with an engine or without."""
 
 
@@ -84,7 +206,8 @@ class Depth:
 
 @dataclass(kw_only=True)
 class Module:
-    """One module of the tree with everything below it; figures are None for one that runs nothing (`ModuleList`)."""
+    """One module of the tree with everything below it; figures are None for one that runs nothing
+    (`ModuleList`)."""
 
     number: int
     """Number of its line in the file."""
@@ -99,19 +222,25 @@ class Module:
     latency_percent: float | None = None
     flops_per_second: float | None = None
     details: dict[str, object] = field(default_factory=dict)
-    """What the class prints about itself: `in_features`, `out_features`; for an embedding `rows` and `dimension`."""
+    """What the class prints about itself: `in_features`, `out_features`; for an embedding `rows`
+    and `dimension`."""
     children: list[Module] = field(default_factory=list)
 
     def walk(self, path: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield the module and all modules below it with their dotted paths, a parent before its children."""
+        """Yield the module and all modules below it with their dotted paths, a parent before its
+        children."""
         yield path, self
         for child in self.children:
-            yield from child.walk(f"{path}.{child.name}" if path else child.name)
+            child_path = f"{path}.{child.name}" if path else child.name
+            yield from child.walk(child_path)
 
     def total(self, figure: str) -> float:
-        """Its `parameters`, `macs` or `latency_seconds`; the sum over its children where it has none of its own."""
-        own = getattr(self, figure)
-        return own if own is not None else sum(child.total(figure) for child in self.children)
+        """Its `parameters`, `macs` or `latency_seconds`; the sum over its children where it has
+        none itself."""
+        value = getattr(self, figure)
+        if value is not None:
+            return value
+        return sum(child.total(figure) for child in self.children)
 
     @property
     def linear(self) -> tuple[int, int] | None:
@@ -119,20 +248,30 @@ class Module:
         return self.sizes("in_features", "out_features")
 
     def sizes(self, first: str, second: str) -> tuple[int, int] | None:
-        """Two whole numbers of `details`, such as an embedding's `rows` and `dimension`; None unless both are there."""
-        one, two = self.details.get(first), self.details.get(second)
-        return (one, two) if isinstance(one, int) and isinstance(two, int) else None
+        """Two whole numbers of `details`, such as an embedding's `rows` and `dimension`; None
+        unless both are there."""
+        first_size = self.details.get(first)
+        second_size = self.details.get(second)
+        if isinstance(first_size, int) and isinstance(second_size, int):
+            return first_size, second_size
+        return None
 
     @property
     def tokens(self) -> float | None:
-        """Number of tokens that a linear layer was given: its MACs / (in x out); None for anything else."""
+        """Number of tokens that a linear layer was given: its MACs / (in x out); None for anything
+        else."""
         size = self.linear
-        return self.macs / (size[0] * size[1]) if size is not None and all(size) and self.macs else None
+        if size is None or not all(size) or not self.macs:
+            return None
+        return self.macs / (size[0] * size[1])
 
     def to_json(self, depth: int | None = None) -> dict[str, object]:
         """The tree as plain values, down to a depth, or all of it if `depth` is None."""
-        below = () if depth == 0 else self.children
-        return {**vars(self), "children": [child.to_json(None if depth is None else depth - 1) for child in below]}
+        children = []
+        if depth != 0:
+            depth_below = None if depth is None else depth - 1
+            children = [child.to_json(depth_below) for child in self.children]
+        return {**vars(self), "children": children}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,119 +287,181 @@ class Report:
     """This report alone, as it was printed."""
     summary: Figures
     lines: dict[str, tuple[int, str]]
-    """Line number and label, without its formula, of each line of the summary that was read, by key."""
+    """Line number and label, without its formula, of each line of the summary that was read, by
+    key."""
     depths: list[Depth]
     root: Module | None
     """The tree of modules; None where the report has no detailed part (`"detailed": false`)."""
     tree_is_whole: bool
     """Whether all modules were read: figures of a tree that is cut off do not add up."""
     missing: str
-    """What this report lacks, or what of it could not be read, in one line; empty where the report is complete."""
+    """What this report lacks, or what of it could not be read, in one line; empty where the report
+    is complete."""
     impossible: dict[str, str] = field(default_factory=dict)
-    """Text of each figure of the summary that cannot be, such as a time below zero, by key; the summary has None."""
+    """Text of each figure of the summary that cannot be, such as a time below zero, by key; the
+    summary has None."""
 
 
-# Read a report from a file: one of its own, a log that contains one, or text that was copied from a page.
+# Read a report from a file: one of its own, a log that contains one, or text that was copied from a
+# page.
 
-HEADING = re.compile(r"(?P<prefix>.*?)-+ DeepSpeed Flops Profiler -+\s*")
-"""Heading of a report, with the `prefix` that pdsh or a logger puts before every line (`pod1: `)."""
-PART = re.compile(r"-+ (aggregated|detailed) profile per gpu -+")
-END = re.compile(r"-{40,}")
+REPORT_HEADING = re.compile(r"(?P<prefix>.*?)-+ DeepSpeed Flops Profiler -+\s*")
+"""Heading of a report, with the `prefix` that pdsh or a logger puts before every line
+(`pod1: `)."""
+PART_HEADING = re.compile(r"-+ (aggregated|detailed) profile per gpu -+")
+CLOSING_LINE = re.compile(r"-{40,}")
 
 Lines = list[tuple[int, str]]
 """Lines of a part of a report, with their numbers in the file."""
 
 
 def read_report(path: Path) -> Report:
-    """The report in a file, or in the `profile.txt` of a run folder; the last one where the file has several.
+    """The report in a file, or in the `profile.txt` of a run folder; the last one where the file
+    has several.
 
-    A file has several reports where the profiler writes to a log, or where gradients are accumulated: then the last
-    one is that of the pass that the optimizer's step follows.
+    A file has several reports where the profiler writes to a log, or where gradients are
+    accumulated: then the last one is that of the pass that the optimizer's step follows.
 
     Raises:
         UserError: there is no report in the file, or nothing but its heading.
     """
     path = Path(path)
-    path = path / "profile.txt" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "profile.txt"
     if not path.is_file():
-        remedy = "give a report's file, or the folder of a run with a configuration such as dsconfig/zero1profiler.json"
-        raise UserError(f"{path}: {no_file(path)}; {remedy}")
+        raise UserError(
+            f"{path}: {no_file(path)}; give a report's file, or the folder of a run with a "
+            "configuration such as dsconfig/zero1profiler.json"
+        )
     return parse_report(path, path.read_text(encoding="utf-8", errors="replace"))
 
 
 def parse_report(path: Path, text: str) -> Report:
     """The last report of a text that was read from `path`."""
     lines = text.splitlines()
-    headings = [(number, match["prefix"]) for number, line in enumerate(lines, 1) if (match := HEADING.fullmatch(line))]
+    headings = _headings(lines)
     if not headings:
-        raise UserError(f"{path}:1: no '--- DeepSpeed Flops Profiler ---' in {len(lines)} lines; give a profile.txt")
+        raise UserError(
+            f"{path}:1: no '--- DeepSpeed Flops Profiler ---' in {len(lines)} lines; "
+            "give a profile.txt"
+        )
     start, prefix = headings[-1]
-    parts: dict[str, Lines] = {"summary": [], "aggregated": [], "detailed": []}
-    part, own, has_end = parts["summary"], list[str](), False
-    for number, line in enumerate(lines[start - 1 :], start):
-        # Lines of a log that have another source are left out.
-        if prefix.strip() and not line.startswith(prefix):
-            continue
-        own.append(line.removeprefix(prefix))
-        if has_end := END.fullmatch(own[-1].strip()) is not None:
-            break
-        if heading := PART.fullmatch(own[-1].strip().lower()):
-            part = parts[heading[1]]
-        elif own[-1].strip():
-            part.append((number, own[-1]))
+    printed = _divide(lines, start, prefix)
     unread: Lines = []
     impossible: dict[str, str] = {}
-    summary, found = _read_summary(parts["summary"], unread, impossible)
-    depths = _read_depths(parts["aggregated"], unread)
-    root, is_whole = _read_tree(parts["detailed"], unread)
-    if not (found.keys() - {"step"} or depths or root):
-        remedy = "give the report exactly as DeepSpeed printed it"
-        raise UserError(f"{path}:{start}: there is a heading but no figure below it; {remedy}")
-    # Without the closing line, it is unknown whether the report was to have a tree.
-    there = {
-        "the part by depth": depths,
-        "a part of the tree": is_whole or root is None,
-        "the tree of modules": has_end or root,
-        "the closing line of dashes": has_end,
-    }
-    absent = [FIGURES[key].label for key in ALWAYS_THERE if key not in found]
-    absent += [name for name, is_there in there.items() if not is_there]
-    missing = [f"it lacks {', '.join(absent)}"] if absent else []
-    if unread:
-        number, line = unread[0]
-        first = f"line {number}, {' '.join(line.split())!r:.60}"
-        missing += [f"{len(unread)} of its lines cannot be read; the first is {first}"]
+    summary, places = _read_summary(printed.parts["summary"], unread, impossible)
+    depths = _read_depths(printed.parts["aggregated"], unread)
+    root, tree_is_whole = _read_tree(printed.parts["detailed"], unread)
+    has_figures = places.keys() - {"step"} or depths or root
+    if not has_figures:
+        raise UserError(
+            f"{path}:{start}: there is a heading but no figure below it; "
+            "give the report exactly as DeepSpeed printed it"
+        )
+    absent = [FIGURES[key].label for key in ALWAYS_THERE if key not in places]
+    if not depths:
+        absent.append("the part by depth")
+    if root is not None and not tree_is_whole:
+        absent.append("a part of the tree")
+    if not printed.has_closing_line:
+        if root is None:
+            # Whether the report was to have a tree is unknown.
+            absent.append("the tree of modules")
+        absent.append("the closing line of dashes")
     return Report(
         path=path,
         number=start,
         reports=len(headings),
-        text="\n".join(own),
+        text="\n".join(printed.lines),
         summary=summary,
-        lines=found,
+        lines=places,
         depths=depths,
         root=root,
-        tree_is_whole=is_whole,
-        missing="; ".join(missing),
+        tree_is_whole=tree_is_whole,
+        missing=_missing_text(absent, unread),
         impossible=impossible,
     )
+
+
+def _headings(lines: Sequence[str]) -> list[tuple[int, str]]:
+    """Line number and prefix of the heading of each report."""
+    headings = []
+    for number, line in enumerate(lines, 1):
+        match = REPORT_HEADING.fullmatch(line)
+        if match:
+            headings.append((number, match["prefix"]))
+    return headings
+
+
+@dataclass
+class _Printed:
+    """One report as it was printed, divided into its parts."""
+
+    lines: list[str] = field(default_factory=list)
+    """All lines, without the prefix."""
+    parts: dict[str, Lines] = field(
+        default_factory=lambda: {"summary": [], "aggregated": [], "detailed": []}
+    )
+    """The lines that are not blank, by part; those that head a part, or close the report, are left
+    out."""
+    has_closing_line: bool = False
+
+
+def _divide(lines: Sequence[str], start: int, prefix: str) -> _Printed:
+    """The report whose heading is on line `start` and has this prefix."""
+    printed = _Printed()
+    part = printed.parts["summary"]
+    has_prefix = prefix.strip() != ""
+    for number, whole_line in enumerate(lines[start - 1 :], start):
+        # Lines of a log that have another source are left out.
+        if has_prefix and not whole_line.startswith(prefix):
+            continue
+        line = whole_line.removeprefix(prefix)
+        printed.lines.append(line)
+        text = line.strip()
+        if CLOSING_LINE.fullmatch(text):
+            printed.has_closing_line = True
+            break
+        heading = PART_HEADING.fullmatch(text.lower())
+        if heading:
+            part = printed.parts[heading[1]]
+        elif text:
+            part.append((number, line))
+    return printed
+
+
+def _missing_text(absent: Sequence[str], unread: Lines) -> str:
+    """What a report lacks, and the first of the lines that could not be read; empty for neither."""
+    sentences = []
+    if absent:
+        sentences.append(f"it lacks {', '.join(absent)}")
+    if unread:
+        number, line = unread[0]
+        first = " ".join(line.split())
+        sentences.append(
+            f"{len(unread)} of its lines cannot be read; the first is line {number}, {first!r:.60}"
+        )
+    return "; ".join(sentences)
 
 
 # Numbers as DeepSpeed's profiler prints them: `602.28 MMACs`, `1.05 M`, `200.99 us`.
 
 POWERS = {"T": 12, "G": 9, "B": 9, "M": 6, "K": 3, "k": 3, "": 0, "m": -3, "u": -6}
-"""Powers of ten by prefix; billions of parameters are B (`number_to_string` of deepspeed 0.19.8's profiler.py)."""
-PRINTED = {"MACs": ("MACs", ""), "FLOP/s": ("FLOPS",), "s": ("s",), "%": ("%",)}
-"""Text that follows the prefix for each unit; other units have none. Before 0.10, the summary's MACs had only their
-prefix."""
+"""Powers of ten by prefix; billions of parameters are B (`number_to_string` of deepspeed 0.19.8's
+profiler.py)."""
+PRINTED_UNITS = {"MACs": ("MACs", ""), "FLOP/s": ("FLOPS",), "s": ("s",), "%": ("%",)}
+"""Text that follows the prefix for each unit; other units have none. Before 0.10, the summary's
+MACs had only their prefix."""
 HALF_OF_THE_LAST_DECIMAL = 0.005
 """Half of the last decimal of a figure; figures are printed with two decimals."""
-NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d\d?)?)\s*([TGBMKkmu]?)(MACs|FLOPS|s|%|)")
+PRINTED_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d\d?)?)\s*([TGBMKkmu]?)(MACs|FLOPS|s|%|)")
 
 
 def amount(text: str, unit: str) -> float | None:
-    """The number in a text like `602.28 MMACs`, an integer for a plain count; None where it is not one in this unit."""
-    match = NUMBER.fullmatch(text.strip())
-    if match is None or match[3] not in PRINTED.get(unit, ("",)):
+    """The number in a text like `602.28 MMACs`, an integer for a plain count; None where it is not
+    one in this unit."""
+    match = PRINTED_NUMBER.fullmatch(text.strip())
+    if match is None or match[3] not in PRINTED_UNITS.get(unit, ("",)):
         return None
     if not unit and text.strip().isdecimal():
         return int(text)
@@ -268,19 +469,24 @@ def amount(text: str, unit: str) -> float | None:
 
 
 def rounding(value: float | None) -> float:
-    """How far a printed figure may be from the counted one: half of its last decimal, in the unit that was printed."""
+    """How far a printed figure may be from the counted one: half of its last decimal, in the unit
+    that was printed."""
     if not value:
         return 0.0
-    unit = next((10.0**power for power in (12, 9, 6, 3, 0, -3) if value >= 10.0**power), 1e-6)
-    return HALF_OF_THE_LAST_DECIMAL * unit
+    for power in (12, 9, 6, 3, 0, -3):
+        unit = 10.0**power
+        if value >= unit:
+            return HALF_OF_THE_LAST_DECIMAL * unit
+    return HALF_OF_THE_LAST_DECIMAL * 1e-6
 
 
-# The parts of a report, each read from its lines; lines that belong to it but cannot be read go to `unread`.
+# The parts of a report, each read from its lines; lines that belong to it but cannot be read go to
+# `unread`.
 
-LABELS = {figure.label: figure for figure in FIGURES.values() if figure.label}
-STEP = re.compile(r"(Profile Summary at step) (\S.*):")
+LINES_BY_LABEL = {line.label: line for line in SUMMARY_LINES if line.label}
+STEP_LINE = re.compile(r"(Profile Summary at step) (\S.*):")
 SUMMARY_LINE = re.compile(r"(?P<label>.*\S):\s+(?P<value>\S.*)")
-FACTOR = re.compile(r"= ([\d.]+) \* fwd flops per gpu / bwd latency")
+BACKWARD_FACTOR = re.compile(r"= ([\d.]+) \* fwd flops per gpu / bwd latency")
 
 
 SIZES = ("world_size", "data_parallel_size", "model_parallel_size", "batch_size_per_gpu")
@@ -289,152 +495,250 @@ NO_NUMBER = re.compile(r"(?:nan|[+-]?inf)\b.*", re.IGNORECASE)
 """Text of a quotient that Python could not compute."""
 
 
-def _is_impossible(figure: SummaryLine, text: str, value: float | None) -> bool:
-    """Whether a figure in its place cannot be: below zero, a time of zero, a size that is no whole number."""
+def _is_impossible(line: SummaryLine, text: str, value: float | None) -> bool:
+    """Whether a figure in its place cannot be: below zero, a time of zero, a size that is no whole
+    number."""
     if NO_NUMBER.fullmatch(text):
         return True
-    if figure.key in SIZES:
+    if line.key in SIZES:
         return not isinstance(value, int) or value < 1
     if value is None:
         return False
-    return value < 0 or (value == 0 and figure.unit == "s")
+    is_time_of_zero = value == 0 and line.unit == "s"
+    return value < 0 or is_time_of_zero
 
 
 def _read_summary(
     lines: Lines, unread: Lines, impossible: dict[str, str]
 ) -> tuple[Figures, dict[str, tuple[int, str]]]:
-    """All figures, one per line after its label; and number and label of each line that was read, both by key.
+    """All figures, one per line after its label; and number and label of each line that was read,
+    both by key.
 
     Args:
         impossible: receives the text of each figure that cannot be, by key; its value is None.
     """
-    values: Figures = dict.fromkeys(FIGURES)
-    found: dict[str, tuple[int, str]] = {}
+    figures: Figures = dict.fromkeys(FIGURES)
+    places: dict[str, tuple[int, str]] = {}
     for number, line in lines:
-        match = SUMMARY_LINE.fullmatch(STEP.sub(r"\1: \2", line.strip()))
+        match = SUMMARY_LINE.fullmatch(STEP_LINE.sub(r"\1: \2", line.strip()))
         if match is None:
             continue
-        # Older versions, and copies of the profiler outside DeepSpeed, spell some labels differently.
-        label = match["label"].lower().replace("paralel", "parallel").replace("per device", "per gpu")
-        figure = LABELS.get(label) or LABELS.get(label.split(" = ")[0])
-        value = amount(match["value"], figure.unit) if figure else None
-        value = {"True": True, "False": False}.get(match["value"], value)
-        if figure is not None and figure.key not in found and _is_impossible(figure, match["value"], value):
-            impossible[figure.key] = match["value"]
-            found[figure.key] = (number, match["label"].split(" = ")[0])
-            continue
-        if figure is None or figure.key in found or value is None:
+        label = _current_label(match["label"])
+        known = LINES_BY_LABEL.get(label) or LINES_BY_LABEL.get(_without_formula(label))
+        if known is None or known.key in places:
             unread.append((number, line))
             continue
-        values[figure.key], found[figure.key] = value, (number, match["label"].split(" = ")[0])
-        if factor := FACTOR.search(label):
-            values["backward_factor"] = float(factor[1])
-    return values, found
+        place = (number, _without_formula(match["label"]))
+        value = _summary_value(match["value"], known.unit)
+        if _is_impossible(known, match["value"], value):
+            impossible[known.key] = match["value"]
+            places[known.key] = place
+        elif value is None:
+            unread.append((number, line))
+        else:
+            figures[known.key] = value
+            places[known.key] = place
+            factor = BACKWARD_FACTOR.search(label)
+            if factor:
+                figures["backward_factor"] = float(factor[1])
+    return figures, places
 
 
-DEPTH = re.compile(r"depth (\d+):")
-TOPS = {"params": ("parameters", "parameters"), "MACs": ("macs", "MACs"), "fwd latency": ("seconds", "s")}
+def _current_label(label: str) -> str:
+    """A label in lower case; older versions, and copies of the profiler outside DeepSpeed, spell
+    some labels differently."""
+    return label.lower().replace("paralel", "parallel").replace("per device", "per gpu")
+
+
+def _without_formula(label: str) -> str:
+    return label.split(" = ")[0]
+
+
+def _summary_value(text: str, unit: str) -> float | None:
+    """The figure of a line of the summary, or the truth value; None where it is neither."""
+    if text == "True":
+        return True
+    if text == "False":
+        return False
+    return amount(text, unit)
+
+
+DEPTH_HEADING = re.compile(r"depth (\d+):")
+TOP_FIGURES = {
+    "params": ("parameters", "parameters"),
+    "MACs": ("macs", "MACs"),
+    "fwd latency": ("seconds", "s"),
+}
 """Figure and unit, by label."""
-PAIR = re.compile(r"'([^']+)': '([^']+)'")
+TOP_CLASS = re.compile(r"'([^']+)': '([^']+)'")
 
 
 def _read_depths(lines: Lines, unread: Lines) -> list[Depth]:
-    """The top classes at each depth: `params`, `MACs` and `fwd latency`, each as `{'CLASS': 'FIGURE', ...}`."""
-    found: list[Depth] = []
+    """The top classes at each depth: `params`, `MACs` and `fwd latency`, each as
+    `{'CLASS': 'FIGURE', ...}`."""
+    depths: list[Depth] = []
     for number, line in lines:
-        label, _, figures = line.strip().partition(" - ")
-        if heading := DEPTH.fullmatch(line.strip()):
-            found.append(Depth(number=number, depth=int(heading[1])))
-        elif (top_of := next((each for each in TOPS if label.startswith(each)), None)) is not None:
-            key, unit = TOPS[top_of]
-            tops = {name: amount(figure, unit) for name, figure in PAIR.findall(figures)}
-            # A second table for a figure belongs to another depth, whose heading is missing.
-            is_odd = not found or bool(getattr(found[-1], key))
-            if found and not is_odd:
-                getattr(found[-1], key).update({name: top for name, top in tops.items() if top is not None})
-            if is_odd or not tops or None in tops.values() or not figures.endswith("}"):
-                unread.append((number, line))
-    return found
+        text = line.strip()
+        heading = DEPTH_HEADING.fullmatch(text)
+        if heading:
+            depths.append(Depth(number=number, depth=int(heading[1])))
+            continue
+        label, _, table = text.partition(" - ")
+        top_figure = _top_figure(label)
+        if top_figure is None:
+            continue
+        key, unit = top_figure
+        tops = {name: amount(figure, unit) for name, figure in TOP_CLASS.findall(table)}
+        # A second table for a figure belongs to another depth, whose heading is missing.
+        has_depth = bool(depths) and not getattr(depths[-1], key)
+        if has_depth:
+            known_tops = {name: top for name, top in tops.items() if top is not None}
+            getattr(depths[-1], key).update(known_tops)
+        is_complete = bool(tops) and None not in tops.values() and table.endswith("}")
+        if not has_depth or not is_complete:
+            unread.append((number, line))
+    return depths
 
 
-MODULE = re.compile(r"(?:\((?P<name>[^)]*)\): )?(?:\d+ x )?(?P<class>[^\s()]+)\((?:(?P<leaf>.*)\))?")
+def _top_figure(label: str) -> tuple[str, str] | None:
+    """Figure and unit of the table of top classes that has this label; None for any other line."""
+    for beginning, figure_and_unit in TOP_FIGURES.items():
+        if label.startswith(beginning):
+            return figure_and_unit
+    return None
+
+
+MODULE = re.compile(
+    r"(?:\((?P<name>[^)]*)\): )?(?:\d+ x )?(?P<class>[^\s()]+)\((?:(?P<leaf>.*)\))?"
+)
 MODULE_FIGURES = re.compile(
     r"(?P<parameters>[^=,]+?)(?: = |, )(?P<parameters_percent>[\d.e+-]+%) Params, "
     r"(?P<macs>[^=,]+?)(?: = |, )(?P<macs_percent>[\d.e+-]+%) MACs, "
     r"(?P<latency_seconds>[^=,]+?)(?: = |, )(?P<latency_percent>[\d.e+-]+%) (?:latency|time), "
     r"(?P<flops_per_second>[^,]+)(?:, ?(?P<details>.*))?"
 )
-"""Figures of a module. Before 0.10, a comma stood in place of the equals sign, and another after the last figure."""
-MODULE_UNITS = {
-    "parameters": "parameters", "parameters_percent": "%", "macs": "MACs", "macs_percent": "%",
-    "latency_seconds": "s", "latency_percent": "%", "flops_per_second": "FLOP/s",
-}  # fmt: skip
+"""Figures of a module. Before 0.10, a comma stood in place of the equals sign, and another after
+the last figure."""
+MODULE_FIGURE_UNITS = {
+    "parameters": "parameters",
+    "parameters_percent": "%",
+    "macs": "MACs",
+    "macs_percent": "%",
+    "latency_seconds": "s",
+    "latency_percent": "%",
+    "flops_per_second": "FLOP/s",
+}
 ELIDED = "..."
 """Text that people write in place of modules that they leave out."""
 
 
-def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
-    """The model as `print(model)` shows it, with figures at each module, and whether all of it was read.
+class _OpenModule(NamedTuple):
+    """A module whose closing bracket has not been reached."""
 
-    A module inside another one is indented more; a module without parts is on one line with its figures.
+    indent: int
+    module: Module
+
+
+def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
+    """The model as `print(model)` shows it, with figures at each module, and whether all of it was
+    read.
+
+    A module inside another one is indented more; a module without parts is on one line with its
+    figures.
     """
     root: Module | None = None
-    inside: list[tuple[int, Module]] = []
+    open_modules: list[_OpenModule] = []
     unread_before = len(unread)
     for number, line in lines:
-        text, indent = line.strip(), len(line) - len(line.lstrip())
-        inside = [each for each in inside if each[0] < indent]
-        if root is not None and not inside:
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        open_modules = [outer for outer in open_modules if outer.indent < indent]
+        if root is not None and not open_modules:
             # The root's own closing bracket, or a line that is no longer part of the tree.
-            return _expanded(root)[0], text == ")" and len(unread) == unread_before
+            is_whole = text == ")" and len(unread) == unread_before
+            return _expanded(root)[0], is_whole
         match = MODULE.fullmatch(text)
-        if match and (inside or not match["name"]):
-            last = Module(number=number, name=match["name"] or "", class_name=match["class"])
-            if inside:
-                inside[-1][1].children.append(last)
+        # A tree begins with a module that has no name.
+        if match and (open_modules or not match["name"]):
+            module = Module(number=number, name=match["name"] or "", class_name=match["class"])
+            if root is None:
+                root = module
+            if open_modules:
+                open_modules[-1].module.children.append(module)
             if match["leaf"] is None:
-                inside.append((indent, last))
-            root, text = root or last, match["leaf"] or ""
-        if root is None or not ("Params" in text or ELIDED in text):
+                open_modules.append(_OpenModule(indent, module))
+            text = match["leaf"] or ""
+        stands_for_figures = "Params" in text or ELIDED in text
+        if root is None or not stands_for_figures:
             continue
-        figures = MODULE_FIGURES.fullmatch(text)
-        read = {key: amount(figures[key], unit) if figures else None for key, unit in MODULE_UNITS.items()}
-        if figures is None or None in read.values() or last.parameters is not None:
+        if not _take_figures(module, text):
             unread.append((number, line))
-        else:
-            vars(last).update(read, details=_read_details(last.class_name, figures["details"] or ""))
-    return root and _expanded(root)[0], False
+    if root is None:
+        return None, False
+    return _expanded(root)[0], False
+
+
+def _take_figures(module: Module, text: str) -> bool:
+    """Give a module the figures and details in a text; False where they cannot be read, or where
+    the module already has some."""
+    match = MODULE_FIGURES.fullmatch(text)
+    if match is None or module.parameters is not None:
+        return False
+    figures = {key: amount(match[key], unit) for key, unit in MODULE_FIGURE_UNITS.items()}
+    if None in figures.values():
+        return False
+    for key, figure in figures.items():
+        setattr(module, key, figure)
+    module.details = _read_details(module.class_name, match["details"] or "")
+    return True
 
 
 def _expanded(module: Module) -> list[Module]:
-    """The module, or several where torch has printed equal modules of a list only once, `(0-5): 6 x T5Block(...)`."""
-    module.children = [each for child in module.children for each in _expanded(child)]
+    """The module, or several where torch has printed equal modules of a list only once,
+    `(0-5): 6 x T5Block(...)`."""
+    children = []
+    for child in module.children:
+        children += _expanded(child)
+    module.children = children
     numbers = re.fullmatch(r"(\d+)-(\d+)", module.name)
     if numbers is None:
         return [module]
-    several = [deepcopy(module) for _ in range(int(numbers[1]), int(numbers[2]) + 1)]
-    for number, each in enumerate(several, int(numbers[1])):
-        each.name = str(number)
-    return several
+    copies = []
+    for number in range(int(numbers[1]), int(numbers[2]) + 1):
+        copy = deepcopy(module)
+        copy.name = str(number)
+        copies.append(copy)
+    return copies
 
 
 EMBEDDING = ("rows", "dimension")
-POSITIONS = {"Embedding": EMBEDDING, "LayerNorm": ("normalized_shape",)}
+UNNAMED_DETAILS = {"Embedding": EMBEDDING, "LayerNorm": ("normalized_shape",)}
 """Names of the values that a class prints without a name."""
 DETAIL = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
 
 
 def _read_details(class_name: str, text: str) -> dict[str, object]:
-    """What a class prints after its figures, `in_features=128, bias=False`; unnamed values are numbered from 0."""
+    """What a class prints after its figures, `in_features=128, bias=False`; unnamed values are
+    numbered from 0."""
     details: dict[str, object] = {}
-    names = POSITIONS.get(class_name.rpartition(".")[2], ())
-    for position, part in enumerate(part.strip() for part in DETAIL.findall(text)):
-        name, equals, value = part.partition("=")
-        if not (equals and name.isidentifier()):
-            name, value = names[position] if position < len(names) else str(position), part
-        try:
-            read = ast.literal_eval(value)
-        except (SyntaxError, ValueError):
-            read = value
-        details[name] = read if isinstance(read, (int, float, tuple)) else value
+    names = UNNAMED_DETAILS.get(class_name.rpartition(".")[2], ())
+    for position, untrimmed in enumerate(DETAIL.findall(text)):
+        detail = untrimmed.strip()
+        name, equals, value = detail.partition("=")
+        has_name = equals and name.isidentifier()
+        if not has_name:
+            name = names[position] if position < len(names) else str(position)
+            value = detail
+        details[name] = _literal(value)
     return details
+
+
+def _literal(text: str) -> object:
+    """A number, a truth value or a tuple that is written as in Python; any other text as it is."""
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+    if isinstance(value, int | float | tuple):
+        return value
+    return text

@@ -1,7 +1,9 @@
-"""Figures of a profiler report that cannot be, or that contradict one another: nothing is worked out from them.
+"""Figures of a profiler report that cannot be, or that contradict one another: nothing is worked
+out from them.
 
-A report says many things twice. The summary's rates follow from its counts and times; its counts and its forward time
-are also those of the tree's root, and of the only class at depth 0; a module has no less than the modules inside it.
+A report says many things twice. The summary's rates follow from its counts and times; its counts
+and its forward time are also those of the tree's root, and of the only class at depth 0; a module
+has no less than the modules inside it.
 """
 
 from __future__ import annotations
@@ -13,33 +15,35 @@ from typing import NamedTuple
 
 from zeropods.measure.profile import EMBEDDING, FIGURES, Figures, Module, Report, amount, rounding
 
-TOLERANCE = 0.02
-"""Share by which rounding to two decimals may change a quotient of such figures, with some margin."""
+ROUNDING_TOLERANCE = 0.02
+"""Share by which rounding to two decimals may change a quotient of such figures, with some
+margin."""
 CLOCK_SECONDS = 1e8
 """Three years: a longer time is no latency, but `time.time() - 0`."""
-TIMES = ("forward_seconds", "backward_seconds", "step_seconds", "iteration_seconds")
-RATES = (
+SUMMARY_TIMES = ("forward_seconds", "backward_seconds", "step_seconds", "iteration_seconds")
+FLOP_RATES = (
     "forward_flops_per_second",
     "backward_flops_per_second",
     "forward_backward_flops_per_second",
     "flops_per_second",
-    "samples_per_second",
 )
+SUMMARY_RATES = (*FLOP_RATES, "samples_per_second")
 """Rates of a summary; all of them count the work of one pass."""
 MOST_PASSES = 64
 """Largest number of passes that is recognised by its time."""
-WHOLE = 0.03
+WHOLE_PASSES = 0.03
 """Share by which the time of several passes may differ from that many times the time of one."""
 MOST_OWN = 0.1
-"""Share of a root's time that it takes itself, beside the modules inside it, where passes are recognised by these; and
-of FLOPs that are no multiply-adds, where FLOPs are recognised by these."""
+"""Share of a root's time that it takes itself, beside the modules inside it, where passes are
+recognised by these; and of FLOPs that are no multiply-adds, where FLOPs are recognised by these."""
 MOST_OUTSIDE = 3.0
-"""Largest forward time of one pass, as a multiple of that of the root or of the modules inside it: the rest is what the
-root, and DeepSpeed before and after it, do themselves."""
+"""Largest forward time of one pass, as a multiple of that of the root or of the modules inside it:
+the rest is what the root, and DeepSpeed before and after it, do themselves."""
 MOST_TIMES = MOST_PASSES * MOST_OUTSIDE
 """Largest forward time of a summary, as the same multiple: a longer one is in another unit."""
 SHARED_TIME = 0.1
-"""Share of its parent's time by which modules may exceed it: one that is called from two places counts in both."""
+"""Share of its parent's time by which modules may exceed it: one that is called from two places
+counts in both."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class Judgement:
     """What the figures of a report say of one another."""
 
     passes: int | None = 1
-    """Number of forward and backward passes whose time the summary has, of which FLOPs and rows are those of one; None
-    where there are several, and their number is not known."""
+    """Number of forward and backward passes whose time the summary has, of which FLOPs and rows are
+    those of one; None where there are several, and their number is not known."""
     unknown: frozenset[str] = frozenset()
     """Keys of the summary's figures that cannot be relied on."""
     tree_is_possible: bool = True
@@ -72,7 +76,15 @@ class Judgement:
     faults: tuple[Fault, ...] = ()
 
 
-def judge(report: Report, passes: int | None = None) -> Judgement:
+class Findings(NamedTuple):
+    """What is found where some figures are held against others."""
+
+    unknown: set[str]
+    """Keys of the summary's figures that cannot be relied on."""
+    faults: list[Fault]
+
+
+def judge_report(report: Report, passes: int | None = None) -> Judgement:
     """Hold the figures of a report against each other.
 
     Args:
@@ -81,20 +93,20 @@ def judge(report: Report, passes: int | None = None) -> Judgement:
     impossible_modules = list(_impossible_modules(report))
     faults = [*_impossible(report), *impossible_modules, *_sizes(report)]
     unknown = {*report.impossible, *_rates_of_impossible(report)}
-    number: int | None = 1
+    passes_timed: int | None = 1
     if not is_clock(report.summary["forward_seconds"]):
-        against, of_tree = _by_tree(report, passes)
-        doubtful, of_formulas = _by_formulas(report, against)
-        unknown |= doubtful | against
-        faults += [*of_formulas, *of_tree]
+        by_tree = _by_tree(report, passes)
+        by_formulas = _by_formulas(report, by_tree.unknown)
+        unknown |= by_formulas.unknown | by_tree.unknown
+        faults += [*by_formulas.faults, *by_tree.faults]
         if "forward_seconds" not in unknown:
-            number, of_passes = _by_passes(report, passes)
-            faults += of_passes
-    if number is None:
-        unknown.update(RATES)
+            passes_timed, faults_of_passes = _by_passes(report, passes)
+            faults += faults_of_passes
+    if passes_timed is None:
+        unknown.update(SUMMARY_RATES)
     faults += _parts(report)
     return Judgement(
-        passes=number,
+        passes=passes_timed,
         unknown=frozenset(unknown),
         tree_is_possible=not impossible_modules,
         faults=tuple(faults),
@@ -106,55 +118,68 @@ def is_clock(seconds: float | None) -> bool:
     return seconds is not None and seconds > CLOCK_SECONDS
 
 
-REASONS = {
+REASONS_OF_CONTRADICTIONS = {
     "impossible_figure": "{text} is no possible figure; nothing is worked out from it",
     "sizes_contradict": (
-        "{data} processes with rows of their own x {model} that share a model are not {world} processes: the report "
-        "was changed, or the model was divided in other ways too"
+        "{data} processes with rows of their own x {model} that share a model are not {world} "
+        "processes: the report was changed, or the model was divided in other ways too"
     ),
     "model_parallel": (
-        "{model} processes work on the same rows, but DeepSpeed counts the rows of all {world}: the figure is {model} "
-        "times too high; FLOPs are those of this process's part of the model"
+        "{model} processes work on the same rows, but DeepSpeed counts the rows of all {world}: "
+        "the figure is {model} times too high; FLOPs are those of this process's part of the model"
     ),
     "contradicts_itself": (
-        "the other lines of the summary give another figure: the report was changed, or a line is missing"
+        "the other lines of the summary give another figure: the report was changed, or a line is "
+        "missing"
     ),
-    "summary_contradicts_tree": "{where} has {other}: one of the two is wrong, and nothing is worked out from {what}",
+    "summary_contradicts_tree": (
+        "{where} has {other}: one of the two is wrong, and nothing is worked out from {what}"
+    ),
     "accumulated_passes": (
-        "the time of all {passes} passes of a step, since gradients are accumulated, while FLOPs and rows are those of "
-        "one pass: FLOP/s and samples/s are {passes} times too low as printed; so is the backward time of all passes"
+        "the time of all {passes} passes of a step, since gradients are accumulated, while FLOPs "
+        "and rows are those of one pass: FLOP/s and samples/s are {passes} times too low as "
+        "printed; so is the backward time of all passes"
     ),
     "part_exceeds_whole": "{part} inside it has {amount}{others}: the report was changed",
-    "parts_exceed_whole": "the modules inside it have {amount} together{others}: the report was changed",
+    "parts_exceed_whole": (
+        "the modules inside it have {amount} together{others}: the report was changed"
+    ),
 }
 """Why a figure is wrong, by the name of the fault."""
 SEVERAL = (
-    "{times:.1f} times that of the model's one pass in the tree: the time of several passes, since gradients are "
-    "accumulated, but of how many is not known, so that no rate is worked out from it"
+    "{times:.1f} times that of the model's one pass in the tree: the time of several passes, since "
+    "gradients are accumulated, but of how many is not known, so that no rate is worked out from it"
 )
 """What is said of accumulated passes whose number is not known."""
 DOUBTFUL = (
-    "lines that follow from it give other figures, and which of them is right cannot be known: the report was changed"
+    "lines that follow from it give other figures, and which of them is right cannot be known: the "
+    "report was changed"
 )
 """Why a figure is doubtful that other lines follow from."""
 
 
 def fault_of_line(report: Report, name: str, key: str, right: float | None, reason: str) -> Fault:
-    """A fault in a line of the summary; it is placed at the summary's first line where that line is missing."""
-    number, label = report.lines.get(key, (report.number + 1, FIGURES[key].label))
+    """A fault in a line of the summary; it is placed at the summary's first line where that line is
+    missing."""
+    first_line = (report.number + 1, FIGURES[key].label)
+    number, label = report.lines.get(key, first_line)
     return Fault(name, number, label, report.summary[key], right, FIGURES[key].unit, reason)
 
 
-def _of_line(report: Report, name: str, key: str, right: float | None = None, **details: object) -> Fault:
+def _of_line(
+    report: Report, name: str, key: str, right: float | None = None, **details: object
+) -> Fault:
     """A fault in a line of the summary, for the reason that its name has here."""
-    return fault_of_line(report, name, key, right, REASONS[name].format(**details))
+    reason = REASONS_OF_CONTRADICTIONS[name].format(**details)
+    return fault_of_line(report, name, key, right, reason)
 
 
 # Figures that cannot be.
 
 
 def _impossible(report: Report) -> Iterator[Fault]:
-    """Figures of the summary that are below zero, times of zero, and sizes that are no whole numbers above zero."""
+    """Figures of the summary that are below zero, times of zero, and sizes that are no whole
+    numbers above zero."""
     for key, text in report.impossible.items():
         fault = _of_line(report, "impossible_figure", key, text=repr(text))
         yield replace(fault, said=amount(text, FIGURES[key].unit))
@@ -171,26 +196,36 @@ def _rates_of_impossible(report: Report) -> Iterator[str]:
 
 def _impossible_modules(report: Report) -> Iterator[Fault]:
     """Figures of modules that are below zero."""
-    for path, module in report.root.walk() if report.root is not None else ():
-        for figure, unit in MODULE_UNITS.items():
+    if report.root is None:
+        return
+    name = "impossible_figure"
+    for path, module in report.root.walk():
+        where = path or module.class_name
+        for figure, unit in UNITS_HELD_AGAINST.items():
             value = getattr(module, figure)
             if value is not None and value < 0:
-                reason = REASONS["impossible_figure"].format(text=f"{value:g} {unit}")
-                yield Fault("impossible_figure", module.number, path or module.class_name, value, None, unit, reason)
+                reason = REASONS_OF_CONTRADICTIONS[name].format(text=f"{value:g} {unit}")
+                yield Fault(name, module.number, where, value, None, unit, reason)
 
 
 def _sizes(report: Report) -> Iterator[Fault]:
-    """Numbers of processes that do not fit together, and rows that were counted once for each part of a model."""
-    summary = report.summary
-    world, data, model = (summary[f"{name}_size"] for name in ("world", "data_parallel", "model_parallel"))
+    """Numbers of processes that do not fit together, and rows that were counted once for each part
+    of a model."""
+    world = report.summary["world_size"]
+    data = report.summary["data_parallel_size"]
+    model = report.summary["model_parallel_size"]
     if not (world and data and model):
         return
     # Pipeline stages, of which the report says nothing, divide the processes as well.
     if world % (data * model):
-        yield _of_line(report, "sizes_contradict", "world_size", world=world, data=data, model=model)
-    rate = summary["samples_per_second"]
+        yield _of_line(
+            report, "sizes_contradict", "world_size", world=world, data=data, model=model
+        )
+    rate = report.summary["samples_per_second"]
     if model > 1 and rate is not None:
-        yield _of_line(report, "model_parallel", "samples_per_second", rate / model, world=world, model=model)
+        yield _of_line(
+            report, "model_parallel", "samples_per_second", rate / model, world=world, model=model
+        )
 
 
 # The summary against itself.
@@ -208,27 +243,50 @@ class Formula(NamedTuple):
 
 def formulas(figures: Figures) -> list[Formula]:
     """DeepSpeed's own formulas, with what they come to."""
-    of = {key: nan if value is None else value for key, value in figures.items()}
-    flops, backward_flops = of["forward_flops"], of["backward_factor"] * of["forward_flops"]
-    forward, backward = of["forward_seconds"], of["backward_seconds"]
-    iteration = forward + backward + of["step_seconds"]
+    known = {key: nan if value is None else value for key, value in figures.items()}
+    forward_flops = known["forward_flops"]
+    backward_flops = known["backward_factor"] * forward_flops
+    flops = forward_flops + backward_flops
+    forward = known["forward_seconds"]
+    backward = known["backward_seconds"]
+    iteration = forward + backward + known["step_seconds"]
+    rows = known["batch_size_per_gpu"] * known["world_size"]
     parts = ("forward_seconds", "backward_seconds", "step_seconds")
-    both = ("forward_seconds", "backward_seconds")
-    whole = flops + backward_flops
-    rows = of["batch_size_per_gpu"] * of["world_size"]
     return [
-        Formula("forward_flops_per_second", ("forward_flops", "forward_seconds"), flops / (forward or nan)),
-        Formula("backward_flops_per_second", ("forward_flops", "backward_seconds"), backward_flops / (backward or nan)),
-        Formula("forward_backward_flops_per_second", ("forward_flops", *both), whole / (forward + backward or nan)),
+        Formula(
+            "forward_flops_per_second",
+            ("forward_flops", "forward_seconds"),
+            _rate(forward_flops, forward),
+        ),
+        Formula(
+            "backward_flops_per_second",
+            ("forward_flops", "backward_seconds"),
+            _rate(backward_flops, backward),
+        ),
+        Formula(
+            "forward_backward_flops_per_second",
+            ("forward_flops", "forward_seconds", "backward_seconds"),
+            _rate(flops, forward + backward),
+        ),
         Formula("iteration_seconds", parts, iteration),
-        Formula("flops_per_second", ("forward_flops", *parts), whole / (iteration or nan)),
-        Formula("samples_per_second", parts, rows / (iteration or nan)),
+        Formula("flops_per_second", ("forward_flops", *parts), _rate(flops, iteration)),
+        Formula("samples_per_second", parts, _rate(rows, iteration)),
     ]
 
 
+def _rate(amount_done: float, seconds: float) -> float:
+    """An amount per second; NaN where there is no time."""
+    return amount_done / (seconds or nan)
+
+
 def contradictions(figures: Figures) -> dict[str, float]:
-    """Figures that contradict DeepSpeed's own formulas, each with the value that follows from the formula."""
-    return {each.key: each.computed for each in formulas(figures) if not _holds(each, figures)}
+    """Figures that contradict DeepSpeed's own formulas, each with the value that follows from the
+    formula."""
+    computed = {}
+    for formula in formulas(figures):
+        if not _holds(formula, figures):
+            computed[formula.key] = formula.computed
+    return computed
 
 
 def _is_known(formula: Formula, figures: Figures) -> bool:
@@ -240,47 +298,52 @@ def _holds(formula: Formula, figures: Figures) -> bool:
     printed = figures[formula.key]
     if printed is None or isnan(formula.computed):
         return True
-    return abs(printed - formula.computed) <= TOLERANCE * formula.computed
+    return abs(printed - formula.computed) <= ROUNDING_TOLERANCE * formula.computed
 
 
-def _by_formulas(report: Report, against: set[str]) -> tuple[set[str], list[Fault]]:
+def _by_formulas(report: Report, against_tree: set[str]) -> Findings:
     """Keys of figures that cannot be relied on, and a fault for each line that contradicts others.
 
-    A figure is sound where a formula with it holds, and where the tree has the same. A line that contradicts sound
-    figures is the one that is wrong, and they say what is right; else nobody knows which of them was changed.
+    A figure is sound where a formula with it holds, and where the tree has the same. A line that
+    contradicts sound figures is the one that is wrong, and they say what is right; else nobody
+    knows which of them was changed.
 
     Args:
-        against: keys of figures that contradict the tree; of lines that follow from them nothing more is said.
+        against_tree: keys of figures that contradict the tree; of lines that follow from them
+            nothing more is said.
     """
     summary = report.summary
     known = [formula for formula in formulas(summary) if _is_known(formula, summary)]
-    sound = {"forward_flops"} if _has_flops_of_tree(report) else set[str]()
+    sound = set[str]()
+    if _has_flops_of_tree(report):
+        sound.add("forward_flops")
     for formula in known:
         if _holds(formula, summary):
             sound.update((formula.key, *formula.inputs))
-    unknown, faults = set[str](), list[Fault]()
+    unknown = set[str]()
+    faults = list[Fault]()
     for formula in known:
-        if _holds(formula, summary) or against.intersection(formula.inputs):
+        if _holds(formula, summary) or against_tree.intersection(formula.inputs):
             continue
         doubtful = [key for key in formula.inputs if key not in sound]
         if doubtful:
             unknown.update((formula.key, *doubtful))
         right = None if doubtful else formula.computed
         faults.append(_of_line(report, "contradicts_itself", formula.key, right))
-    named = {fault.where for fault in faults}
-    for key in (key for key in FIGURES if key in unknown):
-        if report.lines[key][1] not in named:
+    lines_with_fault = {fault.where for fault in faults}
+    for key in FIGURES:
+        if key in unknown and report.lines[key][1] not in lines_with_fault:
             faults.append(fault_of_line(report, "contradicts_itself", key, None, DOUBTFUL))
-    return unknown, faults
+    return Findings(unknown, faults)
 
 
 # The summary against the tree, and against the class at depth 0, which is the root too.
 
-MODULE_UNITS = {"parameters": "parameters", "macs": "MACs", "latency_seconds": "s"}
+UNITS_HELD_AGAINST = {"parameters": "parameters", "macs": "MACs", "latency_seconds": "s"}
 """Units of a module's figures that are held against others."""
-COUNTS = {"parameters_per_gpu": "parameters", "forward_macs": "macs"}
+ROOT_COUNTS = {"parameters_per_gpu": "parameters", "forward_macs": "macs"}
 """Figures of a summary that the root has as well, and the name that they have there."""
-OF_COUNTS = {
+UNKNOWN_WITH_COUNT = {
     "parameters_per_gpu": ("parameters_per_gpu", "model_parameters"),
     "forward_macs": ("forward_macs",),
     "forward_flops": ("forward_flops", "model_forward_flops"),
@@ -298,77 +361,121 @@ class Root(NamedTuple):
 
 def roots(report: Report) -> list[Root]:
     """The class at depth 0, and the root of the tree, as far as they were read."""
-    found = []
+    parts = []
     for depth in report.depths:
         names = {*depth.parameters, *depth.macs, *depth.seconds}
         if depth.depth == 0 and len(names) == 1:
             (name,) = names
-            seconds = depth.seconds.get(name)
-            figures = {"parameters": depth.parameters.get(name), "macs": depth.macs.get(name)}
-            figures["latency_seconds"] = None if is_clock(seconds) else seconds
-            found.append(Root(f"line {depth.number}, depth 0,", figures))
+            figures = {
+                "parameters": depth.parameters.get(name),
+                "macs": depth.macs.get(name),
+                "latency_seconds": _latency(depth.seconds.get(name)),
+            }
+            parts.append(Root(f"line {depth.number}, depth 0,", figures))
     root = report.root
     if root is not None and root.macs is not None:
-        figures = {"parameters": root.parameters, "macs": root.macs}
-        figures["latency_seconds"] = None if is_clock(root.latency_seconds) else root.latency_seconds
-        found.append(Root(f"line {root.number}, the tree's root,", figures))
-    return found
+        figures = {
+            "parameters": root.parameters,
+            "macs": root.macs,
+            "latency_seconds": _latency(root.latency_seconds),
+        }
+        parts.append(Root(f"line {root.number}, the tree's root,", figures))
+    return parts
 
 
-def _by_tree(report: Report, passes: int | None) -> tuple[set[str], list[Fault]]:
+def _latency(seconds: float | None) -> float | None:
+    """A latency; None where it is the time of day."""
+    return None if is_clock(seconds) else seconds
+
+
+def _by_tree(report: Report, passes: int | None) -> Findings:
     """Keys of the summary's figures that contradict the tree, and a fault for each of them."""
-    summary = report.summary
-    unknown, faults = set[str](), list[Fault]()
+    findings = Findings(set(), [])
     for root in roots(report):
-        for key, name in COUNTS.items():
-            printed, other = summary[key], root.figures[name]
-            if printed is None or other is None or key in unknown:
-                continue
-            if abs(printed - other) > max(rounding(printed) + rounding(other), TOLERANCE * max(printed, other)):
-                unknown.update(OF_COUNTS[key])
-                faults.append(_against(report, key, root.where, f"{other:.4g} {FIGURES[key].unit}"))
-        # Each multiply-add is two FLOPs, and other work comes on top.
-        flops, macs = summary["forward_flops"], root.figures["macs"]
-        if flops is not None and macs and "forward_flops" not in unknown and flops < 2 * macs * (1 - TOLERANCE):
-            unknown.update((*OF_COUNTS["forward_flops"], *RATES[:-1]))
-            faults.append(_against(report, "forward_flops", root.where, f"{macs:.4g} MACs"))
+        _compare_counts(report, root, findings)
+        _compare_flops(report, root, findings)
     contradicting = _other_time(report, passes)
     if contradicting is not None:
         where, seconds = contradicting
-        unknown.update((*TIMES, *RATES))
-        faults.append(_against(report, "forward_seconds", where, f"{seconds:.4g} s", "the summary's times"))
-    return unknown, faults
+        findings.unknown.update((*SUMMARY_TIMES, *SUMMARY_RATES))
+        time = f"{seconds:.4g} s"
+        findings.faults.append(
+            _against(report, "forward_seconds", where, time, "the summary's times")
+        )
+    return findings
+
+
+def _compare_counts(report: Report, root: Root, findings: Findings) -> None:
+    """Add to `findings` the counts of the summary that the root contradicts, unless they are there
+    already."""
+    for key, name in ROOT_COUNTS.items():
+        printed = report.summary[key]
+        other = root.figures[name]
+        if printed is None or other is None or key in findings.unknown:
+            continue
+        by_rounding = rounding(printed) + rounding(other)
+        by_quotient = ROUNDING_TOLERANCE * max(printed, other)
+        if abs(printed - other) > max(by_rounding, by_quotient):
+            findings.unknown.update(UNKNOWN_WITH_COUNT[key])
+            other_count = f"{other:.4g} {FIGURES[key].unit}"
+            findings.faults.append(_against(report, key, root.where, other_count))
+
+
+def _compare_flops(report: Report, root: Root, findings: Findings) -> None:
+    """Add to `findings` the FLOPs of the summary where the root's multiply-adds contradict them,
+    unless they are there already."""
+    flops = report.summary["forward_flops"]
+    macs = root.figures["macs"]
+    if flops is None or not macs or "forward_flops" in findings.unknown:
+        return
+    # Each multiply-add is two FLOPs, and other work comes on top.
+    if flops < 2 * macs * (1 - ROUNDING_TOLERANCE):
+        findings.unknown.update((*UNKNOWN_WITH_COUNT["forward_flops"], *FLOP_RATES))
+        findings.faults.append(_against(report, "forward_flops", root.where, f"{macs:.4g} MACs"))
 
 
 def _has_flops_of_tree(report: Report) -> bool:
-    """Whether the FLOPs of the summary are two for each multiply-add of the tree, and at most a tenth more."""
-    flops, macs = report.summary["forward_flops"], [root.figures["macs"] for root in roots(report)]
-    if flops is None or not macs:
+    """Whether the FLOPs of the summary are two for each multiply-add of the tree, and at most a
+    tenth more."""
+    flops = report.summary["forward_flops"]
+    macs_of_roots = [root.figures["macs"] for root in roots(report)]
+    if flops is None or not macs_of_roots:
         return False
-    return all(each and 1 - TOLERANCE <= flops / (2 * each) <= 1 + MOST_OWN for each in macs)
+    for macs in macs_of_roots:
+        if not macs:
+            return False
+        if not 1 - ROUNDING_TOLERANCE <= flops / (2 * macs) <= 1 + MOST_OWN:
+            return False
+    return True
 
 
 def _against(report: Report, key: str, where: str, other: str, what: str = "it") -> Fault:
-    """A fault in a line that has another figure elsewhere, from which nothing is worked out therefore."""
+    """A fault in a line that has another figure elsewhere, from which nothing is worked out
+    therefore."""
     return _of_line(report, "summary_contradicts_tree", key, where=where, other=other, what=what)
 
 
 def _other_time(report: Report, passes: int | None) -> tuple[str, float] | None:
-    """Where the report has a time that contradicts the summary's forward time, and that time; None where none does."""
+    """Where the report has a time that contradicts the summary's forward time, and that time; None
+    where none does."""
     forward = report.summary["forward_seconds"]
     if forward is None:
         return None
-    of_one = forward / passes_of(report, passes)
+    one_pass = forward / passes_of(report, passes)
     for root in roots(report):
         seconds = root.figures["latency_seconds"]
         if not seconds or seconds < 0:
             continue
         unsure = rounding(seconds) + rounding(forward)
-        if of_one < seconds * (1 - TOLERANCE) - unsure or of_one > MOST_TIMES * seconds:
+        is_shorter = one_pass < seconds * (1 - ROUNDING_TOLERANCE) - unsure
+        is_in_another_unit = one_pass > MOST_TIMES * seconds
+        if is_shorter or is_in_another_unit:
             return root.where, seconds
     inside = seconds_inside(report)
-    if inside is not None and not (1 - SHARED_TIME) * inside <= of_one <= MOST_TIMES * inside:
-        return f"line {report.root.number if report.root else 0}, the sum of the modules inside the root,", inside
+    if report.root is None or inside is None:
+        return None
+    if not (1 - SHARED_TIME) * inside <= one_pass <= MOST_TIMES * inside:
+        return f"line {report.root.number}, the sum of the modules inside the root,", inside
     return None
 
 
@@ -380,53 +487,70 @@ def seconds_inside(report: Report) -> float | None:
     return sum(child.total("latency_seconds") for child in root.children) or None
 
 
+# Passes whose time a summary has together.
+
+
 def _by_passes(report: Report, passes: int | None) -> tuple[int | None, list[Fault]]:
-    """Number of passes whose time the summary has, None for an unknown one above 1; and a fault where it is not 1."""
-    number, times = passes_of(report, passes), _times_one_pass(report)
-    if number > 1:
-        return number, [_of_line(report, "accumulated_passes", "forward_seconds", passes=number)]
+    """Number of passes whose time the summary has, None for an unknown one above 1; and a fault
+    where it is not 1."""
+    name = "accumulated_passes"
+    key = "forward_seconds"
+    passes_timed = passes_of(report, passes)
+    if passes_timed > 1:
+        return passes_timed, [_of_line(report, name, key, passes=passes_timed)]
+    times = _times_one_pass(report)
     if passes is None and times is not None and times > MOST_OUTSIDE:
-        return None, [fault_of_line(report, "accumulated_passes", "forward_seconds", None, SEVERAL.format(times=times))]
+        return None, [fault_of_line(report, name, key, None, SEVERAL.format(times=times))]
     return 1, []
 
 
 def seconds_of_root(report: Report) -> float | None:
     """Seconds of the root's one pass; None where the report has only a time of day."""
-    of_roots = [root.figures["latency_seconds"] for root in roots(report)]
-    return next((latency for latency in of_roots if latency is not None and latency > 0), None)
+    for root in roots(report):
+        latency = root.figures["latency_seconds"]
+        if latency is not None and latency > 0:
+            return latency
+    return None
 
 
 def _times_one_pass(report: Report) -> float | None:
-    """The summary's forward time as a multiple of the tree's, which has one pass; None where either is not known."""
-    forward, one_pass = report.summary["forward_seconds"], seconds_of_root(report) or seconds_inside(report)
+    """The summary's forward time as a multiple of the tree's, which has one pass; None where either
+    is not known."""
+    forward = report.summary["forward_seconds"]
+    one_pass = seconds_of_root(report) or seconds_inside(report)
     has_timers = report.summary["backward_seconds"] is not None
-    return forward / one_pass if forward is not None and one_pass and has_timers else None
+    if forward is None or not one_pass or not has_timers:
+        return None
+    return forward / one_pass
 
 
 def passes_of(report: Report, passes: int | None) -> int:
     """Number of passes whose time the summary has: 1 unless the run or the report itself says more.
 
-    DeepSpeed's timers of a step run through all of its passes; a summary without a backward time has that of one call.
-    Without a run, several passes are recognised where the forward time is that many times the root's own, or where the
-    file has so many reports and the forward time is so many times what the modules inside the root take.
+    DeepSpeed's timers of a step run through all of its passes; a summary without a backward time
+    has that of one call. Without a run, several passes are recognised where the forward time is
+    that many times the root's own, or where the file has so many reports and the forward time is so
+    many times what the modules inside the root take.
     """
-    forward, backward = report.summary["forward_seconds"], report.summary["backward_seconds"]
-    if forward is None or backward is None:
+    forward = report.summary["forward_seconds"]
+    if forward is None or report.summary["backward_seconds"] is None:
         return 1
     seconds = seconds_of_root(report)
-    if seconds is not None and passes is not None:
-        # Rows of passes differ in length, and so do passes in time; where the report has the time of one, it shows.
+    if passes is not None:
+        if seconds is None:
+            return passes
+        # Rows of passes differ in length, and so do passes in time; where the report has the time
+        # of one, it shows.
         return passes if passes / 2 <= forward / seconds else 1
     if seconds is not None:
-        number = round(forward / seconds)
-        is_whole = abs(forward - number * seconds) <= WHOLE * number * seconds
-        return number if is_whole and 1 < number <= MOST_PASSES else 1
-    if passes is not None:
-        return passes
-    inside, number = seconds_inside(report), report.reports
-    if inside is None or not 1 - TOLERANCE <= forward / (number * inside) <= 1 + MOST_OWN:
+        times = round(forward / seconds)
+        is_whole = abs(forward - times * seconds) <= WHOLE_PASSES * times * seconds
+        return times if is_whole and 1 < times <= MOST_PASSES else 1
+    inside = seconds_inside(report)
+    if inside is None:
         return 1
-    return number
+    ratio = forward / (report.reports * inside)
+    return report.reports if 1 - ROUNDING_TOLERANCE <= ratio <= 1 + MOST_OWN else 1
 
 
 # A module against the modules inside it.
@@ -447,47 +571,69 @@ class Excess(NamedTuple):
 
 
 def _parts(report: Report) -> Iterator[Fault]:
-    """For each figure, the module by which the modules inside it, one or all together, exceed it the furthest."""
+    """For each figure, the module by which the modules inside it, one or all together, exceed it
+    the furthest."""
     if report.root is None:
         return
-    for figure, unit in MODULE_UNITS.items():
-        found = [excess for path, module in report.root.walk() if (excess := _excess(path, module, figure))]
+    for figure, unit in UNITS_HELD_AGAINST.items():
+        excesses = []
+        for path, module in report.root.walk():
+            excess = _excess(path, module, figure)
+            if excess is not None:
+                excesses.append(excess)
         for name in ("part_exceeds_whole", "parts_exceed_whole"):
-            of_name = [excess for excess in found if excess.name == name]
-            if not of_name:
-                continue
-            worst = max(of_name, key=lambda excess: excess.times)
-            others = f", and {len(of_name) - 1} more modules are alike" if len(of_name) > 1 else ""
-            reason = REASONS[name].format(part=worst.part, amount=f"{worst.amount:.4g} {unit}", others=others)
-            module = worst.module
-            where = worst.path or module.class_name
-            yield Fault(name, module.number, where, getattr(module, figure), None, unit, reason)
+            of_name = [excess for excess in excesses if excess.name == name]
+            if of_name:
+                yield _fault_of_excesses(of_name, figure, unit)
+
+
+def _fault_of_excesses(excesses: list[Excess], figure: str, unit: str) -> Fault:
+    """One fault for excesses of the same name, placed where the excess is largest."""
+    worst = max(excesses, key=lambda excess: excess.times)
+    others = ""
+    if len(excesses) > 1:
+        others = f", and {len(excesses) - 1} more modules are alike"
+    reason = REASONS_OF_CONTRADICTIONS[worst.name].format(
+        part=worst.part, amount=f"{worst.amount:.4g} {unit}", others=others
+    )
+    module = worst.module
+    where = worst.path or module.class_name
+    return Fault(worst.name, module.number, where, getattr(module, figure), None, unit, reason)
 
 
 def _excess(path: str, module: Module, figure: str) -> Excess | None:
     """What exceeds a module in a figure; None where nothing does, or where it is not known."""
     whole = getattr(module, figure)
+    if whole is None or whole < 0 or not module.children:
+        return None
     is_time = figure == "latency_seconds"
     # A root whose latency is the time of day contains everything.
-    if whole is None or whole < 0 or not module.children or (is_time and is_clock(whole)):
+    if is_time and is_clock(whole):
         return None
     parts = [(child.total(figure), child.name) for child in module.children]
-    largest, name = max(parts)
+    largest, largest_name = max(parts)
     together = sum(part for part, _ in parts)
-    unsure = rounding(whole) + sum(rounding(part) for part, _ in parts) + (SHARED_TIME * whole if is_time else 0.0)
+    unsure = rounding(whole) + sum(rounding(part) for part, _ in parts)
+    if is_time:
+        unsure += SHARED_TIME * whole
     base = max(whole, unsure)
     if largest > whole + unsure:
-        return Excess(largest / base, "part_exceeds_whole", path, module, name, largest)
-    if together > whole + unsure and not (figure == "parameters" and _are_shared(module, together - whole, unsure)):
-        return Excess(together / base, "parts_exceed_whole", path, module, "", together)
-    return None
+        return Excess(largest / base, "part_exceeds_whole", path, module, largest_name, largest)
+    if together <= whole + unsure:
+        return None
+    if figure == "parameters" and _are_shared(module, together - whole, unsure):
+        return None
+    return Excess(together / base, "parts_exceed_whole", path, module, "", together)
 
 
 def _are_shared(module: Module, excess: float, unsure: float) -> bool:
-    """Whether parts of a module exceed its parameters since a matrix is in several of them: by its size, some times."""
+    """Whether parts of a module exceed its parameters since a matrix is in several of them: by its
+    size, some times."""
     for _, inner in module.walk():
         rows, columns = inner.linear or inner.sizes(*EMBEDDING) or (0, 0)
+        if not rows:
+            continue
         for times in range(1, len(module.children)):
-            if rows and abs(excess - times * rows * columns) <= unsure:
+            if abs(excess - times * rows * columns) <= unsure:
                 return True
     return False

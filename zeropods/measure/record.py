@@ -1,4 +1,5 @@
-"""The record of a run: its fields, its composition from the request and the ranks' measurements, its strict reading."""
+"""The record of a run: its fields, its composition from the request and the ranks' measurements,
+its strict reading."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from annotated_types import Ge
 
@@ -28,7 +29,8 @@ RECORD = "record.json"
 LOCK = "run.lock"
 """Lock that rank 0 holds while the ranks run."""
 LAUNCH_LOCK = "launch.lock"
-"""Lock that the supervisor, where there is one, holds from before the first rank until the record is written."""
+"""Lock that the supervisor, where there is one, holds from before the first rank until the record
+is written."""
 
 Count = Annotated[int, Ge(1)]
 T = TypeVar("T")
@@ -36,7 +38,8 @@ T = TypeVar("T")
 # What one rank measures, and its parts: the rows of a record.
 
 PHASES = ("load", "first_step", "steady", "evaluate", "save")
-"""Phases of a rank: until its first step, in that step (allocators warm up), in later steps, and between steps."""
+"""Phases of a rank: until its first step, in that step (allocators warm up), in later steps, and
+between steps."""
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """How pydantic reads these dataclasses: no unknown keys, no conversions, no NaN."""
 
@@ -58,7 +61,8 @@ class Loss(StrictPart):
 
 @dataclass(kw_only=True)
 class PhasePeak(StrictPart):
-    """Time spent in a phase, and its true peaks, by counters of kernel and allocator that are reset when it begins."""
+    """Time spent in a phase, and its true peaks, by counters of kernel and allocator that are reset
+    when it begins."""
 
     seconds: float
     peak_resident_bytes: int | None
@@ -70,7 +74,8 @@ class PhasePeak(StrictPart):
 
 @dataclass(kw_only=True)
 class Statistics(StrictPart):
-    """Statistics of many figures of one kind: samples of a column of `memory/N.csv`, or durations in seconds."""
+    """Statistics of many figures of one kind: samples of a column of `memory/N.csv`, or durations
+    in seconds."""
 
     samples: int
     peak: float
@@ -87,22 +92,30 @@ class Statistics(StrictPart):
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Statistics | None:
-        """Statistics of figures, None for none; a percentile is the least that its share of them does not exceed."""
+        """Statistics of figures, None for none; a percentile is the least that its share of them
+        does not exceed."""
         import numpy as np
 
         figures = np.asarray(values, dtype=float)
         if not figures.size:
             return None
-        weighed = None if weights is None else np.asarray(weights, dtype=float)
-        median, p95 = np.quantile(figures, (0.5, 0.95), weights=weighed, method="inverted_cdf").tolist()
-        mean = float(np.average(figures, weights=weighed))
-        ends = {"peak": float(figures.max()), "minimum": float(figures.min())}
-        return cls(samples=figures.size, mean=mean, median=median, p95=p95, **ends)
+        weight_of_each = None if weights is None else np.asarray(weights, dtype=float)
+        quantiles = np.quantile(figures, (0.5, 0.95), weights=weight_of_each, method="inverted_cdf")
+        median, p95 = quantiles.tolist()
+        return cls(
+            samples=figures.size,
+            peak=float(figures.max()),
+            mean=float(np.average(figures, weights=weight_of_each)),
+            minimum=float(figures.min()),
+            p95=p95,
+            median=median,
+        )
 
 
 @dataclass(kw_only=True)
 class LiveBytes(StrictPart):
-    """Bytes of the model's tensors between a backward pass and the optimizer's step, on whatever device they are."""
+    """Bytes of the model's tensors between a backward pass and the optimizer's step, on whatever
+    device they are."""
 
     parameters: int
     gradients: int
@@ -117,31 +130,38 @@ class LiveBytes(StrictPart):
 
 @dataclass(kw_only=True)
 class MeasuredPrecision(StrictPart):
-    """The number formats that the first step of an attempt ran in, as seen in its tensors: `fp32`, `bf16` or `fp16`.
+    """The number formats that the first step of an attempt ran in, as seen in its tensors: `fp32`,
+    `bf16` or `fp16`.
 
-    Where tensors of a kind have several formats, all are named: `bf16 and fp32`. None for what was not measured.
+    Where tensors of a kind have several formats, all are named: `bf16 and fp32`. None for what was
+    not measured.
     """
 
     weights: str | None
     master_weights: str | None
-    """Of the weights that the optimizer updates: FP32 masters of BF16 weights, or the weights themselves."""
+    """Of the weights that the optimizer updates: FP32 masters of BF16 weights, or the weights
+    themselves."""
     optimizer_states: str | None
     """Of both moments of AdamW."""
     gradients_sent: str | None
-    """Of the gradients that a collective operation reduces over the ranks; None where there is only one rank."""
+    """Of the gradients that a collective operation reduces over the ranks; None where there is only
+    one rank."""
     linear_output: str | None
     """Of what the linear layers return."""
 
     @property
     def text(self) -> str:
-        """The formats for people: that of the arithmetic, then what differs: `bf16; master weights in fp32`."""
+        """The formats for people: that of the arithmetic, then what differs: `bf16; master weights
+        in fp32`."""
         main = self.linear_output or self.weights
-        others: dict[str, list[str]] = {}
-        for name, value in vars(self).items():
-            if value is not None and value != main:
-                others.setdefault(value, []).append(name.replace("_", " "))
-        parts = [f"{', '.join(names)} in {value}" for value, names in others.items()]
-        return "; ".join([main or "not measured", *parts])
+        parts_by_format: dict[str, list[str]] = {}
+        for part, number_format in vars(self).items():
+            if number_format is not None and number_format != main:
+                parts_by_format.setdefault(number_format, []).append(part.replace("_", " "))
+        texts = [main or "not measured"]
+        for number_format, parts in parts_by_format.items():
+            texts.append(f"{', '.join(parts)} in {number_format}")
+        return "; ".join(texts)
 
 
 PRECISION_PARTS = tuple(part.name for part in fields(MeasuredPrecision))
@@ -158,7 +178,8 @@ class BatchShape(StrictPart):
     target_tokens: int
     """Number of tokens per row; 0 where a row is one text."""
     label_tokens: int | None = None
-    """Number of tokens of all rows that carry a loss, padding left out; None in records from before it was kept."""
+    """Number of tokens of all rows that carry a loss, padding left out; None in records from before
+    it was kept."""
 
 
 @dataclass(kw_only=True)
@@ -180,7 +201,8 @@ class RankMeasurement(StrictPart):
     stopped_by: str | None = None
     """What ended the training: `steps`, `time` or `early_stopping`."""
     wall_seconds: float | None = None
-    """Time from the process's start to the end of the attempt: start-up, steps, evaluation and saving."""
+    """Time from the process's start to the end of the attempt: start-up, steps, evaluation and
+    saving."""
     start_seconds: float | None = None
     """Time from the process's start to its first step."""
     warmup_steps: int = 1
@@ -188,14 +210,15 @@ class RankMeasurement(StrictPart):
     warmup_seconds: float = 0.0
     """Wall time of those steps together."""
     step_seconds: Statistics | None = None
-    """Wall time of each later optimizer step, including data loading but not evaluation and saving. `steps/N.npy` of
-    the run folder has the wall time of every step."""
+    """Wall time of each later optimizer step, including data loading but not evaluation and saving.
+    `steps/N.npy` of the run folder has the wall time of every step."""
     evaluate_seconds: Statistics | None = None
     save_seconds: Statistics | None = None
     source_tokens: int = 0
     """Number of real tokens that were read, over the steps that were timed."""
     target_tokens: int = 0
-    """Number of tokens that carry a loss; in the tasks of `ONE_TEXT` they are among those that were read."""
+    """Number of tokens that carry a loss; in the tasks of `ONE_TEXT` they are among those that were
+    read."""
     padded_tokens: int = 0
     """Number of tokens of both sides, padding included, over the same steps."""
     largest_batch: BatchShape | None = None
@@ -208,12 +231,13 @@ class RankMeasurement(StrictPart):
     shape: dict[str, object] | None = None
     """The model's configuration as transformers writes it, by which a plan knows the model."""
     matmul_flops_per_second: float | None = None
-    """FLOP/s of the best matrix multiplication on this rank's machine at the run's precision, measured before training
-    by rank 0; None on other ranks."""
+    """FLOP/s of the best matrix multiplication on this rank's machine at the run's precision,
+    measured before training by rank 0; None on other ranks."""
     one_core_flops_per_second: float | None = None
     """The same rate with one core; None on a GPU too."""
     python_seconds: float | None = None
-    """Time that one small operation and its gradient take there on top of their arithmetic; None in the same cases."""
+    """Time that one small operation and its gradient take there on top of their arithmetic; None in
+    the same cases."""
     phases: dict[str, PhasePeak] = field(default_factory=dict)
     """Time and peaks by phase, for those in `PHASES` that were reached."""
     sampled: dict[str, Statistics] = field(default_factory=dict)
@@ -238,21 +262,27 @@ class RankMeasurement(StrictPart):
 
     @property
     def began_unix_seconds(self) -> float | None:
-        """When the process of this attempt began, by this pod's clock; None where it did not reach its end."""
-        ended, seconds = self.ended_unix_seconds, self.wall_seconds
-        return None if ended is None or seconds is None else ended - seconds
+        """When the process of this attempt began, by this pod's clock; None where it did not reach
+        its end."""
+        if self.ended_unix_seconds is None or self.wall_seconds is None:
+            return None
+        return self.ended_unix_seconds - self.wall_seconds
 
     @property
     def train_seconds(self) -> float:
         """Seconds of the steps of this attempt."""
-        return self.warmup_seconds + (self.step_seconds.total if self.step_seconds else 0.0)
+        later_seconds = self.step_seconds.total if self.step_seconds else 0.0
+        return self.warmup_seconds + later_seconds
 
     def seconds_of_first(self, steps: int) -> float:
-        """Seconds of the first `steps` steps of this attempt; warm-up steps and later ones each count as their mean."""
-        counted, warm = min(steps, self.steps), min(self.steps, self.warmup_steps)
-        if counted <= warm:
-            return self.warmup_seconds * max(0, counted) / max(1, warm)
-        return self.warmup_seconds + (counted - warm) * (self.step_seconds.mean if self.step_seconds else 0.0)
+        """Seconds of the first `steps` steps of this attempt; warm-up steps and later ones each
+        count as their mean."""
+        first_steps = min(steps, self.steps)
+        warmup_steps = min(self.steps, self.warmup_steps)
+        if first_steps <= warmup_steps:
+            return self.warmup_seconds * max(0, first_steps) / max(1, warmup_steps)
+        mean_seconds = self.step_seconds.mean if self.step_seconds else 0.0
+        return self.warmup_seconds + (first_steps - warmup_steps) * mean_seconds
 
     def write(self, folder: Path) -> None:
         """Write `ranks/N.json` of a run folder."""
@@ -325,7 +355,8 @@ class RunConfig(StrictPart):
 
     @property
     def technique_text(self) -> str:
-        """The technique for people; a custom one with the keys of its configuration that make it custom."""
+        """The technique for people; a custom one with the keys of its configuration that make it
+        custom."""
         return technique_text(self.technique, self.deepspeed)
 
 
@@ -341,7 +372,8 @@ class Record(RunConfig):
     rank: int | None = None
     """The rank that began the end; None where all ended well, or where it was not a rank."""
     last_lines: list[str]
-    """The last lines that this rank wrote; those of its pod, or of the run, where they are not known."""
+    """The last lines that this rank wrote; those of its pod, or of the run, where they are not
+    known."""
     exits: list[RankExit] = field(default_factory=list)
     """How the ranks' processes ended, in the order of their ends, as far as it was seen."""
     steps: int
@@ -351,7 +383,8 @@ class Record(RunConfig):
     eval_losses: list[Loss]
     ranks: list[RankMeasurement]
     measured_precision: MeasuredPrecision | None = None
-    """The number formats that ran. Where ranks differ in one, it names them: `bf16 on rank 0; fp32 on rank 1`."""
+    """The number formats that ran. Where ranks differ in one, it names them: `bf16 on rank 0; fp32
+    on rank 1`."""
 
     __hash__ = object.__hash__
     """Hash by identity, so that what was planned last for a record can be cached."""
@@ -359,12 +392,16 @@ class Record(RunConfig):
     @property
     def rank_0(self) -> RankMeasurement | None:
         """What rank 0 measured; None where it left nothing."""
-        return next((rank for rank in self.ranks if rank.rank == 0), None)
+        for rank in self.ranks:
+            if rank.rank == 0:
+                return rank
+        return None
 
     @property
     def matmul_flops_per_second(self) -> float | None:
         """FLOP/s of the best matrix multiplication that rank 0 measured, on its one device."""
-        return None if self.rank_0 is None else self.rank_0.matmul_flops_per_second
+        rank = self.rank_0
+        return None if rank is None else rank.matmul_flops_per_second
 
     def to_json(self) -> dict[str, object]:
         """The document of `record.json`."""
@@ -375,69 +412,105 @@ def read_record(folder: Path, attempt: int | None = None) -> Record:
     """The record of a run folder, validated.
 
     Args:
-        attempt: number of an earlier attempt, whose record was put aside; the last attempt if not given.
+        attempt: number of an earlier attempt, whose record was put aside; the last attempt if not
+            given.
 
     Raises:
-        UserError: there is no record, or something is wrong with it; the message has file, key, value and remedy.
+        UserError: there is no record, or something is wrong with it; the message has file, key,
+            value and remedy.
     """
-    path = Path(folder) / (RECORD if attempt is None else f"attempts/{attempt}.json")
+    name = RECORD if attempt is None else f"attempts/{attempt}.json"
+    path = Path(folder) / name
     if not path.is_file():
-        raise UserError(f"{folder}: no {path.name}: there is no run, or it is still running or was killed")
+        raise UserError(
+            f"{folder}: no {path.name}: there is no run, or it is still running or was killed"
+        )
     return _read_as(Record, path)
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The configuration of a run, also of one that has no record yet; `UserError` says what is wrong with it."""
+    """The configuration of a run, also of one that has no record yet; `UserError` says what is
+    wrong with it."""
     return _read_as(RunConfig, Path(folder) / CONFIG)
 
 
 def read_rank(path: Path) -> RankMeasurement:
-    """The measurement that a rank wrote into `ranks/N.json`; `UserError` says what is wrong with it."""
+    """The measurement that a rank wrote into `ranks/N.json`; `UserError` says what is wrong with
+    it."""
     return _read_as(RankMeasurement, path)
 
 
 def _read_as(kind: type[T], path: Path) -> T:
-    """A document of a run folder, validated strictly; also one of version 2, in which ranks listed every duration."""
+    """A document of a run folder, validated strictly; also one of version 2, in which ranks listed
+    every duration."""
     content = path.read_bytes()
     with suppress(UserError):
         return files.validated(kind, path, content, "run it again")
     document = files.validated(dict[str, Any], path, content, "move the run folder away")
     version = document.get("schema_version")
     if issubclass(kind, RunConfig) and version not in (SCHEMA_VERSION - 1, SCHEMA_VERSION):
-        known = f"this version reads {SCHEMA_VERSION - 1} and {SCHEMA_VERSION}"
-        raise UserError(f"{path}: schema_version {version!r}; {known}: run it again")
-    # Anything that is not such a list is left as it is, to be refused.
-    with suppress(AttributeError, KeyError, TypeError, ValueError):
-        for rank in document.get("ranks", [document]) if version != SCHEMA_VERSION else ():
-            steps, first = rank["step_seconds"], rank["warmup_steps"]
-            lists = {key: rank[key] for key in ("evaluate_seconds", "save_seconds")} | {"step_seconds": steps[first:]}
-            found = {key: Statistics.of(values) for key, values in lists.items()}
-            rank |= {"warmup_seconds": float(sum(steps[:first]))}
-            rank |= {key: None if each is None else asdict(each) for key, each in found.items()}
-    document |= {"schema_version": SCHEMA_VERSION} if "schema_version" in document else {}
+        raise UserError(
+            f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION - 1} and "
+            f"{SCHEMA_VERSION}: run it again"
+        )
+    if version != SCHEMA_VERSION:
+        # Anything that is not such a list is left as it is, to be refused.
+        with suppress(AttributeError, KeyError, TypeError, ValueError):
+            for rank in document.get("ranks", [document]):
+                _summarize_durations(rank)
+    if "schema_version" in document:
+        document["schema_version"] = SCHEMA_VERSION
     return files.validated(kind, path, json.dumps(document).encode(), "run it again")
 
 
+def _summarize_durations(rank: dict[str, Any]) -> None:
+    """Put statistics in place of the lists of durations of a rank's measurement of version 2; one
+    of another form raises an error before anything is changed."""
+    step_seconds = rank["step_seconds"]
+    warmup_steps = rank["warmup_steps"]
+    durations = {
+        "evaluate_seconds": rank["evaluate_seconds"],
+        "save_seconds": rank["save_seconds"],
+        "step_seconds": step_seconds[warmup_steps:],
+    }
+    statistics = {key: Statistics.of(seconds) for key, seconds in durations.items()}
+    rank["warmup_seconds"] = float(sum(step_seconds[:warmup_steps]))
+    for key, of_durations in statistics.items():
+        rank[key] = None if of_durations is None else asdict(of_durations)
+
+
 def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: bool = False) -> str:
-    """The results of a run that ended well, in one line, and the command to call next unless it `ends_here`."""
-    run, losses = shlex.quote(str(folder)), {"loss": record.losses, "dev loss": record.eval_losses}
-    said = [counted(record.steps, "step")]
-    said += [f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found]
-    said += [scored] if scored else []
+    """The results of a run that ended well, in one line, and the command to call next unless it
+    `ends_here`."""
+    results = [counted(record.steps, "step")]
+    if record.losses:
+        results.append(f"loss {record.losses[-1].loss:.4g}")
+    if record.eval_losses:
+        results.append(f"dev loss {record.eval_losses[-1].loss:.4g}")
+    if scored:
+        results.append(scored)
     rate = record.samples_per_second
-    said += [no_rate(record) if rate is None else f"{digits(rate)} samples/s"]
-    following = f"predict --model {run} --score"
+    if rate is None:
+        results.append(no_rate(record))
+    else:
+        results.append(f"{digits(rate)} samples/s")
+    line = f"{record.status}: {', '.join(results)}; {folder}"
+    if ends_here:
+        return line
+    run = shlex.quote(str(folder))
     if scored or record.task == "lm":
-        following = f"summary {run} --out {shlex.quote(f'{folder}-summary')}"
-    return f"{record.status}: {', '.join(said)}; {folder}" + ("" if ends_here else f"; next: zeropods {following}")
+        summary = shlex.quote(f"{folder}-summary")
+        return f"{line}; next: zeropods summary {run} --out {summary}"
+    return f"{line}; next: zeropods predict --model {run} --score"
 
 
 def no_rate(record: Record) -> str:
     """Why a run that ended well has no samples/s, in a few words, with the remedy."""
     warmup = max((rank.warmup_steps for rank in record.ranks), default=1)
-    done = max((rank.steps for rank in record.ranks), default=0)
+    steps = max((rank.steps for rank in record.ranks), default=0)
     profiled = "" if warmup == 1 else " up to the profiled one"
-    return f"only {counted(done, 'step')}, all warm-up{profiled}: {warmup + 1} or more give samples/s"
+    remedy = f"{warmup + 1} or more give samples/s"
+    return f"only {counted(steps, 'step')}, all warm-up{profiled}: {remedy}"
 
 
 def reason_with_pod(record: Record) -> str:
@@ -461,7 +534,8 @@ def read_json(path: Path) -> dict[str, Any]:
 # How a record is composed, from config.json and ranks/N.json.
 
 CAUSES = ("oom", "failed", "timeout", "pod_lost", "interrupted", "ok")
-"""Statuses, from those that end a run by themselves to those that follow from another rank's end."""
+"""Statuses, from those that end a run by themselves to those that follow from another rank's
+end."""
 
 
 def compose_record(
@@ -475,7 +549,8 @@ def compose_record(
     exits: Sequence[RankExit] = (),
     restarts: int = 0,
 ) -> Record:
-    """Compose the record of the last attempt of a run folder; this is the only place where a record is made.
+    """Compose the record of the last attempt of a run folder; this is the only place where a record
+    is made.
 
     Args:
         status: overrules what the ranks say (a supervisor knows that a pod was lost).
@@ -487,7 +562,8 @@ def compose_record(
         restarts: how many times the launch had restarted by itself.
     """
     config = read_config(folder)
-    ranks = [read_rank(path) for path in sorted((folder / "ranks").glob("*.json"), key=lambda p: int(p.stem))]
+    files_of_ranks = sorted((folder / "ranks").glob("*.json"), key=lambda path: int(path.stem))
+    ranks = [read_rank(path) for path in files_of_ranks]
     if status is None:
         status, reason, rank = _outcome_of(ranks, config.world_size)
     return Record(
@@ -499,40 +575,53 @@ def compose_record(
         rank=rank,
         last_lines=list(last_lines),
         exits=list(exits),
-        steps=max((rank.step for rank in ranks), default=0),
+        steps=max((measured.step for measured in ranks), default=0),
         train_seconds=train_seconds(ranks),
         samples_per_second=samples_per_second(ranks, config.effective_batch_size),
         losses=ranks[0].losses if ranks else [],
         eval_losses=ranks[0].eval_losses if ranks else [],
         # All ranks have the same losses.
-        ranks=[replace(rank, losses=[], eval_losses=[]) for rank in ranks],
+        ranks=[replace(measured, losses=[], eval_losses=[]) for measured in ranks],
         measured_precision=precision_of_ranks(ranks),
     )
 
 
-def _outcome_of(ranks: Sequence[RankMeasurement], world_size: int) -> tuple[str, str | None, int | None]:
-    """Status, reason and rank of a run of `world_size` ranks, judging by what they measured alone."""
+class _Outcome(NamedTuple):
+    """How a run ended."""
+
+    status: str
+    reason: str | None
+    rank: int | None
+    """The rank that the reason is about."""
+
+
+def _outcome_of(ranks: Sequence[RankMeasurement], world_size: int) -> _Outcome:
+    """How a run of `world_size` ranks ended, judging by what they measured alone."""
     missing = sorted(set(range(world_size)) - {measured.rank for measured in ranks})
     first = first_failure(ranks)
     if missing and first is not None and lost_connection(first.reason):
         # Whom the others lost has no time to say so.
-        return "failed", f"rank {missing[0]} left no measurement: {UNSAID}", missing[0]
+        reason = f"rank {missing[0]} left no measurement: {UNSAID}"
+        return _Outcome("failed", reason, missing[0])
     if first is not None:
         place = f"rank {first.rank} on {first.host}: " if world_size > 1 else ""
-        return first.status, f"{place}{first.reason}", first.rank
+        return _Outcome(first.status, f"{place}{first.reason}", first.rank)
     if missing:
-        return "failed", f"{len(missing)} of {world_size} ranks left no measurement", missing[0]
-    return "ok", None, None
+        reason = f"{len(missing)} of {world_size} ranks left no measurement"
+        return _Outcome("failed", reason, missing[0])
+    return _Outcome("ok", None, None)
 
 
 def first_failure(ranks: Sequence[RankMeasurement]) -> RankMeasurement | None:
-    """The rank that began the end: others fail because it is gone, or are stopped. None where all ended well."""
+    """The rank that began the end: others fail because it is gone, or are stopped. None where all
+    ended well."""
 
     def order(rank: RankMeasurement) -> tuple[bool, int, float]:
-        return lost_connection(rank.reason), CAUSES.index(rank.status), rank.ended_unix_seconds or 0.0
+        ended = rank.ended_unix_seconds or 0.0
+        return lost_connection(rank.reason), CAUSES.index(rank.status), ended
 
-    ended = [rank for rank in ranks if rank.status != "ok"]
-    return min(ended, key=order, default=None)
+    failed = [rank for rank in ranks if rank.status != "ok"]
+    return min(failed, key=order, default=None)
 
 
 UNSAID = "it was killed, or ended without saying why"
@@ -540,21 +629,36 @@ UNSAID = "it was killed, or ended without saying why"
 LOST_CONNECTION = re.compile(
     r"""^(?:\[rank\d+\]:\ )?(?:[\w.]*\.)?(?:RuntimeError:|Dist\w*Error:|\s*what\(\):)\ .*(?:
         # gloo (gloo/transport/tcp/pair.cc)
-        Connection\ closed\ by\ peer | Connection\ reset\ by\ peer | Connection\ refused | Connection\ timed\ out
-        | Broken\ pipe | Application\ timeout\ caused\ pair\ closure | Timed\ out\ waiting | Socket\ Timeout
-        | No\ route\ to\ host | Network\ is\ unreachable
+        Connection\ closed\ by\ peer
+        | Connection\ reset\ by\ peer
+        | Connection\ refused
+        | Connection\ timed\ out
+        | Broken\ pipe
+        | Application\ timeout\ caused\ pair\ closure
+        | Timed\ out\ waiting
+        | Socket\ Timeout
+        | No\ route\ to\ host
+        | Network\ is\ unreachable
         # torch's key-value store (TCPStore.cpp, socket.cpp)
-        | Connection\ was\ likely\ closed | recvValue\ failed | sendBytes\ failed | wait\ timeout\ after
+        | Connection\ was\ likely\ closed
+        | recvValue\ failed
+        | sendBytes\ failed
+        | wait\ timeout\ after
         | client\ socket\ has\ (?:timed\ out|failed\ to\ connect)
         # NCCL
-        | remote\ process\ exited | closed\ by\ remote\ peer | NCCL\ communicator\ (?:was\ aborted|encountered)
-        | ncclRemoteError | Watchdog\ caught\ collective\ operation\ timeout
+        | remote\ process\ exited
+        | closed\ by\ remote\ peer
+        | NCCL\ communicator\ (?:was\ aborted|encountered)
+        | ncclRemoteError
+        | Watchdog\ caught\ collective\ operation\ timeout
     )""",
     re.VERBOSE | re.DOTALL,
 )
-"""Matches what torch (2.13) says where a rank lost its connection to another one: the other one's end came first.
+"""Matches what torch (2.13) says where a rank lost its connection to another one: the other one's
+end came first.
 
-An error of Python's own sockets, such as `ConnectionResetError`, is a rank's own, since torch raises none.
+An error of Python's own sockets, such as `ConnectionResetError`, is a rank's own, since torch
+raises none.
 """
 
 
@@ -570,43 +674,55 @@ ONE_TEXT = ("squad", "lm")
 
 
 def precision_of_ranks(ranks: Sequence[RankMeasurement]) -> MeasuredPrecision | None:
-    """The number formats that the ranks measured; None where no rank did. What ranks differ in names the ranks."""
-    measured = {rank.rank: rank.measured_precision for rank in ranks if rank.measured_precision is not None}
+    """The number formats that the ranks measured; None where no rank did. What ranks differ in
+    names the ranks."""
+    measured = {}
+    for rank in ranks:
+        if rank.measured_precision is not None:
+            measured[rank.rank] = rank.measured_precision
     if not measured:
         return None
-    values = dict[str, str | None]()
+    formats = dict[str, str | None]()
     for part in PRECISION_PARTS:
-        ranks_by_value: dict[str, list[int]] = {}
+        ranks_by_format: dict[str, list[int]] = {}
         for number, precision in measured.items():
-            value = getattr(precision, part)
-            if value is not None:
-                ranks_by_value.setdefault(value, []).append(number)
-        values[part] = _named_by_rank(ranks_by_value)
-    return MeasuredPrecision(**values)
+            number_format = getattr(precision, part)
+            if number_format is not None:
+                ranks_by_format.setdefault(number_format, []).append(number)
+        formats[part] = _named_by_rank(ranks_by_format)
+    return MeasuredPrecision(**formats)
 
 
-def _named_by_rank(ranks_by_value: Mapping[str, Sequence[int]]) -> str | None:
-    """The only value, or each value with its ranks; None for no value."""
-    if len(ranks_by_value) <= 1:
-        return next(iter(ranks_by_value), None)
+def _named_by_rank(ranks_by_format: Mapping[str, Sequence[int]]) -> str | None:
+    """The only format, or each format with its ranks; None for no format."""
+    if len(ranks_by_format) <= 1:
+        return next(iter(ranks_by_format), None)
     parts = []
-    for value, numbers in ranks_by_value.items():
+    for number_format, numbers in ranks_by_format.items():
         word = "rank" if len(numbers) == 1 else "ranks"
-        parts.append(f"{value} on {word} {', '.join(map(str, numbers))}")
+        parts.append(f"{number_format} on {word} {', '.join(map(str, numbers))}")
     return "; ".join(parts)
 
 
 def train_seconds(ranks: Sequence[RankMeasurement]) -> float | None:
-    """Seconds of all optimizer steps of the slowest rank, evaluation and saving left out; None without a step."""
+    """Seconds of all optimizer steps of the slowest rank, evaluation and saving left out; None
+    without a step."""
     return max((rank.train_seconds for rank in ranks), default=0.0) or None
 
 
 def samples_per_second(ranks: Sequence[RankMeasurement], effective_batch_size: int) -> float | None:
-    """Training samples per second of all ranks together, over the steps after warm-up, by the slowest rank's clock."""
+    """Training samples per second of all ranks together, over the steps after warm-up, by the
+    slowest rank's clock."""
     means = [rank.step_seconds.mean for rank in ranks if rank.step_seconds]
-    return effective_batch_size / max(means) if ranks and len(means) == len(ranks) else None
+    all_were_timed = len(means) == len(ranks)
+    if not ranks or not all_were_timed:
+        return None
+    return effective_batch_size / max(means)
 
 
 def real_tokens(rank: RankMeasurement, task: str) -> int:
-    """Number of tokens without padding, over the steps that were timed: source and target, or all of a text."""
-    return rank.source_tokens + (0 if task in ONE_TEXT else rank.target_tokens)
+    """Number of tokens without padding, over the steps that were timed: source and target, or all
+    of a text."""
+    if task in ONE_TEXT:
+        return rank.source_tokens
+    return rank.source_tokens + rank.target_tokens

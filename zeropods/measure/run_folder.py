@@ -1,4 +1,5 @@
-"""A run folder is exactly one run: opened by one writer at a time, resumed or refused, never overwritten."""
+"""A run folder is exactly one run: opened by one writer at a time, resumed or refused, never
+overwritten."""
 
 from __future__ import annotations
 
@@ -39,12 +40,15 @@ class Opening:
 
 
 def locked(folder: Path, lock: str = LOCK) -> AbstractContextManager[None]:
-    """Hold a lock of a run folder; a second writer is refused with the holder's host and process."""
-    return folder_locked(folder, lock, signs=(CONFIG, LOCK, LAUNCH_LOCK), kind="run", flag="--outputdir")
+    """Hold a lock of a run folder; a second writer is refused with the holder's host and
+    process."""
+    signs = (CONFIG, LOCK, LAUNCH_LOCK)
+    return folder_locked(folder, lock, signs=signs, kind="run", flag="--outputdir")
 
 
 def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Opening:
-    """Decide between a first attempt, a resumed one and a finished run, and put earlier records aside.
+    """Decide between a first attempt, a resumed one and a finished run, and put earlier records
+    aside.
 
     The caller holds the lock.
 
@@ -53,57 +57,92 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
         again: start from the beginning; earlier checkpoints are moved into `attempts/`.
     """
     if not (folder / CONFIG).is_file():
-        # The record of a launch that ended before it had opened the run says nothing about this one.
+        # The record of a launch that ended before it had opened the run says nothing about this
+        # one.
         (folder / RECORD).unlink(missing_ok=True)
-        return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
+        return _first_opening()
     config = read_config(folder)
     finished = (folder / RECORD).is_file() and read_json(folder / RECORD)["status"] == "ok"
     if finished and again:
-        raise UserError(f"{folder}: a finished run is never overwritten; choose another --outputdir")
-    old, new = config.identity, json.loads(json.dumps(dict(identity)))
-    changed = [told_differences(old, new, [key]) for key in sorted(old | new) if old.get(key) != new.get(key)]
+        raise UserError(
+            f"{folder}: a finished run is never overwritten; choose another --outputdir"
+        )
+    changed = _changes(config.identity, json.loads(json.dumps(dict(identity))))
     if changed and not is_claimed(folder):
         # Remove what a run that has done no step wrote about itself.
         (folder / RECORD).unlink()
         for name in ("attempts", "memory", "ranks", "stacks", "steps"):
             shutil.rmtree(folder / name, ignore_errors=True)
-        return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
+        return _first_opening()
     if changed and not again:
-        remedy = "" if finished else ", or --resume never to start again"
-        kind = "a finished" if finished else "an unfinished"
-        settings = f"holds {kind} run with other settings ({', '.join(changed[:4])})"
-        raise UserError(f"{folder}: {settings}; choose another --outputdir{remedy}")
+        settings = ", ".join(changed[:4])
+        if finished:
+            raise UserError(
+                f"{folder}: holds a finished run with other settings ({settings}); "
+                "choose another --outputdir"
+            )
+        raise UserError(
+            f"{folder}: holds an unfinished run with other settings ({settings}); "
+            "choose another --outputdir, or --resume never to start again"
+        )
     if finished:
         return Opening(config.run_id, config.attempt, finished=True, resume=False)
-    return Opening(config.run_id, _put_aside(folder, again), finished=False, resume=not again)
+    attempt = _put_aside(folder, again)
+    return Opening(config.run_id, attempt, finished=False, resume=not again)
+
+
+def _first_opening() -> Opening:
+    """The first attempt of a new run."""
+    return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
+
+
+def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """Each setting that differs, as it was and as it is now."""
+    changes = []
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            changes.append(told_differences(old, new, [key]))
+    return changes
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether the run in a folder has done a step, as far as its records show: the folder of a run that has done none,
-    because of a misspelled flag or a missing model, is free for a run with other settings."""
+    """Whether the run in a folder has done a step, as far as its records show: the folder of a run
+    that has done none, because of a misspelled flag or a missing model, is free for a run with
+    other settings."""
     if not (folder / CONFIG).is_file():
         return False
-    records = [folder / RECORD, *(folder / "attempts").glob("*.json")]
-    found = [read_json(path) for path in records if path.is_file()]
-    did_nothing = all(each.get("steps") == 0 and each.get("ranks") for each in found)
-    return len(found) < len(records) or not did_nothing or any((folder / "checkpoints").glob("checkpoint-*"))
+    paths = [folder / RECORD, *(folder / "attempts").glob("*.json")]
+    records = [read_json(path) for path in paths if path.is_file()]
+    if len(records) < len(paths):
+        return True
+    for record in records:
+        did_nothing = record.get("steps") == 0 and record.get("ranks")
+        if not did_nothing:
+            return True
+    return any((folder / "checkpoints").glob("checkpoint-*"))
 
 
 def _put_aside(folder: Path, again: bool) -> int:
-    """Move the last attempt's record into `attempts/K.json`; returns the number of the new attempt."""
-    attempts, record, stacks = folder / "attempts", folder / RECORD, folder / "stacks"
+    """Move the last attempt's record into `attempts/K.json`; returns the number of the new
+    attempt."""
+    attempts = folder / "attempts"
     attempts.mkdir(exist_ok=True)
     number = len(list(attempts.glob("*.json")))
-    if not record.is_file():
-        write_record(folder, compose_record(folder, status="failed", reason="killed before it could write its record"))
-    os.rename(record, attempts / f"{number}.json")
-    for left in (*(folder / "ranks").glob("*.json"), *(folder / "ranks").glob("*.beat")):
-        left.unlink()
+    if not (folder / RECORD).is_file():
+        reason = "killed before it could write its record"
+        write_record(folder, compose_record(folder, status="failed", reason=reason))
+    os.rename(folder / RECORD, attempts / f"{number}.json")
+    ranks = folder / "ranks"
+    for path in (*ranks.glob("*.json"), *ranks.glob("*.beat")):
+        path.unlink()
     # A killed rank that was never asked for its stacks has left an empty file.
-    for file in stacks.glob("*"):
-        if file.stat().st_size == 0:
-            file.unlink()
-    for name in ("stacks", "steps", *(["checkpoints"] if again else [])):
+    for path in (folder / "stacks").glob("*"):
+        if path.stat().st_size == 0:
+            path.unlink()
+    names = ["stacks", "steps"]
+    if again:
+        names.append("checkpoints")
+    for name in names:
         if any((folder / name).glob("*")):
             os.rename(folder / name, attempts / f"{number}.{name}")
     return number + 1
