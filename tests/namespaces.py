@@ -45,6 +45,11 @@ def are_possible() -> bool:
 class Namespaces(LocalWorkers):
     """Workers with a network each. Everything made for them carries a random name, kept in the cluster's folder."""
 
+    @classmethod
+    def gpus_of_pods(cls, count: int, slots: int | None) -> tuple[str, ...]:
+        """Each sees all GPUs."""
+        return ()
+
     def master_address(self) -> str:
         """The bridge's address; the bridge is made when it is first asked for."""
         if not (self.folder / RECORD).is_file():

@@ -143,7 +143,7 @@ def test_down_and_list_without_clusters_say_so(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "nothing was up\nnothing was up\nno cluster is up\n" and not home.exists()
     for name in ("one", "two"):
         (home / name).mkdir(parents=True)
-        (home / name / cluster.STATE).write_text("{}")
+        (home / name / cluster.STATE_FILE).write_text("{}")
     assert main(["pods", "down", "--name", "three"]) == 0
     assert capsys.readouterr() == ("nothing was up\n", "cluster three: is not up; these are: one, two\n")
 

@@ -68,7 +68,7 @@ def test_pods_are_gathered_by_numeric_address_and_told_when_all_are_there(listen
     rendezvous = listening(3, port=port)
     with pytest.raises(WireError, match="timed out"):
         asyncio.run(ask(HERE, port, SECRET, "register", asdict(a_pod(9)), 0.5))
-    until(lambda: rendezvous.there == {"w9", "w10"})
+    until(lambda: rendezvous.registered == {"w9", "w10"})
     assert not early.done() and rendezvous.gather(0.0) is None
     others = [start(port, a_pod(number)) for number in (9, 100)]
     assert rendezvous.gather(SECONDS) == (a_pod(9), a_pod(10), a_pod(100))
@@ -96,4 +96,4 @@ def test_a_pod_of_another_cluster_does_not_get_in(listening: Opener, start: Star
     rendezvous = listening(1)
     with pytest.raises(UserError, match="does this pod have its cluster's secret"):
         start(rendezvous.port, a_pod(1), secret=bytes(32), seconds=0.5).result(SECONDS)
-    assert not rendezvous.there
+    assert not rendezvous.registered

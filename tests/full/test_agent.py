@@ -22,7 +22,7 @@ from tests.full.launches import RANK, ROOT, train, until
 from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.pods.agent import ORDERS
-from zeropods.pods.cluster import KEY, Cluster, workers_of
+from zeropods.pods.cluster import KEY_FILE, Cluster, workers_of
 from zeropods.pods.machine import SILENT_SECONDS, seconds_of_silence
 from zeropods.pods.processes import PROC, Process, descendants, is_alive, send
 from zeropods.pods.ssh import make_key, ssh_argv, start_sshd
@@ -81,8 +81,8 @@ def test_a_pod_answers_the_cluster_s_key_only_and_keeps_those_of_cml_to_itself(
     of_cml = {"CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT"}
     assert {name for name in seen if name.startswith("CDSW_")} == of_cml
     until(lambda: f"pod {pod.address}: ready, ssh port {pod.ssh_port}\n" in said(cluster))
-    (cluster.folder / KEY).unlink()
-    make_key(cluster.folder / KEY, "stranger")
+    (cluster.folder / KEY_FILE).unlink()
+    make_key(cluster.folder / KEY_FILE, "stranger")
     done = subprocess.run(shell(cluster, "true"), capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
     assert done.returncode == 255 and "Permission denied" in done.stderr
 

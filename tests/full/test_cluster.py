@@ -22,7 +22,7 @@ from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.pods import processes
 from zeropods.pods.backends import local
-from zeropods.pods.cluster import KEY, SECRET, Cluster, read_cluster, sweep, take_down, workers_of
+from zeropods.pods.cluster import KEY_FILE, SECRET_FILE, Cluster, read_cluster, sweep, take_down, workers_of
 from zeropods.pods.processes import POD
 
 SLEEPER = "import time; time.sleep(300)"
@@ -172,7 +172,7 @@ def test_up_that_was_killed_is_cleared_by_down_though_its_workers_ignore_sigterm
     time.sleep(0.5)
     starter.kill()
     starter.communicate()
-    monkeypatch.setattr(local, "STOP_SECONDS", 1.0)
+    monkeypatch.setattr(local, "WORKER_STOP_SECONDS", 1.0)
     assert take_down("dead")
     assert not processes_of(home) and not list(home.iterdir())
 
@@ -211,7 +211,7 @@ def test_cml_is_told_no_secret_and_no_process_of_its_pods_shows_it(cml: CmlDoubl
     # What CML keeps in its database is what it was told.
     shown += [repr(call).encode() for call in cml.calls]
     assert [text for text in shown if any(needle in text for needle in needles)] == []
-    secret_file = cluster.folder / SECRET
+    secret_file = cluster.folder / SECRET_FILE
     assert secret_file.stat().st_mode & 0o777 == 0o600
     cluster.down()
     assert not secret_file.exists()
@@ -290,7 +290,7 @@ def watching() -> Iterator[set[bytes]]:
 
 def secrets_of(cluster: Cluster) -> dict[str, bytes]:
     """The secret in each form in which it could be seen, and what the private key's file has of its own."""
-    secret, lines = cluster.secret, (cluster.folder / KEY).read_bytes().splitlines()[2:-1]
+    secret, lines = cluster.secret, (cluster.folder / KEY_FILE).read_bytes().splitlines()[2:-1]
     forms = {"raw": secret, "hexadecimal": secret.hex().encode(), "base64": base64.b64encode(secret).rstrip(b"=")}
     return {**forms, **{f"line {number} of the key": line for number, line in enumerate(lines)}}
 
@@ -331,8 +331,8 @@ def test_secrets_lie_in_two_files_and_nowhere_else_while_a_run_goes_on(shared_ho
     assert all(b"ZEROPODS_RUN=" in environments[rank] for rank in ranks)
     assert not any(b"ZEROPODS_ORDERS" in environments[rank] for rank in ranks)
     assert not up.folder.exists()
-    assert {path.name for path, text in files.items() if found(text)} == {SECRET, KEY}
-    assert (modes["watched"], modes[SECRET], modes[KEY]) == (0o700, 0o600, 0o600)
+    assert {path.name for path, text in files.items() if found(text)} == {SECRET_FILE, KEY_FILE}
+    assert (modes["watched"], modes[SECRET_FILE], modes[KEY_FILE]) == (0o700, 0o600, 0o600)
     names = {path.name for path in files}
     assert {"record.json", "config.json", "state.json", "hostfile", "ssh_config", "launch.json"} <= names
     assert any(path.suffix == ".log" for path in files)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,11 +23,12 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import home
 from zeropods.pods.agent import read_secret
+from zeropods.pods.backends.base import Backend, Settings, processes_of
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
-from zeropods.pods.backends.local import LocalWorkers, Settings
+from zeropods.pods.backends.local import LocalWorkers
 from zeropods.pods.gpus import HIDDEN
-from zeropods.pods.hostfile import Host, is_loopback, read_hostfile, write_hostfile
+from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
 from zeropods.pods.machine import SILENT_SECONDS, Machine, seconds_of_silence, this_machine
 from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
@@ -36,21 +37,31 @@ from zeropods.pods.ssh import account, known_hosts_text, pdsh_ssh_arguments, ssh
 from zeropods.pods.wire import WireError, ask_agents, ask_all
 from zeropods.tables import Table
 
-BACKENDS: dict[str, Callable[[Path, Settings], LocalWorkers]] = {
+BACKENDS: dict[str, type[Backend]] = {
     "local": LocalWorkers,
     "cml": CmlWorkers,
     "hosts": OwnHosts,
 }
-STATE, HOSTFILE, SSH_CONFIG, KNOWN_HOSTS = "state.json", "hostfile", "ssh_config", "known_hosts"
-KEY, SECRET = "id_ed25519", "secret"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+STATE_FILE = "state.json"
+HOSTFILE = "hostfile"
+SSH_CONFIG = "ssh_config"
+KNOWN_HOSTS = "known_hosts"
+KEY_FILE = "id_ed25519"
+SECRET_FILE = "secret"
+CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SHELL_NAME = "pods"
 """Name of a cluster that is started from the shell without a name."""
-STATUS_SECONDS, LOCK_SECONDS = 2.0, 20.0
-PAUSE_SECONDS, END_SECONDS = 0.1, 20.0
-"""Seconds between two looks whether pods that were told to end have ended, and after which nobody looks any more."""
-RENEW_SECONDS, RENEWALS_PER_LEASE = 5.0, 5
-"""Longest time between two renewals of a lease, in seconds, and least number of renewals in it: a few may be lost."""
+STATUS_SECONDS = 2.0
+LOCK_SECONDS = 20.0
+LOCK_PAUSE_SECONDS = 0.1
+END_PAUSE_SECONDS = 0.1
+"""Seconds between two looks whether pods that were told to end have ended."""
+END_SECONDS = 20.0
+"""Seconds after which nobody looks any more."""
+LEASE_RENEWAL_SECONDS = 5.0
+"""Longest time between two renewals of a lease."""
+RENEWALS_PER_LEASE = 5
+"""Least number of renewals in the time of a lease: a few may be lost."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,8 @@ class PodStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A cluster as it is stored in its folder; it is up from the time it has pods until `down` ends them."""
+    """A cluster as it is stored in its folder; it is up from the time it has pods until `down` ends
+    them."""
 
     folder: Path
     settings: Settings
@@ -98,23 +110,26 @@ class Cluster:
 
     @property
     def shared_machine(self) -> bool:
-        """Whether all pods are processes of this machine, so that its cores have to be divided among them."""
-        return self.backend != "cml" and all(is_loopback(pod.address) for pod in self.pods)
+        """Whether all pods are processes of this machine, so that its cores have to be divided
+        among them."""
+        return BACKENDS[self.backend].shares_this_machine(pod.address for pod in self.pods)
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another machine that shares this folder, such as another session of a CML project, started it."""
+        """Whether another machine that shares this folder, such as another session of a CML
+        project, started it."""
         return self.machine is not None and self.machine.id != this_machine().id
 
     @property
     def is_of_this_machine(self) -> bool:
-        """Whether it may be ended by the process ids of its workers, which mean something on its own machine alone.
+        """Whether it may be ended by the process ids of its workers, which mean something on its
+        own machine alone.
 
-        The state of an earlier version does not name the machine: it is this one if one of the workers runs here.
+        The state of an earlier version does not name the machine: it is this one if one of the
+        workers runs here.
         """
         if self.machine is None:
-            records = LocalWorkers(self.folder, self.settings).processes()
-            return any(record.find() is not None for record in records)
+            return any(record.find() is not None for record in processes_of(self.folder))
         return not self.is_elsewhere
 
     @property
@@ -140,7 +155,7 @@ class Cluster:
     @property
     def secret(self) -> bytes:
         """The secret; agents and their master prove to each other that they know it."""
-        return read_secret(self.folder / SECRET)
+        return read_secret(self.folder / SECRET_FILE)
 
     @property
     def agents(self) -> tuple[tuple[str, int], ...]:
@@ -150,13 +165,14 @@ class Cluster:
     def statuses(self, seconds: float = STATUS_SECONDS) -> Sequence[PodStatus]:
         """The status of each pod; all pods are asked at once."""
         answers = ask_all(self.agents, self.secret, {"do": "status"}, seconds)
-        found = []
+        statuses = []
         for pod, answer in zip(self.pods, answers, strict=True):
-            told = (
-                {"status": f"no answer: {answer}"} if isinstance(answer, WireError) else {"status": "ready", **answer}
-            )
-            found.append(PodStatus(pod.name, pod.address, pod.slots, pod.hostname, **told))
-        return found
+            if isinstance(answer, WireError):
+                answer = {"status": f"no answer: {answer}"}
+            else:
+                answer = {"status": "ready", **answer}
+            statuses.append(PodStatus(pod.name, pod.address, pod.slots, pod.hostname, **answer))
+        return statuses
 
     def is_ready(self) -> bool:
         """Whether all pods answer now."""
@@ -167,7 +183,8 @@ class Cluster:
         return Table.of(map(asdict, self.statuses()), f"Cluster {self.name}")
 
     def check(self) -> Preflight:
-        """Check every pod now; shown as pods x checks, and below them the remedy for each check that is not ok."""
+        """Check every pod now; shown as pods x checks, and below them the remedy for each check
+        that is not ok."""
         return replace(self.preflight(expected_here()), title=f"Cluster {self.name}, checked")
 
     def preflight(self, expected: Expectation, pods: int | None = None) -> Preflight:
@@ -181,20 +198,34 @@ class Cluster:
 
     def _repr_html_(self) -> str:
         title = f"Cluster {self.name}: {len(self.pods)} pods, ssh port {self.pods[0].ssh_port}"
-        shown = ({"pod": p.name, "address": p.address, "slots": p.slots, "hostname": p.hostname} for p in self.pods)
-        return Table.of(shown, title).to_html()
+        rows = []
+        for pod in self.pods:
+            row = {
+                "pod": pod.name,
+                "address": pod.address,
+                "slots": pod.slots,
+                "hostname": pod.hostname,
+            }
+            rows.append(row)
+        return Table.of(rows, title).to_html()
 
 
 def find(name: str | None = None) -> Cluster:
-    """The cluster of this name that is up; without a name the shell's, else the only one. `UserError` where none is."""
-    name = chosen_name() if name is None else name
-    cluster = None if name is None else read_cluster(folder_of(name))
-    if cluster is None or not cluster.pods:
-        up = ", ".join(shown_name(other) for other in clusters())
-        there = f"; these are: {up}" if up else ", and no other cluster is"
-        call = "zeropods pods up --count N" + (f" --name {name}" if name not in (None, SHELL_NAME) else "")
-        raise UserError(f"cluster {name or SHELL_NAME}: is not up{there}; {call}")
-    return cluster
+    """The cluster of this name that is up; without a name the shell's, else the only one.
+    `UserError` where none is."""
+    if name is None:
+        name = chosen_name()
+    cluster = None
+    if name is not None:
+        cluster = read_cluster(folder_of(name))
+    if cluster is not None and cluster.pods:
+        return cluster
+    names_up = ", ".join(shown_name(other) for other in clusters())
+    others = f"; these are: {names_up}" if names_up else ", and no other cluster is"
+    command = "zeropods pods up --count N"
+    if name not in (None, SHELL_NAME):
+        command += f" --name {name}"
+    raise UserError(f"cluster {name or SHELL_NAME}: is not up{others}; {command}")
 
 
 def shown_name(cluster: Cluster) -> str:
@@ -206,40 +237,47 @@ def shown_name(cluster: Cluster) -> str:
 
 def clusters() -> list[Cluster]:
     """All clusters below `home()` that are up, those of other machines included."""
-    return [found for name in names() if (found := read_cluster(folder_of(name))) and found.pods]
+    read = [read_cluster(folder_of(name)) for name in names()]
+    return [cluster for cluster in read if cluster is not None and cluster.pods]
 
 
 def known_cluster(hostfile: Path) -> Cluster | None:
-    """The cluster whose own hostfile this is, or one that is up on its hosts and is not another launch's; else None."""
+    """The cluster whose own hostfile this is, or one that is up on its hosts and is not another
+    launch's; else None."""
     lines = tuple(host.line() for host in read_hostfile(hostfile))
     for cluster in clusters():
         if cluster.hostfile.resolve() == hostfile.resolve():
             return cluster
-        is_theirs = cluster.settings.hosts == lines and cluster.settings.lease == "idle"
-        if is_theirs and cluster.is_ready():
+        has_these_hosts = cluster.settings.hosts == lines
+        is_of_a_launch = cluster.settings.lease != "idle"
+        if has_these_hosts and not is_of_a_launch and cluster.is_ready():
             return cluster
     return None
 
 
 def chosen_name() -> str | None:
-    """Name of the cluster of this machine that is meant where none is named; None where there is no cluster."""
-    there = names_here()
-    if SHELL_NAME in there or not there:
-        return SHELL_NAME if there else None
-    if len(there) > 1:
-        raise UserError(f"clusters {', '.join(there)}: several are up; say which with --name")
-    return there[0]
+    """Name of the cluster of this machine that is meant where none is named; None where there is no
+    cluster."""
+    candidates = names_here()
+    if not candidates:
+        return None
+    if SHELL_NAME in candidates:
+        return SHELL_NAME
+    if len(candidates) > 1:
+        raise UserError(f"clusters {', '.join(candidates)}: several are up; say which with --name")
+    return candidates[0]
 
 
-def workers_of(cluster: Cluster) -> LocalWorkers:
+def workers_of(cluster: Cluster) -> Backend:
     """The workers of a cluster, as an object of its backend."""
     return BACKENDS[cluster.backend](cluster.folder, cluster.settings)
 
 
 def expected_here() -> Expectation:
-    """What pods need to match this machine: its versions, and the training script in the working folder, if any."""
-    scripts = (path.name for path in Path.cwd().glob("textsql_train.py"))
-    return Expectation.of_this_machine(Path.cwd(), tuple(scripts))
+    """What pods need to match this machine: its versions, and the training script in the working
+    folder, if any."""
+    scripts = tuple(path.name for path in Path.cwd().glob("textsql_train.py"))
+    return Expectation.of_this_machine(Path.cwd(), scripts)
 
 
 # What is stored about a cluster
@@ -247,14 +285,17 @@ def expected_here() -> Expectation:
 
 def folder_of(name: str) -> Path:
     """The folder of a cluster; `UserError` for an invalid name."""
-    if not NAME.fullmatch(name):
-        raise UserError(f"cluster name {name!r}: expected 1 to 40 letters, digits, '-' or '_', a letter or digit first")
+    if not CLUSTER_NAME.fullmatch(name):
+        expected = "expected 1 to 40 letters, digits, '-' or '_', a letter or digit first"
+        raise UserError(f"cluster name {name!r}: {expected}")
     return home() / name
 
 
 def names() -> list[str]:
-    """Names of all clusters that have a state file in their folder, whether they are complete or not."""
-    return sorted(path.parent.name for path in home().glob(f"*/{STATE}") if NAME.fullmatch(path.parent.name))
+    """Names of all clusters that have a state file in their folder, whether they are complete or
+    not."""
+    folders = [path.parent.name for path in home().glob(f"*/{STATE_FILE}")]
+    return sorted(name for name in folders if CLUSTER_NAME.fullmatch(name))
 
 
 def names_here() -> list[str]:
@@ -271,27 +312,29 @@ def names_here() -> list[str]:
 
 
 def claim(cluster: Cluster) -> None:
-    """Write the first state of a cluster, whose folder is empty; `UserError` where another machine was faster.
+    """Write the first state of a cluster, whose folder is empty; `UserError` where another machine
+    was faster.
 
-    Locks of clusters hold on one machine. The folder appears with its state in it, by a rename, which a file server
-    allows once: it replaces an empty folder and no other.
+    Locks of clusters hold on one machine. The folder appears with its state in it, by a rename,
+    which a file server allows once: it replaces an empty folder and no other.
     """
     folder = cluster.folder
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    new_folder = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        files.write_json(made / STATE, as_stored(cluster))
-        os.rename(made, folder)
+        files.write_json(new_folder / STATE_FILE, as_stored(cluster))
+        os.rename(new_folder, folder)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        raise UserError(f"cluster {folder.name}: another machine is starting it; take another name") from None
+        reason = "another machine is starting it"
+        raise UserError(f"cluster {folder.name}: {reason}; take another name") from None
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)
 
 
 def write_cluster(cluster: Cluster) -> None:
     """Write a cluster's state; a process that reads it meanwhile sees the old one."""
-    files.write_json(cluster.folder / STATE, as_stored(cluster))
+    files.write_json(cluster.folder / STATE_FILE, as_stored(cluster))
 
 
 def as_stored(cluster: Cluster) -> dict[str, object]:
@@ -300,8 +343,9 @@ def as_stored(cluster: Cluster) -> dict[str, object]:
 
 
 def read_cluster(folder: Path) -> Cluster | None:
-    """The cluster of a folder, None where there is none; `UserError` where its state file is not one of ours."""
-    path = folder / STATE
+    """The cluster of a folder, None where there is none; `UserError` where its state file is not
+    one of ours."""
+    path = folder / STATE_FILE
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -312,77 +356,95 @@ def read_cluster(folder: Path) -> Cluster | None:
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Lock a cluster's folder, made with mode 700 if missing; `UserError` if another process holds it after `seconds`.
+    """Lock a cluster's folder, made with mode 700 if missing; `UserError` if another process holds
+    it after `seconds`.
 
-    The lock is a name in the abstract namespace (unix(7)): it leaves no file, and ends with the process that holds it.
-    It keeps other processes of this machine out; what other machines started is told by the cluster's state.
+    The lock is a name in the abstract namespace (unix(7)): it leaves no file, and ends with the
+    process that holds it. It keeps other processes of this machine out; what other machines started
+    is told by the cluster's state.
     """
-    deadline = time.monotonic() + seconds
-    name = f"\0zeropods-{hashlib.sha256(os.fsencode(folder)).hexdigest()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
-        while True:
-            try:
-                lock.bind(name)
-                break
-            except OSError:
-                if time.monotonic() >= deadline:
-                    line = f"cluster {folder.name}: another process is starting or ending it; wait for it to finish"
-                    raise UserError(line) from None
-            time.sleep(0.1)
+        _take_lock(lock, folder, seconds)
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         try:
             yield
         finally:
-            # An empty folder is removed: it was only created to be locked, or its cluster has been ended.
+            # An empty folder is removed: it was only created to be locked, or its cluster has been
+            # ended.
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
+
+
+def _take_lock(lock: socket.socket, folder: Path, seconds: float) -> None:
+    """Give a socket the name that stands for a folder, as soon as no other process has it."""
+    deadline = time.monotonic() + seconds
+    name = f"\0zeropods-{hashlib.sha256(os.fsencode(folder)).hexdigest()}"
+    while True:
+        try:
+            lock.bind(name)
+            return
+        except OSError:
+            if time.monotonic() >= deadline:
+                reason = "another process is starting or ending it"
+                raise UserError(f"cluster {folder.name}: {reason}; wait for it to finish") from None
+        time.sleep(LOCK_PAUSE_SECONDS)
 
 
 # The files with which ssh, pdsh and DeepSpeed reach the pods
 
 
 def write_files(cluster: Cluster, users: Mapping[str, str]) -> None:
-    """Write the files that let ssh, pdsh and DeepSpeed reach the pods of a cluster, with their host keys pinned.
+    """Write the files that let ssh, pdsh and DeepSpeed reach the pods of a cluster, with their host
+    keys pinned.
 
     Args:
         users: accounts by address; an address without one uses this user's.
     """
     folder = cluster.folder
-    key, known_hosts = folder / KEY, folder / KNOWN_HOSTS
-    config = []
+    key = folder / KEY_FILE
+    known_hosts = folder / KNOWN_HOSTS
+    blocks = []
     for pod in cluster.pods:
         user = users.get(pod.address) or account()
-        config.append(ssh_config_text([pod.address], pod.ssh_port, key, known_hosts, user))
-    files.write_text(known_hosts, known_hosts_text((p.address, p.ssh_port, p.host_key) for p in cluster.pods))
-    files.write_text(folder / SSH_CONFIG, "".join(config))
+        blocks.append(ssh_config_text([pod.address], pod.ssh_port, key, known_hosts, user))
+    host_keys = [(pod.address, pod.ssh_port, pod.host_key) for pod in cluster.pods]
+    files.write_text(known_hosts, known_hosts_text(host_keys))
+    files.write_text(folder / SSH_CONFIG, "".join(blocks))
     write_hostfile(folder / HOSTFILE, cluster.hosts)
 
 
 def deepspeed_environment(cluster: Cluster) -> dict[str, str]:
-    """Environment variables with which DeepSpeed's own command reaches the pods, with their host keys pinned."""
-    return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(cluster.ssh_config)}
+    """Environment variables with which DeepSpeed's own command reaches the pods, with their host
+    keys pinned."""
+    arguments = pdsh_ssh_arguments(cluster.ssh_config)
+    return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": arguments}
 
 
 def deepspeed_argv(cluster: Cluster) -> list[str]:
     """Argument list of DeepSpeed's own command, up to the script.
 
-    Its ssh check is left out because it uses neither our port nor our key, and has no timeout; a single host is reached
-    over ssh only if that is forced.
+    Its ssh check is left out because it uses neither our port nor our key, and has no timeout; a
+    single host is reached over ssh only if that is forced.
     """
     hosts = cluster.hosts
-    return [
-        str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(cluster.hostfile), "--launcher", "pdsh",
-        "--no_ssh_check", *(["--force_multi"] if len(hosts) == 1 else []), "--num_nodes", str(len(hosts)),
-        "--num_gpus", str(min(host.slots for host in hosts)), "--master_addr", hosts[0].address,
-    ]  # fmt: skip
+    deepspeed = Path(sys.executable).with_name("deepspeed")
+    slots = min(host.slots for host in hosts)
+    argv = [str(deepspeed), "--hostfile", str(cluster.hostfile), "--launcher", "pdsh"]
+    argv += ["--no_ssh_check"]
+    if len(hosts) == 1:
+        argv += ["--force_multi"]
+    argv += ["--num_nodes", str(len(hosts)), "--num_gpus", str(slots)]
+    argv += ["--master_addr", hosts[0].address]
+    return argv
 
 
-# A `kernel` lease is renewed by the process that called `up`: when that process is gone, the pods end
+# A `kernel` lease is renewed by the process that called `up`: the pods end when that is gone
 
 
 _held: dict[str, threading.Event] = {}
-"""Events that end the renewal of a lease, by the names of the clusters whose leases this process renews."""
+"""Events that end the renewal of a lease, by the names of the clusters whose leases this process
+renews."""
 
 
 def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
@@ -394,16 +456,21 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
         end_at_exit: whether to take the cluster down when this process exits normally.
     """
     release(cluster.name)
-    released, owner, secret = threading.Event(), os.getpid(), cluster.secret
+    released = threading.Event()
+    owner = os.getpid()
+    secret = cluster.secret
+    pause = min(LEASE_RENEWAL_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)
     _held[cluster.name] = released
 
     def renew() -> None:
-        # The first renewal comes at once: repeated calls for a standing cluster must not put its next renewal off.
+        # The first renewal comes at once: repeated calls for a standing cluster must not put its
+        # next renewal off.
         while not released.is_set():
-            # Whoever uses a lost pod will notice; this loop only has to go on asking, even when the main thread has
-            # ended and no other thread can be started.
-            asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
-            released.wait(min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE))
+            # Whoever uses a lost pod will notice; this loop only has to go on asking, even when the
+            # main thread has ended and no other thread can be started.
+            request = {"do": "renew"}
+            asyncio.run(ask_agents(cluster.agents, secret, request, LEASE_RENEWAL_SECONDS))
+            released.wait(pause)
 
     def down_at_exit() -> None:
         # A forked child does not own the cluster.
@@ -425,10 +492,12 @@ def release(name: str) -> None:
 
 
 def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
-    """End a cluster, or what is left of one, and remove its files; return whether there was anything to end.
+    """End a cluster, or what is left of one, and remove its files; return whether there was
+    anything to end.
 
     Args:
-        pods: end it only if it still has these pods, since the name may be another cluster's by now.
+        pods: end it only if it still has these pods, since the name may be another cluster's by
+            now.
 
     Raises:
         UserError: it is of another machine, from where not all of its pods can be ended.
@@ -450,7 +519,8 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """End the cluster of a folder, whose lock is held, and empty the folder; an empty folder stays as it is."""
+    """End the cluster of a folder, whose lock is held, and empty the folder; an empty folder stays
+    as it is."""
     cluster = read_cluster(folder)
     if cluster is not None:
         require_this_machine(cluster)
@@ -462,8 +532,9 @@ def clear(folder: Path) -> None:
 
 
 def remove_files(folder: Path) -> None:
-    """Empty a cluster's folder, its state last: until then the cluster can be found and taken down."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
+    """Empty a cluster's folder, its state last: until then the cluster can be found and taken
+    down."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE_FILE):
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -471,16 +542,19 @@ def remove_files(folder: Path) -> None:
 
 
 def sweep() -> None:
-    """Remove what is left of clusters whose workers were processes of this machine and have all ended.
+    """Remove what is left of clusters whose workers were processes of this machine and have all
+    ended.
 
-    Their keys no longer give access to anything. What other machines started is left alone: whether a process of
-    theirs lives cannot be seen here.
+    Their keys no longer give access to anything. What other machines started is left alone: whether
+    a process of theirs lives cannot be seen here.
     """
     for name in names():
         # A folder that another process holds, or that is not a cluster of ours, is left alone.
         with suppress(UserError), locked(folder_of(name)):
             cluster = read_cluster(folder_of(name))
-            if cluster is None or cluster.backend == "cml" or not cluster.is_of_this_machine:
+            if cluster is None or not BACKENDS[cluster.backend].has_processes_here:
+                continue
+            if not cluster.is_of_this_machine:
                 continue
             workers_have_ended = all(worker.has_ended for worker in workers_of(cluster).list())
             if workers_have_ended and not answers(cluster):
@@ -494,8 +568,9 @@ def answers(cluster: Cluster) -> bool:
     return False
 
 
-# Clusters that another machine has started, such as another session of a CML project: its process ids mean nothing
-# here, and pods of its own are at addresses that only it reaches. Its agents are asked, where they can be.
+# Clusters that another machine has started, such as another session of a CML project: its process
+# ids mean nothing here, and pods of its own are at addresses that only it reaches. Its agents are
+# asked, where they can be.
 
 
 def require_this_machine(cluster: Cluster) -> None:
@@ -513,49 +588,60 @@ def started_by(cluster: Cluster) -> str:
 
 
 def end_from_afar(cluster: Cluster) -> None:
-    """End a cluster that this machine did not start, through the agents of its pods, and remove its files.
+    """End a cluster that this machine did not start, through the agents of its pods, and remove its
+    files.
 
     Raises:
-        UserError: a pod does not answer here, so that nothing was ended; unless they have long shown no life.
+        UserError: a pod does not answer here, so that nothing was ended; unless they have long
+            shown no life.
     """
-    silent = pods_out_of_reach(cluster)
-    if not silent:
+    reason = pods_out_of_reach(cluster)
+    if not reason:
         ask_all(cluster.agents, cluster.secret, {"do": "end"}, STATUS_SECONDS)
         deadline = time.monotonic() + END_SECONDS
         while answers(cluster) and time.monotonic() < deadline:
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(END_PAUSE_SECONDS)
     elif not has_long_been_silent(cluster):
-        down = f"zeropods pods down --name {cluster.name}"
-        if shows_life(cluster) and cluster.machine is not None:
-            minutes = f"{SILENT_SECONDS / 60:.0f} minutes"
-            remedy = f"on {cluster.machine.hostname}: {down}; once that machine is gone, here too after {minutes}"
-        else:
-            remedy = f"where it was started: {down}; if its pods have ended, remove {cluster.folder}"
-        raise UserError(f"cluster {cluster.name}: {started_by(cluster)}, and {silent}; {remedy}")
+        place = f"cluster {cluster.name}: {started_by(cluster)}"
+        raise UserError(f"{place}, and {reason}; {_how_to_end(cluster)}")
     remove_files(cluster.folder)
 
 
+def _how_to_end(cluster: Cluster) -> str:
+    """What to do about a cluster that cannot be ended from here now."""
+    command = f"zeropods pods down --name {cluster.name}"
+    if shows_life(cluster) and cluster.machine is not None:
+        minutes = f"{SILENT_SECONDS / 60:.0f} minutes"
+        there = f"on {cluster.machine.hostname}: {command}"
+        return f"{there}; once that machine is gone, here too after {minutes}"
+    there = f"where it was started: {command}"
+    return f"{there}; if its pods have ended, remove {cluster.folder}"
+
+
 def pods_out_of_reach(cluster: Cluster) -> str:
-    """Which pods of a cluster cannot be told from here to end, and why; empty where all of them can."""
+    """Which pods of a cluster cannot be told from here to end, and why; empty where all of them
+    can."""
     if not cluster.pods:
         return "it has no pods yet that could be told to end"
     try:
-        silent = [f"{pod.pod}: {pod.status}" for pod in cluster.statuses() if not pod.is_ready]
+        statuses = cluster.statuses()
     except UserError as error:
         return str(error)
-    return f"not all of its pods answer here ({'; '.join(silent)})" if silent else ""
+    silent = [f"{pod.pod}: {pod.status}" for pod in statuses if not pod.is_ready]
+    if not silent:
+        return ""
+    return f"not all of its pods answer here ({'; '.join(silent)})"
 
 
 def shows_life(cluster: Cluster) -> bool:
-    """Whether the agents of a cluster touch its secret: those of this version do that are in the folder's file system.
-
-    Hosts of the user's own may have a file system of their own.
-    """
-    return cluster.machine is not None and cluster.backend != "hosts"
+    """Whether the agents of a cluster touch its secret: those of this version do that are in the
+    folder's file system."""
+    return cluster.machine is not None and BACKENDS[cluster.backend].shares_folder
 
 
 def left_of_others() -> list[str]:
-    """Names of other machines' clusters that have ended, as far as can be seen: none of their pods shows any life."""
+    """Names of other machines' clusters that have ended, as far as can be seen: none of their pods
+    shows any life."""
     left = []
     for name in names():
         with suppress(UserError, FileNotFoundError):

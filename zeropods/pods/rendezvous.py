@@ -52,7 +52,11 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
     Raises:
         UserError: the master does not answer in time, or refuses the pod.
     """
-    place, clock, pause = f"{master[0]}:{master[1]}", asyncio.get_running_loop().time, FIRST_PAUSE_SECONDS
+    place, clock, pause = (
+        f"{master[0]}:{master[1]}",
+        asyncio.get_running_loop().time,
+        FIRST_PAUSE_SECONDS,
+    )
     deadline = clock() + seconds
     while True:
         try:
@@ -63,7 +67,9 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
         except WireError as error:
             if clock() + pause >= deadline:
                 remedy = "is it up and reachable, and does this pod have its cluster's secret?"
-                raise UserError(f"{place}: no answer from the master in {seconds:g} s ({error}); {remedy}") from None
+                raise UserError(
+                    f"{place}: no answer from the master in {seconds:g} s ({error}); {remedy}"
+                ) from None
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     if "refused" in answer:
@@ -105,7 +111,7 @@ class Rendezvous:
         self._thread.join()
 
     @property
-    def there(self) -> frozenset[str]:
+    def registered(self) -> frozenset[str]:
         """Ids of the workers that have registered so far."""
         return frozenset(self._pods.copy())
 
@@ -118,7 +124,9 @@ class Rendezvous:
             return None
         if failure := self._failure.result():
             raise UserError(failure)
-        return tuple(sorted(self._pods.values(), key=lambda pod: ipaddress.IPv4Address(pod.address)))
+        return tuple(
+            sorted(self._pods.values(), key=lambda pod: ipaddress.IPv4Address(pod.address))
+        )
 
     # From here on everything runs in the event loop, so that nothing needs a lock.
 
@@ -130,7 +138,9 @@ class Rendezvous:
         try:
             pod = Pod(**request)
         except TypeError as error:
-            self._settle(f"pod at {peer}: bad registration: {error}; do master and pods run the same zeropods version?")
+            self._settle(
+                f"pod at {peer}: bad registration: {error}; do master and pods run the same zeropods version?"
+            )
         else:
             self._pods[pod.worker] = pod
             if len(self._pods) >= self._count:

@@ -1,4 +1,5 @@
-"""ssh: keys, client configuration, and each pod's own unprivileged daemon, which accepts one key and forwards nothing.
+"""ssh: keys, client configuration, and each pod's own unprivileged daemon, which accepts one key
+and forwards nothing.
 
 pdsh's ssh and plain ssh share one configuration, in which the host keys of all pods are pinned.
 """
@@ -22,12 +23,12 @@ from zeropods.pods.hostfile import interface
 from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.programs import end_with_parent, own_programs_first, required_programs
 
-SAID_SECONDS = 30.0
+OUTPUT_SECONDS = 30.0
 CONNECT_SECONDS = 2
 ALIVE_SECONDS = 2
 ALIVE_MISSES = 3
-"""Number of keep-alive messages without an answer that end a connection: a peer that is cut off ends it after
-`ALIVE_SECONDS` x `ALIVE_MISSES`; without this it would never end."""
+"""Number of keep-alive messages without an answer that end a connection: a peer that is cut off
+ends it after `ALIVE_SECONDS` x `ALIVE_MISSES`; without this it would never end."""
 ALWAYS = {
     "BatchMode": "yes",
     "ConnectTimeout": str(CONNECT_SECONDS),
@@ -35,7 +36,8 @@ ALWAYS = {
     "ControlMaster": "no",
     "LogLevel": "ERROR",
 }
-"""Options of every connection, with our own configuration or the user's: ask nothing, trust no unknown key."""
+"""Options of every connection, with our own configuration or the user's: ask nothing, trust no
+unknown key."""
 PINNED = {
     "IdentitiesOnly": "yes",
     "IdentityAgent": "none",
@@ -43,17 +45,24 @@ PINNED = {
     "ServerAliveInterval": str(ALIVE_SECONDS),
     "ServerAliveCountMax": str(ALIVE_MISSES),
 }
-"""Options that keep the user's own agent and known hosts out of a cluster; -F keeps out any other configuration."""
-HOST_KEY, AUTHORIZED_KEYS, CONFIG, LOG = "host_key", "authorized_keys", "sshd_config", "sshd.log"
+"""Options that keep the user's own agent and known hosts out of a cluster; -F keeps out any other
+configuration."""
+SSH_FAILED = 255
+"""ssh's own exit status where the connection failed."""
+HOST_KEY = "host_key"
+AUTHORIZED_KEYS = "authorized_keys"
+SSHD_CONFIG = "sshd_config"
+SSHD_LOG = "sshd.log"
 FORKS = "forks"
 """Name of the socket of the pod's fork server, in the same folder."""
 RUN_FOLDER = Path("/run/sshd")
 CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
-"""CML's variables that an ssh session on a pod gets, and no others of CML's: `CDSW_API_KEY` is a secret."""
-START_SECONDS = 15.0
+"""CML's variables that an ssh session on a pod gets, and no others of CML's: `CDSW_API_KEY` is a
+secret."""
+SSHD_START_SECONDS = 15.0
 LISTENS = "Server listening"
 """Part of the line in sshd's log that says that it listens."""
-PAUSE_SECONDS = 0.05
+SSHD_PAUSE_SECONDS = 0.05
 SSHD_OPTIONS = """\
 PidFile none
 StrictModes no
@@ -68,14 +77,16 @@ MaxSessions 100
 ClientAliveInterval 5
 ClientAliveCountMax 3
 """
-"""Options that differ from sshd's own defaults; there is no PAM, no tunnel and no environment of the user's."""
+"""Options that differ from sshd's own defaults; there is no PAM, no tunnel and no environment of
+the user's."""
 
 
 # Keys
 
 
 def make_key(path: Path, comment: str) -> str:
-    """Write a new ed25519 key without passphrase to `path` (mode 600), and its public half to `path`.pub.
+    """Write a new ed25519 key without passphrase to `path` (mode 600), and its public half to
+    `path`.pub.
 
     Args:
         comment: text at the end of the public file's line, which says whose key it is.
@@ -86,18 +97,29 @@ def make_key(path: Path, comment: str) -> str:
     Raises:
         UserError: ssh-keygen is missing or fails; it does not overwrite a key.
     """
-    argv = [*required_programs("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
-    said_by(argv, f"{path}: ssh-keygen failed", "is the folder there and writable?")
-    return " ".join(path.with_name(f"{path.name}.pub").read_text(encoding="utf-8").split()[:2])
+    argv = [*required_programs("ssh-keygen"), "-q", "-t", "ed25519"]
+    argv += ["-N", "", "-C", comment, "-f", str(path)]
+    output_of(argv, f"{path}: ssh-keygen failed", "is the folder there and writable?")
+    public_key = path.with_name(f"{path.name}.pub").read_text(encoding="utf-8")
+    kind, key = public_key.split()[:2]
+    return f"{kind} {key}"
 
 
-def said_by(argv: Sequence[str], place: str, remedy: str) -> str:
-    """Run a program and return what it prints; `UserError` with its complaint where it fails or takes too long."""
-    nothing = subprocess.DEVNULL
+def output_of(argv: Sequence[str], place: str, remedy: str) -> str:
+    """Run a program and return what it prints; `UserError` with its complaint where it fails or
+    takes too long."""
     try:
-        done = subprocess.run(argv, stdin=nothing, capture_output=True, text=True, timeout=SAID_SECONDS, check=True)
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=OUTPUT_SECONDS,
+            check=True,
+        )
     except subprocess.SubprocessError as error:
-        reason = " ".join(str(getattr(error, "stderr", None) or error).split())
+        complaint = str(getattr(error, "stderr", None) or error)
+        reason = " ".join(complaint.split())
         raise UserError(f"{place}: {reason}; {remedy}") from None
     return done.stdout
 
@@ -106,15 +128,18 @@ def said_by(argv: Sequence[str], place: str, remedy: str) -> str:
 
 
 def known_hosts_text(entries: Iterable[tuple[str, int, str]]) -> str:
-    """Text of `known_hosts` from (address, port other than 22, key `ssh-ed25519 AAAA...`); a host may have several."""
+    """Text of `known_hosts` from (address, port other than 22, key `ssh-ed25519 AAAA...`); a host
+    may have several."""
     return "".join(f"[{address}]:{port} {key}\n" for address, port, key in entries)
 
 
-def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts: Path, user: str) -> str:
+def ssh_config_text(
+    addresses: Iterable[str], port: int, key: Path, known_hosts: Path, user: str
+) -> str:
     """One `Host` block for pods of the cluster; it does not affect other hosts.
 
     Args:
-        key, known_hosts: paths in a folder that `pdsh_ssh_arguments` has accepted.
+        key: path in a folder that `pdsh_ssh_arguments` has accepted, as that of `known_hosts` is.
     """
     options = {
         # The name of a domain account contains a backslash.
@@ -125,25 +150,33 @@ def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts:
         **ALWAYS,
         **PINNED,
     }
-    return "".join([f"Host {' '.join(addresses)}\n", *(f"    {name} {value}\n" for name, value in options.items())])
+    lines = [f"Host {' '.join(addresses)}\n"]
+    lines += [f"    {name} {value}\n" for name, value in options.items()]
+    return "".join(lines)
 
 
-def ssh_argv(ssh_config: Path | None, address: str, command: Sequence[str], **options: object) -> list[str]:
+def ssh_argv(
+    ssh_config: Path | None, address: str, command: Sequence[str], **options: object
+) -> list[str]:
     """The argument list that runs `command` on a host, whose shell reads it as the same arguments.
 
     Args:
         ssh_config: None for the user's own configuration, to which `ALWAYS` still applies.
         options: further ssh options.
     """
-    chosen = () if ssh_config is None else ("-F", str(ssh_config))
-    given = (word for name, value in {**ALWAYS, **options}.items() for word in ("-o", f"{name}={value}"))
-    return ["ssh", "-T", *chosen, *given, "--", address, shlex.join(command)]
+    argv = ["ssh", "-T"]
+    if ssh_config is not None:
+        argv += ["-F", str(ssh_config)]
+    for name, value in {**ALWAYS, **options}.items():
+        argv += ["-o", f"{name}={value}"]
+    return [*argv, "--", address, shlex.join(command)]
 
 
 def pdsh_ssh_arguments(ssh_config: Path) -> str:
     """Value of `PDSH_SSH_ARGS_APPEND` with which pdsh's ssh reads this configuration.
 
-    pdsh splits at blanks, does not know quotes, and expands %h and the like (tried with 2.34); ssh expands others.
+    pdsh splits at blanks, does not know quotes, and expands %h and the like (tried with 2.34); ssh
+    expands others.
 
     Raises:
         UserError: the path holds such characters.
@@ -161,10 +194,12 @@ def pdsh_ssh_arguments(ssh_config: Path) -> str:
 async def start_sshd(
     folder: Path, address: str, ports: Sequence[int], authorized_key: str
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a daemon, a child of this process that the kernel kills when this process ends; return it and its port.
+    """Start a daemon, a child of this process that the kernel kills when this process ends; return
+    it and its port.
 
     Args:
-        folder: absolute path of a folder of mode 700 that holds the host key; configuration and log are written there.
+        folder: absolute path of a folder of mode 700 that holds the host key; configuration and log
+            are written there.
         ports: ports to try; the first free one is taken.
 
     Raises:
@@ -173,60 +208,93 @@ async def start_sshd(
     (folder / AUTHORIZED_KEYS).write_text(f"{authorized_key}\n", encoding="utf-8")
     if os.geteuid() == 0:
         RUN_FOLDER.mkdir(mode=0o755, exist_ok=True)
-    parent, nothing, [program] = os.getpid(), subprocess.DEVNULL, required_programs("sshd")
-    # sshd executes itself again for each connection, in another folder: all paths have to be absolute.
-    argv = [os.path.abspath(program), "-D", "-f", str(folder / CONFIG), "-E", str(folder / LOG)]
-    session = {
-        # This Python and its programs come first, then the agent's own PATH.
-        "PATH": own_programs_first(),
-        "ZEROPODS_POD": address,
-        FORKS_VARIABLE: str(folder / FORKS),
-        **{name: os.environ.get(name) or None for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)},
-        # Sessions see the GPUs that the agent sees, also where it sees none because the value is empty.
-        VISIBLE: os.environ.get(VISIBLE),
-        POD_GPUS: os.environ.get(VISIBLE),
-        # gloo would take the interface that the host name resolves to, which on Debian is loopback.
-        "GLOO_SOCKET_IFNAME": interface(address),
-    }
-    options = {
+    [program] = required_programs("sshd")
+    # sshd executes itself again for each connection, in another folder: all paths have to be
+    # absolute.
+    argv = [os.path.abspath(program), "-D"]
+    argv += ["-f", str(folder / SSHD_CONFIG), "-E", str(folder / SSHD_LOG)]
+    options = _sshd_options(folder, address)
+    parent = os.getpid()
+    for port in ports:
+        lines = [f"{name} {value}\n" for name, value in options.items()]
+        config = "".join([*lines, f"Port {port}\n", SSHD_OPTIONS])
+        (folder / SSHD_CONFIG).write_text(config, encoding="utf-8")
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
+        )
+        # Returned only when it listens: a daemon that ends earlier, because its port is taken, must
+        # not end the pod.
+        if await _comes_to_listen(process, folder, address):
+            return process, port
+    reason = "sshd ended as soon as it was started"
+    raise UserError(f"{address}: {reason}: {sshd_last_words(folder)}")
+
+
+def _sshd_options(folder: Path, address: str) -> dict[str, str]:
+    """The options of a daemon that depend on its pod, but for the port."""
+    variables = _session_variables(folder, address)
+    return {
         "ListenAddress": address,
         "HostKey": f'"{folder / HOST_KEY}"',
         "AuthorizedKeysFile": f'"{folder / AUTHORIZED_KEYS}"'.replace("%", "%%"),
         "AllowUsers": account(),
         # One line, since sshd heeds only the first one.
-        "SetEnv": " ".join(f'"{name}={value}"' for name, value in session.items() if value is not None),
+        "SetEnv": " ".join(f'"{name}={value}"' for name, value in variables.items()),
     }
-    for port in ports:
-        lines = [f"{name} {value}\n" for name, value in {**options, "Port": port}.items()]
-        (folder / CONFIG).write_text("".join([*lines, SSHD_OPTIONS]), encoding="utf-8")
-        process = subprocess.Popen(
-            argv,
-            stdin=nothing,
-            stdout=nothing,
-            stderr=nothing,
-            start_new_session=True,
-            preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
-        )
-        deadline = time.monotonic() + START_SECONDS
-        while process.poll() is None:
-            if LISTENS in _said(folder):
-                # Returned only now: a daemon that ends earlier, because its port is taken, must not end the pod.
-                return process, port
-            if time.monotonic() > deadline:
-                raise UserError(f"{address}: sshd not listening after {START_SECONDS:.0f} s: {sshd_last_words(folder)}")
-            await asyncio.sleep(PAUSE_SECONDS)
-    raise UserError(f"{address}: sshd ended as soon as it was started: {sshd_last_words(folder)}")
+
+
+def _session_variables(folder: Path, address: str) -> dict[str, str]:
+    """The environment variables that each session on a pod gets."""
+    variables: dict[str, str | None] = {
+        # This Python and its programs come first, then the agent's own PATH.
+        "PATH": own_programs_first(),
+        "ZEROPODS_POD": address,
+        FORKS_VARIABLE: str(folder / FORKS),
+    }
+    for name in ("LD_LIBRARY_PATH", *CML_VARIABLES):
+        variables[name] = os.environ.get(name) or None
+    # Sessions see the GPUs that the agent sees, also where it sees none because the value is empty.
+    variables[VISIBLE] = os.environ.get(VISIBLE)
+    variables[POD_GPUS] = os.environ.get(VISIBLE)
+    # gloo would take the interface that the host name resolves to, which on Debian is loopback.
+    variables["GLOO_SOCKET_IFNAME"] = interface(address)
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+async def _comes_to_listen(process: subprocess.Popen[bytes], folder: Path, address: str) -> bool:
+    """Whether a daemon listens in the end; False where it has ended instead.
+
+    `UserError` where it has done neither after `SSHD_START_SECONDS`.
+    """
+    deadline = time.monotonic() + SSHD_START_SECONDS
+    while process.poll() is None:
+        if LISTENS in _log(folder):
+            return True
+        if time.monotonic() > deadline:
+            reason = f"sshd not listening after {SSHD_START_SECONDS:.0f} s"
+            raise UserError(f"{address}: {reason}: {sshd_last_words(folder)}")
+        await asyncio.sleep(SSHD_PAUSE_SECONDS)
+    return False
 
 
 def sshd_last_words(folder: Path) -> str:
     """The last line of the daemon's log that reports an error, else the last line."""
-    lines = _said(folder).splitlines() or ["it logged nothing"]
-    return next((line for line in reversed(lines) if "error:" in line or "fatal:" in line), lines[-1]).strip()
+    lines = _log(folder).splitlines() or ["it logged nothing"]
+    errors = [line for line in lines if "error:" in line or "fatal:" in line]
+    last = errors[-1] if errors else lines[-1]
+    return last.strip()
 
 
-def _said(folder: Path) -> str:
-    log = folder / LOG
-    return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+def _log(folder: Path) -> str:
+    log = folder / SSHD_LOG
+    if not log.is_file():
+        return ""
+    return log.read_text(encoding="utf-8", errors="replace")
 
 
 def account() -> str:

@@ -13,12 +13,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
-from zeropods.pods.backends.cml import cml_module, is_session
-from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Settings
+from zeropods.pods.backends.base import Backend, Settings
+from zeropods.pods.backends.cml import is_session
+from zeropods.pods.backends.local import SSH_PORT
 from zeropods.pods.cluster import (
     BACKENDS,
-    KEY,
-    SECRET,
+    KEY_FILE,
+    SECRET_FILE,
     SSH_CONFIG,
     Cluster,
     claim,
@@ -33,7 +34,7 @@ from zeropods.pods.cluster import (
     write_cluster,
     write_files,
 )
-from zeropods.pods.gpus import HIDDEN, own_gpus, shared_gpus, too_few
+from zeropods.pods.gpus import HIDDEN, own_gpus, too_few
 from zeropods.pods.hostfile import Host, own_slots, read_hostfile
 from zeropods.pods.leases import LEASES
 from zeropods.pods.machine import name_of_process, this_machine
@@ -44,6 +45,7 @@ from zeropods.programs import LISTENED, PROGRAMS, required_programs
 from zeropods.tables import progress
 
 OTHER_SSH_PORTS = 7
+SECRET_BYTES = 32
 WATCH_SECONDS = 1.0
 """Seconds between two checks of the workers, as long as not all of them have registered."""
 
@@ -64,65 +66,61 @@ def up(
     memory: float = 32,
     nvidia_gpu: int | None = None,
 ) -> Cluster:
-    """Start pods and wait until all of them are ready; a cluster that is already up as asked for is returned as it is.
+    """Start pods and wait until all of them are ready; a cluster that is already up as asked for is
+    returned as it is.
 
     Whatever goes wrong, Ctrl-C included, nothing that was started is left behind.
 
-    Pods of this machine share the GPUs that this process sees: each has its own. Where there are too few, they train
-    without GPUs, and a line on stderr says so.
+    Pods of this machine share the GPUs that this process sees: each has its own. Where there are
+    too few, they train without GPUs, and a line on stderr says so.
 
     Args:
         count: number of pods; if not given, all hosts of the hostfile, if there is one.
-        hostfile: lists hosts of your own, which your ssh reaches without a prompt and which have this project and
-            this Python at the same place. The pods are in its order.
+        hostfile: lists hosts of your own, which your ssh reaches without a prompt and which have
+            this project and this Python at the same place. The pods are in its order.
         ssh_config: configuration with which ssh reaches them; your usual one if not given.
         slots: processes per pod; if not given, one per GPU, at least 1.
         backend: `local` or `cml`; if not given, `cml` inside a CML session, else `local`.
-        name: name of the cluster; if not given, one made from the ids of this process and its machine.
+        name: name of the cluster; if not given, one made from the ids of this process and its
+            machine.
         port: port of the rendezvous; if not given, 6000 or a free one.
         seconds: time within which all pods have to be ready.
         lease: kind of the lease, `kernel` or `idle`, see `LEASES`.
         lease_seconds: duration of the lease; if not given, that of its kind.
-        cpu: cores of each CML worker; `memory`: its GiB; `nvidia_gpu`: its GPUs, if not given as many as here. With
-            0, pods of any kind train without GPUs.
+        cpu: cores of each CML worker.
+        memory: its GiB.
+        nvidia_gpu: its GPUs, if not given as many as here. With 0, pods of any kind train without
+            GPUs.
 
     Raises:
         UserError: a program is missing, a worker ended or never started, or the name is taken.
     """
-    positive = {"count": count, "slots": slots, "lease_seconds": lease_seconds, "cpu": cpu, "memory": memory}
-    for what, value in {**positive, "seconds": seconds}.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--{what.replace('_', '-')} {value}; expected a positive number")
+    _check_positive(
+        count=count,
+        slots=slots,
+        lease_seconds=lease_seconds,
+        cpu=cpu,
+        memory=memory,
+        seconds=seconds,
+    )
     if nvidia_gpu is not None and nvidia_gpu < 0:
         raise UserError(f"--nvidia-gpu {nvidia_gpu}; expected at least 0")
     hosts: tuple[Host, ...] = ()
-    if hostfile is not None:
-        if slots is not None:
-            raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
-        if backend is not None:
-            raise UserError(f"backend {backend!r}: leave it out with a hostfile; without one, expected local or cml")
-        hosts = read_hostfile(Path(hostfile))
-        if count is not None and count > len(hosts):
-            raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")
-        hosts = hosts[:count]
-    elif ssh_config is not None:
-        raise UserError(f"ssh configuration {ssh_config}: is for hosts of your own; give their hostfile too")
-    elif count is None:
-        raise UserError("--count: not given; say how many pods, or name a --hostfile")
-    chosen = "hosts" if hosts else backend or ("cml" if is_session() else "local")
-    if chosen not in BACKENDS:
-        raise UserError(f"backend {chosen!r}: expected local or cml")
-    if chosen == "cml":
-        cml_module()
-    elif nvidia_gpu:
-        raise UserError(f"--nvidia-gpu {nvidia_gpu}: is for CML workers; leave it out, or give 0 to train without GPUs")
+    if hostfile is None:
+        _check_without_hostfile(count, ssh_config)
+    else:
+        hosts = _hosts(hostfile, count, slots, backend)
+    backend = "hosts" if hosts else _backend_without_hosts(backend)
+    if backend not in BACKENDS:
+        raise UserError(f"backend {backend!r}: expected local or cml")
+    BACKENDS[backend].check_request(nvidia_gpu)
     if lease not in LEASES:
         raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
     number = len(hosts) or count or 0
     settings = Settings(
         count=number,
         slots=slots,
-        backend=chosen,
+        backend=backend,
         lease=lease,
         lease_seconds=lease_seconds or LEASES[lease],
         cpu=cpu,
@@ -130,7 +128,7 @@ def up(
         nvidia_gpu=own_gpus() if nvidia_gpu is None else nvidia_gpu,
         hosts=tuple(host.line() for host in hosts),
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
-        gpus=_gpus_of_pods(chosen, number, slots, nvidia_gpu),
+        gpus=_gpus_of_pods(backend, number, slots, nvidia_gpu),
     )
     folder = folder_of(name_of_process("kernel") if name is None else name)
     pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder whose path pdsh cannot take
@@ -144,14 +142,6 @@ def up(
     return cluster
 
 
-def _gpus_of_pods(backend: str, count: int, slots: int | None, nvidia_gpu: int | None) -> tuple[str, ...]:
-    """The GPUs of each pod, as `Settings.gpus`; arguments as those of `up`."""
-    if nvidia_gpu == 0:
-        return (HIDDEN,) * count
-    # Other pods have machines, and so GPUs, of their own; the preflight looks whether that is true.
-    return shared_gpus(count, slots) if backend == "local" else ()
-
-
 def slots_per_pod(count: int) -> int:
     """Number of slots of each pod that `up(count)` starts: its GPUs, at least 1."""
     if is_session():
@@ -160,8 +150,63 @@ def slots_per_pod(count: int) -> int:
     return max(1, own_gpus() // count)
 
 
+# What is asked for
+
+
+def _check_positive(**numbers: float | None) -> None:
+    """Refuse a number that is not positive and finite; None stands for one that was not given."""
+    for parameter, number in numbers.items():
+        if number is not None and not 0 < number < math.inf:
+            flag = parameter.replace("_", "-")
+            raise UserError(f"--{flag} {number}; expected a positive number")
+
+
+def _check_without_hostfile(count: int | None, ssh_config: str | Path | None) -> None:
+    """Refuse what can be meant only with a hostfile."""
+    if ssh_config is not None:
+        raise UserError(
+            f"ssh configuration {ssh_config}: is for hosts of your own; give their hostfile too"
+        )
+    if count is None:
+        raise UserError("--count: not given; say how many pods, or name a --hostfile")
+
+
+def _hosts(
+    hostfile: str | Path, count: int | None, slots: int | None, backend: str | None
+) -> tuple[Host, ...]:
+    """The first `count` hosts of a hostfile, or all; refuse what cannot be said beside a
+    hostfile."""
+    if slots is not None:
+        raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
+    if backend is not None:
+        remedy = "leave it out with a hostfile; without one, expected local or cml"
+        raise UserError(f"backend {backend!r}: {remedy}")
+    hosts = read_hostfile(Path(hostfile))
+    if count is not None and count > len(hosts):
+        remedy = "add some, or ask for fewer pods"
+        raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; {remedy}")
+    return hosts[:count]
+
+
+def _backend_without_hosts(backend: str | None) -> str:
+    """The backend that was asked for, else the one for where this process runs."""
+    if backend:
+        return backend
+    return "cml" if is_session() else "local"
+
+
+def _gpus_of_pods(
+    backend: str, count: int, slots: int | None, nvidia_gpu: int | None
+) -> tuple[str, ...]:
+    """The GPUs of each pod, as `Settings.gpus`; arguments as those of `up`."""
+    if nvidia_gpu == 0:
+        return (HIDDEN,) * count
+    return BACKENDS[backend].gpus_of_pods(count, slots)
+
+
 def _standing(folder: Path, settings: Settings) -> Cluster | None:
-    """The cluster in this folder if it is as asked for; None if whatever is left of it can be cleared."""
+    """The cluster in this folder if it is as asked for; None if whatever is left of it can be
+    cleared."""
     cluster = read_cluster(folder)
     if cluster is None:
         return None
@@ -169,75 +214,113 @@ def _standing(folder: Path, settings: Settings) -> Cluster | None:
     if not cluster.pods:
         return None
     pods = cluster.statuses()
-    there = [pod for pod in pods if pod.is_ready]
-    before, after = asdict(cluster.settings), asdict(settings)
-    changed = told_differences(before, after, [key for key in after if before[key] != after[key]])
-    if len(there) == len(pods) and not changed:
+    ready = [pod for pod in pods if pod.is_ready]
+    changes = _changes(cluster.settings, settings)
+    if len(ready) == len(pods) and not changes:
         return cluster
-    used = [pod.pod for pod in there if pod.runs]
-    if there and (changed or used):
-        why = f"up with other settings ({changed})" if changed else f"only partly up, with a run on {', '.join(used)}"
-        remedy = f"zeropods pods down --name {cluster.name}, or another name"
-        raise UserError(f"cluster {cluster.name}: is {why}; {remedy}")
-    return None
+    pods_in_use = [pod.pod for pod in ready if pod.runs]
+    if ready and changes:
+        reason = f"up with other settings ({changes})"
+    elif pods_in_use:
+        reason = f"only partly up, with a run on {', '.join(pods_in_use)}"
+    else:
+        return None
+    remedy = f"zeropods pods down --name {cluster.name}, or another name"
+    raise UserError(f"cluster {cluster.name}: is {reason}; {remedy}")
+
+
+def _changes(before: Settings, after: Settings) -> str:
+    """The settings that differ, in words; empty where none does."""
+    values_before = asdict(before)
+    values_after = asdict(after)
+    changed = [name for name in values_after if values_before[name] != values_after[name]]
+    return told_differences(values_before, values_after, changed)
+
+
+# A new cluster
 
 
 def _make(folder: Path, settings: Settings, port: int | None, seconds: float) -> Cluster:
-    """Start all pods of a cluster and write its files in its folder; end and remove them if anything goes wrong."""
+    """Start all pods of a cluster and write its files in its folder; end and remove them if
+    anything goes wrong."""
     clear(folder)
     # The state is written first: it says what to clean up if this process does not finish.
     cluster = Cluster(folder=folder, settings=settings, machine=this_machine())
     claim(cluster)
     with ExitStack() as undo:
         undo.callback(clear, folder)
-        workers = workers_of(cluster)
-        authorized_key, secret = make_key(folder / KEY, f"zeropods {cluster.name}"), secrets.token_bytes(32)
-        with open(folder / SECRET, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(f"{secret.hex()}\n")
-        address = workers.master_address()
-        with Rendezvous(secret=secret, count=settings.count, address=address, port=port) as rendezvous:
-            orders = {
-                "master": (address, rendezvous.port),
-                "secret_file": str(folder / SECRET),
-                "ssh_ports": (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS)),
-                "authorized_key": authorized_key,
-                "lease": settings.lease,
-                "lease_seconds": settings.lease_seconds,
-                "register_seconds": seconds,
-            }
-            with deferred():
-                cluster = replace(cluster, workers=workers.start(orders))
-                write_cluster(cluster)
-            if workers.failure is not None:
-                raise UserError(f"cluster {cluster.name}: {workers.failure}")
-            cluster = replace(cluster, pods=_gather(rendezvous, workers, cluster, seconds))
-            write_files(cluster, {place.address: place.user for place in workers.places})
-            write_cluster(cluster)
+        cluster = _start(cluster, port, seconds)
         undo.pop_all()
     is_asked_for = settings.nvidia_gpu == 0
     if cluster.hides_gpus and not is_asked_for:
-        print(f"cluster {cluster.name}: {too_few(settings.count, settings.slots)}", file=sys.stderr, flush=True)
+        reason = too_few(settings.count, settings.slots)
+        print(f"cluster {cluster.name}: {reason}", file=sys.stderr, flush=True)
     return cluster
 
 
-def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, seconds: float) -> tuple[Pod, ...]:
-    """The pods once all are ready, named, in the order of the user's hostfile if there is one, else by address.
+def _start(cluster: Cluster, port: int | None, seconds: float) -> Cluster:
+    """Start the pods of a cluster that has been claimed, and write its files once all are ready;
+    return it with its pods."""
+    settings = cluster.settings
+    workers = workers_of(cluster)
+    authorized_key = make_key(cluster.folder / KEY_FILE, f"zeropods {cluster.name}")
+    secret = _make_secret(cluster.folder / SECRET_FILE)
+    address = workers.master_address()
+    with Rendezvous(secret=secret, count=settings.count, address=address, port=port) as rendezvous:
+        orders = {
+            "master": (address, rendezvous.port),
+            "secret_file": str(cluster.folder / SECRET_FILE),
+            "ssh_ports": (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS)),
+            "authorized_key": authorized_key,
+            "lease": settings.lease,
+            "lease_seconds": settings.lease_seconds,
+            "register_seconds": seconds,
+        }
+        with deferred():
+            cluster = replace(cluster, workers=workers.start(orders))
+            write_cluster(cluster)
+        if workers.failure is not None:
+            raise UserError(f"cluster {cluster.name}: {workers.failure}")
+        cluster = replace(cluster, pods=_gather(rendezvous, workers, cluster, seconds))
+        write_files(cluster, workers.accounts())
+        write_cluster(cluster)
+    return cluster
+
+
+def _make_secret(path: Path) -> bytes:
+    """Make a secret, and write it as hexadecimal into a new file that only this user can read."""
+    secret = secrets.token_bytes(SECRET_BYTES)
+    with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(f"{secret.hex()}\n")
+    return secret
+
+
+def _gather(
+    rendezvous: Rendezvous, workers: Backend, cluster: Cluster, seconds: float
+) -> tuple[Pod, ...]:
+    """The pods once all are ready, named, in the order of the user's hostfile if there is one, else
+    by address.
 
     `UserError` names a worker that has ended, or those that are missing after `seconds`.
     """
-    deadline, count = time.monotonic() + seconds, cluster.settings.count
+    deadline = time.monotonic() + seconds
+    count = cluster.settings.count
     with progress("pods", "pods", count) as bar:
-        while (pods := rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))) is None:
-            there = rendezvous.there
-            bar.update(len(there) - bar.n)
+        while True:
+            pods = rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))
+            if pods is not None:
+                break
+            registered = rendezvous.registered
+            bar.update(len(registered) - bar.n)
             started = [worker for worker in workers.list() if worker.id in cluster.workers]
             for worker in started:
                 if worker.has_ended:
                     raise UserError(f"cluster {cluster.name} did not come up: {worker.told}")
             if time.monotonic() >= deadline:
-                missing = "; ".join(worker.told for worker in started if worker.id not in there)
-                head = f"cluster {cluster.name}: {len(there)} of {count} pods after {seconds:g} s"
-                raise UserError(f"{head}: {missing or 'they did not become ready'}")
+                missing = [worker.told for worker in started if worker.id not in registered]
+                reason = "; ".join(missing) or "they did not become ready"
+                number = f"{len(registered)} of {count} pods after {seconds:g} s"
+                raise UserError(f"cluster {cluster.name}: {number}: {reason}")
         bar.update(count - bar.n)
     if cluster.settings.hosts:
         pods = tuple(sorted(pods, key=lambda pod: cluster.workers.index(pod.worker)))

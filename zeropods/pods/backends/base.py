@@ -1,0 +1,176 @@
+"""What a backend is: it starts a cluster's workers, tells how they are, and ends them.
+
+A worker is a process that runs a pod's agent, on this machine or on another one. A new backend is a
+subclass of `Backend`, and an entry in `BACKENDS` (`pods/cluster.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from zeropods.errors import UserError
+from zeropods.pods.hostfile import is_loopback
+from zeropods.pods.machine import this_machine
+from zeropods.pods.processes import Process, find_process, is_alive
+
+RECORDS = "workers"
+"""Folder in a cluster's folder with a `WorkerProcess` for each worker that has a process here."""
+CLOCK_SHIFT_SECONDS = 10.0
+"""Largest shift, in seconds, of a process's start time when the clock is set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What was asked for: two calls of `up` with different settings mean two clusters."""
+
+    count: int
+    slots: int | None
+    backend: str
+    lease: str
+    lease_seconds: float
+    cpu: float
+    memory: float
+    nvidia_gpu: int
+    hosts: tuple[str, ...] = ()
+    """Lines of the user's hostfile, where the hosts are the user's own."""
+    ssh_config: str | None = None
+    """Path of the ssh configuration with which they are reached; None for the user's usual one."""
+    gpus: tuple[str, ...] = ()
+    """GPUs of each pod, as values of CUDA_VISIBLE_DEVICES; () where each sees the GPUs that there
+    are."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker as its backend describes it now."""
+
+    id: str
+    has_ended: bool
+    told: str
+    """Which worker it is, what it does or how it ended, and what it said or where to read that."""
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """A worker's record on disk, by which any process of this user on its machine can find its
+    process again later."""
+
+    id: str
+    address: str
+    pid: int
+    started: float
+    """Start time of the process, in seconds since 1970."""
+    machine: str | None = None
+    """Id of the machine on which it runs; None in a record of an earlier version."""
+
+    def find(self) -> Process | None:
+        """The process; None where it has ended, and on any other machine than its own."""
+        if self.machine not in (None, this_machine().id):
+            # A process of this machine may have the same id, and sessions that start together the
+            # same start time.
+            return None
+        process = find_process(self.pid)
+        if process is None or not is_alive(process):
+            return None
+        if abs(process.create_time() - self.started) > CLOCK_SHIFT_SECONDS:
+            return None
+        return process
+
+
+def processes_of(folder: Path) -> Sequence[WorkerProcess]:
+    """The workers of a cluster's folder that were started as processes of its machine, whether they
+    run or not."""
+    paths = sorted((folder / RECORDS).glob("*.json"))
+    return [WorkerProcess(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+class Backend(ABC):
+    """The workers of one cluster.
+
+    Args:
+        folder: the cluster's folder.
+        settings: what was asked for.
+    """
+
+    has_processes_here: ClassVar[bool]
+    """Whether every worker has a process of this machine, which is the agent or stands in for it:
+    then the end of that process is the end of the worker."""
+    shares_folder: ClassVar[bool]
+    """Whether the agents have the cluster's folder, in which they show that they live."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.failure: str | None = None
+        """Why `start` could not create a worker; None where it has created all."""
+
+    # What is known before there are any workers
+
+    @classmethod
+    def check_request(cls, nvidia_gpu: int | None) -> None:
+        """Refuse, with a `UserError`, what cannot be had from this backend here.
+
+        Args:
+            nvidia_gpu: number of GPUs that was asked for each worker; None where none was.
+        """
+        if nvidia_gpu:
+            raise UserError(
+                f"--nvidia-gpu {nvidia_gpu}: is for CML workers; leave it out, or give 0 to train "
+                "without GPUs"
+            )
+
+    @classmethod
+    def gpus_of_pods(cls, count: int, slots: int | None) -> tuple[str, ...]:
+        """The GPUs that each of `count` pods gets, as `Settings.gpus`.
+
+        Args:
+            slots: processes per pod; None for one per GPU.
+        """
+        # These pods have machines, and so GPUs, of their own; the preflight looks whether that is
+        # true.
+        return ()
+
+    @classmethod
+    def shares_this_machine(cls, addresses: Iterable[str]) -> bool:
+        """Whether all pods at these addresses are processes of this machine."""
+        return cls.has_processes_here and all(map(is_loopback, addresses))
+
+    # The workers, from their start to their end
+
+    @abstractmethod
+    def master_address(self) -> str:
+        """Address at which pods reach the process that starts them."""
+
+    @abstractmethod
+    def accounts(self) -> Mapping[str, str]:
+        """The accounts under which pods run, by the pods' addresses; a pod without one runs under
+        this user's."""
+
+    @abstractmethod
+    def start(self, orders: Mapping[str, object]) -> tuple[str, ...]:
+        """Start an agent on each worker, and return the workers' ids.
+
+        Where a worker could not be created, `failure` says why, and the ids are those of the
+        others.
+
+        Args:
+            orders: the fields of an agent's `Orders` that are the same for all.
+        """
+
+    @abstractmethod
+    def list(self) -> Sequence[Worker]:
+        """All workers of the cluster, as they are now."""
+
+    @abstractmethod
+    def stop(self, ids: Sequence[str]) -> None:
+        """End the workers with these ids and all that are processes of this machine, and wait until
+        these are gone."""
+
+    def processes(self) -> Sequence[WorkerProcess]:
+        """The workers that were started as processes of this machine, whether they run or not."""
+        return processes_of(self.folder)
