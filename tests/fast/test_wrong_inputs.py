@@ -357,10 +357,10 @@ def test_all_faults_of_a_call_are_named_at_once() -> None:
 
 def test_all_values_of_a_call_that_cannot_be_are_named_at_once() -> None:
     with pytest.raises(UserError) as refused:
-        parse_flags(T5, "--learning_rate fast --seed 1.5 --dropout 2".split())
+        parse_flags(T5, ["--learning_rate", "fast", "--seed", "1.5", "--dropout", "2"])
     assert str(refused.value) == "--learning_rate: 'fast'; expected a number; --seed: '1.5'; expected a whole number"
     with pytest.raises(UserError) as refused:
-        parse_flags(T5, "--dropout 2 --logging_steps 0 --precision int8".split())
+        parse_flags(T5, ["--dropout", "2", "--logging_steps", "0", "--precision", "int8"])
     named = ["--dropout 2.0; expected", "--logging_steps 0; expected at least 1", "--precision 'int8'; expected"]
     assert all(part in str(refused.value) for part in named) and "\n" not in str(refused.value)
 
