@@ -17,7 +17,7 @@ from zeropods.errors import guarded
 from zeropods.programs import wait_passively
 from zeropods.tables import Help
 
-WORDS = {"int": "a whole number", "Path": "a path"}
+VALUE_WORDS = {"int": "a whole number", "Path": "a path"}
 """Words for the values that argparse calls by the name of the function that reads them."""
 
 Result = dict[str, Any]
@@ -35,7 +35,10 @@ def main(argv: list[str] | None = None) -> int:
         arguments = parser().parse_args(argv)
         with ending_in_order():
             result = arguments.run(arguments)
-        print(json.dumps(result, ensure_ascii=False) if arguments.json else arguments.readable(result))
+        if arguments.json:
+            print(json.dumps(result, ensure_ascii=False))
+        else:
+            print(arguments.readable(result))
         return arguments.status(result)
 
     return guarded(command)
@@ -44,66 +47,100 @@ def main(argv: list[str] | None = None) -> int:
 @cache
 def parser() -> argparse.ArgumentParser:
     """All verbs and their flags."""
-    root = VerbParser(prog="zeropods", description="Measure DeepSpeed ZeRO fine-tuning on your own pods.")
+    description = "Measure DeepSpeed ZeRO fine-tuning on your own pods."
+    root = VerbParser(prog="zeropods", description=description)
     root.add_argument("--version", action="version", version=__version__)
     verbs = root.add_subparsers(required=True, metavar="VERB")
-    for verb in (data, models, pods, launch, plan, sweep, summary):
-        verb.add_verbs(verbs, _verb)
+    for module in (data, models, pods, launch, plan, sweep, summary):
+        module.add_verbs(verbs, _verb)
     return root
 
 
 class VerbParser(argparse.ArgumentParser):
-    """A parser without abbreviated flags, for verbs too; a wrong flag is reported in one line, as all errors are."""
+    """A parser without abbreviated flags, for verbs too; a wrong flag is reported in one line, as
+    all errors are."""
 
     hint = ""
     """Addition to the error about an unknown flag: what may have caused it."""
     foreign: Mapping[str, str] = {}
     """Flags of other programs that do the same, and the flags here in their place."""
     flag_of_a_word: str | None = None
-    """Flag that was meant by a word without one, as `--name` by the word in `zeropods pods down demo`."""
+    """Flag that was meant by a word without one, as `--name` by the word in `zeropods pods down
+    demo`."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"formatter_class": Help, **kwargs, "allow_abbrev": False})
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        """Parse as argparse does, but let a verb itself report unknown flags, since the error refers to its help."""
-        found, unknown = super().parse_known_args(args, namespace)
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse as argparse does, but let a verb itself report unknown flags, since the error
+        refers to its help."""
+        arguments, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}{self.hint}")
-        return found, unknown
+            words = " ".join(unknown)
+            self.error(f"unrecognized arguments: {words}{self._suggestion(unknown)}{self.hint}")
+        return arguments, unknown
 
-    def _meant(self, unknown: Sequence[str]) -> str:
-        """The flags that may have been meant by those that are unknown, as an addition to the error about them."""
-        known = {flag: flag for flag in self._option_string_actions if flag.startswith("--") and flag != "--help"}
-        known |= {f"--{word.lower()}": f"{word} without a flag" for word in self._words()}
-        known |= self.foreign
+    def _suggestion(self, unknown: Sequence[str]) -> str:
+        """The flags that may have been meant by those that are unknown, as an addition to the error
+        about them."""
+        known = self._meanings()
         meant = []
-        for word, before in zip(unknown, ("", *unknown), strict=False):
+        previous = ""
+        for word in unknown:
             name = word.partition("=")[0]
+            is_value_of_a_flag = previous.startswith("-")
             if name in self.foreign:
                 meant.append(self.foreign[name])
             elif word.startswith("--"):
-                near = get_close_matches(name, known, 1)
-                meant += [known[flag] for flag in near]
-            elif self.flag_of_a_word and not word.startswith("-") and not before.startswith("-"):
+                for near in get_close_matches(name, known, 1):
+                    meant.append(known[near])
+            elif self.flag_of_a_word and not word.startswith("-") and not is_value_of_a_flag:
                 meant.append(f"{self.flag_of_a_word} {word}")
-        return f"; did you mean {' and '.join(dict.fromkeys(meant))}?" if meant else ""
+            previous = word
+        if not meant:
+            return ""
+        return f"; did you mean {' and '.join(dict.fromkeys(meant))}?"
+
+    def _meanings(self) -> dict[str, str]:
+        """What may be meant by a flag, by how that flag is spelled."""
+        known = {}
+        for flag in self._option_string_actions:
+            if flag.startswith("--") and flag != "--help":
+                known[flag] = flag
+        for word in self._words():
+            known[f"--{word.lower()}"] = f"{word} without a flag"
+        known |= self.foreign
+        return known
 
     def _words(self) -> list[str]:
         """The names of the verb's arguments that have no flag, as its help shows them."""
-        return [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
+        words = []
+        for action in self._actions:
+            if not action.option_strings:
+                words.append(str(action.metavar or action.dest))
+        return words
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit with status 2."""
-        message = re.sub(
-            r"invalid (\w+) value: (.*)", lambda m: f"{m[2]}; expected {WORDS.get(m[1], 'a number')}", message
+        message = re.sub(r"invalid (\w+) value: (.*)", _expectation, message)
+        choice = re.fullmatch(
+            r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message
         )
-        choice = re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice is not None:
-            near = get_close_matches(choice[2], re.findall(r"[\w.-]+", choice[3]), 1)
+            name, value, choices = choice.groups()
+            near = get_close_matches(value, re.findall(r"[\w.-]+", choices), 1)
             if near:
-                message = f"{choice[1]} {choice[2]!r}: did you mean {near[0]}? (expected one of {choice[3]})"
-        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+                message = f"{name} {value!r}: did you mean {near[0]}? (expected one of {choices})"
+        line = " ".join(message.split())
+        self.exit(2, f"{self.prog}: {line}; see {self.prog} --help\n")
+
+
+def _expectation(match: re.Match[str]) -> str:
+    """What argparse says of an invalid value, in the words of `VALUE_WORDS`."""
+    function, value = match.groups()
+    return f"{value}; expected {VALUE_WORDS.get(function, 'a number')}"
 
 
 def _verb(verbs: Any, name: str, help_: str, run: Callable[[argparse.Namespace], Result]) -> Any:
@@ -120,9 +157,14 @@ def _readable(result: Result) -> str:
 def _shown(value: Any) -> str:
     """A value as text for people: values by name become a list, and no value a dash."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_shown(each)}" for name, each in value.items()) or "-"
+        texts = [f"{name} {_shown(item)}" for name, item in value.items()]
+        return ", ".join(texts) or "-"
     if isinstance(value, list | tuple):
         return ", ".join(map(_shown, value)) or "-"
-    if isinstance(value, bool) or value is None:
-        return "-" if value is None else ("no", "yes")[value]
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return str(value)

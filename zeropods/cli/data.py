@@ -1,10 +1,11 @@
-"""`zeropods data` and `zeropods prepare`: raw data sets, and the tokenized sets that training reads."""
+"""`zeropods data` and `zeropods prepare`: raw data sets, and the tokenized sets that training
+reads."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ from zeropods.tables import counted, progress
 if TYPE_CHECKING:
     from zeropods.cli import Result
 
-TASKS = ("text2sql", "squad", "lm")
-FLAG_TASKS = {
+PREPARED_TASKS = ("text2sql", "squad", "lm")
+TASKS_BY_FLAG = {
     "prompt": ("text2sql",),
     "max_source_tokens": ("text2sql",),
     "plain_vocabulary": ("text2sql",),
@@ -32,41 +33,71 @@ FLAG_TASKS = {
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """Add the verbs and their flags; `add(verbs, name, help, run)` makes one verb."""
-    kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
-    what = "fetch a data set from its publisher, verify and unpack it"
-    flag = add(kinds, "get", what, lambda given: get(given.name, given.out)).add_argument
+    _add_data_verbs(verbs, add)
+    _add_prepare(verbs, add)
+
+
+def _add_data_verbs(verbs: Any, add: Callable[..., Any]) -> None:
+    parser = verbs.add_parser("data", help="raw data sets")
+    kinds = parser.add_subparsers(required=True, metavar="WHAT")
+
+    get_help = "fetch a data set from its publisher, verify and unpack it"
+    flag = add(kinds, "get", get_help, _run_data_get).add_argument
     flag("name", choices=sorted(DATASETS), help="which one")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
 
-    flag = add(kinds, "sample", "write a small data set, generated from a seed", _run_data_sample).add_argument
-    flag("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
+    sample_help = "write a small data set, generated from a seed"
+    flag = add(kinds, "sample", sample_help, _run_data_sample).add_argument
+    task_help = "WikiSQL's layout, SQuAD's, or WikiText's"
+    flag("--task", choices=PREPARED_TASKS, default=PREPARED_TASKS[0], help=task_help)
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
-    flag("--seed", type=int, default=0, metavar="N", help="a different seed gives different questions")
+    seed_help = "a different seed gives different questions"
+    flag("--seed", type=int, default=0, metavar="N", help=seed_help)
 
-    what = "make a text-to-SQL data set from your own tables and questions"
-    flag = add(kinds, "from-csv", what, _run_data_from_csv).add_argument
-    flag("--tables", type=given_path, required=True, metavar="DIR", help="a CSV file for each table")
-    flag("--questions", type=given_path, required=True, metavar="FILE", help="CSV with the columns question, sql")
+    csv_help = "make a text-to-SQL data set from your own tables and questions"
+    flag = add(kinds, "from-csv", csv_help, _run_data_from_csv).add_argument
+    tables_help = "a CSV file for each table"
+    flag("--tables", type=given_path, required=True, metavar="DIR", help=tables_help)
+    questions_help = "CSV with the columns question, sql"
+    flag("--questions", type=given_path, required=True, metavar="FILE", help=questions_help)
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the data set to make")
+
     for verb in kinds.choices.values():
         verb.set_defaults(readable=made_text)
 
-    verb = add(verbs, "prepare", "make a tokenized set with its tokenizer and manifest", _run_prepare)
+
+def _add_prepare(verbs: Any, add: Callable[..., Any]) -> None:
+    prepare_help = "make a tokenized set with its tokenizer and manifest"
+    verb = add(verbs, "prepare", prepare_help, _run_prepare)
     verb.set_defaults(readable=readable_prepare)
     flag = verb.add_argument
-    flag("--task", choices=TASKS, default=TASKS[0], help="queries, answers, or plain text")
-    flag("--data", type=given_path, required=True, metavar="DATA", help="folder as made by data get; lm: or a hub id")
-    flag("--tokenizer", required=True, metavar="NAME", help="hub id, folder, spiece.model, t5-tiny, gpt-tiny")
-    flag("--limit", type=int, metavar="N", help="only the first N rows of each split (default: all)")
+    task_help = "queries, answers, or plain text"
+    flag("--task", choices=PREPARED_TASKS, default=PREPARED_TASKS[0], help=task_help)
+    data_help = "folder as made by data get; lm: or a hub id"
+    flag("--data", type=given_path, required=True, metavar="DATA", help=data_help)
+    tokenizer_help = "hub id, folder, spiece.model, t5-tiny, gpt-tiny"
+    flag("--tokenizer", required=True, metavar="NAME", help=tokenizer_help)
+    limit_help = "only the first N rows of each split (default: all)"
+    flag("--limit", type=int, metavar="N", help=limit_help)
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the set to make")
     # Flags of some tasks only: they are None if not given.
-    flag("--prompt", choices=["question", "schema"], help="text2sql: the model's input (default: schema)")
-    flag("--max-source-tokens", type=int, metavar="N", help="text2sql: cut longer rows (default: by prompt)")
-    flag("--plain-vocabulary", action="store_true", default=None, help="text2sql: only T5's own characters")
-    flag("--max-seq-length", type=int, metavar="N", help="per row (squad) or block (lm) (default: 512)")
-    flag("--loss-on", choices=["answer", "all"], help="squad: what carries the loss (default: answer)")
-    flag("--dataset-config", metavar="NAME", help="lm: such as en for allenai/c4 (default: none)")
+    prompt_help = "text2sql: the model's input (default: schema)"
+    flag("--prompt", choices=["question", "schema"], help=prompt_help)
+    source_help = "text2sql: cut longer rows (default: by prompt)"
+    flag("--max-source-tokens", type=int, metavar="N", help=source_help)
+    plain_help = "text2sql: only T5's own characters"
+    flag("--plain-vocabulary", action="store_true", default=None, help=plain_help)
+    length_help = "per row (squad) or block (lm) (default: 512)"
+    flag("--max-seq-length", type=int, metavar="N", help=length_help)
+    loss_help = "squad: what carries the loss (default: answer)"
+    flag("--loss-on", choices=["answer", "all"], help=loss_help)
+    config_help = "lm: such as en for allenai/c4 (default: none)"
+    flag("--dataset-config", metavar="NAME", help=config_help)
     flag("--text-field", metavar="NAME", help="lm: field with the text (default: text)")
+
+
+def _run_data_get(arguments: argparse.Namespace) -> Result:
+    return get(arguments.name, arguments.out)
 
 
 def _run_data_sample(arguments: argparse.Namespace) -> Result:
@@ -79,63 +110,92 @@ def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
     from zeropods.data.own_data import from_csv
 
     made = from_csv(arguments.tables, arguments.questions, arguments.out)
-    for line in [*(f"left out: {line}" for line in made["left_out"]), *made["remarks"]]:
-        print(line, file=sys.stderr)
+    for question in made["left_out"]:
+        print(f"left out: {question}", file=sys.stderr)
+    for remark in made["remarks"]:
+        print(remark, file=sys.stderr)
     return made
 
 
 def made_text(result: Result) -> str:
-    """The folder that was made, the counts of what it holds, and the numbers of questions left out and of remarks."""
+    """The folder that was made, the counts of what it holds, and the numbers of questions left out
+    and of remarks."""
     is_new = result.get("written", True) and not result.get("already_there")
-    said = [f"{result.get('out') or result['folder']}: {'written' if is_new else 'was there already'}"]
-    for name, counts in ((name, each) for name, each in result.items() if isinstance(each, dict)):
-        said.append(f"{name.replace('_', ' ')}: {', '.join(f'{of} {number:,}' for of, number in counts.items())}")
-    lists = (("left_out", "question", "left out"), ("remarks", "remark", "above"))
-    said += [f"{counted(len(result[key]), word)} {what}" for key, word, what in lists if result.get(key)]
-    return "; ".join(said)
+    folder = result.get("out") or result["folder"]
+    facts = [f"{folder}: {'written' if is_new else 'was there already'}"]
+    for name, counts in result.items():
+        if isinstance(counts, dict):
+            numbers = [f"{part} {number:,}" for part, number in counts.items()]
+            facts.append(f"{name.replace('_', ' ')}: {', '.join(numbers)}")
+    if result.get("left_out"):
+        facts.append(f"{counted(len(result['left_out']), 'question')} left out")
+    if result.get("remarks"):
+        facts.append(f"{counted(len(result['remarks']), 'remark')} above")
+    return "; ".join(facts)
 
 
 def _run_prepare(arguments: argparse.Namespace) -> Result:
     from zeropods.data.prepare import Preparation, prepare
 
-    given = {name: value for name in FLAG_TASKS if (value := getattr(arguments, name)) is not None}
-    for name, value in given.items():
-        if arguments.task not in FLAG_TASKS[name]:
-            flag, tasks = f"--{name.replace('_', '-')}", " and ".join(FLAG_TASKS[name])
-            raise UserError(f"{flag} {value}: a flag of task {tasks}, not of {arguments.task}; leave it out")
-    given["complete_vocabulary"] = not given.pop("plain_vocabulary", False)
+    settings = {}
+    for name in TASKS_BY_FLAG:
+        value = getattr(arguments, name)
+        if value is not None:
+            settings[name] = value
+    for name, value in settings.items():
+        if arguments.task not in TASKS_BY_FLAG[name]:
+            flag = f"--{name.replace('_', '-')}"
+            tasks = " and ".join(TASKS_BY_FLAG[name])
+            reason = f"a flag of task {tasks}, not of {arguments.task}"
+            raise UserError(f"{flag} {value}: {reason}; leave it out")
+    settings["complete_vocabulary"] = not settings.pop("plain_vocabulary", False)
     for name in ("task", "data", "tokenizer", "limit"):
-        given[name] = getattr(arguments, name)
-    wanted = Preparation(**given)
-    with progress("prepare", "documents" if arguments.task == "lm" else "rows") as bar:
-        manifest, made = prepare(wanted, arguments.out, bar.update, replaces=False)
+        settings[name] = getattr(arguments, name)
+    preparation = Preparation(**settings)
+    unit = "documents" if arguments.task == "lm" else "rows"
+    with progress("prepare", unit) as bar:
+        manifest, made = prepare(preparation, arguments.out, bar.update, replaces=False)
     return {"out": str(arguments.out), "made": made, **asdict(manifest)}
 
 
 def readable_prepare(result: Result) -> str:
-    """What was made, then a line for each split with its sizes and with what was cut or cannot be read."""
-    done = "prepared" if result["made"] else "was prepared before, with the same data and settings; nothing was done"
-    prompt = "" if result["prompt"] == result["task"] else f", prompt {result['prompt']}"
-    lines = [
-        f"{result['out']}: {done}; task {result['task']}{prompt}, "
-        f"tokenizer {result['tokenizer']} of {result['vocabulary_size']:,} tokens"
-    ]
+    """What was made, then a line for each split with its sizes and with what was cut or cannot be
+    read."""
+    done = "prepared"
+    if not result["made"]:
+        done = "was prepared before, with the same data and settings; nothing was done"
+    prompt = ""
+    if result["prompt"] != result["task"]:
+        prompt = f", prompt {result['prompt']}"
+    tokenizer = f"tokenizer {result['tokenizer']} of {result['vocabulary_size']:,} tokens"
+    lines = [f"{result['out']}: {done}; task {result['task']}{prompt}, {tokenizer}"]
     for name, split in result["splits"].items():
-        said = [f"{name}: {counted(split['rows'], 'row')}"]
-        for side in ("source", "target")[: 2 if result["task"] == "text2sql" else 1]:
-            found, cut = split[side], split[side]["truncated_rows"]
-            said.append(f"{side} {found['mean']:.1f} tokens on average, {found['max']:,} at most")
-            said += [f"{cut:,} were cut"] if cut else []
-        lost = {
-            "with unknown characters": split["source"]["rows_with_unknown"],
-            "whose query the tokenizer cannot write, so that no model learns it": split["targets_lost"],
-        }
-        said += [f"{counted(number, 'row')} {what}" for what, number in lost.items() if number]
-        if split["targets_unreadable"]:
-            rows = counted(split["targets_unreadable"], "row")
-            said.append(
-                f"{rows} whose query cannot be read back from its text, so that no answer is right; correct or remove "
-                f"them, the first is {split['first_unreadable']}"
-            )
-        lines.append("; ".join(said))
+        lines.append(f"{name}: {_split_text(split, result['task'])}")
     return "\n".join(lines)
+
+
+def _split_text(split: Mapping[str, Any], task: str) -> str:
+    """The sizes of a split, and what of it was cut, lost or cannot be read."""
+    facts = [counted(split["rows"], "row")]
+    sides = ["source"]
+    if task == "text2sql":
+        sides.append("target")
+    for side in sides:
+        lengths = split[side]
+        sizes = f"{lengths['mean']:.1f} tokens on average, {lengths['max']:,} at most"
+        facts.append(f"{side} {sizes}")
+        if lengths["truncated_rows"]:
+            facts.append(f"{lengths['truncated_rows']:,} were cut")
+    if split["source"]["rows_with_unknown"]:
+        rows = counted(split["source"]["rows_with_unknown"], "row")
+        facts.append(f"{rows} with unknown characters")
+    if split["targets_lost"]:
+        rows = counted(split["targets_lost"], "row")
+        facts.append(f"{rows} whose query the tokenizer cannot write, so that no model learns it")
+    if split["targets_unreadable"]:
+        rows = counted(split["targets_unreadable"], "row")
+        facts.append(
+            f"{rows} whose query cannot be read back from its text, so that no answer is right; "
+            f"correct or remove them, the first is {split['first_unreadable']}"
+        )
+    return "; ".join(facts)

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 LAUNCHERS = ("pdsh", "slurm", "none")
-OF_SLURM = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
-OF_CLUSTER = ("hostfile", "ssh_config", "name")
+SLURM_FLAGS = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
+"""Flags of a job, by their names among the arguments."""
+CLUSTER_FLAGS = ("hostfile", "ssh_config", "name")
+"""Flags that say on which pods to run, by their names among the arguments."""
 MAIN_FIGURES = {
     "technique": "technique",
     "pods": "pods",
@@ -31,14 +33,18 @@ MAIN_FIGURES = {
     "device": "device",
     "train_seconds": "training (s)",
 }
-OF_DEEPSPEED = {
+DEEPSPEED_FLAGS = {
     "--num_nodes": "--num-pods",
     "--nnodes": "--num-pods",
     "--num_gpus": "--slots",
     "--nproc_per_node": "--slots",
 }
 """Flags of DeepSpeed's launcher and of torchrun, and the flags here in their place."""
-MEASURES = {"f1": "F1", "execution_accuracy": "execution", "logical_form_accuracy": "logical form"}
+SCORE_MEASURES = {
+    "f1": "F1",
+    "execution_accuracy": "execution",
+    "logical_form_accuracy": "logical form",
+}
 """Measures of a score with their names; the first one that a score has is shown."""
 
 
@@ -49,28 +55,42 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--num-pods", type=whole, metavar="N", help="use the first N pods (default: all of them)")
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help="the cluster (default: pods, or the only one)")
-    where.add_argument("--hostfile", type=given_path, metavar="F", help="hosts of your own: pods are started there")
-    flag("--ssh-config", type=given_path, metavar="C", help="ssh configuration for them (default: yours)")
+    hostfile_help = "hosts of your own: pods are started there"
+    where.add_argument("--hostfile", type=given_path, metavar="F", help=hostfile_help)
+    ssh_help = "ssh configuration for them (default: yours)"
+    flag("--ssh-config", type=given_path, metavar="C", help=ssh_help)
     flag("--launcher", choices=LAUNCHERS, default="pdsh", help="none: here, without ssh")
     flag("--slots", type=whole, metavar="K", help="processes per pod (default: 1; none: GPUs)")
-    job = verb.add_argument_group("--launcher slurm, a job of --num-pods nodes").add_argument
-    job("--partition", metavar="P", help="partition of the job (default: SLURM's own)")
-    job("--time-limit", metavar="T", help="as for sbatch (default: SLURM's own)")
-    job("--account", metavar="A", help="account to charge (default: yours)")
-    job("--cpus-per-slot", type=whole, metavar="N", help="CPU cores per process (default: 4)")
-    job("--sbatch-option", action="append", metavar="OPTION", help="any other, as in --sbatch-option=--qos=high")
-    flag("--export", action="append", default=[], metavar="VARIABLE", help="pass it on to the ranks; repeatable")
-    flag("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer (default: never)")
-    flag("--step-timeout", type=float, metavar="SECONDS", help="per step; 0: never (default: from its steps)")
+    _add_slurm_flags(verb)
+    export_help = "pass it on to the ranks; repeatable"
+    flag("--export", action="append", default=[], metavar="VARIABLE", help=export_help)
+    timeout_help = "end a run that takes longer (default: never)"
+    flag("--timeout", type=float, metavar="SECONDS", help=timeout_help)
+    step_help = "per step; 0: never (default: from its steps)"
+    flag("--step-timeout", type=float, metavar="SECONDS", help=step_help)
     flag("--restarts", type=int, metavar="N", help="after a lost pod or killed rank (default: 0)")
-    flag("--min-pods", type=whole, metavar="M", help="start and restart on at least M pods (default: all, 1)")
-    flag("--questions", type=whole, metavar="N", help="test questions to score it on (default: none)")
+    pods_help = "start and restart on at least M pods (default: all, 1)"
+    flag("--min-pods", type=whole, metavar="M", help=pods_help)
+    questions_help = "test questions to score it on (default: none)"
+    flag("--questions", type=whole, metavar="N", help=questions_help)
     flag("--dry-run", action="store_true", help="print what would be run")
     flag("command", nargs="+", metavar="SCRIPT", help="textsql_train.py or causal_train.py")
     verb.usage = "zeropods launch [FLAG ...] -- SCRIPT [ARGUMENT ...]"
     verb.hint = "; arguments of SCRIPT come after '--'"
-    verb.foreign = OF_DEEPSPEED
+    verb.foreign = DEEPSPEED_FLAGS
     verb.set_defaults(readable=readable, status=exit_status)
+
+
+def _add_slurm_flags(verb: argparse.ArgumentParser) -> None:
+    """Add the flags of a job."""
+    job = verb.add_argument_group("--launcher slurm, a job of --num-pods nodes")
+    flag = job.add_argument
+    flag("--partition", metavar="P", help="partition of the job (default: SLURM's own)")
+    flag("--time-limit", metavar="T", help="as for sbatch (default: SLURM's own)")
+    flag("--account", metavar="A", help="account to charge (default: yours)")
+    flag("--cpus-per-slot", type=whole, metavar="N", help="CPU cores per process (default: 4)")
+    option_help = "any other, as in --sbatch-option=--qos=high"
+    flag("--sbatch-option", action="append", metavar="OPTION", help=option_help)
 
 
 def run(arguments: argparse.Namespace) -> Result:
@@ -88,125 +108,201 @@ def run(arguments: argparse.Namespace) -> Result:
         min_pods=arguments.min_pods,
     )
     if arguments.hostfile is not None:
-        read_hostfile(arguments.hostfile)  # A fault in it is reported before anything that the run would lack.
+        # A fault in it is reported before anything that the run would lack.
+        read_hostfile(arguments.hostfile)
     check_inputs(arguments.command[0], arguments.command[1:])
-    result = (_as_job if arguments.launcher == "slurm" else _launched)(arguments, supervision)
+    if arguments.launcher == "slurm":
+        result = _as_job(arguments, supervision)
+    elif arguments.launcher == "pdsh":
+        result = _on_pods(arguments, supervision)
+    else:
+        result = _on_this_machine(arguments, supervision)
     if arguments.questions and result.get("status") == "ok":
-        # Another process loads the model, since this one never loads torch.
-        predict = ["predict", "--model", result["folder"], "--limit", str(arguments.questions), "--score", "--json"]
-        argv = [sys.executable, "-m", "zeropods", *predict]
-        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise UserError(f"{result['folder']}: trained but not scored; see the output of zeropods predict above")
-        result["score"] = json.loads(done.stdout)["score"]
+        result["score"] = _score(result["folder"], arguments.questions)
     return result
 
 
+def _score(folder: str, questions: int) -> Result:
+    """The score of a run's answers to some questions."""
+    # Another process loads the model, since this one never loads torch.
+    argv = [sys.executable, "-m", "zeropods", "predict", "--model", folder]
+    argv += ["--limit", str(questions), "--score", "--json"]
+    process = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    if process.returncode != 0:
+        raise UserError(
+            f"{folder}: trained but not scored; see the output of zeropods predict above"
+        )
+    return json.loads(process.stdout)["score"]
+
+
 def show(line: str) -> None:
-    """Show a line of the run's processes above the progress of its steps, unless it says nothing to a user."""
+    """Show a line of the run's processes above the progress of its steps, unless it says nothing to
+    a user."""
     if not is_chatter(line):
         said_above(line)
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse flags that have no meaning, alone or together."""
+    fault = next(_faults(arguments), None)
+    if fault is not None:
+        raise UserError(fault)
+
+
+def _faults(arguments: argparse.Namespace) -> Iterator[str]:
+    """What is wrong with the flags; the first fault is reported."""
     from zeropods.train.arguments import arguments_of
 
-    launcher, pods, restarts, least = arguments.launcher, arguments.num_pods, arguments.restarts, arguments.min_pods
-    for_slurm = next((name for name in OF_SLURM if getattr(arguments, name) is not None), "").replace("_", "-")
-    is_elsewhere = any(getattr(arguments, name) is not None for name in OF_CLUSTER)
-    questions, script, slots = arguments.questions, arguments.command[0], arguments.slots
-    over_pods, is_job, is_alone = (launcher == each for each in LAUNCHERS)
-    is_theirs = arguments_of(script) is None
+    launcher = arguments.launcher
+    questions = arguments.questions
+    script = arguments.command[0]
+    if questions and arguments_of(script) is None:
+        reason = f"{script} is not one of our scripts, so its runs cannot answer any"
+        yield f"--questions {questions}: {reason}; leave it out"
+
+    yield from _restart_faults(arguments)
+
+    slots = arguments.slots
+    if launcher == "pdsh" and slots is not None:
+        yield f"--slots {slots}: pods have slots of their own; leave it out"
+
+    yield from _slurm_faults(arguments)
+
+    names_pods = _names_hosts(arguments) or arguments.num_pods not in (None, 1)
+    if launcher == "none" and names_pods:
+        remedy = "leave out --num-pods, --hostfile and --name"
+        yield f"--launcher none: uses this machine only; {remedy}"
+
+
+def _restart_faults(arguments: argparse.Namespace) -> Iterator[str]:
+    restarts = arguments.restarts
+    min_pods = arguments.min_pods
+    if arguments.launcher == "slurm" and restarts is not None:
+        yield f"--restarts {restarts}: SLURM requeues a job by itself; leave it out"
+    if arguments.launcher != "pdsh" and min_pods is not None:
+        yield f"--min-pods {min_pods}: is for --launcher pdsh; leave it out"
+    if restarts is not None and restarts < 0:
+        yield f"--restarts {restarts}; expected at least 0"
+
+
+def _slurm_faults(arguments: argparse.Namespace) -> Iterator[str]:
+    if arguments.launcher != "slurm":
+        for name in SLURM_FLAGS:
+            if getattr(arguments, name) is not None:
+                flag = name.replace("_", "-")
+                yield f"--{flag}: is for --launcher slurm; leave it out"
+        return
+    if _names_hosts(arguments):
+        remedy = "leave out --hostfile, --ssh-config and --name"
+        yield f"--launcher slurm: it chooses the nodes; {remedy}"
     exported = ", ".join(arguments.export)
-    faults = (
-        (
-            questions and is_theirs,
-            f"--questions {questions}: {script} is not one of our scripts, so its runs cannot answer any; leave it out",
-        ),
-        (is_job and restarts is not None, f"--restarts {restarts}: SLURM requeues a job by itself; leave it out"),
-        (not over_pods and least is not None, f"--min-pods {least}: is for --launcher pdsh; leave it out"),
-        (restarts is not None and restarts < 0, f"--restarts {restarts}; expected at least 0"),
-        (over_pods and slots is not None, f"--slots {slots}: pods have slots of their own; leave it out"),
-        (not is_job and for_slurm, f"--{for_slurm}: is for --launcher slurm; leave it out"),
-        (
-            is_job and is_elsewhere,
-            "--launcher slurm: it chooses the nodes; leave out --hostfile, --ssh-config and --name",
-        ),
-        (is_job and exported, f"--export {exported}: a SLURM job gets the whole environment; leave it out"),
-        (
-            is_alone and (is_elsewhere or (pods or 1) != 1),
-            "--launcher none: uses this machine only; leave out --num-pods, --hostfile and --name",
-        ),
-    )
-    for is_there, fault in faults:
-        if is_there:
-            raise UserError(fault)
+    if exported:
+        yield f"--export {exported}: a SLURM job gets the whole environment; leave it out"
+
+
+def _names_hosts(arguments: argparse.Namespace) -> bool:
+    """Whether a flag says on which pods to run."""
+    return any(getattr(arguments, name) is not None for name in CLUSTER_FLAGS)
 
 
 def readable(result: Result) -> str:
     """The record's main figures; for a dry run, the exported variables and the command line."""
     if "exported" in result:
-        from zeropods.launch.command import shell_line
-
-        lines = [f"{name}={value}" for name, value in result["exported"].items()]
-        return "\n".join([*lines, result.get("shell") or shell_line(result["argv"])])
+        return _dry_run_text(result)
     from zeropods.measure.record import closing_line, read_record
     from zeropods.train.arguments import arguments_of
 
     lines = []
     for key, name in MAIN_FIGURES.items():
-        if (value := result.get(key)) is not None:
-            lines.append(f"{name:24} {digits(value) if isinstance(value, float) else value}")
-    known = ((name, result.get("score", {}).get(key)) for key, name in MEASURES.items())
-    scored = next((f"{name} {value:.3f}" for name, value in known if value is not None), "")
-    last, folder = f"run folder: {result['folder']}", Path(result["folder"])
+        value = result.get(key)
+        if isinstance(value, float):
+            lines.append(f"{name:24} {digits(value)}")
+        elif value is not None:
+            lines.append(f"{name:24} {value}")
+    folder = Path(result["folder"])
     if result["status"] == "ok":
-        is_other = arguments_of(Path(result["argv"][0]).name) is None
-        last = closing_line(folder, read_record(folder), scored, ends_here=is_other)
-    return "\n".join([*lines, last])
+        record = read_record(folder)
+        score = _score_text(result.get("score", {}))
+        is_other_script = arguments_of(Path(result["argv"][0]).name) is None
+        lines.append(closing_line(folder, record, score, ends_here=is_other_script))
+    else:
+        lines.append(f"run folder: {result['folder']}")
+    return "\n".join(lines)
+
+
+def _dry_run_text(result: Result) -> str:
+    """The exported variables, and the command line to be pasted into a shell."""
+    from zeropods.launch.command import shell_line
+
+    lines = [f"{name}={value}" for name, value in result["exported"].items()]
+    lines.append(result.get("shell") or shell_line(result["argv"]))
+    return "\n".join(lines)
+
+
+def _score_text(score: Result) -> str:
+    """The first measure that a score has, with its name; empty if there is none."""
+    for key, name in SCORE_MEASURES.items():
+        value = score.get(key)
+        if value is not None:
+            return f"{name} {value:.3f}"
+    return ""
 
 
 def exit_status(result: Result) -> int:
-    """0 if the run ended well; otherwise 1, or `INTERRUPTED` for an interrupted run, with the reason on stderr."""
+    """0 if the run ended well; otherwise 1, or `INTERRUPTED` for an interrupted run, with the
+    reason on stderr."""
     if result.get("status", "ok") == "ok":
         return 0
     place = f"{result['pod']}: " if result.get("pod") else ""
-    print(f"zeropods: {result['folder']}: {result['status']}: {place}{result['reason']}", file=sys.stderr)
+    reason = f"{result['status']}: {place}{result['reason']}"
+    print(f"zeropods: {result['folder']}: {reason}", file=sys.stderr)
     return INTERRUPTED if result["status"] == "interrupted" else 1
 
 
-def _launched(arguments: argparse.Namespace, supervision: Supervision) -> Result:
-    """Run on pods, or on this machine with a process for each of its slots."""
+def _on_pods(arguments: argparse.Namespace, supervision: Supervision) -> Result:
+    """Run on the pods of a cluster."""
     from zeropods.launch import command
-    from zeropods.launch.local import run_here
     from zeropods.launch.restart import check_restarts
     from zeropods.launch.supervisor import run_launch
+
+    script, *flags = arguments.command
+    with _cluster(arguments) as cluster:
+        planned = command.plan_launch(
+            cluster, script, flags, pods=arguments.num_pods, export=arguments.export
+        )
+        check_restarts(planned, supervision.restarts, supervision.min_pods)
+        variables = command.launcher_variables(planned)
+        argv = command.runner_argv(planned, cluster.hostfile)
+        if arguments.dry_run:
+            shell = command.shell_line(argv, variables)
+            return {**planned.to_json(), "argv": argv, "shell": shell}
+        if cluster.hides_gpus:
+            reason = "its pods train without GPUs, as 'zeropods pods up' started them"
+            said_above(f"cluster {cluster.name}: {reason}")
+        record = run_launch(planned, cluster, supervision)
+    return {**record.to_json(), "folder": str(planned.folder)}
+
+
+def _on_this_machine(arguments: argparse.Namespace, supervision: Supervision) -> Result:
+    """Run with a process for each slot of this machine."""
+    from zeropods.launch import command
+    from zeropods.launch.local import run_here
     from zeropods.measure.record import read_record
     from zeropods.pods.gpus import check_gpus_for
 
     script, *flags = arguments.command
-    with _cluster(arguments) if arguments.launcher == "pdsh" else nullcontext() as cluster:
-        if cluster is not None:
-            planned = command.plan_launch(cluster, script, flags, pods=arguments.num_pods, export=arguments.export)
-            check_restarts(planned, supervision.restarts, supervision.min_pods)
-            variables = command.launcher_variables(planned)
-        else:
-            command.exported_variables(arguments.export, {})  # Only a check: the ranks inherit them anyway.
-            planned, variables = command.plan_alone(script, flags, arguments.slots), {}
-            if supervision.restarts and command.flag_values(flags).get("resume") == "never":
-                raise UserError("--resume never: would start over at each restart; leave out this or --restarts")
-        argv = command.runner_argv(planned, Path() if cluster is None else cluster.hostfile)
-        if arguments.dry_run:
-            return {**planned.to_json(), "argv": argv, "shell": command.shell_line(argv, variables)}
-        if cluster is not None:
-            if cluster.hides_gpus:
-                said_above(f"cluster {cluster.name}: its pods train without GPUs, as 'zeropods pods up' started them")
-            record = run_launch(planned, cluster, supervision)
-        else:
-            check_gpus_for(planned.world_size)
-            run_here(argv, planned.folder, arguments.timeout, arguments.step_timeout, supervision.restarts)
-            record = read_record(planned.folder)
+    # Only a check: the ranks inherit them anyway.
+    command.exported_variables(arguments.export, {})
+    planned = command.plan_alone(script, flags, arguments.slots)
+    if supervision.restarts and command.flag_values(flags).get("resume") == "never":
+        reason = "would start over at each restart; leave out this or --restarts"
+        raise UserError(f"--resume never: {reason}")
+    argv = command.runner_argv(planned, Path())
+    if arguments.dry_run:
+        return {**planned.to_json(), "argv": argv, "shell": command.shell_line(argv)}
+    check_gpus_for(planned.world_size)
+    run_here(argv, planned.folder, arguments.timeout, arguments.step_timeout, supervision.restarts)
+    record = read_record(planned.folder)
     return {**record.to_json(), "folder": str(planned.folder)}
 
 
@@ -215,7 +311,12 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
     from zeropods.launch.slurm import plan_slurm, run_slurm
 
     script, *flags = arguments.command
-    given = {"time": arguments.time_limit, "account": arguments.account}
+    options = []
+    if arguments.time_limit is not None:
+        options.append(f"--time={arguments.time_limit}")
+    if arguments.account is not None:
+        options.append(f"--account={arguments.account}")
+    options += arguments.sbatch_option or ()
     submission = plan_slurm(
         script,
         flags,
@@ -223,32 +324,41 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
         slots=arguments.slots or 1,
         cpus_per_slot=arguments.cpus_per_slot or 4,
         partition=arguments.partition,
-        options=(*(f"--{name}={v}" for name, v in given.items() if v is not None), *(arguments.sbatch_option or ())),
+        options=tuple(options),
         needs_slurm=not arguments.dry_run,
     )
     if arguments.dry_run:
         return submission.to_json()
-    return {**run_slurm(submission, supervision).to_json(), "folder": str(submission.launch.folder)}
+    record = run_slurm(submission, supervision)
+    return {**record.to_json(), "folder": str(submission.launch.folder)}
 
 
 @contextmanager
 def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
-    """The cluster that was named; on a user's own hosts without pods, some are started for this launch only."""
+    """The cluster that was named; on a user's own hosts without pods, some are started for this
+    launch only."""
     from zeropods import pods
     from zeropods.pods.machine import name_of_process
 
-    hostfile, ssh_config = arguments.hostfile, arguments.ssh_config
+    hostfile = arguments.hostfile
+    ssh_config = arguments.ssh_config
     if hostfile is None:
         if ssh_config:
-            raise UserError(f"--ssh-config {ssh_config}: is for hosts of your own; give their --hostfile too")
+            remedy = "give their --hostfile too"
+            raise UserError(f"--ssh-config {ssh_config}: is for hosts of your own; {remedy}")
         yield pods.find(arguments.name)
         return
-    known = pods.known_cluster(hostfile)
-    if known is not None:
-        yield known
+    running = pods.known_cluster(hostfile)
+    if running is not None:
+        yield running
         return
-    name = name_of_process("launch")
-    cluster = pods.up(arguments.num_pods, hostfile=hostfile, ssh_config=ssh_config, name=name, lease="kernel")
+    cluster = pods.up(
+        arguments.num_pods,
+        hostfile=hostfile,
+        ssh_config=ssh_config,
+        name=name_of_process("launch"),
+        lease="kernel",
+    )
     try:
         yield cluster
     finally:

@@ -1,7 +1,7 @@
 """The verbs of trained models: `zeropods predict`, `score`, `perplexity`, `export` and `demo`.
 
-`score` reads a prediction file and loads no model; perplexity has no predictions to keep and needs the model itself,
-its precision and a batch size, so it is a verb of its own.
+`score` reads a prediction file and loads no model; perplexity has no predictions to keep and needs
+the model itself, its precision and a batch size, so it is a verb of its own.
 """
 
 from __future__ import annotations
@@ -25,115 +25,179 @@ from zeropods.tables import Table, counted, progress, whole
 if TYPE_CHECKING:
     from zeropods.cli import Result
 
-MEASURES = ("execution_accuracy", "logical_form_accuracy", "exact_match", "f1", "perplexity", "loss")
+SHOWN_MEASURES = (
+    "execution_accuracy",
+    "logical_form_accuracy",
+    "exact_match",
+    "f1",
+    "perplexity",
+    "loss",
+)
 """Measures of scores, in the order in which they are shown."""
-JUDGED_BY = ("execution_accuracy", "logical_form_accuracy", "f1")
+JUDGING_MEASURES = ("execution_accuracy", "logical_form_accuracy", "f1")
 """Measures by the first of which that there is a score of answers is judged."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """Add the verbs and their flags; `add(verbs, name, help, run)` makes one verb."""
+    _add_predict(verbs, add)
+    _add_score(verbs, add)
+    _add_perplexity(verbs, add)
+    _add_export(verbs, add)
+    _add_demo(verbs, add)
+
+
+def _add_predict(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "predict", "let a trained model answer a split", _predict)
     verb.set_defaults(readable=predict_text)
     flag = verb.add_argument
     flag("--model", type=given_path, required=True, help="run folder or model folder")
-    flag("--out", type=out_file, metavar="FILE", help="what to write (default: predictions.SPLIT.jsonl of the run)")
+    out_help = "what to write (default: predictions.SPLIT.jsonl of the run)"
+    flag("--out", type=out_file, metavar="FILE", help=out_help)
     flag("--score", action="store_true", help="score the answers too, into score.SPLIT.json")
-    flag("--task", choices=["text2sql", "squad"], help="for a model that records none (default: text2sql)")
-    flag("--max-new-tokens", type=whole, metavar="N", help="per answer (default: 96 for queries, 32 for SQuAD)")
-    flag("--num-beams", type=whole, default=1, metavar="N", help="beams of a search; 1 is greedy")
-    flag("--prompt", choices=["question", "schema"], help="for a T5 that records none (default: its own)")
-    flag("--force-prompt", action="store_true", default=None, help="use --prompt even if the T5 records another")
-    flag("--unconstrained", action="store_true", help="let a T5 write any text, not only queries")
+    task_help = "for a model that records none (default: text2sql)"
+    flag("--task", choices=["text2sql", "squad"], help=task_help)
+    tokens_help = "per answer (default: 96 for queries, 32 for SQuAD)"
+    flag("--max-new-tokens", type=whole, metavar="N", help=tokens_help)
+    beams_help = "beams of a search; 1 is greedy"
+    flag("--num-beams", type=whole, default=1, metavar="N", help=beams_help)
+    prompt_help = "for a T5 that records none (default: its own)"
+    flag("--prompt", choices=["question", "schema"], help=prompt_help)
+    force_help = "use --prompt even if the T5 records another"
+    flag("--force-prompt", action="store_true", default=None, help=force_help)
+    unconstrained_help = "let a T5 write any text, not only queries"
+    flag("--unconstrained", action="store_true", help=unconstrained_help)
     _split_flags(flag, "WikiSQL's layout, or SQuAD's (default: its own)", required=False)
-    _model_flags(flag, "questions (default: 64 for queries, 16 for answers)", "examples", "auto")
+    batch = "questions (default: 64 for queries, 16 for answers)"
+    _model_flags(flag, batch, "examples", "auto")
 
-    verb = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score)
+
+def _add_score(verbs: Any, add: Callable[..., Any]) -> None:
+    score_help = "score a prediction file; writes score.SPLIT.json beside it"
+    verb = add(verbs, "score", score_help, _score)
     verb.set_defaults(readable=score_text)
     flag = verb.add_argument
-    flag("predictions", type=given_path, metavar="FILE", help="from zeropods predict, or in WikiSQL's official form")
+    file_help = "from zeropods predict, or in WikiSQL's official form"
+    flag("predictions", type=given_path, metavar="FILE", help=file_help)
     flag("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
-    own = "a metric of your own, function(prediction, answers) -> float; repeatable"
-    flag("--metric", action="append", default=[], metavar="MODULE:FUNCTION", help=own)
+    metric_help = "a metric of your own, function(prediction, answers) -> float; repeatable"
+    flag("--metric", action="append", default=[], metavar="MODULE:FUNCTION", help=metric_help)
     _split_flags(flag, "the data that the file was made from")
 
+
+def _add_perplexity(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "perplexity", "perplexity of a causal model on a text", _perplexity)
     verb.set_defaults(readable=score_text)
     flag = verb.add_argument
     flag("model", metavar="MODEL", help="run folder, model folder or hub id")
-    flag("--dataset-config", metavar="NAME", help="configuration of a data set at the hub (default: none)")
-    flag("--text-field", default="text", metavar="NAME", help="field of JSON lines, Parquet or a hub data set")
-    flag("--out", type=out_folder, metavar="DIR", help="write score.SPLIT.json there too (default: nowhere)")
+    config_help = "configuration of a data set at the hub (default: none)"
+    flag("--dataset-config", metavar="NAME", help=config_help)
+    field_help = "field of JSON lines, Parquet or a hub data set"
+    flag("--text-field", default="text", metavar="NAME", help=field_help)
+    out_help = "write score.SPLIT.json there too (default: nowhere)"
+    flag("--out", type=out_folder, metavar="DIR", help=out_help)
     _split_flags(flag, "prepared set, or raw text, as `prepare --task lm` takes it")
     _model_flags(flag, "blocks (default: 4)", "blocks, or documents of raw text", "fp32")
 
-    verb = add(verbs, "export", "a run's full weights as a model folder: safetensors, checked", _export)
+
+def _add_export(verbs: Any, add: Callable[..., Any]) -> None:
+    export_help = "a run's full weights as a model folder: safetensors, checked"
+    verb = add(verbs, "export", export_help, _export)
     verb.set_defaults(readable=export_text)
     flag = verb.add_argument
     flag("run_folder", type=given_path, metavar="RUN", help="run folder")
-    flag("--out", type=out_folder, required=True, metavar="DIR", help="the model folder to make")
-    flag("--checkpoint", type=int, metavar="N", help="the one of step N (default: the last one)")
+    out_help = "the model folder to make"
+    flag("--out", type=out_folder, required=True, metavar="DIR", help=out_help)
+    checkpoint_help = "the one of step N (default: the last one)"
+    flag("--checkpoint", type=int, metavar="N", help=checkpoint_help)
     flag("--dtype", choices=DTYPES, default="float32", help="number format of the weights")
 
-    verb = add(verbs, "demo", "a web page for asking trained text-to-SQL models, until Ctrl-C", _demo)
-    verb.set_defaults(readable=lambda result: "The page has ended, as requested.")
+
+def _add_demo(verbs: Any, add: Callable[..., Any]) -> None:
+    demo_help = "a web page for asking trained text-to-SQL models, until Ctrl-C"
+    verb = add(verbs, "demo", demo_help, _demo)
+    verb.set_defaults(readable=demo_text)
     flag = verb.add_argument
-    flag("runs", nargs="+", type=given_path, metavar="RUN", help="run or model folder, or a folder with runs")
-    of_data = "tables and questions, in WikiSQL's layout (default: as trained)"
-    flag("--data", type=given_path, metavar="DIR", help=of_data)
+    runs_help = "run or model folder, or a folder with runs"
+    flag("runs", nargs="+", type=given_path, metavar="RUN", help=runs_help)
+    data_help = "tables and questions, in WikiSQL's layout (default: as trained)"
+    flag("--data", type=given_path, metavar="DIR", help=data_help)
     flag("--port", metavar="P", help="on 127.0.0.1 (default: 7860, or a free one)")
 
 
 def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) -> None:
     """Add the flags of every verb that reads a split."""
     flag("--data", required=required, metavar="DIR", help=data)
-    of_split = "such as test" if required else "of the data (default: test, else dev)"
-    flag("--split", required=required, choices=SPLITS, help=of_split)
+    split_help = "such as test" if required else "of the data (default: test, else dev)"
+    flag("--split", required=required, choices=SPLITS, help=split_help)
 
 
 def _model_flags(flag: Callable[..., Any], batch: str, unit: str, precision: str) -> None:
     """Add the flags of every verb that runs a model on a split."""
     flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens (default: as trained)")
     flag("--batch-size", type=whole, metavar="N", help=f"per batch: {batch}")
-    known = ["auto", "fp32", "bf16", "fp16"]
-    flag("--precision", choices=known, default=precision, help="of the arithmetic; auto: bf16 where it is fast")
+    precisions = ["auto", "fp32", "bf16", "fp16"]
+    precision_help = "of the arithmetic; auto: bf16 where it is fast"
+    flag("--precision", choices=precisions, default=precision, help=precision_help)
     flag("--limit", type=whole, metavar="N", help=f"only the first N {unit} (default: all)")
 
 
 def _predict(arguments: argparse.Namespace) -> Result:
     if arguments.force_prompt and arguments.out is None:
-        raise UserError("--force-prompt: the answers are not the run's own; choose a file with --out")
-    from zeropods.evaluate.models import answer_task, check_source, chosen_prompt, model_folder, raw_data
+        reason = "the answers are not the run's own"
+        raise UserError(f"--force-prompt: {reason}; choose a file with --out")
+    from zeropods.evaluate.models import raw_data
 
-    if arguments.data is None and arguments.model.is_dir():
-        arguments.data, usual = raw_data(arguments.model)
-        arguments.split = arguments.split or usual
+    model = arguments.model
+    if arguments.data is None and model.is_dir():
+        arguments.data, usual_split = raw_data(model)
+        arguments.split = arguments.split or usual_split
     split = arguments.split or "test"
-    out = arguments.out or out_file(str(arguments.model / f"predictions.{split}.jsonl"))
-    asked = arguments.task or ("text2sql" if arguments.prompt else None)
-    if asked == "squad":
-        check_source(arguments.model)
-    else:
-        model_folder(arguments.model)
-    task = answer_task(arguments.model, asked)
-    if task == "text2sql":
-        chosen_prompt(arguments.model, arguments.prompt, bool(arguments.force_prompt))
+    out = arguments.out or out_file(str(model / f"predictions.{split}.jsonl"))
+    task = _checked_task(arguments)
     _check_split(task, arguments.data, split)
 
     # Only now, since torch and transformers take seconds.
     from zeropods.evaluate.generate import TASKS, predict
 
-    how = _given(arguments, "max_new_tokens", "batch_size", "num_beams") | {"constrained": not arguments.unconstrained}
+    decoding = _given(arguments, "max_new_tokens", "batch_size", "num_beams")
+    decoding["constrained"] = not arguments.unconstrained
     options = _given(arguments, "precision", "limit", "prompt", "force_prompt", "max_seq_length")
-    call = (arguments.model, arguments.data, split, out, replace(TASKS[task].usual, **how))
     with progress("predict", "questions") as bar:
-        speed = predict(*call, task=task, progress=bar.update, **options)
+        speed = predict(
+            model,
+            arguments.data,
+            split,
+            out,
+            replace(TASKS[task].usual, **decoding),
+            task=task,
+            progress=bar.update,
+            **options,
+        )
     result: Result = {"out": str(out), **speed.to_json()}
     if arguments.score:
         from zeropods.evaluate.score import score
 
         result["score"] = asdict(score(out, arguments.data, split))
     return result
+
+
+def _checked_task(arguments: argparse.Namespace) -> str:
+    """The task that the model answers; refuses a model that is not there, and a prompt that is not
+    its own."""
+    from zeropods.evaluate.models import answer_task, check_source, chosen_prompt, model_folder
+
+    task = arguments.task
+    if task is None and arguments.prompt:
+        task = "text2sql"
+    if task == "squad":
+        check_source(arguments.model)
+    else:
+        model_folder(arguments.model)
+    task = answer_task(arguments.model, task)
+    if task == "text2sql":
+        chosen_prompt(arguments.model, arguments.prompt, bool(arguments.force_prompt))
+    return task
 
 
 def _check_split(task: str, data: Path, split: str) -> None:
@@ -149,61 +213,92 @@ def _check_split(task: str, data: Path, split: str) -> None:
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The values of those flags that were given or have a default."""
-    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    values = {}
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None:
+            values[name] = value
+    return values
 
 
 def _score(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.score import score
 
-    out_file(str(arguments.predictions.parent / f"score.{arguments.split}.json"))
-    if not arguments.predictions.is_file():
-        reason = no_file(arguments.predictions)
-        raise UserError(f"{arguments.predictions}: {reason}; give one that zeropods predict has written")
-    call = (arguments.predictions, arguments.data, arguments.split)
+    predictions = arguments.predictions
+    split = arguments.split
+    # Only a check, before anything is read.
+    out_file(str(predictions.parent / f"score.{split}.json"))
+    if not predictions.is_file():
+        reason = no_file(predictions)
+        raise UserError(f"{predictions}: {reason}; give one that zeropods predict has written")
     with progress("score", "predictions") as bar:
-        found = score(*call, rouge=arguments.rouge, metrics=arguments.metric)
-        bar.update(found.examples)
-    return asdict(found)
+        result = score(
+            predictions,
+            arguments.data,
+            split,
+            rouge=arguments.rouge,
+            metrics=arguments.metric,
+        )
+        bar.update(result.examples)
+    return asdict(result)
 
 
 def predict_text(result: Result) -> str:
     """What was answered and how fast, in sentences, and its score."""
     speed = f"{result['seconds']:,.1f} s, {result['questions_per_second']:,.1f} questions/s"
-    said = f"{result['out']}: {counted(result['examples'], 'answer')} in {speed}"
-    return f"{said}\n{score_text(result['score'])}" if "score" in result else said
+    answers = counted(result["examples"], "answer")
+    text = f"{result['out']}: {answers} in {speed}"
+    if "score" in result:
+        text += f"\n{score_text(result['score'])}"
+    return text
 
 
 def score_text(score: Result) -> str:
-    """A score in a sentence, a word about one near zero, and a table of the groups of tables and kinds of query."""
+    """A score in a sentence, a word about one near zero, and a table of the groups of tables and
+    kinds of query."""
     from zeropods.evaluate.score_json import NEAR_ZERO, NOT_TRAINED
 
-    whole_score = _measured(score)
-    number = f"{score['tokens']:,} tokens" if "tokens" in score else counted(score["examples"], "answer")
-    sentence = f"{number}: {', '.join(f'{name} {text}' for name, text in whole_score.items())}"
-    judged = [score[name] for name in JUDGED_BY if score.get(name) is not None]
-    if judged and judged[0] < NEAR_ZERO:
+    measures = _measured(score)
+    if "tokens" in score:
+        number = f"{score['tokens']:,} tokens"
+    else:
+        number = counted(score["examples"], "answer")
+    facts = [f"{name} {text}" for name, text in measures.items()]
+    sentence = f"{number}: {', '.join(facts)}"
+    judging = [score[name] for name in JUDGING_MEASURES if score.get(name) is not None]
+    if judging and judging[0] < NEAR_ZERO:
         sentence = f"{sentence}\n{NOT_TRAINED}"
     parts = {**(score.get("groups") or {}), **(score.get("kinds") or {})}
-    lines = [
-        {"of": name.replace("_", " "), "answers": f"{part['examples']:,}"}
-        | {measure: _measured(part).get(measure, "-") for measure in whole_score}
-        for name, part in parts.items()
-        if part
-    ]
-    return f"{sentence}\n\n{Table.of(lines)}".rstrip() if lines else sentence
+    lines = []
+    for name, part in parts.items():
+        if not part:
+            continue
+        measures_of_part = _measured(part)
+        line = {"of": name.replace("_", " "), "answers": f"{part['examples']:,}"}
+        for measure in measures:
+            line[measure] = measures_of_part.get(measure, "-")
+        lines.append(line)
+    if not lines:
+        return sentence
+    return f"{sentence}\n\n{Table.of(lines)}".rstrip()
 
 
 def _measured(score: Result) -> dict[str, str]:
     """The measures of a score by their names, with their 95 % intervals."""
-    measures = {name: score[name] for name in MEASURES if score.get(name) is not None}
-    measures |= {**(score.get("rouge") or {}), **score.get("own_metrics", {})}
-    spans = score.get("intervals", {})
-    ends = {name: " [{:.3f}, {:.3f}]".format(*spans[name]) for name in measures if spans.get(name)}
-    shown = {
-        name.removesuffix("_accuracy").replace("_", " "): f"{value:,.3f}{ends.get(name, '')}"
-        for name, value in measures.items()
-    }
-    return shown | ({"no query in": f"{score['unparseable']:,}"} if score.get("unparseable") else {})
+    measures = {name: score[name] for name in SHOWN_MEASURES if score.get(name) is not None}
+    measures |= score.get("rouge") or {}
+    measures |= score.get("own_metrics", {})
+    intervals = score.get("intervals", {})
+    texts = {}
+    for name, value in measures.items():
+        text = f"{value:,.3f}"
+        if intervals.get(name):
+            low, high = intervals[name]
+            text += f" [{low:.3f}, {high:.3f}]"
+        texts[name.removesuffix("_accuracy").replace("_", " ")] = text
+    if score.get("unparseable"):
+        texts["no query in"] = f"{score['unparseable']:,}"
+    return texts
 
 
 def _perplexity(arguments: argparse.Namespace) -> Result:
@@ -211,14 +306,25 @@ def _perplexity(arguments: argparse.Namespace) -> Result:
 
     check_source(arguments.model)
     if is_path(arguments.data) and not Path(arguments.data).exists():
-        raise UserError(f"--data {arguments.data}: no such folder; give a prepared set, a folder of text or a hub id")
+        remedy = "give a prepared set, a folder of text or a hub id"
+        raise UserError(f"--data {arguments.data}: no such folder; {remedy}")
 
     # Only now, since torch and transformers take seconds.
     from zeropods.evaluate.generate import text_perplexity
 
-    given = _given(arguments, "limit", "batch_size", "precision", "max_seq_length", "dataset_config", "text_field")
+    options = _given(
+        arguments,
+        "limit",
+        "batch_size",
+        "precision",
+        "max_seq_length",
+        "dataset_config",
+        "text_field",
+    )
     with progress("perplexity", "blocks") as bar:
-        score = text_perplexity(arguments.model, arguments.data, arguments.split, progress=bar.update, **given)
+        score = text_perplexity(
+            arguments.model, arguments.data, arguments.split, progress=bar.update, **options
+        )
     if arguments.out is not None:
         score.write(arguments.out, arguments.split)
     return asdict(score)
@@ -228,16 +334,17 @@ def _export(arguments: argparse.Namespace) -> Result:
     from zeropods.export import PARTS, export
 
     with progress("export", "parts", PARTS) as bar:
-        given = _given(arguments, "checkpoint", "dtype")
-        return asdict(export(arguments.run_folder, arguments.out, progress=bar.update, **given))
+        options = _given(arguments, "checkpoint", "dtype")
+        exported = export(arguments.run_folder, arguments.out, progress=bar.update, **options)
+        return asdict(exported)
 
 
 def export_text(result: Result) -> str:
     """What was exported, and from where."""
-    return (
-        f"{result['out']}: {counted(result['parameters'], 'parameter')} of {result['source']}, step "
-        f"{result['checkpoint']:,}, as {result['dtype']}, {result['bytes']:,} bytes"
-    )
+    parameters = counted(result["parameters"], "parameter")
+    source = f"{result['source']}, step {result['checkpoint']:,}"
+    size = f"{result['bytes']:,} bytes"
+    return f"{result['out']}: {parameters} of {source}, as {result['dtype']}, {size}"
 
 
 def _demo(arguments: argparse.Namespace) -> Result:
@@ -248,3 +355,8 @@ def _demo(arguments: argparse.Namespace) -> Result:
     with contextlib.suppress(KeyboardInterrupt, SystemExit), ending_in_order():
         serve(arguments.runs, arguments.data, arguments.port, announce)
     return {"runs": [str(folder) for folder in arguments.runs], "ended": "on request"}
+
+
+def demo_text(result: Result) -> str:
+    """Why the page has ended."""
+    return "The page has ended, as requested."

@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from zeropods.cli import Result
     from zeropods.pods.cluster import Cluster
 
-UP = ("count", "hostfile", "ssh_config", "slots", "backend", "name", "port", "seconds", "cpu", "memory", "nvidia_gpu")
+UP_FLAGS = (
+    "count",
+    "hostfile",
+    "ssh_config",
+    "slots",
+    "backend",
+    "name",
+    "port",
+    "seconds",
+    "cpu",
+    "memory",
+    "nvidia_gpu",
+)
 """Flags of `pods up` that are passed on as arguments of `pods.up`."""
 HOSTFILE_HELP = "hosts of your own, as your ssh reaches them"
 SSH_CONFIG_HELP = "ssh configuration for hosts of your own (default: your usual one)"
@@ -26,43 +38,64 @@ NAME_HELP = "the cluster (default: pods, or the only one)"
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """Add the verbs and their flags; `add(verbs, name, help, run)` makes one verb."""
-    kinds = verbs.add_parser("pods", help="worker pods").add_subparsers(required=True, metavar="WHAT")
-    up = add(kinds, "up", "start pods and wait until all of them are ready", run_up)
-    up.add_argument("--count", type=int, metavar="N", help="how many (default: all hosts of the hostfile)")
-    up.add_argument("--hostfile", type=given_path, metavar="F", help=HOSTFILE_HELP)
-    up.add_argument("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
-    up.add_argument("--slots", type=int, metavar="K", help="processes per pod (default: its GPUs, at least 1)")
-    up.add_argument("--backend", choices=["local", "cml"], help="where (default: cml in a CML session, else local)")
-    up.add_argument("--name", default="pods", help="of the cluster")
-    up.add_argument("--port", type=int, metavar="P", help="where pods report (default: 6000, or a free one)")
-    up.add_argument("--seconds", type=float, default=120.0, metavar="S", help="until all must be ready")
-    up.add_argument("--cpu", type=float, default=4, metavar="N", help="cores of a CML worker")
-    up.add_argument("--memory", type=float, default=32, metavar="GIB", help="memory of a CML worker")
-    up.add_argument(
-        "--nvidia-gpu", type=int, metavar="N", help="GPUs of a CML worker (default: as here); 0: none anywhere"
-    )
-    up.foreign = {"-n": "--count", "--num-pods": "--count", "--pods": "--count", "--num_nodes": "--count"}
-    up.flag_of_a_word = "--count"
-    up.set_defaults(readable=readable_up)
-    check = add(kinds, "check", "check every pod before anything starts there", run_check)
-    where = check.add_mutually_exclusive_group()
+    parser = verbs.add_parser("pods", help="worker pods")
+    kinds = parser.add_subparsers(required=True, metavar="WHAT")
+    _add_up(kinds, add)
+    _add_check(kinds, add)
+    list_verb = add(kinds, "list", "clusters and the state of their pods", run_list)
+    list_verb.set_defaults(readable=readable_list)
+    _add_down(kinds, add)
+
+
+def _add_up(kinds: Any, add: Callable[..., Any]) -> None:
+    verb = add(kinds, "up", "start pods and wait until all of them are ready", run_up)
+    flag = verb.add_argument
+    count_help = "how many (default: all hosts of the hostfile)"
+    flag("--count", type=int, metavar="N", help=count_help)
+    flag("--hostfile", type=given_path, metavar="F", help=HOSTFILE_HELP)
+    flag("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
+    slots_help = "processes per pod (default: its GPUs, at least 1)"
+    flag("--slots", type=int, metavar="K", help=slots_help)
+    backend_help = "where (default: cml in a CML session, else local)"
+    flag("--backend", choices=["local", "cml"], help=backend_help)
+    flag("--name", default="pods", help="of the cluster")
+    port_help = "where pods report (default: 6000, or a free one)"
+    flag("--port", type=int, metavar="P", help=port_help)
+    flag("--seconds", type=float, default=120.0, metavar="S", help="until all must be ready")
+    flag("--cpu", type=float, default=4, metavar="N", help="cores of a CML worker")
+    flag("--memory", type=float, default=32, metavar="GIB", help="memory of a CML worker")
+    gpu_help = "GPUs of a CML worker (default: as here); 0: none anywhere"
+    flag("--nvidia-gpu", type=int, metavar="N", help=gpu_help)
+    verb.foreign = {
+        "-n": "--count",
+        "--num-pods": "--count",
+        "--pods": "--count",
+        "--num_nodes": "--count",
+    }
+    verb.flag_of_a_word = "--count"
+    verb.set_defaults(readable=readable_up)
+
+
+def _add_check(kinds: Any, add: Callable[..., Any]) -> None:
+    verb = add(kinds, "check", "check every pod before anything starts there", run_check)
+    where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help=NAME_HELP)
     where.add_argument("--hostfile", type=given_path, metavar="F", help=HOSTFILE_HELP)
-    where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
-    check.add_argument("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
-    check.flag_of_a_word = "--name"
-    check.set_defaults(readable=lambda result: str(result["shown"]), status=lambda result: 0 if result["ok"] else 1)
-    add(kinds, "list", "clusters and the state of their pods", run_list).set_defaults(readable=readable_list)
-    down = add(kinds, "down", "end pods and remove their keys", run_down)
-    chosen = down.add_mutually_exclusive_group()
-    chosen.add_argument("--name", help=NAME_HELP)
-    chosen.add_argument(
-        "--all", action="store_true", help="every cluster of this machine, and what ended ones of others left"
-    )
-    down.flag_of_a_word = "--name"
-    down.set_defaults(
-        readable=lambda result: f"down: {', '.join(result['down'])}" if result["down"] else "nothing was up"
-    )
+    self_help = "this machine alone, without ssh"
+    where.add_argument("--self", action="store_true", dest="this_pod", help=self_help)
+    verb.add_argument("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
+    verb.flag_of_a_word = "--name"
+    verb.set_defaults(readable=readable_check, status=check_status)
+
+
+def _add_down(kinds: Any, add: Callable[..., Any]) -> None:
+    verb = add(kinds, "down", "end pods and remove their keys", run_down)
+    where = verb.add_mutually_exclusive_group()
+    where.add_argument("--name", help=NAME_HELP)
+    all_help = "every cluster of this machine, and what ended ones of others left"
+    where.add_argument("--all", action="store_true", help=all_help)
+    verb.flag_of_a_word = "--name"
+    verb.set_defaults(readable=readable_down)
 
 
 def run_up(arguments: argparse.Namespace) -> Result:
@@ -70,26 +103,41 @@ def run_up(arguments: argparse.Namespace) -> Result:
     from zeropods import pods
     from zeropods.pods.cluster import deepspeed_argv, deepspeed_environment
 
-    cluster = pods.up(**{name: getattr(arguments, name) for name in UP}, lease="idle")
+    settings = {name: getattr(arguments, name) for name in UP_FLAGS}
+    cluster = pods.up(**settings, lease="idle")
+    started = []
+    for pod in cluster.pods:
+        started.append(
+            {"pod": pod.name, "worker": pod.worker, "address": pod.address, "slots": pod.slots}
+        )
     return {
         **_described(cluster),
-        "pods": [{"pod": p.name, "worker": p.worker, "address": p.address, "slots": p.slots} for p in cluster.pods],
+        "pods": started,
         "export": deepspeed_environment(cluster),
         "command": deepspeed_argv(cluster),
     }
 
 
 def readable_up(result: Result) -> str:
-    """The hostfile, and DeepSpeed's own command with the variables that it needs, ready to be pasted."""
-    hosts = [f"{pod['address']} slots={pod['slots']}" for pod in result["pods"]]
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in result["export"].items()]
+    """The hostfile, and DeepSpeed's own command with the variables that it needs, ready to be
+    pasted."""
+    lines = [f"# {result['hostfile']}"]
+    for pod in result["pods"]:
+        lines.append(f"{pod['address']} slots={pod['slots']}")
     name = result["name"]
-    ends = "zeropods pods down" + ("" if name == "pods" else f" --name {name}")
-    own = ["# train with 'zeropods launch'"]
-    if not any(map(str.isspace, str(Path.cwd()))):  # DeepSpeed's command would be split at spaces.
-        line = f"{shlex.join(result['command'])} textsql_train.py ..."
-        own = [f"{own[0]}, or with DeepSpeed's own command:", *exports, line]
-    return "\n".join([f"# {result['hostfile']}", *hosts, "", f"# cluster {name} is up; end it with: {ends}", *own])
+    ending = "zeropods pods down"
+    if name != "pods":
+        ending += f" --name {name}"
+    lines += ["", f"# cluster {name} is up; end it with: {ending}"]
+    # DeepSpeed's command would be split at spaces.
+    if any(map(str.isspace, str(Path.cwd()))):
+        lines.append("# train with 'zeropods launch'")
+    else:
+        lines.append("# train with 'zeropods launch', or with DeepSpeed's own command:")
+        for variable, value in result["export"].items():
+            lines.append(f"export {variable}={shlex.quote(value)}")
+        lines.append(f"{shlex.join(result['command'])} textsql_train.py ...")
+    return "\n".join(lines)
 
 
 def run_check(arguments: argparse.Namespace) -> Result:
@@ -100,22 +148,40 @@ def run_check(arguments: argparse.Namespace) -> Result:
 
     ssh_config = arguments.ssh_config
     if ssh_config and not arguments.hostfile:
-        raise UserError(f"--ssh-config {ssh_config}: is for hosts of your own; give their --hostfile too")
+        remedy = "give their --hostfile too"
+        raise UserError(f"--ssh-config {ssh_config}: is for hosts of your own; {remedy}")
     if arguments.this_pod:
-        found = preflight_self(expected_here())
+        preflighted = preflight_self(expected_here())
     elif arguments.hostfile:
-        found = preflight(read_hostfile(arguments.hostfile), expected_here(), ssh_config=ssh_config)
+        hosts = read_hostfile(arguments.hostfile)
+        preflighted = preflight(hosts, expected_here(), ssh_config=ssh_config)
     else:
-        found = find(arguments.name).check()
-    told = {"pods": [asdict(pod) for pod in found.pods]} if arguments.json else {"shown": found}
-    return {"ok": found.ok, **told}
+        preflighted = find(arguments.name).check()
+    if arguments.json:
+        return {"ok": preflighted.ok, "pods": [asdict(pod) for pod in preflighted.pods]}
+    return {"ok": preflighted.ok, "shown": preflighted}
+
+
+def readable_check(result: Result) -> str:
+    """The table of the checks."""
+    return str(result["shown"])
+
+
+def check_status(result: Result) -> int:
+    """0 if every pod passed, else 1."""
+    return 0 if result["ok"] else 1
 
 
 def run_list(arguments: argparse.Namespace) -> Result:
-    """Every cluster, those of other machines included, with the state that each of its pods reports."""
+    """Every cluster, those of other machines included, with the state that each of its pods
+    reports."""
     from zeropods.pods.cluster import clusters
 
-    return {"clusters": [{**_described(each), "pods": [asdict(pod) for pod in each.statuses()]} for each in clusters()]}
+    described = []
+    for cluster in clusters():
+        states = [asdict(status) for status in cluster.statuses()]
+        described.append({**_described(cluster), "pods": states})
+    return {"clusters": described}
 
 
 def readable_list(result: Result) -> str:
@@ -125,26 +191,32 @@ def readable_list(result: Result) -> str:
     tables = []
     for cluster in result["clusters"]:
         for pod in cluster["pods"]:
-            runs = ", ".join(f"{run} ({processes} processes)" for run, processes in pod["runs"].items())
-            left = pod.pop("lease_seconds_left")
-            pod |= {"runs": runs or "-", "lease left (s)": "-" if left is None else f"{left:.0f}"}
+            runs = [f"{run} ({processes} processes)" for run, processes in pod["runs"].items()]
+            pod["runs"] = ", ".join(runs) or "-"
+            seconds_left = pod.pop("lease_seconds_left")
+            pod["lease left (s)"] = "-" if seconds_left is None else f"{seconds_left:.0f}"
         title = cluster["name"]
         if not cluster["here"]:
             title += f", of another machine ({cluster['machine']})"
-        tables.append(str(Table.of(cluster["pods"], f"{title}: {cluster['hostfile']}")))
+        table = Table.of(cluster["pods"], f"{title}: {cluster['hostfile']}")
+        tables.append(str(table))
     return "\n".join(tables) or "no cluster is up"
 
 
 def run_down(arguments: argparse.Namespace) -> Result:
-    """End one cluster or all; ending none is no error, since a wrong name looks like a cluster that has ended."""
+    """End one cluster or all; ending none is no error, since a wrong name looks like a cluster that
+    has ended."""
     from zeropods.pods.cluster import chosen_name, left_of_others, names, names_here, take_down
 
     chosen: list[str | None]
     if arguments.all:
         chosen = [*names_here(), *left_of_others()]
+    elif arguments.name is not None:
+        chosen = [arguments.name]
     else:
-        chosen = [chosen_name() if arguments.name is None else arguments.name]
-    ended, errors = [], []
+        chosen = [chosen_name()]
+    ended = []
+    errors = []
     for name in chosen:
         try:
             if name is not None and take_down(name):
@@ -154,9 +226,19 @@ def run_down(arguments: argparse.Namespace) -> Result:
     if errors:
         # The others have been ended first.
         raise errors[0]
-    if arguments.name is not None and not ended and (there := names()):
-        print(f"cluster {arguments.name}: is not up; these are: {', '.join(there)}", file=sys.stderr)
+    if arguments.name is not None and not ended:
+        others = names()
+        if others:
+            running = ", ".join(others)
+            print(f"cluster {arguments.name}: is not up; these are: {running}", file=sys.stderr)
     return {"down": ended}
+
+
+def readable_down(result: Result) -> str:
+    """The clusters that were ended."""
+    if not result["down"]:
+        return "nothing was up"
+    return f"down: {', '.join(result['down'])}"
 
 
 def _described(cluster: Cluster) -> Result:
@@ -166,7 +248,8 @@ def _described(cluster: Cluster) -> Result:
         "machine": None if cluster.machine is None else cluster.machine.hostname,
         "here": not cluster.is_elsewhere,
         "network": "loopback" if cluster.backend == "local" else cluster.backend,
-        "ssh_port": cluster.pods[0].ssh_port,  # If other pods have another one, `ssh_config` says so.
+        # If other pods have another one, `ssh_config` says so.
+        "ssh_port": cluster.pods[0].ssh_port,
         "hostfile": str(cluster.hostfile),
         "ssh_config": str(cluster.ssh_config),
     }

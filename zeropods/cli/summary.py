@@ -21,23 +21,23 @@ from zeropods.tables import not_negative, wrapped
 if TYPE_CHECKING:
     from zeropods.cli import Result
 
-SUMMARY = "summary"
+SUMMARY_FOLDER = "summary"
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """Add the verb and its flags; `add(verbs, name, help, run)` makes the verb."""
     verb = add(verbs, "summary", "runs side by side: tables, plots, HTML", run)
     flag = verb.add_argument
-    flag("runs", type=given_path, nargs="*", metavar="RUN", help="run folders (default: all below runs/)")
-    flag(
-        "--out",
-        type=out_folder,
-        metavar="DIR",
-        help="where the report is written (default: summary, in the folder of the runs)",
-    )
-    flag("--against", type=given_path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse")
-    flag("--price-per-hour", type=not_negative, metavar="P", help="of a pod, in any currency (default: none)")
-    flag("--allow-differences", action="store_true", help="ratios also between rows with other differences, marked")
+    runs_help = "run folders (default: all below runs/)"
+    flag("runs", type=given_path, nargs="*", metavar="RUN", help=runs_help)
+    out_help = "where the report is written (default: summary, in the folder of the runs)"
+    flag("--out", type=out_folder, metavar="DIR", help=out_help)
+    against_help = "an earlier summary.json: status 1 if a row got worse"
+    flag("--against", type=given_path, metavar="OLD.json", help=against_help)
+    price_help = "of a pod, in any currency (default: none)"
+    flag("--price-per-hour", type=not_negative, metavar="P", help=price_help)
+    differences_help = "ratios also between rows with other differences, marked"
+    flag("--allow-differences", action="store_true", help=differences_help)
     verb.set_defaults(status=exit_status)
 
 
@@ -46,7 +46,8 @@ def run(arguments: argparse.Namespace) -> Result:
     from zeropods.report.gate import compare, read_rows
     from zeropods.report.summary import read_runs
 
-    # Every record is kept: the collector would walk through them again and again, and once more when the process ends.
+    # Every record is kept: the collector would walk through them again and again, and once more
+    # when the process ends.
     gc.set_threshold(1_000_000)
     atexit.register(gc.freeze)
     runs = arguments.runs or [Path("runs")]
@@ -56,30 +57,38 @@ def run(arguments: argparse.Namespace) -> Result:
         raise UserError(f"--out {arguments.out}: is a run folder; choose another")
     # Read this before anything is written: it may lie where the new summary goes.
     old = None if arguments.against is None else read_rows(arguments.against)
-    price, allow = arguments.price_per_hour, arguments.allow_differences
-    summary = read_runs(runs, price_per_hour=price, allow_differences=allow)
+    summary = read_runs(
+        runs,
+        price_per_hour=arguments.price_per_hour,
+        allow_differences=arguments.allow_differences,
+    )
     document = summary.write(arguments.out)
     verdict = None if old is None else compare(old, document["groups"])
 
     def readable(result: Result) -> str:
         """The tables, what the gate found, where the page is, and last the conclusions."""
-        gate = "" if verdict is None else f"\n{verdict}"
-        page = arguments.out / "index.html"
-        return f"{wrapped(summary.to_text(), '  ')}{gate}\nreport: {page}\n\n{wrapped(repr(summary.answers()))}"
+        text = wrapped(summary.to_text(), "  ")
+        if verdict is not None:
+            text += f"\n{verdict}"
+        conclusions = wrapped(repr(summary.answers()))
+        return f"{text}\nreport: {arguments.out / 'index.html'}\n\n{conclusions}"
 
     arguments.readable = readable
-    return {"out": str(arguments.out), **document, "against": verdict and asdict(verdict)}
+    against = None if verdict is None else asdict(verdict)
+    return {"out": str(arguments.out), **document, "against": against}
 
 
 def usual_out(runs: Sequence[Path]) -> Path:
-    """The folder of the report where `--out` names none: `summary` in the folder that holds all of the runs.
+    """The folder of the report where `--out` names none: `summary` in the folder that holds all of
+    the runs.
 
-    That is the folder that was named, unless it is itself a run or several were named: then it is the one above them.
+    That is the folder that was named, unless it is itself a run or several were named: then it is
+    the one above them.
     """
     if len(runs) == 1 and not is_run(runs[0]):
-        return runs[0] / SUMMARY
+        return runs[0] / SUMMARY_FOLDER
     above = os.path.commonpath([run.absolute().parent for run in runs])
-    return Path(above) / SUMMARY
+    return Path(above) / SUMMARY_FOLDER
 
 
 def is_run(folder: Path) -> bool:
@@ -93,5 +102,6 @@ def exit_status(result: Result) -> int:
     is_broken = all(run["status"] == "broken" for run in result["runs"])
     if is_broken:
         first = result["runs"][0]
-        print(f"zeropods: {first['run']}: {first['reason']}; no run could be read", file=sys.stderr)
+        message = f"{first['run']}: {first['reason']}; no run could be read"
+        print(f"zeropods: {message}", file=sys.stderr)
     return 1 if is_worse or is_broken else 0
