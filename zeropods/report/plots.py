@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -102,7 +102,7 @@ PAGE_WIDTH = 4.8
 high."""
 WIDE = 6.4
 """Width in inches of a plot that only a notebook shows."""
-SHOWN_LETTERS = 34
+LONGEST_NAME = 34
 """Maximum number of characters shown of a run's name."""
 BAR_INCHES = 0.34
 TECHNIQUE_COLORS = ("C0", "C1", "C2", "C8", "C4", "C5", "C9", "C3")
@@ -201,8 +201,8 @@ def _write_instead(axes: Axes, why: str) -> None:
 def _shown_name(name: str) -> str:
     """A name, shortened, and changed so that matplotlib sees no formula in it and its legend does
     not hide it."""
-    if len(name) > SHOWN_LETTERS:
-        name = f"…{name[1 - SHOWN_LETTERS :]}"
+    if len(name) > LONGEST_NAME:
+        name = f"…{name[1 - LONGEST_NAME :]}"
     name = name.replace("$", r"\$")
     return f" {name}" if name.startswith("_") else name
 
@@ -288,12 +288,7 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
     left is better. Colours are techniques, shapes are numbers of pods; points at the same place
     share one text with their letters.
     """
-    compared = [line for line in lines if line["is_compared"]]
-    measured = []
-    for line in compared or lines:
-        if line["samples_per_second"] and line["measured_bytes"]:
-            measured.append(line)
-    kind, of_kind = _of_main_kind(measured, "planned_kind")
+    kind, of_kind = _of_main_kind(_measured_rows(lines), "planned_kind")
     comparable = [line for line in of_kind if line]
     shown = comparable[:PLOTTED_ROWS]
 
@@ -323,6 +318,17 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
         [line["label"] for line in shown],
         nothing="no run has measured both its speed and its memory",
     )
+
+
+def _measured_rows(lines: Sequence[Values]) -> list[Values]:
+    """The rows that have a speed and a size: of those that are compared, or of all where none
+    are."""
+    compared = [line for line in lines if line["is_compared"]]
+    measured = []
+    for line in compared or lines:
+        if line["samples_per_second"] and line["measured_bytes"]:
+            measured.append(line)
+    return measured
 
 
 def _draw_point(axes: Axes, line: Values, size: float, unit_name: str, marker: str) -> None:
@@ -685,12 +691,7 @@ def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
     """
     kinds = MEMORY_COLUMNS if what == "memory" else USE_COLUMNS
     unit = GIB if what == "memory" else 1
-    shown = []
-    for timeline in timelines:
-        column = timeline.column(kinds)
-        if column:
-            shown.append((timeline, column))
-
+    shown = _with_samples(timelines, kinds)
     columns = max(1, min(PANEL_COLUMNS, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
     figure, panels = new_axes(PAGE_WIDTH, 1.1 + PANEL_INCHES * rows, columns=columns, rows=rows)
@@ -717,6 +718,18 @@ def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
         _phase_legend(figure, min(LEGEND_RANKS, last_rank + 1))
     names = [timeline.label for timeline, _ in shown]
     return _finished_plot(figure, f"{what} over time of", names)
+
+
+def _with_samples(
+    timelines: Sequence[Timeline], columns: Iterable[str]
+) -> list[tuple[Timeline, str]]:
+    """The timelines that have samples, each with the first of the columns that has some."""
+    sampled = []
+    for timeline in timelines:
+        column = timeline.column(columns)
+        if column:
+            sampled.append((timeline, column))
+    return sampled
 
 
 def _draw_panel(axes: Axes, timeline: Timeline, column: str, unit: int) -> None:

@@ -26,7 +26,7 @@ TOP_CLASSES = (
     ("latency", "seconds", "s"),
 )
 """Heading, figure and unit of each list of top classes at a depth."""
-TOLERANCE = 0.005
+SAME_SHARE = 0.005
 """Share of a reported figure by which the corrected one may differ and still count as the same."""
 
 
@@ -57,8 +57,8 @@ class ProfileReport:
         """Corrected time of each part of an iteration in milliseconds; 0 where it is not known."""
         times = {}
         for part in ITERATION_PARTS:
-            seconds = self.checked.figures[f"{part}_seconds"]
-            times[part] = 1e3 * (seconds or 0.0)
+            seconds = self.checked.figures[f"{part}_seconds"] or 0.0
+            times[part] = 1e3 * seconds
         return times
 
     def summary(self, *, with_meaning: bool = False) -> Table:
@@ -434,7 +434,7 @@ def _is_same(reported: float | None, corrected: float | None) -> bool:
         return True
     if not reported or not corrected:
         return False
-    return abs(reported - corrected) <= TOLERANCE * reported
+    return abs(reported - corrected) <= SAME_SHARE * reported
 
 
 def _cells(source: Module | ClassShare, prefix: str = "") -> dict[str, str]:
