@@ -649,33 +649,50 @@ def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
     root: Module | None = None
     open_modules: list[_OpenModule] = []
     unread_before = len(unread)
+    is_closed = False
     for number, line in lines:
         text = line.strip()
         indent = len(line) - len(line.lstrip())
         open_modules = [outer for outer in open_modules if outer.indent < indent]
         if root is not None and not open_modules:
             # The root's own closing bracket, or a line that is no longer part of the tree.
-            is_whole = text == ")" and len(unread) == unread_before
-            return _expanded(root)[0], is_whole
+            is_closed = text == ")"
+            break
         match = MODULE.fullmatch(text)
-        # A tree begins with a module that has no name.
-        if match and (open_modules or not match["name"]):
-            module = Module(number=number, name=match["name"] or "", class_name=match["class"])
-            if root is None:
-                root = module
-            if open_modules:
-                open_modules[-1].module.children.append(module)
-            if match["leaf"] is None:
-                open_modules.append(_OpenModule(indent, module))
-            text = match["leaf"] or ""
-        stands_for_figures = "Params" in text or ELIDED in text
-        if root is None or not stands_for_figures:
+        if root is None and not _is_root(match):
             continue
-        if not _take_figures(module, text):
+        if match:
+            module = _add_module(match, number, indent, open_modules)
+            root = root or module
+            text = match["leaf"] or ""
+        if _stands_for_figures(text) and not _take_figures(module, text):
             unread.append((number, line))
     if root is None:
         return None, False
-    return _expanded(root)[0], False
+    is_whole = is_closed and len(unread) == unread_before
+    return _expanded(root)[0], is_whole
+
+
+def _is_root(match: re.Match[str] | None) -> bool:
+    """Whether a line is that of the root, which has no name."""
+    return match is not None and not match["name"]
+
+
+def _add_module(
+    match: re.Match[str], number: int, indent: int, open_modules: list[_OpenModule]
+) -> Module:
+    """Add the module of a line to the innermost open one, and open it unless it is a leaf."""
+    module = Module(number=number, name=match["name"] or "", class_name=match["class"])
+    if open_modules:
+        open_modules[-1].module.children.append(module)
+    if match["leaf"] is None:
+        open_modules.append(_OpenModule(indent, module))
+    return module
+
+
+def _stands_for_figures(text: str) -> bool:
+    """Whether a text has the figures of a module, or was written in their place."""
+    return "Params" in text or ELIDED in text
 
 
 def _take_figures(module: Module, text: str) -> bool:

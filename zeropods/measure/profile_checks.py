@@ -180,10 +180,11 @@ def _corrected(report: Report, judgement: Judgement) -> _Corrected:
             closed_form_macs = _closed_form_macs(root, rows)
     figures |= dict.fromkeys(judgement.unknown)
     figures |= contradictions(figures)
+    passes = judgement.passes or 1
     for key in SUMMARY_RATES:
         rate = figures[key]
         if rate is not None:
-            figures[key] = rate * (judgement.passes or 1)
+            figures[key] = rate * passes
     # Processes that share a model have the same rows.
     copies = figures["model_parallel_size"] or 1
     figures["samples_per_second"] = _ratio(figures["samples_per_second"], copies)

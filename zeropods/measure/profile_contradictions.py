@@ -314,12 +314,7 @@ def _by_formulas(report: Report, against_tree: set[str]) -> Findings:
     """
     summary = report.summary
     known = [formula for formula in formulas(summary) if _is_known(formula, summary)]
-    sound = set[str]()
-    if _has_flops_of_tree(report):
-        sound.add("forward_flops")
-    for formula in known:
-        if _holds(formula, summary):
-            sound.update((formula.key, *formula.inputs))
+    sound = _sound_figures(report, known)
     unknown = set[str]()
     faults = list[Fault]()
     for formula in known:
@@ -335,6 +330,17 @@ def _by_formulas(report: Report, against_tree: set[str]) -> Findings:
         if key in unknown and report.lines[key][1] not in lines_with_fault:
             faults.append(fault_of_line(report, "contradicts_itself", key, None, DOUBTFUL))
     return Findings(unknown, faults)
+
+
+def _sound_figures(report: Report, known: list[Formula]) -> set[str]:
+    """Keys of the figures of formulas that hold, and of FLOPs that the tree has as well."""
+    sound = set[str]()
+    if _has_flops_of_tree(report):
+        sound.add("forward_flops")
+    for formula in known:
+        if _holds(formula, report.summary):
+            sound.update((formula.key, *formula.inputs))
+    return sound
 
 
 # The summary against the tree, and against the class at depth 0, which is the root too.
