@@ -20,6 +20,31 @@ from zeropods.tables import Help
 VALUE_WORDS = {"int": "a whole number", "Path": "a path"}
 """Words for the values that argparse calls by the name of the function that reads them."""
 
+OTHER_VERBS = {
+    "help": "--help",
+    "train": "launch",
+    "run": "launch",
+    "finetune": "launch",
+    "fine-tune": "launch",
+    "tokenize": "prepare",
+    "preprocess": "prepare",
+    "infer": "predict",
+    "inference": "predict",
+    "generate": "predict",
+    "eval": "score",
+    "evaluate": "score",
+    "convert": "export",
+    "serve": "demo",
+    "chat": "demo",
+    "estimate": "plan",
+    "report": "summary",
+    "compare": "summary",
+    "up": "pods up",
+    "down": "pods down",
+    "check": "pods check",
+}
+"""Verbs of other programs, and others that people try, with ours in their place."""
+
 Result = dict[str, Any]
 """What a verb returns: printed as JSON with `--json`, else line by line."""
 
@@ -131,6 +156,8 @@ class VerbParser(argparse.ArgumentParser):
         if choice is not None:
             name, value, choices = choice.groups()
             near = get_close_matches(value, re.findall(r"[\w.-]+", choices), 1)
+            if name == "VERB" and value in OTHER_VERBS:
+                near = [OTHER_VERBS[value]]
             if near:
                 message = f"{name} {value!r}: did you mean {near[0]}? (expected one of {choices})"
         line = " ".join(message.split())

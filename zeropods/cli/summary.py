@@ -51,6 +51,9 @@ def run(arguments: argparse.Namespace) -> Result:
     gc.set_threshold(1_000_000)
     atexit.register(gc.freeze)
     runs = arguments.runs or [Path("runs")]
+    for path in runs:
+        if path.is_file():
+            raise UserError(f"{path}: a file; name run folders, or a folder that contains some")
     if arguments.out is None:
         arguments.out = out_folder(str(usual_out(runs)))
     if is_run(arguments.out):
