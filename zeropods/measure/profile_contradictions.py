@@ -18,7 +18,7 @@ from zeropods.measure.profile import EMBEDDING, FIGURES, Figures, Module, Report
 ROUNDING_TOLERANCE = 0.02
 """Share by which rounding to two decimals may change a quotient of such figures, with some
 margin."""
-CLOCK_SECONDS = 1e8
+TIME_OF_DAY_SECONDS = 1e8
 """Three years: a longer time is no latency, but `time.time() - 0`."""
 SUMMARY_TIMES = ("forward_seconds", "backward_seconds", "step_seconds", "iteration_seconds")
 FLOP_RATES = (
@@ -115,7 +115,7 @@ def judge_report(report: Report, passes: int | None = None) -> Judgement:
 
 def is_clock(seconds: float | None) -> bool:
     """Whether a latency is the time of day: the root's timer was never started."""
-    return seconds is not None and seconds > CLOCK_SECONDS
+    return seconds is not None and seconds > TIME_OF_DAY_SECONDS
 
 
 REASONS_OF_CONTRADICTIONS = {
