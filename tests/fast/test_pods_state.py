@@ -23,8 +23,8 @@ from zeropods.pods import cluster, leases
 from zeropods.pods.backends.cml import described
 from zeropods.pods.backends.local import WorkerProcess
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.leases import IDLE, KERNEL, Leases
-from zeropods.pods.machine import SILENT_SECONDS, Machine, this_machine
+from zeropods.pods.leases import IDLE_LEASE, KERNEL_LEASE, Leases
+from zeropods.pods.machine import LONG_SILENCE_SECONDS, Machine, this_machine
 from zeropods.pods.processes import RUN, Process
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
@@ -200,7 +200,7 @@ def test_another_machine_s_cluster_is_removed_by_down_once_its_pods_have_long_sh
         cluster.take_down("theirs")
     assert main(["pods", "down", "--all"]) == 0
     assert capsys.readouterr().out == "nothing was up\n" and secret.exists()
-    long_ago = time.time() - SILENT_SECONDS - 60
+    long_ago = time.time() - LONG_SILENCE_SECONDS - 60
     for path in (*secret.parent.iterdir(), secret.parent):
         os.utime(path, (long_ago, long_ago))
     assert main(["pods", "down", "--all"]) == 0
@@ -289,7 +289,7 @@ def lived(work: Callable[[Leases], object], seconds: float, happens: Callable[[]
 
 
 @pytest.mark.usefixtures("start")
-@pytest.mark.parametrize(("kind", "ends"), [(KERNEL, True), (IDLE, False)])
+@pytest.mark.parametrize(("kind", "ends"), [(KERNEL_LEASE, True), (IDLE_LEASE, False)])
 def test_an_open_run_holds_an_idle_lease_only(kind: str, ends: bool) -> None:
     def use(pod: Leases) -> None:
         pod.open(kind, 0.3)

@@ -13,11 +13,13 @@ import shlex
 import sys
 from pathlib import Path
 
+from tests.namespaces import Namespaces
 from zeropods import pods
 from zeropods.errors import UserError, guarded
 from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.outcome import failure
 from zeropods.launch.supervisor import Supervision, run_launch
+from zeropods.pods.cluster import BACKENDS
 
 
 def pdsh_argv(planned: Launch, hostfile: Path) -> list[str]:
@@ -61,6 +63,8 @@ def main() -> None:
     parser.add_argument("--min-pods", type=int)
     parser.add_argument("--watched", action="store_true")
     asked, (script, *arguments) = parser.parse_known_args()
+    # A test may have started the cluster on this backend, which is not one of the package's.
+    BACKENDS["namespaces"] = Namespaces
     cluster = pods.find(asked.name)
     planned = plan_launch(cluster, script, arguments, pods=asked.pods)
     supervision = Supervision(

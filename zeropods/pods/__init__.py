@@ -1,4 +1,5 @@
-"""Worker pods: start them, find them again, end them: `from zeropods import pods; cluster = pods.up(3)`."""
+"""Worker pods: start them, find them again, end them: `from zeropods import pods; cluster =
+pods.up(3)`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ __all__ = ["Cluster", "clusters", "find", "known_cluster", "up"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported only when it is used, because the agent, which imports this package too, has to stay small.
+    # Imported only when it is used, because the agent, which imports this package too, has to stay
+    # small.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'start' if name == 'up' else 'cluster'}"), name)
+    module = "start" if name == "up" else "cluster"
+    return getattr(import_module(f"{__name__}.{module}"), name)

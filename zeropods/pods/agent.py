@@ -1,4 +1,5 @@
-"""A pod: the agent registers, starts the pod's sshd and answers the master; the warden outlives the agent."""
+"""A pod: the agent registers, starts the pod's sshd and answers the master; the warden outlives the
+agent."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import ROOT
@@ -33,18 +33,23 @@ from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose,
 from zeropods.programs import PR_SET_CHILD_SUBREAPER, child_environment, end_with_parent, prctl
 
 ORDERS = "ZEROPODS_ORDERS"
-"""Environment variable with a worker's orders as a JSON object. It holds no secret: `/proc` shows the environment with
-which a process was started, and CML keeps that of a worker in its database."""
+"""Environment variable with a worker's orders as a JSON object. It holds no secret: `/proc` shows
+the environment with which a process was started, and CML keeps that of a worker in its database."""
 BY_STDIN = "stdin"
-"""Argument of a worker on one of the user's own hosts: the first line on stdin is a `stdin_message`, and the worker
-ends when stdin does."""
-HOW_TO_START = "it is the program of a pod, and is not started by hand; start pods with: zeropods pods up --count N"
+"""Argument of a worker on one of the user's own hosts: the first line on stdin is a
+`stdin_message`, and the worker ends when stdin does."""
+HOW_TO_START = (
+    "it is the program of a pod, and is not started by hand; start pods with: zeropods pods up "
+    "--count N"
+)
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
-GRACE_SECONDS = 2.0
+POD_GRACE_SECONDS = 2.0
 """Seconds from SIGTERM to SIGKILL when the pod ends."""
 AGENT_SECONDS = 10.0
-"""Seconds from SIGTERM, which the warden passes on to the agent, until it kills the agent and everything under it."""
-FAILED_SECONDS = 5.0
+"""Seconds from SIGTERM, which the warden passes on to the agent, until it kills the agent and
+everything under it."""
+FAILURE_SECONDS = 5.0
+"""Seconds that the master has to take the reason why there is no pod."""
 LONG_SECONDS = 86_400.0
 FORK_SERVER = "zeropods.launch.forks"
 
@@ -58,8 +63,8 @@ class Orders:
     address: str
     master: tuple[str, int]
     secret_file: str
-    """Path of a file that only its owner can read, with the cluster's secret as hexadecimal. A worker that shares no
-    folder with the process that started it is sent the secret on stdin."""
+    """Path of a file that only its owner can read, with the cluster's secret as hexadecimal. A
+    worker that shares no folder with the process that started it is sent the secret on stdin."""
     ssh_ports: tuple[int, ...]
     """Ports for sshd, in order of preference."""
     authorized_key: str
@@ -75,17 +80,18 @@ class Orders:
 
 
 def main() -> int:
-    """Run as a pod until it ends and return the exit status; `UserError` where its orders are wrong.
+    """Run as a pod until it ends and return the exit status; `UserError` where its orders are
+    wrong.
 
-    The process forks before it does any of a pod's work: the parent, the warden, has nothing to do but to outlive the
-    agent and to end the processes that the agent had under it.
+    The process forks before it does any of a pod's work: the parent, the warden, has nothing to do
+    but to outlive the agent and to end the processes that the agent had under it.
     """
-    is_told_by_stdin = sys.argv[1:] == [BY_STDIN]
-    secret = None
-    if is_told_by_stdin:
+    is_bound_to_stdin = sys.argv[1:] == [BY_STDIN]
+    if is_bound_to_stdin:
         secret = _take_from_stdin()
-    orders = _take_orders()
-    if secret is None:
+        orders = _take_orders()
+    else:
+        orders = _take_orders()
         secret = read_secret(orders.secret_file)
     if orders.gpus is not None:
         os.environ[VISIBLE] = orders.gpus
@@ -96,7 +102,7 @@ def main() -> int:
     warden = os.getpid()
     agent = os.fork()
     if agent:
-        if is_told_by_stdin:
+        if is_bound_to_stdin:
             threading.Thread(target=_end_with_stdin, daemon=True).start()
         return _guard(agent, f"pod {orders.address}", folder)
     try:
@@ -113,8 +119,10 @@ def main() -> int:
 
 
 def stdin_message(environment: Mapping[str, str], secret: bytes) -> bytes:
-    """The line that a worker with the argument `stdin` reads first: its environment variables and the secret."""
-    return json.dumps({"environment": dict(environment), "secret": secret.hex()}).encode() + b"\n"
+    """The line that a worker with the argument `stdin` reads first: its environment variables and
+    the secret."""
+    message = {"environment": dict(environment), "secret": secret.hex()}
+    return json.dumps(message).encode() + b"\n"
 
 
 def read_secret(path: str | Path) -> bytes:
@@ -122,10 +130,14 @@ def read_secret(path: str | Path) -> bytes:
     try:
         return bytes.fromhex(Path(path).read_text(encoding="ascii"))
     except OSError as error:
-        remedy = "has its cluster ended? Pods of CML read it in the project folder, which all of them share"
+        remedy = (
+            "has its cluster ended? Pods of CML read it in the project folder, which all of them "
+            "share"
+        )
         raise UserError(f"{path}: {error.strerror}; {remedy}") from None
     except ValueError:
-        raise UserError(f"{path}: is not a cluster's secret; zeropods pods down, and start the pods again") from None
+        remedy = "zeropods pods down, and start the pods again"
+        raise UserError(f"{path}: is not a cluster's secret; {remedy}") from None
 
 
 def _take_from_stdin() -> bytes:
@@ -140,73 +152,96 @@ def _take_from_stdin() -> bytes:
 
 
 def _take_orders() -> Orders:
-    """Take the orders out of the environment, so that processes that this one starts do not inherit them."""
+    """Take the orders out of the environment, so that processes that this one starts do not inherit
+    them."""
     text = os.environ.pop(ORDERS, "")
     if not text:
         raise UserError(f"worker_p.py: no orders; {HOW_TO_START}")
-    named = [os.environ[name] for name in WORKER_VARIABLES if os.environ.get(name)]
-    worker = named[0] if named else f"{socket.gethostname()}-{os.getpid()}"
     try:
-        return Orders(**json.loads(text), worker=worker, address=own_address())
+        return Orders(**json.loads(text), worker=_worker_id(), address=own_address())
     except (ValueError, TypeError) as error:
-        raise UserError(f"{ORDERS}: {error}; do master and pods run the same zeropods version?") from None
+        remedy = "do master and pods run the same zeropods version?"
+        raise UserError(f"{ORDERS}: {error}; {remedy}") from None
+
+
+def _worker_id() -> str:
+    """The id that the backend has given this worker, else one that no other worker has."""
+    for name in WORKER_VARIABLES:
+        if os.environ.get(name):
+            return os.environ[name]
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 class PodEndedError(Exception):
-    """The pod has to end; the arguments are the reason and the exit status."""
+    """The pod has to end."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason, status)
+        self.reason = reason
+        self.status = status
+        """The exit status."""
 
 
 class _Agent:
-    """The process below the warden. Its folder is private and empty, for the keys, configuration and log of sshd."""
+    """The process below the warden. Its folder is private and empty, for the keys, configuration
+    and log of sshd."""
 
     def __init__(self, orders: Orders, secret: bytes, folder: Path) -> None:
-        self._orders, self._secret = orders, secret
+        self._orders = orders
+        self._secret = secret
         self._host_key = make_key(folder / HOST_KEY, "")
         self._sock = listening_socket(orders.address, 0)
         self._port = self._sock.getsockname()[1]
-        self._server = Server(self._secret, control_purpose(orders.address, self._port), self._answer)
+        purpose = control_purpose(orders.address, self._port)
+        self._server = Server(self._secret, purpose, self._answer)
         self._folder = folder
         self._sshd: subprocess.Popen[bytes] | None = None
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._leases = Leases(self._daemons, self._end)
 
     async def live(self) -> int:
-        """Run the pod, from its registration to the end of everything under this process; return the exit status."""
+        """Run the pod, from its registration to the end of everything under this process; return
+        the exit status."""
         loop = asyncio.get_running_loop()
         self._ending = loop.create_future()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for signum in ENDING:
             loop.add_signal_handler(signum, self._end, f"it got {signum.name}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *ENDING})
-        # A thread that nobody waits for: a file server that hangs must not keep the pod from answering or ending.
+        # A thread that nobody waits for: a file server that hangs must not keep the pod from
+        # answering or ending.
         threading.Thread(target=show_life, args=(self._orders.secret_file,), daemon=True).start()
         tasks = [asyncio.create_task(work) for work in (self._register(), self._leases.watch())]
         try:
             await asyncio.gather(*tasks, self._ending)
         except PodEndedError as ended:
-            reason, status = ended.args
+            reason = ended.reason
+            status = ended.status
         finally:
             for task in tasks:
                 task.cancel()
-            # Let nothing new begin; then SIGTERM to the processes that heed it, and SIGKILL to those that are left.
+            # Let nothing new begin; then SIGTERM to the processes that heed it, and SIGKILL to
+            # those that are left.
             if self._sshd is not None:
                 self._sshd.kill()
             await self._server.close()
-            processes.end(_below, GRACE_SECONDS)
+            processes.end(_below, POD_GRACE_SECONDS)
         self._say(f"ended: {reason}")
-        return int(status)
+        return status
 
     async def _register(self) -> None:
         orders = self._orders
         await self._server.open(self._sock)
         try:
-            sshd = await start_sshd(self._folder, orders.address, orders.ssh_ports, orders.authorized_key)
+            self._sshd, ssh_port = await start_sshd(
+                self._folder, orders.address, orders.ssh_ports, orders.authorized_key
+            )
         except UserError as error:
             # The master is told why, since it cannot read every worker's log.
+            failure = {"failed": str(error)}
             with suppress(WireError):
-                await ask(*orders.master, self._secret, PURPOSE, {"failed": str(error)}, FAILED_SECONDS)
+                await ask(*orders.master, self._secret, PURPOSE, failure, FAILURE_SECONDS)
             raise
-        self._sshd, ssh_port = sshd
         pod = Pod(
             worker=orders.worker,
             address=orders.address,
@@ -221,24 +256,20 @@ class _Agent:
         self._say(f"ready, ssh port {ssh_port}")
 
     async def _answer(self, request: Message, peer: str) -> Message:
-        """Answer a peer that knows the cluster's secret: about a run where the request names one, else about the pod.
+        """Answer a peer that knows the cluster's secret: about a run where the request names one,
+        else about the pod.
 
         `forks` in a renewal says whether the ranks of the run can be forked here.
         """
         answer: Message
         match request:
             case {"do": "renew", "run": run}:
-                if request.get("forks") and (self._fork_server is None or self._fork_server.poll() is not None):
-                    place, silent = self._folder / FORKS, subprocess.DEVNULL
-                    argv, variables = [sys.executable, "-m", FORK_SERVER, str(place)], dict([processes.PLACE])
-                    how: Any = {"cwd": ROOT, "stdout": silent, "stderr": silent, "env": child_environment() | variables}
-                    # Without this server, ranks start as new processes.
-                    with suppress(OSError):
-                        place.unlink(missing_ok=True)
-                        self._fork_server = processes.start_bound(argv, **how)
+                if request.get("forks"):
+                    self._start_fork_server()
                 answer = self._leases.renew_run(run, request.get("seconds", 0.0))
             case {"do": "end", "run": run}:
-                answer = await self._leases.end_run(run, request.get("grace_seconds", 0.0))
+                grace_seconds = request.get("grace_seconds", 0.0)
+                answer = await self._leases.end_run(run, grace_seconds)
             case {"do": "stacks", "run": run}:
                 self._leases.ask_for_stacks(run)
                 answer = {}
@@ -246,19 +277,43 @@ class _Agent:
                 # The answer is sent before the tasks that wait for the end have their turn.
                 self._end("it was asked to")
                 answer = {"ending": True}
-            case {"do": "renew" | "status" as do}:
-                if do == "renew":
-                    self._leases.renew()
+            case {"do": "renew"}:
+                self._leases.renew()
+                answer = self._leases.status()
+            case {"do": "status"}:
                 answer = self._leases.status()
             case _:
-                answer = {"error": f"{request}: not a known request; is the sender's zeropods a different version?"}
+                remedy = "is the sender's zeropods a different version?"
+                answer = {"error": f"{request}: not a known request; {remedy}"}
         self._leases.use()
         return answer
 
+    def _start_fork_server(self) -> None:
+        """Start the server that forks ranks, unless it runs already."""
+        is_running = self._fork_server is not None and self._fork_server.poll() is None
+        if is_running:
+            return
+        socket_path = self._folder / FORKS
+        name, value = processes.PLACE
+        # Without this server, ranks start as new processes.
+        with suppress(OSError):
+            socket_path.unlink(missing_ok=True)
+            self._fork_server = processes.start_bound(
+                [sys.executable, "-m", FORK_SERVER, str(socket_path)],
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**child_environment(), name: value},
+            )
+
     def _daemons(self) -> list[int]:
+        pids = []
         # sshd is not polled: polling could collect its exit status before `_reap` does.
-        sshd, server = [] if self._sshd is None else [self._sshd.pid], self._fork_server
-        return sshd if server is None or server.poll() is not None else [*sshd, server.pid]
+        if self._sshd is not None:
+            pids.append(self._sshd.pid)
+        if self._fork_server is not None and self._fork_server.poll() is None:
+            pids.append(self._fork_server.pid)
+        return pids
 
     def _end(self, reason: str, status: int = 0) -> None:
         """Let the pod end; only the first reason counts."""
@@ -287,28 +342,44 @@ def _below() -> list[Process]:
 
 
 def _guard(agent: int, pod: str, folder: Path) -> int:
-    """Pass signals on to the agent, outlive it, and end the processes that it left; return the exit status of both."""
-    deadline, status = math.inf, None
+    """Pass signals on to the agent, outlive it, and end the processes that it left; return the exit
+    status of both."""
+    deadline = math.inf
+    status = None
     try:
-        while (status := processes.reap().get(agent)) is None and time.monotonic() < deadline:
-            patience = min(max(deadline - time.monotonic(), 0.0), LONG_SECONDS)
-            got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
-            if got is not None and got.si_signo in ENDING and deadline == math.inf:
+        while True:
+            status = processes.reap().get(agent)
+            now = time.monotonic()
+            if status is not None or now >= deadline:
+                break
+            patience = min(deadline - now, LONG_SECONDS)
+            received = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
+            is_asked_to_end = received is not None and received.si_signo in ENDING
+            if is_asked_to_end and deadline == math.inf:
                 deadline = time.monotonic() + AGENT_SECONDS
                 os.kill(agent, signal.SIGTERM)
     finally:
         is_clean = processes.end(_below, 0.0) == 0
         shutil.rmtree(folder, ignore_errors=True)
-    if status is None or status < 0:
-        how = f"did not end in {AGENT_SECONDS:.0f} s" if status is None else f"was killed by signal {-status}"
-        print(f"{pod}: the agent {how}; everything under it was killed", file=sys.stderr, flush=True)
+    how = None
+    if status is None:
+        how = f"did not end in {AGENT_SECONDS:.0f} s"
+    elif status < 0:
+        how = f"was killed by signal {-status}"
+    if how is not None:
+        line = f"{pod}: the agent {how}; everything under it was killed"
+        print(line, file=sys.stderr, flush=True)
     if not is_clean:
-        print(f"{pod}: processes hang in the kernel and did not end on SIGKILL", file=sys.stderr, flush=True)
-    return status if status in (0, 1) and is_clean else 1
+        line = f"{pod}: processes hang in the kernel and did not end on SIGKILL"
+        print(line, file=sys.stderr, flush=True)
+    if status in (0, 1) and is_clean:
+        return status
+    return 1
 
 
 def _end_with_stdin() -> None:
-    """Ask this process to end when the connection to the process that started it ends, for whatever reason."""
+    """Ask this process to end when the connection to the process that started it ends, for whatever
+    reason."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

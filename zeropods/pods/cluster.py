@@ -29,7 +29,7 @@ from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import LocalWorkers
 from zeropods.pods.gpus import HIDDEN
 from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
-from zeropods.pods.machine import SILENT_SECONDS, Machine, seconds_of_silence, this_machine
+from zeropods.pods.machine import LONG_SILENCE_SECONDS, Machine, seconds_of_silence, this_machine
 from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
@@ -300,15 +300,15 @@ def names() -> list[str]:
 
 def names_here() -> list[str]:
     """Those names, without the clusters of other machines."""
-    here = []
+    of_this_machine = []
     for name in names():
         cluster = None
         # A file that is not a state is reported by the one who needs it.
         with suppress(UserError):
             cluster = read_cluster(folder_of(name))
         if cluster is None or not cluster.is_elsewhere:
-            here.append(name)
-    return here
+            of_this_machine.append(name)
+    return of_this_machine
 
 
 def claim(cluster: Cluster) -> None:
@@ -611,11 +611,11 @@ def _how_to_end(cluster: Cluster) -> str:
     """What to do about a cluster that cannot be ended from here now."""
     command = f"zeropods pods down --name {cluster.name}"
     if shows_life(cluster) and cluster.machine is not None:
-        minutes = f"{SILENT_SECONDS / 60:.0f} minutes"
-        there = f"on {cluster.machine.hostname}: {command}"
-        return f"{there}; once that machine is gone, here too after {minutes}"
-    there = f"where it was started: {command}"
-    return f"{there}; if its pods have ended, remove {cluster.folder}"
+        minutes = f"{LONG_SILENCE_SECONDS / 60:.0f} minutes"
+        remedy = f"on {cluster.machine.hostname}: {command}"
+        return f"{remedy}; once that machine is gone, here too after {minutes}"
+    remedy = f"where it was started: {command}"
+    return f"{remedy}; if its pods have ended, remove {cluster.folder}"
 
 
 def pods_out_of_reach(cluster: Cluster) -> str:
@@ -642,17 +642,18 @@ def shows_life(cluster: Cluster) -> bool:
 def left_of_others() -> list[str]:
     """Names of other machines' clusters that have ended, as far as can be seen: none of their pods
     shows any life."""
-    left = []
+    ended = []
     for name in names():
         with suppress(UserError, FileNotFoundError):
             cluster = read_cluster(folder_of(name))
             if cluster is None or not cluster.is_elsewhere:
                 continue
             if has_long_been_silent(cluster) and not answers(cluster):
-                left.append(name)
-    return left
+                ended.append(name)
+    return ended
 
 
 def has_long_been_silent(cluster: Cluster) -> bool:
-    """Whether its agents would show that they live, and none has done so for `SILENT_SECONDS`."""
-    return shows_life(cluster) and seconds_of_silence(cluster.folder) > SILENT_SECONDS
+    """Whether its agents would show that they live, and none has done so for
+    `LONG_SILENCE_SECONDS`."""
+    return shows_life(cluster) and seconds_of_silence(cluster.folder) > LONG_SILENCE_SECONDS

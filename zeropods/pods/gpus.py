@@ -1,7 +1,8 @@
 """The GPUs that a process may use, and how the pods of one machine share them.
 
-A process may use the GPUs that CUDA_VISIBLE_DEVICES names, or all where it is not set. NVML knows all of a machine,
-whatever the variable says. Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+A process may use the GPUs that CUDA_VISIBLE_DEVICES names, or all where it is not set. NVML knows
+all of a machine, whatever the variable says. Source: CUDA C++ Programming Guide, "CUDA Environment
+Variables".
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from zeropods.tables import counted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 POD_GPUS = "ZEROPODS_GPUS"
-"""Environment variable of a pod's sessions that keeps the value which `VISIBLE` has there, since DeepSpeed's own
-launcher overwrites `VISIBLE` with the numbers of the slots."""
+"""Environment variable of a pod's sessions that keeps the value which `VISIBLE` has there, since
+DeepSpeed's own launcher overwrites `VISIBLE` with the numbers of the slots."""
 HIDDEN = "-1"
-"""Value of `VISIBLE` that hides every GPU; an empty one does so too, but is easily overlooked in a log."""
+"""Value of `VISIBLE` that hides every GPU; an empty one does so too, but is easily overlooked in a
+log."""
 BY_DEEPSPEED = "CROSS_RANK"
-"""Environment variable that DeepSpeed's launcher sets for its ranks (deepspeed/launcher/launch.py)."""
+"""Environment variable that DeepSpeed's launcher sets for its ranks
+(deepspeed/launcher/launch.py)."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,13 @@ class VisibleGpu:
     name: str
     """Its number, or its UUID or the beginning of it, as CUDA_VISIBLE_DEVICES has it."""
     uuid: str
-    """Its whole UUID, which begins with `GPU-`; with `MIG-` for a part of a GPU that is named by its own UUID."""
+    """Its whole UUID, which begins with `GPU-`; with `MIG-` for a part of a GPU that is named by
+    its own UUID."""
 
 
 def visible_gpus() -> tuple[VisibleGpu, ...]:
-    """The GPUs that CUDA shows this process, in CUDA's order; CUDA itself is not asked, so a later fork can use it.
+    """The GPUs that CUDA shows this process, in CUDA's order; CUDA itself is not asked, so a later
+    fork can use it.
 
     Raises:
         UserError: there is an NVIDIA driver, but it does not answer.
@@ -46,10 +51,13 @@ def visible_gpus() -> tuple[VisibleGpu, ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        numbers = range(pynvml.nvmlDeviceGetCount())
-        uuids = [str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(number))) for number in numbers]
+        uuids = []
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+            uuids.append(str(pynvml.nvmlDeviceGetUUID(handle)))
     except pynvml.NVMLError as error:
-        raise UserError(f"counting GPUs failed: {error}; say how many there are with --slots") from None
+        remedy = "say how many there are with --slots"
+        raise UserError(f"counting GPUs failed: {error}; {remedy}") from None
     finally:
         pynvml.nvmlShutdown()
 
@@ -74,17 +82,22 @@ def own_gpus() -> int:
 def _names(value: str) -> list[str]:
     """The names in a value of CUDA_VISIBLE_DEVICES; none in one that hides all GPUs."""
     names = [name.strip() for name in value.split(",")]
-    return names if names[0] not in ("", HIDDEN) else []
+    if names[0] in ("", HIDDEN):
+        return []
+    return names
 
 
 def _uuid_of(name: str, uuids: Sequence[str]) -> str | None:
-    """UUID of the GPU with this number, or whose UUID begins so; None where there is no such GPU."""
+    """UUID of the GPU with this number, or whose UUID begins so; None where there is no such
+    GPU."""
     if name.isdecimal():
         number = int(name)
         return uuids[number] if number < len(uuids) else None
     if name.startswith("MIG-"):
         return name if uuids else None
-    matching = [uuid for uuid in uuids if name.startswith("GPU-") and uuid.startswith(name)]
+    if not name.startswith("GPU-"):
+        return None
+    matching = [uuid for uuid in uuids if uuid.startswith(name)]
     return matching[0] if len(matching) == 1 else None
 
 
@@ -92,10 +105,11 @@ def _uuid_of(name: str, uuids: Sequence[str]) -> str | None:
 
 
 def shared_gpus(pods: int, slots: int | None) -> tuple[str, ...]:
-    """The GPUs of each of several pods of this machine, as values of CUDA_VISIBLE_DEVICES; () where there is no GPU.
+    """The GPUs of each of several pods of this machine, as values of CUDA_VISIBLE_DEVICES; () where
+    there is no GPU.
 
-    No two pods share a GPU: NCCL refuses two processes on one. Where there are too few, all pods get `HIDDEN`: those
-    with a GPU could not train together with those without.
+    No two pods share a GPU: NCCL refuses two processes on one. Where there are too few, all pods
+    get `HIDDEN`: those with a GPU could not train together with those without.
 
     Args:
         slots: GPUs of each pod; if not given, as many as there are for each.
@@ -103,19 +117,28 @@ def shared_gpus(pods: int, slots: int | None) -> tuple[str, ...]:
     names = [gpu.name for gpu in visible_gpus()]
     if not names:
         return ()
-    share = slots or len(names) // pods
-    if share == 0 or pods * share > len(names):
+    gpus_per_pod = slots or len(names) // pods
+    gpus_in_use = pods * gpus_per_pod
+    if gpus_per_pod == 0 or gpus_in_use > len(names):
         return (HIDDEN,) * pods
-    return tuple(",".join(names[first : first + share]) for first in range(0, pods * share, share))
+    shares = []
+    for first in range(0, gpus_in_use, gpus_per_pod):
+        shares.append(",".join(names[first : first + gpus_per_pod]))
+    return tuple(shares)
 
 
 def too_few(pods: int, slots: int | None) -> str:
-    """What to say to people where `shared_gpus` hides the GPUs from these pods: why, and how some could be used."""
-    each = slots or 1
+    """What to say to people where `shared_gpus` hides the GPUs from these pods: why, and how some
+    could be used."""
+    gpus_per_pod = slots or 1
     gpus = own_gpus()
-    fitting = gpus // each
-    remedy = f"start {counted(fitting, 'pod')}" if fitting else f"start 1 pod with {counted(gpus, 'slot')}"
-    place = f"{counted(pods, 'pod')} with {counted(pods * each, 'process')} for {counted(gpus, 'visible GPU')}"
+    fitting_pods = gpus // gpus_per_pod
+    if fitting_pods:
+        remedy = f"start {counted(fitting_pods, 'pod')}"
+    else:
+        remedy = f"start 1 pod with {counted(gpus, 'slot')}"
+    processes = counted(pods * gpus_per_pod, "process")
+    place = f"{counted(pods, 'pod')} with {processes} for {counted(gpus, 'visible GPU')}"
     return f"{place}: they train without GPUs; to use GPUs, {remedy}"
 
 
@@ -130,8 +153,10 @@ def has_too_few(processes: int) -> bool:
 def check_gpus_for(processes: int) -> None:
     """Refuse so many processes on this machine where it has GPUs, but fewer than these."""
     if has_too_few(processes):
-        place = f"--slots {processes}: there are {processes} processes for {counted(own_gpus(), 'visible GPU')}"
-        raise UserError(f"{place}; ask for fewer, or hide GPUs with {VISIBLE}={HIDDEN} in the environment")
+        gpus = counted(own_gpus(), "visible GPU")
+        reason = f"there are {processes} processes for {gpus}"
+        remedy = f"ask for fewer, or hide GPUs with {VISIBLE}={HIDDEN} in the environment"
+        raise UserError(f"--slots {processes}: {reason}; {remedy}")
 
 
 # The ranks of a pod: each slot stands for one of the GPUs that the pod's sessions see.
@@ -141,16 +166,19 @@ def gpus_of_slots(value: str | None, slots: Sequence[int]) -> str:
     """Value of CUDA_VISIBLE_DEVICES for the ranks of these slots, numbered from 0.
 
     Args:
-        value: that of the process that starts the ranks; None where it is not set, and all GPUs are visible.
+        value: that of the process that starts the ranks; None where it is not set, and all GPUs are
+            visible.
     """
     if value is None:
         return ",".join(map(str, slots))
     names = _names(value)
-    return ",".join(names[slot] for slot in slots if slot < len(names)) or HIDDEN
+    names_of_slots = [names[slot] for slot in slots if slot < len(names)]
+    return ",".join(names_of_slots) or HIDDEN
 
 
 def take_pods_gpus() -> None:
-    """Give this process the GPUs of its pod where DeepSpeed's own launcher has started it; call it before CUDA is used.
+    """Give this process the GPUs of its pod where DeepSpeed's own launcher has started it; call it
+    before CUDA is used.
 
     Ranks that `launch/light.py` starts have them already.
     """

@@ -1,7 +1,8 @@
-"""DeepSpeed's hostfile: a line `ADDRESS slots=GPUS` per pod, in the order of their ranks; and this pod's own line.
+"""DeepSpeed's hostfile: a line `ADDRESS slots=GPUS` per pod, in the order of their ranks; and this
+pod's own line.
 
-DeepSpeed takes any word as an address. Here it is a host name or an IPv4 address, since it is also written into
-configurations of ssh, sshd and pdsh, and since pods have an IPv4 address each.
+DeepSpeed takes any word as an address. Here it is a host name or an IPv4 address, since it is also
+written into configurations of ssh, sshd and pdsh, and since pods have an IPv4 address each.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from zeropods.errors import UserError
 from zeropods.pods.gpus import own_gpus
 
 ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-"""A host name or an IPv4 address, but nothing that ssh or pdsh could take for a flag, a pattern or a range of hosts."""
-LINE = re.compile(rf"({ADDRESS.pattern})[ \t]+slots=([1-9][0-9]{{0,3}})")
+"""A host name or an IPv4 address, but nothing that ssh or pdsh could take for a flag, a pattern or
+a range of hosts."""
+HOST_LINE = re.compile(rf"({ADDRESS.pattern})[ \t]+slots=([1-9][0-9]{{0,3}})")
 BLANK = " \t\r"
 
 
@@ -33,8 +35,9 @@ class Host:
     """Number of processes that it gets, one for each GPU."""
 
     def __post_init__(self) -> None:
-        if LINE.fullmatch(self.line()) is None:
-            raise UserError(f"{self.line()!r}: expected a host name or IPv4 address, and 1 to 9999 slots")
+        if HOST_LINE.fullmatch(self.line()) is None:
+            expected = "expected a host name or IPv4 address, and 1 to 9999 slots"
+            raise UserError(f"{self.line()!r}: {expected}")
 
     def line(self) -> str:
         """The host's line in a hostfile."""
@@ -48,21 +51,22 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
         place: name of the file in error messages.
 
     Raises:
-        UserError: a line is not `ADDRESS slots=GPUS`, with what is wrong about it; an address occurs twice; or there is
-            no host.
+        UserError: a line is not `ADDRESS slots=GPUS`, with what is wrong about it; an address
+            occurs twice; or there is no host.
     """
     hosts: dict[str, tuple[int, Host]] = {}
     for number, line in enumerate(text.split("\n"), start=1):
-        stated = line.partition("#")[0].strip(BLANK)
-        if not stated:
+        without_comment = line.partition("#")[0].strip(BLANK)
+        if not without_comment:
             continue
-        match = LINE.fullmatch(stated)
+        match = HOST_LINE.fullmatch(without_comment)
         if match is None:
-            raise UserError(f"{place}:{number}: {line.strip(BLANK)!r}; {_remedy(stated)}")
+            raise UserError(f"{place}:{number}: {line.strip(BLANK)!r}; {_remedy(without_comment)}")
         host = Host(match[1], int(match[2]))
         earlier, _ = hosts.setdefault(host.address.lower(), (number, host))
         if earlier != number:
-            raise UserError(f"{place}:{number}: {host.address!r} is on line {earlier} already; remove one of them")
+            reason = f"{host.address!r} is on line {earlier} already"
+            raise UserError(f"{place}:{number}: {reason}; remove one of them")
     if not hosts:
         raise UserError(f"{place}: no host; expected a line '<address> slots=<gpus>' for each pod")
     return tuple(host for _, host in hosts.values())
@@ -86,7 +90,10 @@ def _remedy(line: str) -> str:
     if fault is not None:
         return fault
     if len(words) == 1:
-        return f"no slots; write '{words[0]} slots=N', where N is the number of its GPUs, or 1 without GPUs"
+        return (
+            f"no slots; write '{words[0]} slots=N', where N is the number of its GPUs, or 1 "
+            "without GPUs"
+        )
     if words[1].partition("=")[0] != "slots":
         return f"{words[1]!r} is not the number of slots; {EXPECTED}"
     if "=" not in words[1] or words[1] == "slots=":
@@ -103,8 +110,8 @@ def _address_fault(address: str) -> str | None:
     user, at, host = address.partition("@")
     if at and ADDRESS.fullmatch(host) is not None:
         return (
-            f"a user is not part of an address; write '{host}', and 'User {user}' for it in ~/.ssh/config or in the "
-            "file of --ssh-config"
+            f"a user is not part of an address; write '{host}', and 'User {user}' for it in "
+            "~/.ssh/config or in the file of --ssh-config"
         )
     if _is_ipv6(address.strip("[]")):
         return "IPv6 is not supported; write the host's name or its IPv4 address"
@@ -112,16 +119,17 @@ def _address_fault(address: str) -> str | None:
         return "several hosts on one line; write a line '<address> slots=<gpus>' for each"
     scheme, is_url, rest = address.partition("://")
     if is_url:
-        return f"{scheme}:// is not part of an address; write '{rest.partition('/')[0]}'"
+        host = rest.partition("/")[0]
+        return f"{scheme}:// is not part of an address; write '{host}'"
     host, colon, port = address.partition(":")
     if colon and ADDRESS.fullmatch(host) is not None:
         return (
-            f"a port is not part of an address; write '{host}', and 'Port {port}' for it in ~/.ssh/config or in the "
-            "file of --ssh-config"
+            f"a port is not part of an address; write '{host}', and 'Port {port}' for it in "
+            "~/.ssh/config or in the file of --ssh-config"
         )
     return (
-        f"{address!r:.60} is not an address; expected a host name of ASCII letters, digits, '.', '-' and '_', or an "
-        "IPv4 address"
+        f"{address!r:.60} is not an address; expected a host name of ASCII letters, digits, '.', "
+        "'-' and '_', or an IPv4 address"
     )
 
 
@@ -134,17 +142,21 @@ def _is_ipv6(address: str) -> bool:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of a hostfile; `UserError` where there is no such file, or as in `parse_hostfile`."""
+    """The hosts of a hostfile; `UserError` where there is no such file, or as in
+    `parse_hostfile`."""
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="backslashreplace")  # Windows puts a mark first.
+        # Windows puts a mark first.
+        text = path.read_text(encoding="utf-8-sig", errors="backslashreplace")
     except (FileNotFoundError, IsADirectoryError):
         reason = "a folder" if path.is_dir() else "no such hostfile"
-        raise UserError(f"{path}: {reason}; give your own, or one that 'zeropods pods up' wrote") from None
+        remedy = "give your own, or one that 'zeropods pods up' wrote"
+        raise UserError(f"{path}: {reason}; {remedy}") from None
     return parse_hostfile(text, str(path))
 
 
 def write_hostfile(path: Path, hosts: Iterable[Host]) -> None:
-    """Write a hostfile that `read_hostfile` can read back; a reader sees the old or the new one, never part of one."""
+    """Write a hostfile that `read_hostfile` can read back; a reader sees the old or the new one,
+    never part of one."""
     files.write_text(path, "".join(f"{host.line()}\n" for host in hosts))
 
 
@@ -156,25 +168,29 @@ SOMEWHERE_ELSE = "192.0.2.1"
 
 
 def own_address() -> str:
-    """This pod's IPv4 address: the one that CML states, else that of the default route, else loopback."""
+    """This pod's IPv4 address: the one that CML states, else that of the default route, else
+    loopback."""
     for variable in ADDRESS_VARIABLES:
-        stated = os.environ.get(variable, "")
+        address = os.environ.get(variable, "")
+        if not address:
+            continue
         try:
-            if stated:
-                return str(ipaddress.IPv4Address(stated))
+            return str(ipaddress.IPv4Address(address))
         except ValueError:
-            raise UserError(f"{variable}: {stated!r}; expected an IPv4 address, or unset it") from None
+            remedy = "expected an IPv4 address, or unset it"
+            raise UserError(f"{variable}: {address!r}; {remedy}") from None
     try:
         return address_towards(SOMEWHERE_ELSE)
     except OSError:
         return "127.0.0.1"
 
 
-def address_towards(there: str) -> str:
-    """The source address that the kernel chooses on the route to another address; `OSError` where there is no route."""
+def address_towards(destination: str) -> str:
+    """The source address that the kernel chooses on the route to another address; `OSError` where
+    there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         # Connecting a UDP socket sends nothing; the port is that of `discard`.
-        sock.connect((there, 9))
+        sock.connect((destination, 9))
         return str(sock.getsockname()[0])
 
 
@@ -189,10 +205,13 @@ def interface(address: str) -> str | None:
 
     if is_loopback(address):
         return "lo"
-    addresses = {name: {each.address for each in found} for name, found in psutil.net_if_addrs().items()}
-    return next((name for name, found in addresses.items() if address in found), None)
+    for name, interface_addresses in psutil.net_if_addrs().items():
+        if address in {entry.address for entry in interface_addresses}:
+            return name
+    return None
 
 
 def own_slots() -> int:
-    """Number of GPUs of this pod that are visible; 1 where there is none, for one process on the CPU."""
+    """Number of GPUs of this pod that are visible; 1 where there is none, for one process on the
+    CPU."""
     return max(1, own_gpus())

@@ -1,4 +1,5 @@
-"""Process trees and how they end, with psutil; interrupts at a bad moment; OOM kills; folders held by a process."""
+"""Process trees and how they end, with psutil; interrupts at a bad moment; OOM kills; folders held
+by a process."""
 
 from __future__ import annotations
 
@@ -29,24 +30,35 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_FILES = (
+    ("memory", "memory.oom_control"),
+    ("", "memory.events"),
+    ("unified", "memory.events"),
+)
+"""Hierarchies of control groups, each with the file of a group that has the count of OOM kills."""
 RUN = "ZEROPODS_RUN"
-"""Environment variable that marks the processes of a run: its launcher exports it on every pod, and the agents find and
-end the processes by it. Its value is the name of the run's lease."""
+"""Environment variable that marks the processes of a run: its launcher exports it on every pod, and
+the agents find and end the processes by it. Its value is the name of the run's lease."""
 FORKS_VARIABLE = "ZEROPODS_FORKS"
-"""Environment variable that tells a pod's sessions the socket of the server that forks ranks (`launch/forks.py`)."""
+"""Environment variable that tells a pod's sessions the socket of the server that forks ranks
+(`launch/forks.py`)."""
 PLACE = ("ZEROPODS_GAP", "0" * 16)
-"""Environment variable of that server, as long as the mark of a run: each fork overwrites it with the mark."""
-PAUSE_SECONDS = 0.05
+"""Environment variable of that server, as long as the mark of a run: each fork overwrites it with
+the mark."""
+SIGNAL_PAUSE_SECONDS = 0.05
 KILL_SECONDS = 20.0
 """Seconds for which SIGKILL is repeated; a process that is left then hangs in the kernel."""
-SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"})
+SHELLS = frozenset(
+    {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"}
+)
 DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
 
 # One process, which psutil tells from a later one with the same pid by its creation time.
 
 
 def find_process(pid: int) -> Process | None:
-    """The process with this pid, even one that has ended but was not reaped; None where there is none."""
+    """The process with this pid, even one that has ended but was not reaped; None where there is
+    none."""
     with suppress(psutil.NoSuchProcess):
         return Process(pid)
     return None
@@ -66,7 +78,8 @@ def send(process: Process, signum: int) -> None:
 
 
 def variable(process: Process, name: str) -> str | None:
-    """Value of an environment variable with which a process was started; None where it has none or cannot be asked."""
+    """Value of an environment variable with which a process was started; None where it has none or
+    cannot be asked."""
     with suppress(psutil.Error, OSError):
         value: str | None = process.environ().get(name)
         return value
@@ -80,8 +93,12 @@ def processes_with(name: str, value: str) -> list[Process]:
 
 def catches(process: Process, number: int) -> bool:
     """Whether a process has a handler of its own for a signal (`SigCgt`, proc(5))."""
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", _text(PROC / str(process.pid) / "status"), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+    status = _text(PROC / str(process.pid) / "status")
+    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    if mask is None:
+        return False
+    bit = int(mask[1], 16) >> (number - 1) & 1
+    return bool(bit)
 
 
 def ask_for_stacks(processes: Iterable[Process]) -> None:
@@ -94,19 +111,25 @@ def ask_for_stacks(processes: Iterable[Process]) -> None:
 # Trees of processes, from their start to their end.
 
 
-def start_bound(argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM, **how: Any) -> subprocess.Popen[bytes]:
+def start_bound(
+    argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM, **how: Any
+) -> subprocess.Popen[bytes]:
     """Start a command without stdin, in a session of its own, which no terminal's Ctrl-C reaches.
 
-    The command gets the signal `at_end` when this process is gone. `how`: further arguments of `Popen`.
+    The command gets the signal `at_end` when this process is gone. `how`: further arguments of
+    `Popen`.
     """
     how = {"env": child_environment(), **how}
-    return subprocess.Popen(bound_argv(argv, at_end), stdin=subprocess.DEVNULL, start_new_session=True, **how)
+    return subprocess.Popen(
+        bound_argv(argv, at_end), stdin=subprocess.DEVNULL, start_new_session=True, **how
+    )
 
 
 def descendants(pid: int) -> list[Process]:
     """Every process below `pid`, parents before their children; none where `pid` has ended.
 
-    A process whose parent ends meanwhile may be missing: ask again before concluding that none is left.
+    A process whose parent ends meanwhile may be missing: ask again before concluding that none is
+    left.
     """
     with suppress(psutil.NoSuchProcess):
         return list(Process(pid).children(recursive=True))
@@ -114,46 +137,56 @@ def descendants(pid: int) -> list[Process]:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Pids of a single-threaded process's children; none where the kernel does not tell. Far cheaper than a tree."""
-    return [int(child) for child in _text(PROC / str(pid) / "task" / str(pid) / "children").split()]
+    """Pids of a single-threaded process's children; none where the kernel does not tell. Far
+    cheaper than a tree."""
+    children = _text(PROC / str(pid) / "task" / str(pid) / "children")
+    return [int(child) for child in children.split()]
 
 
-def end(find: Callable[[], Iterable[Process]], seconds: float, asked: set[Process] | None = None) -> int:
+def end(
+    find: Callable[[], Iterable[Process]], seconds: float, sent_sigterm: set[Process] | None = None
+) -> int:
     """End processes: SIGTERM to those that take it, SIGKILL to all that are left `seconds` later.
 
     Args:
-        find: returns the processes. It is called until it finds none twice in a row, since a process may be missed
-            while its parent ends.
-        asked: processes that were sent SIGTERM already; others are added. A second SIGTERM would cut their end short.
+        find: returns the processes. It is called until it finds none twice in a row, since a
+            process may be missed while its parent ends.
+        sent_sigterm: processes that were sent SIGTERM already; others are added. A second SIGTERM
+            would cut their end short.
 
     Returns:
         Number of processes that are left nevertheless; they hang in the kernel.
     """
-    asked, empty, kill_at = set() if asked is None else asked, 0, time.monotonic() + seconds
+    if sent_sigterm is None:
+        sent_sigterm = set()
+    kill_at = time.monotonic() + seconds
+    times_empty = 0
     while True:
-        there = [process for process in find() if is_alive(process)]
-        empty = 0 if there else empty + 1
+        alive = [process for process in find() if is_alive(process)]
+        times_empty = 0 if alive else times_empty + 1
         overdue = time.monotonic() - kill_at
-        if empty == 2 or overdue > KILL_SECONDS:
-            return len(there)
-        for process in there:
+        if times_empty == 2 or overdue > KILL_SECONDS:
+            return len(alive)
+        for process in alive:
             if overdue >= 0:
                 send(process, signal.SIGKILL)
-            elif process not in asked and takes_sigterm(process):
-                asked.add(process)
+            elif process not in sent_sigterm and takes_sigterm(process):
+                sent_sigterm.add(process)
                 send(process, signal.SIGTERM)
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(SIGNAL_PAUSE_SECONDS)
 
 
 def takes_sigterm(process: Process) -> bool:
     """Whether a process is sent SIGTERM before it is killed.
 
-    Shells and sshd are not, since they would cut off the output of their children; nor is DeepSpeed's launcher, which
-    responds by ending its ranks over 30 s. They end by themselves after the ranks. A launcher that has not started its
-    ranks yet does not catch SIGTERM and is sent it, since nothing else would end it.
+    Shells and sshd are not, since they would cut off the output of their children; nor is
+    DeepSpeed's launcher, which responds by ending its ranks over 30 s. They end by themselves after
+    the ranks. A launcher that has not started its ranks yet does not catch SIGTERM and is sent it,
+    since nothing else would end it.
     """
     try:
-        name, arguments = process.name(), process.cmdline()
+        name = process.name()
+        arguments = process.cmdline()
     except psutil.Error:
         return False
     if name in SHELLS or name.startswith("sshd"):
@@ -164,19 +197,25 @@ def takes_sigterm(process: Process) -> bool:
 
 def reap() -> dict[int, int]:
     """Reap children that have ended; return their exit codes by pid, negative for a signal."""
-    ended: dict[int, int] = {}
+    codes: dict[int, int] = {}
     with suppress(ChildProcessError):
-        while (waited := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[waited[0]] = os.waitstatus_to_exitcode(waited[1])
-    return ended
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            codes[pid] = os.waitstatus_to_exitcode(status)
+    return codes
 
 
 # Interrupts that come at a bad moment.
 
 
 @contextmanager
-def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle these signals with `handler` inside the block; outside of the main thread nothing is changed."""
+def handled(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]
+) -> Iterator[None]:
+    """Handle these signals with `handler` inside the block; outside of the main thread nothing is
+    changed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -190,7 +229,8 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], o
 
 @contextmanager
 def noted_signals() -> Iterator[list[str]]:
-    """Names of the SIGINT, SIGTERM and SIGHUP that came; these interrupt nothing, so no clean-up is cut short."""
+    """Names of the SIGINT, SIGTERM and SIGHUP that came; these interrupt nothing, so no clean-up is
+    cut short."""
     noted: list[str] = []
     with handled(ENDING, lambda number, _: noted.append(signal.Signals(number).name)):
         yield noted
@@ -202,20 +242,24 @@ def deferred() -> Iterator[None]:
 
     Without it, an interrupt could fall between starting a process and writing down that it is ours.
     """
-    came: list[int] = []
+    received: list[int] = []
     try:
-        with handled(ENDING, lambda number, _: came.append(number)):
+        with handled(ENDING, lambda number, _: received.append(number)):
             yield
     finally:
-        if came:
-            os.kill(os.getpid(), came[0])
+        if received:
+            os.kill(os.getpid(), received[0])
 
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise `SystemExit` inside the block, if they would end the process without clean-up."""
-    plain = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    with handled(plain, lambda number, _: sys.exit(128 + number)):
+    """Make SIGTERM and SIGHUP raise `SystemExit` inside the block, if they would end the process
+    without clean-up."""
+    unhandled = []
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            unhandled.append(number)
+    with handled(unhandled, lambda number, _: sys.exit(128 + number)):
         yield
 
 
@@ -225,23 +269,40 @@ def ending_in_order() -> Iterator[None]:
 def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """The kernel's count of OOM kills in this process's memory cgroup; None where it keeps none.
 
-    The count is in `memory.oom_control` (cgroup v1) or `memory.events` (v2), cgroups(7). For a process outside of any
-    group it is that of the whole machine (`oom_kill` in /proc/vmstat). In a container the group's path is not the one
-    that it has outside, and the container's own group is the root of what it sees.
+    The count is in `memory.oom_control` (cgroup v1) or `memory.events` (v2), cgroups(7). For a
+    process outside of any group it is that of the whole machine (`oom_kill` in /proc/vmstat). In a
+    container the group's path is not the one that it has outside, and the container's own group is
+    the root of what it sees.
     """
+    files = [*_cgroup_files(proc, cgroups), proc / "vmstat"]
+    for file in files:
+        count = re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE)
+        if count is not None:
+            return int(count[1])
+    return None
+
+
+def _cgroup_files(proc: Path, cgroups: Path) -> list[Path]:
+    """Where the count of this process's group may be, the most likely place first."""
     lines = _text(proc / "self" / "cgroup").splitlines()
+    if not lines:
+        return []
+    names = {"", *(line.split(":", 2)[2].lstrip("/") for line in lines)}
     # The longest path comes first: it is the group's own where there are several hierarchies.
-    paths = sorted({"", *(line.split(":", 2)[2].lstrip("/") for line in lines)}, key=len, reverse=True)
-    kept = (("memory", "memory.oom_control"), ("", "memory.events"), ("unified", "memory.events")) if lines else ()
-    files = [cgroups / root / path / name for root, name in kept for path in paths]
-    counts = (re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE) for file in (*files, proc / "vmstat"))
-    return next((int(found[1]) for found in counts if found), None)
+    paths = sorted(names, key=len, reverse=True)
+    files = []
+    for hierarchy, file in CGROUP_FILES:
+        for path in paths:
+            files.append(cgroups / hierarchy / path / file)
+    return files
 
 
 def oom_kills_since(before: int | None) -> int | None:
     """Number of OOM kills since the kernel's count was `before`; None where it keeps no count."""
     now = oom_kills()
-    return None if now is None or before is None else now - before
+    if now is None or before is None:
+        return None
+    return now - before
 
 
 def _text(file: Path) -> str:
@@ -250,26 +311,36 @@ def _text(file: Path) -> str:
     return ""
 
 
-# Folders for a pod's keys, or for what visitors of a page upload, each of which is held while its process lives.
+# Folders for a pod's keys, or for what visitors of a page upload, each of which is held while its
+# process lives.
 
-POD, DEMO = "zeropods-pod-", "zeropods-demo-"
+POD = "zeropods-pod-"
+DEMO = "zeropods-demo-"
 """Prefixes of the names of these folders."""
 FRESH_SECONDS = 60.0
 """Age in seconds below which a folder that nobody holds may be about to be held."""
 
 
 def make_private_folder(prefix: str) -> Path:
-    """Make a folder that only this user can read; it is held by this process and its forks until they end.
+    """Make a folder that only this user can read; it is held by this process and its forks until
+    they end.
 
-    Folders with this prefix that killed processes have left are removed first, since nobody holds them.
+    Folders with this prefix that killed processes have left are removed first, since nobody holds
+    them.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):
-            about = left.lstat()
-            if about.st_uid == os.geteuid() and time.time() - about.st_mtime > FRESH_SECONDS:
-                with held(left):
-                    shutil.rmtree(left, ignore_errors=True)
+            _remove_abandoned(path)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     # Never closed: the kernel releases the lock when the last of the processes has ended.
     fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     return folder
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a folder of this user's that nobody holds; `OSError` where somebody does."""
+    status = folder.lstat()
+    is_ours = status.st_uid == os.geteuid()
+    if is_ours and time.time() - status.st_mtime > FRESH_SECONDS:
+        with held(folder):
+            shutil.rmtree(folder, ignore_errors=True)

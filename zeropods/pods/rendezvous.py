@@ -1,4 +1,5 @@
-"""Both sides of a new cluster's rendezvous: pods that are ready register, and are told when all pods have."""
+"""Both sides of a new cluster's rendezvous: pods that are ready register, and are told when all
+pods have."""
 
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ from zeropods.errors import UserError
 from zeropods.pods.wire import Message, Server, WireError, ask, listening_socket
 
 PURPOSE = "register"
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 1.0
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 1.0
 ASK_SECONDS = 60.0
-"""Seconds to wait for the master's answer: a connection that dies while all wait would not be noticed otherwise."""
+"""Seconds to wait for the master's answer: a connection that dies while all wait would not be
+noticed otherwise."""
 FAREWELL_SECONDS = 2.0
 OTHER_FILES = 1_024
-"""File descriptors left for strangers and the rest of the process; a pod that reconnects has two connections."""
+"""File descriptors left for strangers and the rest of the process; a pod that reconnects has two
+connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,22 +46,22 @@ class Pod:
 
 
 async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: float) -> None:
-    """Register a pod that is ready to serve, and return when all pods of its cluster have registered.
+    """Register a pod that is ready to serve, and return when all pods of its cluster have
+    registered.
 
     Args:
-        master: address and port. The master may come up later than this pod or drop a connection: the pod tries again.
+        master: address and port. The master may come up later than this pod or drop a connection:
+            the pod tries again.
         secret: the cluster's secret; it proves both sides to each other and is never sent.
         seconds: time within which the master's answer has to arrive.
 
     Raises:
         UserError: the master does not answer in time, or refuses the pod.
     """
-    place, clock, pause = (
-        f"{master[0]}:{master[1]}",
-        asyncio.get_running_loop().time,
-        FIRST_PAUSE_SECONDS,
-    )
+    place = f"{master[0]}:{master[1]}"
+    clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
+    pause = FIRST_PAUSE_SECONDS
     while True:
         try:
             # A master that starts many pods may greet late.
@@ -66,10 +70,9 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
             break
         except WireError as error:
             if clock() + pause >= deadline:
+                reason = f"no answer from the master in {seconds:g} s ({error})"
                 remedy = "is it up and reachable, and does this pod have its cluster's secret?"
-                raise UserError(
-                    f"{place}: no answer from the master in {seconds:g} s ({error}); {remedy}"
-                ) from None
+                raise UserError(f"{place}: {reason}; {remedy}") from None
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     if "refused" in answer:
@@ -79,8 +82,8 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
 class Rendezvous:
     """The master's side, which listens from `__enter__` to `__exit__`; `gather` waits for the pods.
 
-    It has a thread with an event loop of its own, since in a notebook the main thread runs one already. Pods and
-    failure are written in that loop; the caller's thread only reads them.
+    It has a thread with an event loop of its own, since in a notebook the main thread runs one
+    already. Pods and failure are written in that loop; the caller's thread only reads them.
 
     Args:
         secret: the cluster's secret; a connection that does not prove it is dropped.
@@ -90,7 +93,9 @@ class Rendezvous:
     """
 
     def __init__(self, *, secret: bytes, count: int, address: str, port: int | None) -> None:
-        self._count, self._place = count, (address, port)
+        self._count = count
+        self._address = address
+        self._port = port
         self._pods: dict[str, Pod] = {}
         """Pods that have registered, by the id of their worker."""
         self._failure = Future[str]()
@@ -100,7 +105,7 @@ class Rendezvous:
 
     def __enter__(self) -> Rendezvous:
         allow_open_files(4 * self._count + OTHER_FILES)
-        sock = listening_socket(*self._place)
+        sock = listening_socket(self._address, self._port)
         self.port: int = sock.getsockname()[1]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(sock)), daemon=True)
         self._thread.start()
@@ -116,31 +121,32 @@ class Rendezvous:
         return frozenset(self._pods.copy())
 
     def gather(self, seconds: float) -> tuple[Pod, ...] | None:
-        """The pods, sorted by numeric address, once all have registered; None where that takes longer than `seconds`.
+        """The pods, sorted by numeric address, once all have registered; None where that takes
+        longer than `seconds`.
 
         `UserError` where a pod cannot serve or has another version of zeropods.
         """
         if not wait([self._failure], max(0.0, seconds)).done:
             return None
-        if failure := self._failure.result():
+        failure = self._failure.result()
+        if failure:
             raise UserError(failure)
-        return tuple(
-            sorted(self._pods.values(), key=lambda pod: ipaddress.IPv4Address(pod.address))
-        )
+        pods = sorted(self._pods.values(), key=lambda pod: ipaddress.IPv4Address(pod.address))
+        return tuple(pods)
 
     # From here on everything runs in the event loop, so that nothing needs a lock.
 
     async def _attend(self, request: Message, peer: str) -> Message:
-        """Admit a pod, and answer it once all are there; a pod that lost its connection registers again."""
+        """Admit a pod, and answer it once all are there; a pod that lost its connection registers
+        again."""
         if "failed" in request:
             self._settle(f"pod at {peer}: {request['failed']}")
             return {}
         try:
             pod = Pod(**request)
         except TypeError as error:
-            self._settle(
-                f"pod at {peer}: bad registration: {error}; do master and pods run the same zeropods version?"
-            )
+            remedy = "do master and pods run the same zeropods version?"
+            self._settle(f"pod at {peer}: bad registration: {error}; {remedy}")
         else:
             self._pods[pod.worker] = pod
             if len(self._pods) >= self._count:
@@ -150,12 +156,14 @@ class Rendezvous:
         return {"refused": failure} if failure else {}
 
     def _settle(self, failure: str) -> None:
-        """Settle the outcome once: a failure after success, or after another failure, changes nothing."""
+        """Settle the outcome once: a failure after success, or after another failure, changes
+        nothing."""
         if not self._failure.done():
             self._failure.set_result(failure)
 
     async def _serve(self, sock: socket.socket) -> None:
-        """Serve until the caller leaves; then tell the pods that still wait, and end all connections and the server."""
+        """Serve until the caller leaves; then tell the pods that still wait, and end all
+        connections and the server."""
         await self._server.open(sock)
         await asyncio.to_thread(self._left.wait)
         self._settle("the cluster did not come up")
@@ -163,7 +171,8 @@ class Rendezvous:
 
 
 def allow_open_files(needed: int) -> None:
-    """Raise this process's soft limit on open files to `needed`, or as far as the hard limit allows."""
+    """Raise this process's soft limit on open files to `needed`, or as far as the hard limit
+    allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -95,7 +95,8 @@ def up(
     Raises:
         UserError: a program is missing, a worker ended or never started, or the name is taken.
     """
-    _check_positive(
+    _check_numbers(
+        nvidia_gpu,
         count=count,
         slots=slots,
         lease_seconds=lease_seconds,
@@ -103,13 +104,7 @@ def up(
         memory=memory,
         seconds=seconds,
     )
-    if nvidia_gpu is not None and nvidia_gpu < 0:
-        raise UserError(f"--nvidia-gpu {nvidia_gpu}; expected at least 0")
-    hosts: tuple[Host, ...] = ()
-    if hostfile is None:
-        _check_without_hostfile(count, ssh_config)
-    else:
-        hosts = _hosts(hostfile, count, slots, backend)
+    hosts = _hosts(hostfile, ssh_config, count, slots, backend)
     backend = "hosts" if hosts else _backend_without_hosts(backend)
     if backend not in BACKENDS:
         raise UserError(f"backend {backend!r}: expected local or cml")
@@ -153,29 +148,29 @@ def slots_per_pod(count: int) -> int:
 # What is asked for
 
 
-def _check_positive(**numbers: float | None) -> None:
-    """Refuse a number that is not positive and finite; None stands for one that was not given."""
-    for parameter, number in numbers.items():
+def _check_numbers(nvidia_gpu: int | None, **positive: float | None) -> None:
+    """Refuse a negative number of GPUs, and another number that is not positive and finite; None
+    stands for one that was not given."""
+    for parameter, number in positive.items():
         if number is not None and not 0 < number < math.inf:
             flag = parameter.replace("_", "-")
             raise UserError(f"--{flag} {number}; expected a positive number")
-
-
-def _check_without_hostfile(count: int | None, ssh_config: str | Path | None) -> None:
-    """Refuse what can be meant only with a hostfile."""
-    if ssh_config is not None:
-        raise UserError(
-            f"ssh configuration {ssh_config}: is for hosts of your own; give their hostfile too"
-        )
-    if count is None:
-        raise UserError("--count: not given; say how many pods, or name a --hostfile")
+    if nvidia_gpu is not None and nvidia_gpu < 0:
+        raise UserError(f"--nvidia-gpu {nvidia_gpu}; expected at least 0")
 
 
 def _hosts(
-    hostfile: str | Path, count: int | None, slots: int | None, backend: str | None
+    hostfile: str | Path | None,
+    ssh_config: str | Path | None,
+    count: int | None,
+    slots: int | None,
+    backend: str | None,
 ) -> tuple[Host, ...]:
-    """The first `count` hosts of a hostfile, or all; refuse what cannot be said beside a
-    hostfile."""
+    """The first `count` hosts of a hostfile, or all, and none without a hostfile; refuse what
+    contradicts that there is one, or that there is none. Arguments as those of `up`."""
+    if hostfile is None:
+        _check_without_hostfile(ssh_config, count)
+        return ()
     if slots is not None:
         raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
     if backend is not None:
@@ -186,6 +181,15 @@ def _hosts(
         remedy = "add some, or ask for fewer pods"
         raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; {remedy}")
     return hosts[:count]
+
+
+def _check_without_hostfile(ssh_config: str | Path | None, count: int | None) -> None:
+    if ssh_config is not None:
+        raise UserError(
+            f"ssh configuration {ssh_config}: is for hosts of your own; give their hostfile too"
+        )
+    if count is None:
+        raise UserError("--count: not given; say how many pods, or name a --hostfile")
 
 
 def _backend_without_hosts(backend: str | None) -> str:

@@ -1,10 +1,11 @@
 """Authenticated, bounded requests between a master and its pods; each has a connection of its own.
 
-Listener and connector open with `zeropods 2 NONCE`. The key of the connection is HMAC-SHA256(secret, purpose |
-listener's nonce | connector's nonce). The connector sends its request and the listener its answer, each as a line
-`MAC JSON`, where MAC = HMAC-SHA256(key, who says it | JSON) as hexadecimal. The secret never crosses the wire; a
-replayed, reflected or altered message, one for another purpose and one of another cluster all fail. Nothing is
-encrypted, and no secrets are sent.
+Listener and connector open with `zeropods 2 NONCE`. The key of the connection is
+HMAC-SHA256(secret, purpose | listener's nonce | connector's nonce). The connector sends its request
+and the listener its answer, each as a line `MAC JSON`, where MAC = HMAC-SHA256(key, who says it |
+JSON) as hexadecimal. The secret never crosses the wire; a replayed, reflected or altered message,
+one for another purpose and one of another cluster all fail. Nothing is encrypted, and no secrets
+are sent.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from zeropods.errors import UserError
 
 DEFAULT_PORT = 6_000
 """Port of the master in the original project."""
+ANY_PORT = 0
+"""Stands for a free port that the kernel chooses."""
 MAX_MESSAGE_BYTES = 65_536
 """Largest size of a line in bytes, proof included; a longer one is refused before it is parsed."""
 SEND_SECONDS = 10.0
@@ -35,26 +38,34 @@ GREETING_SECONDS = 5.0
 """Seconds within which a server has to greet, however long it may take to answer."""
 CLOSE_SECONDS = 1.0
 QUEUE = 4_096
-"""Number of connections that the kernel keeps until they are accepted, as far as `net.core.somaxconn` allows.
+"""Number of connections that the kernel keeps until they are accepted, as far as
+`net.core.somaxconn` allows.
 
-A further one gets no answer, and is tried again one, three and seven seconds later: too late for a pod in a crowd.
+A further one gets no answer, and is tried again one, three and seven seconds later: too late for a
+pod in a crowd.
 """
 AT_ONCE = 16
-"""Number of connections that are accepted before earlier ones have their turn to prove themselves."""
+"""Number of connections that are accepted before earlier ones have their turn to prove
+themselves."""
 UNPROVEN = 64
-"""Number of connections that may be unproven at a time. A further one takes the place of the oldest: an honest peer
-needs its place for milliseconds only, so that silent peers keep nobody out."""
+"""Number of connections that may be unproven at a time. A further one takes the place of the
+oldest: an honest peer needs its place for milliseconds only, so that silent peers keep nobody
+out."""
 
 Message = dict[str, Any]
 """A JSON object."""
 Agents = Sequence[tuple[str, int]]
 """Address and control port of each agent."""
 
+LISTENER = b"L"
+CONNECTOR = b"C"
+"""Who says a message, in its proof."""
 _GREETING = re.compile(rb"zeropods 2 ([0-9a-f]{32})\n")
 
 
 class WireError(Exception):
-    """The message is one line: the peer, and why there is no answer from it, or the error that it answered with."""
+    """The message is one line: the peer, and why there is no answer from it, or the error that it
+    answered with."""
 
 
 async def ask(
@@ -66,10 +77,13 @@ async def ask(
     seconds: float,
     greeting_seconds: float = GREETING_SECONDS,
 ) -> Message:
-    """The answer of a server, which has `seconds` to give it once it has greeted; `WireError` if it does not."""
+    """The answer of a server, which has `seconds` to give it once it has greeted; `WireError` if it
+    does not."""
     peer = f"{address}:{port}"
     async with _bounded(peer, min(seconds, greeting_seconds)) as limit:
-        connection = _Connection(peer, *await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES))
+        connection = _Connection(
+            peer, *await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
+        )
         try:
             await connection.agree(secret, purpose, listens=False)
             limit.reschedule(asyncio.get_running_loop().time() + seconds)
@@ -80,44 +94,65 @@ async def ask(
 
 
 def control_purpose(address: str, control_port: int) -> str:
-    """The purpose of a connection to one agent: a proof made for it is not valid for another, even if passed on."""
+    """The purpose of a connection to one agent: a proof made for it is not valid for another, even
+    if passed on."""
     return f"control {address}:{control_port}"
 
 
-async def ask_agents(agents: Agents, secret: bytes, request: Message, seconds: float) -> list[Message | WireError]:
-    """Ask all agents at once; return answers in their order, with a `WireError` for one that gave none or an error."""
+async def ask_agents(
+    agents: Agents, secret: bytes, request: Message, seconds: float
+) -> list[Message | WireError]:
+    """Ask all agents at once; return answers in their order, with a `WireError` for one that gave
+    none or an error."""
 
     async def ask_one(address: str, port: int) -> Message | WireError:
         try:
-            answer = await ask(address, port, secret, control_purpose(address, port), request, seconds)
+            purpose = control_purpose(address, port)
+            answer = await ask(address, port, secret, purpose, request, seconds)
         except WireError as error:
             return error
-        return WireError(f"{address}:{port}: {answer['error']}") if "error" in answer else answer
+        if "error" in answer:
+            return WireError(f"{address}:{port}: {answer['error']}")
+        return answer
 
     return await asyncio.gather(*(ask_one(*agent) for agent in agents))
 
 
-def ask_all(agents: Agents, secret: bytes, request: Message, seconds: float) -> list[Message | WireError]:
-    """`ask_agents` in a thread with its own event loop, since in a notebook the calling thread runs one already."""
+def ask_all(
+    agents: Agents, secret: bytes, request: Message, seconds: float
+) -> list[Message | WireError]:
+    """`ask_agents` in a thread with its own event loop, since in a notebook the calling thread runs
+    one already."""
     with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:
-        return thread.submit(lambda: asyncio.run(ask_agents(agents, secret, request, seconds))).result()
+        return thread.submit(
+            lambda: asyncio.run(ask_agents(agents, secret, request, seconds))
+        ).result()
 
 
 # The server, which runs on the pods and on their master
 
 
 class Server:
-    """A server that answers peers which prove that they know the secret; others are dropped after `PROOF_SECONDS`.
+    """A server that answers peers which prove that they know the secret; others are dropped after
+    `PROOF_SECONDS`.
 
     Args:
         answer: takes a request and the peer's address, and returns the answer to send.
-        crowd: number of peers that may come at the same time; as many may be unproven in addition to `UNPROVEN`.
+        crowd: number of peers that may come at the same time; as many may be unproven in addition
+            to `UNPROVEN`.
     """
 
     def __init__(
-        self, secret: bytes, purpose: str, answer: Callable[[Message, str], Awaitable[Message]], crowd: int = 0
+        self,
+        secret: bytes,
+        purpose: str,
+        answer: Callable[[Message, str], Awaitable[Message]],
+        crowd: int = 0,
     ) -> None:
-        self._secret, self._purpose, self._answer, self._limit = secret, purpose, answer, UNPROVEN + crowd
+        self._secret = secret
+        self._purpose = purpose
+        self._answer = answer
+        self._limit = UNPROVEN + crowd
         self._tasks: set[asyncio.Task[None]] = set()
         self._unproven: list[asyncio.Task[None]] = []
         """Tasks of the connections that are unproven, oldest first."""
@@ -125,7 +160,9 @@ class Server:
 
     async def open(self, sock: socket.socket) -> None:
         """Serve the connections of a listening socket, which belongs to the server from now on."""
-        self._server = await asyncio.start_server(self._serve, sock=sock, limit=MAX_MESSAGE_BYTES, backlog=AT_ONCE)
+        self._server = await asyncio.start_server(
+            self._serve, sock=sock, limit=MAX_MESSAGE_BYTES, backlog=AT_ONCE
+        )
         # asyncio uses one number for both the queue and the connections that it accepts at once.
         sock.listen(QUEUE)
 
@@ -152,16 +189,18 @@ class Server:
             self._unproven.pop(0).cancel()
         self._unproven.append(task)
         name = writer.get_extra_info("peername")
-        connection = _Connection(str(name[0]) if name else "a lost connection", reader, writer)
+        peer = str(name[0]) if name else "a lost connection"
+        connection = _Connection(peer, reader, writer)
         try:
-            # Cancelled by `close`, or by one connection too many: asyncio would log it with a traceback (Python 3.11).
+            # Cancelled by `close`, or by one connection too many: asyncio would log it with a
+            # traceback (Python 3.11).
             with suppress(WireError, asyncio.CancelledError):
-                async with _bounded(connection.peer, PROOF_SECONDS):
+                async with _bounded(peer, PROOF_SECONDS):
                     await connection.agree(self._secret, self._purpose, listens=True)
                     request = await connection.receive()
                 self._unproven.remove(task)
-                answer = await self._answer(request, connection.peer)
-                async with _bounded(connection.peer, SEND_SECONDS):
+                answer = await self._answer(request, peer)
+                async with _bounded(peer, SEND_SECONDS):
                     connection.send(answer)
                     writer.close()
                     await writer.wait_closed()
@@ -176,46 +215,64 @@ def listening_socket(address: str, port: int | None) -> socket.socket:
     """A TCP socket that listens on an IPv4 address of this machine.
 
     Args:
-        port: None for 6000, or any free port where that is taken; a port that is asked for is not replaced.
+        port: None for 6000, or any free port where that is taken; a port that is asked for is not
+            replaced.
 
     Raises:
         UserError: the port is taken, or the address is not this machine's.
     """
+    candidates = (DEFAULT_PORT, ANY_PORT) if port is None else (port,)
     reason: object = None
-    for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
+    for candidate in candidates:
         try:
-            # With SO_REUSEADDR: a master that ended a moment ago leaves connections in TIME_WAIT, which nobody uses.
+            # With SO_REUSEADDR: a master that ended a moment ago leaves connections in TIME_WAIT,
+            # which nobody uses.
             return socket.create_server((address, candidate))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
     place = f"{address}:{port or 'any port'}"
-    raise UserError(f"{place}: cannot listen there ({reason}); name another port, or an address of this machine")
+    remedy = "name another port, or an address of this machine"
+    raise UserError(f"{place}: cannot listen there ({reason}); {remedy}")
 
 
 class _Connection:
-    """What both sides do: exchange nonces, from which the connection's key is derived, then send one message each."""
+    """What both sides do: exchange nonces, from which the connection's key is derived, then send
+    one message each."""
 
-    def __init__(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.peer, self.reader, self.writer = peer, reader, writer
+    def __init__(
+        self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.peer = peer
+        self.reader = reader
+        self.writer = writer
 
     async def agree(self, secret: bytes, purpose: str, *, listens: bool) -> None:
-        own = secrets.token_hex(16).encode()
-        self.writer.write(b"zeropods 2 " + own + b"\n")
+        nonce = secrets.token_hex(16).encode()
+        self.writer.write(b"zeropods 2 " + nonce + b"\n")
         greeting = _GREETING.fullmatch(await self.reader.readuntil(b"\n"))
         if greeting is None:
             raise WireError(f"{self.peer}: malformed: not a greeting in this protocol")
-        nonces = (own, greeting[1]) if listens else (greeting[1], own)
+        other_nonce = greeting[1]
+        if listens:
+            nonces = (nonce, other_nonce)
+            self._sender = LISTENER
+            self._other_sender = CONNECTOR
+        else:
+            nonces = (other_nonce, nonce)
+            self._sender = CONNECTOR
+            self._other_sender = LISTENER
         self._key = hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
-        self._own, self._other = (b"L", b"C") if listens else (b"C", b"L")
 
     def send(self, body: Message) -> None:
         text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-        self.writer.write(self._proof(self._own, text) + b" " + text + b"\n")
+        self.writer.write(self._proof(self._sender, text) + b" " + text + b"\n")
 
     async def receive(self) -> Message:
-        proof, _, text = (await self.reader.readuntil(b"\n"))[:-1].partition(b" ")
-        if not hmac.compare_digest(self._proof(self._other, text), proof):
-            raise WireError(f"{self.peer}: bad proof: a message that was not made with this cluster's secret")
+        line = await self.reader.readuntil(b"\n")
+        proof, _, text = line.removesuffix(b"\n").partition(b" ")
+        if not hmac.compare_digest(self._proof(self._other_sender, text), proof):
+            reason = "a message that was not made with this cluster's secret"
+            raise WireError(f"{self.peer}: bad proof: {reason}")
         body: Message = json.loads(text)
         return body
 
@@ -234,7 +291,9 @@ async def _bounded(peer: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
     except asyncio.IncompleteReadError:
         raise WireError(f"{peer}: closed: the peer ended the connection") from None
     except asyncio.LimitOverrunError:
-        raise WireError(f"{peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes") from None
+        raise WireError(
+            f"{peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes"
+        ) from None
     except OSError as error:
         # asyncio puts its own message in place of the system's.
         number = error.errno or 0

@@ -31,7 +31,7 @@ WORKER_SCRIPT = ROOT / "worker_p.py"
 WORKER_LOGS = "logs"
 WORKER_STOP_SECONDS = 15.0
 """Seconds from SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
-MOST_PODS = 500
+MOST_LOCAL_PODS = 500
 """Largest number of pods on one machine: each takes a few processes and ports."""
 
 
@@ -165,8 +165,9 @@ class LocalWorkers(ProcessWorkers):
         """One place per worker, from 127.A.B.1 on; A and B are random, so that other clusters have
         others."""
         count = self.settings.count
-        if count > MOST_PODS:
-            raise UserError(f"--count {count}; expected at most {MOST_PODS} pods on a machine")
+        if count > MOST_LOCAL_PODS:
+            expected = f"expected at most {MOST_LOCAL_PODS} pods on a machine"
+            raise UserError(f"--count {count}; {expected}")
         drawn = random.SystemRandom().randrange(1 << 8, (1 << 16) - (1 << 8))
         first = IPv4Address(f"127.{drawn >> 8}.{drawn & 255}.1")
         places = []
