@@ -112,7 +112,17 @@ class Cluster:
     def shared_machine(self) -> bool:
         """Whether all pods are processes of this machine, so that its cores have to be divided
         among them."""
-        return BACKENDS[self.backend].shares_this_machine(pod.address for pod in self.pods)
+        addresses = (pod.address for pod in self.pods)
+        return self.backend_class.shares_this_machine(addresses)
+
+    @property
+    def backend_class(self) -> type[Backend]:
+        """What is known of its backend.
+
+        One that this process does not know, of another version or of a test, counts as processes
+        of this machine, as most backends are.
+        """
+        return BACKENDS.get(self.backend, LocalWorkers)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -270,6 +280,12 @@ def chosen_name() -> str | None:
 
 def workers_of(cluster: Cluster) -> Backend:
     """The workers of a cluster, as an object of its backend."""
+    if cluster.backend not in BACKENDS:
+        known = ", ".join(BACKENDS)
+        raise UserError(
+            f"cluster {cluster.name}: its backend {cluster.backend!r} is unknown; expected one of "
+            f"{known}: end it with the version of zeropods that started it"
+        )
     return BACKENDS[cluster.backend](cluster.folder, cluster.settings)
 
 
@@ -552,7 +568,7 @@ def sweep() -> None:
         # A folder that another process holds, or that is not a cluster of ours, is left alone.
         with suppress(UserError), locked(folder_of(name)):
             cluster = read_cluster(folder_of(name))
-            if cluster is None or not BACKENDS[cluster.backend].has_processes_here:
+            if cluster is None or not cluster.backend_class.has_processes_here:
                 continue
             if not cluster.is_of_this_machine:
                 continue
@@ -636,7 +652,7 @@ def pods_out_of_reach(cluster: Cluster) -> str:
 def shows_life(cluster: Cluster) -> bool:
     """Whether the agents of a cluster touch its secret: those of this version do that are in the
     folder's file system."""
-    return cluster.machine is not None and BACKENDS[cluster.backend].shares_folder
+    return cluster.machine is not None and cluster.backend_class.shares_folder
 
 
 def left_of_others() -> list[str]:
