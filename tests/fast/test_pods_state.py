@@ -73,6 +73,8 @@ def test_what_was_written_is_found_and_a_file_that_is_no_state_is_named() -> Non
         ("hosts", "127.0.1.2", True),
         ("hosts", "10.0.0.2", False),
         ("cml", "127.0.1.2", False),
+        # Of another version, perhaps.
+        ("unknown", "127.0.1.2", True),
     ],
 )
 def test_pods_of_one_machine_share_it(backend: str, second: str, shared: bool) -> None:
