@@ -362,8 +362,10 @@ def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
         chance = _probability_by_chance(only_here, only_first)
         if is_right is first:
             verdict = "is the first"
+        elif chance < SIGNIFICANCE_LEVEL:
+            verdict = "yes"
         else:
-            verdict = "yes" if chance < SIGNIFICANCE_LEVEL else "no"
+            verdict = "no"
         low, high = score_interval(list(is_right.values())) or (math.nan, math.nan)
         lines.append(
             {
