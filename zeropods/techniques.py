@@ -1,8 +1,10 @@
-"""The techniques that are compared, each one value here, and the keys of a DeepSpeed configuration behind them.
+"""The techniques that are compared, each one value here, and the keys of a DeepSpeed configuration
+behind them.
 
-A new technique needs a value in `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/` where they are new. One
-with keys of its own, such as ZeRO++, gets a field of `Technique` for them; `is_of` checks that field, the keys are
-taken out of `PLAIN`, and `train/deepspeed_keys.py` lets them pass.
+A new technique needs a value in `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/`
+where they are new. One with keys of its own, such as ZeRO++, gets a field of `Technique` for them;
+`is_of` checks that field, the keys are taken out of `PLAIN`, and `train/deepspeed_keys.py` lets
+them pass.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ class Technique:
 
     name: str
     stage: int = 0
-    """ZeRO stage: 1 divides optimizer states, 2 gradients too, 3 parameters too; 0 is training without DeepSpeed."""
+    """ZeRO stage: 1 divides optimizer states, 2 gradients too, 3 parameters too; 0 is training
+    without DeepSpeed."""
     offloads: bool = False
-    """Whether optimizer states, and in stage 3 the parameters too, lie in host memory; the processor then runs Adam."""
+    """Whether optimizer states, and in stage 3 the parameters too, lie in host memory; the
+    processor then runs Adam."""
     profiled: str | None = None
-    """Name of the file in `dsconfig/` that is the same with DeepSpeed's flops profiler switched on."""
+    """Name of the file in `dsconfig/` that is the same with DeepSpeed's flops profiler switched
+    on."""
 
     @property
     def is_alone(self) -> bool:
@@ -45,9 +50,14 @@ class Technique:
     def is_of(self, config: Mapping[str, Any]) -> bool:
         """Whether a DeepSpeed configuration is of this technique and has nothing beyond it."""
         stage = block(config, "zero_optimization").get("stage", 0)
-        offloaded = is_offloaded(config, "offload_optimizer"), is_offloaded(config, "offload_param")
-        expected = self.offloads, self.offloads and self.stage == 3
-        return stage == self.stage > 0 and offloaded == expected and not keys_beyond(config)
+        if self.stage == 0 or stage != self.stage:
+            return False
+        if is_offloaded(config, "offload_optimizer") != self.offloads:
+            return False
+        offloads_parameters = self.offloads and self.stage == 3
+        if is_offloaded(config, "offload_param") != offloads_parameters:
+            return False
+        return not keys_beyond(config)
 
 
 TECHNIQUES = (
@@ -65,17 +75,24 @@ NAMES = tuple(technique.name for technique in TECHNIQUES)
 
 def technique_named(name: str) -> Technique:
     """The technique of that name; `UserError` where there is none."""
-    found = next((technique for technique in TECHNIQUES if technique.name == name), None)
-    if found is None:
-        raise UserError(f"technique {name!r}; expected one of {', '.join(NAMES)}")
-    return found
+    for technique in TECHNIQUES:
+        if technique.name == name:
+            return technique
+    raise UserError(f"technique {name!r}; expected one of {', '.join(NAMES)}")
 
 
 def technique_of(config: Mapping[str, Any] | None, world_size: int) -> str:
-    """Name of the technique of a run by its effective DeepSpeed configuration (None: no DeepSpeed); else `custom`."""
+    """Name of the technique of a run by its effective DeepSpeed configuration, else `custom`.
+
+    Args:
+        config: None for training without DeepSpeed.
+    """
     if config is None:
         return "none" if world_size == 1 else "ddp"
-    return next((technique.name for technique in TECHNIQUES if technique.is_of(config)), CUSTOM)
+    for technique in TECHNIQUES:
+        if technique.is_of(config):
+            return technique.name
+    return CUSTOM
 
 
 PLAIN: dict[str, tuple[object, ...]] = {
@@ -91,18 +108,24 @@ PLAIN: dict[str, tuple[object, ...]] = {
     "zero_optimization.offload_param.device": ("none", "cpu"),
     "tensor_parallel.autotp_size": (0, 1),
 }
-"""Keys by which DeepSpeed divides or sends states differently from the techniques, and the values, besides None, with
-which it does not: ZeRO++, MiCS, ZenFlow, NVMe, partial offload, tensor parallelism (zero/config.py of 0.19.8)."""
+"""Keys by which DeepSpeed divides or sends states differently from the techniques, and the values,
+besides None, with which it does not: ZeRO++, MiCS, ZenFlow, NVMe, partial offload, tensor
+parallelism (zero/config.py of 0.19.8)."""
 
 
 def keys_beyond(config: Mapping[str, Any]) -> dict[str, object]:
     """The keys, with their values, that make a DeepSpeed configuration none of the techniques."""
-    found = {path: lookup(config, path) for path in PLAIN}
-    return {path: value for path, value in found.items() if value is not None and value not in PLAIN[path]}
+    beyond = {}
+    for path, plain_values in PLAIN.items():
+        value = lookup(config, path)
+        if value is not None and value not in plain_values:
+            beyond[path] = value
+    return beyond
 
 
 def lookup(config: Mapping[str, Any], dotted: str) -> Any:
-    """The value at `block.key` of a DeepSpeed configuration; None where it or its block is absent."""
+    """The value at `block.key` of a DeepSpeed configuration; None where it or its block is
+    absent."""
     value: Any = config
     for key in dotted.split("."):
         value = value.get(key) if isinstance(value, dict) else None
@@ -110,12 +133,16 @@ def lookup(config: Mapping[str, Any], dotted: str) -> Any:
 
 
 def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
-    """A technique as text; a custom one with the keys that make it so, `custom (offload_param.device nvme)`."""
+    """A technique as text; a custom one with the keys that make it so, `custom
+    (offload_param.device nvme)`."""
     if name != CUSTOM or config is None:
         return name
-    keys = {path.removeprefix("zero_optimization."): value for path, value in keys_beyond(config).items()}
-    said = ", ".join(f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in keys.items())
-    return f"{name} ({said})" if said else name
+    keys = []
+    for path, value in keys_beyond(config).items():
+        key = path.removeprefix("zero_optimization.")
+        text = value if isinstance(value, str) else json.dumps(value)
+        keys.append(f"{key} {text}")
+    return f"{name} ({', '.join(keys)})" if keys else name
 
 
 def offloads_optimizer(config: Mapping[str, Any]) -> bool:
@@ -124,12 +151,17 @@ def offloads_optimizer(config: Mapping[str, Any]) -> bool:
 
 
 def is_offloaded(config: Mapping[str, Any], key: str) -> bool:
-    """Whether `offload_optimizer` or `offload_param` of a DeepSpeed configuration names a device."""
+    """Whether `offload_optimizer` or `offload_param` of a DeepSpeed configuration names a
+    device."""
     return lookup(config, f"zero_optimization.{key}.device") not in (None, "none")
 
 
 def block(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A block of a DeepSpeed configuration, empty where it is absent; `UserError` where it is not an object."""
+    """A block of a DeepSpeed configuration, empty where it is absent.
+
+    Raises:
+        UserError: it is not an object.
+    """
     value = config.get(name) or {}
     if not isinstance(value, Mapping):
         raise UserError(f"{name} {value!r:.60}; expected an object")
