@@ -192,8 +192,7 @@ class Site:
         except UserError as error:
             raise gr.Error(str(error)) from None
         model = gr.Dropdown(choices=labels, value=labels[0])
-        others = [(NONE, ""), *labels]
-        other = gr.Dropdown(choices=others, value="", visible=len(labels) > 1)
+        other = gr.Dropdown(choices=[(NONE, ""), *labels], value="", visible=len(labels) > 1)
         return [model, other, self.choose_model(labels[0])]
 
     def choose_model(self, label: str) -> Any:
