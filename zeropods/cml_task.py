@@ -1,7 +1,8 @@
-"""Scripts as CML runs them: statement by statement in a kernel. A script's work therefore runs in its own process.
+"""Scripts as CML runs them: statement by statement in a kernel.
 
-In the kernel `sys.argv` is the kernel's, the arguments of a job are in JOB_ARGUMENTS, `__file__` may be missing, an
-event loop runs already, and any SystemExit fails the job, even one of status 0. The working directory is the project's.
+A script's work therefore runs in its own process. In the kernel `sys.argv` is the kernel's, the
+arguments of a job are in JOB_ARGUMENTS, `__file__` may be missing, an event loop runs already, and
+any SystemExit fails the job, even one of status 0. The working directory is the project's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from zeropods.errors import UserError, guarded
 from zeropods.programs import in_kernel
 
 ARGUMENTS = "JOB_ARGUMENTS"
-GRACE_SECONDS = 30.0
+TASK_GRACE_SECONDS = 30.0
 """Seconds from SIGINT to SIGKILL."""
 
 
@@ -32,24 +33,33 @@ class TaskError(UserError):
 
 def task_arguments() -> list[str]:
     """The script's arguments, in a kernel or elsewhere."""
-    return shlex.split(os.environ.get(ARGUMENTS, "")) if in_kernel() else sys.argv[1:]
+    if in_kernel():
+        return shlex.split(os.environ.get(ARGUMENTS, ""))
+    return sys.argv[1:]
 
 
 def project() -> Path:
     """The project's folder, in which a task has to be started."""
     folder = Path.cwd()
     if not (folder / "zeropods" / "cml_task.py").is_file():
-        raise UserError(f"{folder}: not the project's folder; start this where requirements.txt and zeropods/ are")
+        remedy = "start this where requirements.txt and zeropods/ are"
+        raise UserError(f"{folder}: not the project's folder; {remedy}")
     return folder
 
 
 def run_task(*words: str) -> None:
-    """Run Python with the arguments `words` in a process and pass on its output; `TaskError` where it fails.
+    """Run Python with the arguments `words` in a process and pass on its output.
 
     Ctrl-C, or an interrupt of the kernel, interrupts that process too.
+
+    Raises:
+        TaskError: the process fails.
     """
     # The project comes first on the path, so jobs need no installation of it.
-    path = os.pathsep.join(filter(None, [str(project()), os.environ.get("PYTHONPATH")]))
+    path = str(project())
+    usual_path = os.environ.get("PYTHONPATH")
+    if usual_path:
+        path = f"{path}{os.pathsep}{usual_path}"
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [sys.executable, *words],
@@ -69,7 +79,7 @@ def run_task(*words: str) -> None:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(GRACE_SECONDS)
+                process.wait(TASK_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -78,7 +88,10 @@ def run_task(*words: str) -> None:
 
 
 def conclude(command: Callable[[], int | None]) -> None:
-    """Run a command as a script's last line: in a kernel an exception fails the job, elsewhere the status does."""
+    """Run a command as a script's last line.
+
+    In a kernel an exception fails the job, elsewhere the status does.
+    """
     if in_kernel():
         command()
     else:

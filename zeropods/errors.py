@@ -14,6 +14,9 @@ WORDS_FOR = {
     NotADirectoryError: "a file, or below one; name a folder",
 }
 """What is said of a path of the wrong kind, with its remedy; the system's words have none."""
+HIDDEN_NAME = re.compile(r"(^|/)\.([^/]+)\.\w{8}(/new)?(?=/|$)")
+"""Name of what is being written, `.NAME.abcdefgh` or `.NAME.abcdefgh/new`; group 2 is its final
+name."""
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended, as shells have it."""
 
@@ -25,22 +28,27 @@ class UserError(Exception):
     """Exit status of a command that ends with this error."""
 
 
-def told_differences(old: Mapping[str, object], new: Mapping[str, object], keys: Sequence[str]) -> str:
+def told_differences(
+    old: Mapping[str, object], new: Mapping[str, object], keys: Sequence[str]
+) -> str:
     """Settings that differ, each as it was and as it is now."""
 
-    def told(value: object) -> str:
-        listed = value if isinstance(value, list | tuple) else [value]
-        return " and ".join(str(each) for each in listed if each is not None) or "none"
+    changes = [f"{key} {_setting(old.get(key))} -> {_setting(new.get(key))}" for key in keys]
+    return ", ".join(changes)
 
-    return ", ".join(f"{key} {told(old.get(key))} -> {told(new.get(key))}" for key in keys)
+
+def _setting(value: object) -> str:
+    """A setting as text for people."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return " and ".join(str(part) for part in values if part is not None) or "none"
 
 
 def guarded(command: Callable[[], int | None]) -> int:
     """Run a command and return its exit status.
 
-    A `UserError` or an error of the operating system becomes one line on stderr and status 1, or the error's own;
-    Ctrl-C becomes status 130; a command that SIGTERM or SIGHUP ends in an orderly way keeps its status. Anything
-    else is a bug of ours and keeps its traceback.
+    A `UserError` or an error of the operating system becomes one line on stderr and status 1, or
+    the error's own; Ctrl-C becomes status 130; a command that SIGTERM or SIGHUP ends in an orderly
+    way keeps its status. Anything else is a bug of ours and keeps its traceback.
     """
     _open_closed_streams()
     # A path that the terminal's encoding cannot show is no reason to fail once the work is done.
@@ -54,10 +62,11 @@ def guarded(command: Callable[[], int | None]) -> int:
         sys.stderr.close()
         return 1
     except OSError as error:
-        # A file appears whole: until then it has a hidden name beside its final one (`files.write_text`, `new_folder`).
-        place = re.sub(r"(^|/)\.([^/]+)\.\w{8}(/new)?(?=/|$)", r"\1\2", str(error.filename or ""))
+        # A file appears whole: until then it has a hidden name beside its final one
+        # (`files.write_text`, `new_folder`).
+        place = re.sub(HIDDEN_NAME, r"\1\2", str(error.filename or ""))
         words = WORDS_FOR.get(type(error), error.strerror or error)
-        return _fail(f"{place}{place and ': '}{words}")
+        return _fail(f"{place}: {words}" if place else f"{words}")
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except SystemExit as ended:
@@ -69,8 +78,8 @@ def guarded(command: Callable[[], int | None]) -> int:
 def _open_closed_streams() -> None:
     """Lead standard streams that are closed, as with `>&-`, to /dev/null.
 
-    Python then has None in their place. A file that is opened later would get the stream's number, and a child process
-    would write its output into that file.
+    Python then has None in their place. A file that is opened later would get the stream's number,
+    and a child process would write its output into that file.
     """
     for number in range(3):
         try:

@@ -1,7 +1,7 @@
 """Export a run's weights as a model folder that anyone can load.
 
-Each checkpoint holds the weights whole and in FP32, even where ZeRO divides them: the ranks gather them when they
-save (`train.trainer.whole_weights`).
+Each checkpoint holds the weights whole and in FP32, even where ZeRO divides them: the ranks gather
+them when they save (`train.trainer.whole_weights`).
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING
 from zeropods import files, outputs
 from zeropods.errors import UserError
 from zeropods.files import SUFFIX, has_weights, no_folder
-from zeropods.measure.record import CONFIG, RECORD, read_config, read_json, read_record
+from zeropods.measure.record import CONFIG, RECORD, Record, read_config, read_json, read_record
 from zeropods.train import checkpoints
-from zeropods.train.checkpoints import Origin, UnsoundError
+from zeropods.train.checkpoints import Origin, Refuse, UnsoundError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Types that exported numbers may have; those of a checkpoint are FP32."""
 FILE_SIZE = "4GB"
 """Largest size of a weight file, unless a single tensor is larger."""
-TEXT = (".json", ".jinja", ".model", ".txt")
+TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 """Suffixes of a tokenizer's files."""
-NO_TEXT = (checkpoints.MANIFEST, checkpoints.STATE, f"model{SUFFIX}.index.json")
+NOT_OF_TOKENIZER = (checkpoints.MANIFEST, checkpoints.STATE, f"model{SUFFIX}.index.json")
 """Files with such a suffix that do not belong to a tokenizer."""
-REMEDY = "free or repair the disk, then export again"
+EXPORT_REMEDY = "free or repair the disk, then export again"
 PARTS = 4
 """Number of times that `export` reports progress."""
 
@@ -47,14 +48,16 @@ class Exported:
     checkpoint: int
     """Step of the weights."""
     consolidated: bool
-    """Whether the source also holds ZeRO's shards, from which the ranks gathered the weights when they saved."""
+    """Whether the source also holds ZeRO's shards, from which the ranks gathered the weights when
+    they saved."""
     parameters: int
     """Number of parameters, tied ones once."""
     bytes: int
     """Size of the weight files in bytes."""
     dtype: str
     equals_model: bool | None
-    """True for weights of the finished run's `model/`, whose digests were checked; None for those of a checkpoint."""
+    """True for weights of the finished run's `model/`, whose digests were checked; None for those
+    of a checkpoint."""
 
 
 def export(
@@ -65,62 +68,37 @@ def export(
     dtype: str = "float32",
     progress: Callable[[int], object] = lambda parts: None,
 ) -> Exported:
-    """Make a model folder of a run's weights: safetensors, configuration, tokenizer, generation settings.
+    """Make a model folder of a run's weights.
 
-    The folder appears whole, after it has been read back and loaded.
+    It has safetensors, configuration, tokenizer and generation settings, and appears whole, after
+    it has been read back and loaded.
 
     Args:
         run: a run folder.
         out: the folder to make; it may exist if it is empty.
-        checkpoint: step of the checkpoint to take; if not given, the finished run's model, or the newest checkpoint.
+        checkpoint: step of the checkpoint to take; if not given, the finished run's model, or the
+            newest checkpoint.
         dtype: the type of the exported floating-point numbers.
         progress: called with 1 after each part: reading, converting, writing, reading back.
 
     Raises:
-        UserError: there is nothing to export, `out` holds something, or the weights are not what they should be.
+        UserError: there is nothing to export, `out` holds something, or the weights are not what
+            they should be.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out}: exists; choose a new folder, or an empty one")
+    _check_out(out)
     source, step, is_divided = find_source(run, checkpoint)
-
-    # Only now, since they take seconds.
-    import torch
-
-    from zeropods.evaluate.models import is_t5, read_model
-    from zeropods.train.pretrained import source_options
-
-    def read(folder: Path, kind: str) -> PreTrainedModel:
-        """The model in a folder, with every weight from the folder's safetensors files."""
-        return read_model(str(folder), kind, causal=not is_t5(folder), **source_options(str(folder)))
-
-    model, kind = read(source, "float32"), getattr(torch, dtype)
+    model = _read(source, "float32")
     progress(1)
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and bool((tensor.to(kind).isinf() & tensor.isfinite()).any()):
-            raise UserError(f"--dtype {dtype}: {name} holds numbers too large for it; use bfloat16")
-    # Otherwise the last tensor, often the largest, would be kept in FP32 to the end.
-    del name, tensor
-    model.to(kind)
+    _convert(model, dtype)
     progress(1)
     with outputs.new_folder(out) as built:
-        with files.said_in_one_line(out.parent, out.name, REMEDY):
-            # transformers looks for DeepSpeed when it saves, and DeepSpeed logs its start on stdout.
-            with contextlib.redirect_stdout(sys.stderr):
-                model.save_pretrained(built, max_shard_size=FILE_SIZE)
-            files.open_to_readers(built)
-            # A tokenizer's files are copied as they are.
-            for path in sorted(source.iterdir()):
-                if path.suffix in TEXT and path.name not in NO_TEXT and not (built / path.name).exists():
-                    shutil.copyfile(path, built / path.name)
-            files.seal_model(built)
+        with files.said_in_one_line(out.parent, out.name, EXPORT_REMEDY):
+            _write(model, source, built)
         progress(1)
-        found: dict[str, torch.Tensor] = read(built, dtype).state_dict()
-        for name, tensor in model.state_dict().items():
-            # transformers keeps some weights of some models in FP32 whatever their files hold.
-            if name not in found or not torch.equal(tensor, found[name].to(tensor.dtype)):
-                raise UserError(f"{out}: {name} was read back with different values; {REMEDY}")
+        _check_read_back(model, built, dtype, out)
         progress(1)
         size = sum(path.stat().st_size for path in built.glob(f"*{SUFFIX}"))
+    is_from_model = source == run / "model"
     return Exported(
         out=str(out),
         source=str(source),
@@ -129,49 +107,143 @@ def export(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=size,
         dtype=dtype,
-        equals_model=source == run / "model" or None,
+        equals_model=True if is_from_model else None,
     )
 
 
-def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
-    """Folder and step of a run's weights: those that it ended with, else the newest checkpoint that counts.
+def _check_out(out: Path) -> None:
+    """Refuse a folder that holds something, or a path that is no folder."""
+    if not out.exists():
+        return
+    if not out.is_dir() or any(out.iterdir()):
+        raise UserError(f"--out {out}: exists; choose a new folder, or an empty one")
 
-    The third value is whether that folder also holds ZeRO's shards; those files are pickles, and are never opened.
+
+def _read(folder: Path, dtype: str) -> PreTrainedModel:
+    """The model in a folder, with every weight from the folder's safetensors files."""
+    # Only now, since they take seconds.
+    from zeropods.evaluate.models import is_t5, read_model
+    from zeropods.train.pretrained import source_options
+
+    is_causal = not is_t5(folder)
+    return read_model(str(folder), dtype, causal=is_causal, **source_options(str(folder)))
+
+
+def _convert(model: PreTrainedModel, dtype: str) -> None:
+    """Convert the weights to a type that has to hold them."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    _check_range(model, kind, dtype)
+    model.to(kind)
+
+
+def _check_range(model: PreTrainedModel, kind: torch.dtype, name: str) -> None:
+    """Refuse a type that cannot hold a weight.
+
+    This is a separate function: otherwise the last tensor, often the largest, would be kept in FP32
+    to the end.
+    """
+    for weight, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and _overflows(tensor, kind):
+            fault = f"{weight} holds numbers too large for it"
+            raise UserError(f"--dtype {name}: {fault}; use bfloat16")
+
+
+def _overflows(tensor: torch.Tensor, kind: torch.dtype) -> bool:
+    """Whether a finite number would become infinite."""
+    is_lost = tensor.to(kind).isinf() & tensor.isfinite()
+    return bool(is_lost.any())
+
+
+def _write(model: PreTrainedModel, source: Path, folder: Path) -> None:
+    """Write a model folder, with the tokenizer of the folder that the weights were taken from."""
+    # transformers looks for DeepSpeed when it saves, and DeepSpeed logs its start on stdout.
+    with contextlib.redirect_stdout(sys.stderr):
+        model.save_pretrained(folder, max_shard_size=FILE_SIZE)
+    files.open_to_readers(folder)
+    # A tokenizer's files are copied as they are.
+    for path in sorted(source.iterdir()):
+        is_of_tokenizer = path.suffix in TOKENIZER_SUFFIXES and path.name not in NOT_OF_TOKENIZER
+        copy = folder / path.name
+        if is_of_tokenizer and not copy.exists():
+            shutil.copyfile(path, copy)
+    files.seal_model(folder)
+
+
+def _check_read_back(model: PreTrainedModel, folder: Path, dtype: str, out: Path) -> None:
+    """Refuse a folder whose weights, when they are loaded, are not those of the model."""
+    import torch
+
+    read_back: dict[str, torch.Tensor] = _read(folder, dtype).state_dict()
+    for name, tensor in model.state_dict().items():
+        # transformers keeps some weights of some models in FP32 whatever their files hold.
+        if name not in read_back or not torch.equal(tensor, read_back[name].to(tensor.dtype)):
+            fault = f"{name} was read back with different values"
+            raise UserError(f"{out}: {fault}; {EXPORT_REMEDY}")
+
+
+def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
+    """Folder and step of a run's weights.
+
+    They are those that the run ended with, else those of the newest checkpoint that counts. The
+    third value is whether that folder also holds ZeRO's shards; those files are pickles, and are
+    never opened.
 
     Args:
         asked: the step of the checkpoint to take instead.
 
     Raises:
-        UserError: there is no run folder or nothing to export, or the checkpoint asked for does not verify.
+        UserError: there is no run folder or nothing to export, or the checkpoint asked for does not
+            verify.
     """
+    expected = "expected the run folder of a training script (--outputdir)"
     if not run.is_dir():
-        raise UserError(f"{run}: {no_folder(run)}; expected the run folder of a training script (--outputdir)")
+        raise UserError(f"{run}: {no_folder(run)}; {expected}")
     # A model's own configuration file has the same name.
     if not (run / CONFIG).is_file() or "run_id" not in read_json(run / CONFIG):
-        raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")
-    run_id, saved = read_config(run).run_id, run / "checkpoints"
+        raise UserError(f"{run}: no {CONFIG} of a run; {expected}")
+    run_id = read_config(run).run_id
+    saved = run / "checkpoints"
 
     def refused(origin: Origin) -> str | None:
         return None if origin.run_id == run_id else f"belongs to run {origin.run_id}"
 
     if asked is not None:
-        place = saved / checkpoints.name_of(asked)
-        try:
-            manifest = checkpoints.verified(place, refused)
-        except UnsoundError as unsound:
-            there = ", ".join(map(str, checkpoints.saved_steps(saved))) or "none"
-            raise UserError(f"--checkpoint {asked}: {place}: {unsound}; available: {there}") from None
-        return place, manifest.step, manifest.shards() is not None
-    record = read_record(run) if (run / RECORD).is_file() and has_weights(run / "model") else None
-    if record is not None and record.status == "ok":
-        state = saved / checkpoints.name_of(record.steps) / checkpoints.STATE
-        best = record.identity.get("load_best_model") or record.identity.get("early_stopping_patience")
-        ended = (best and state.is_file() and read_json(state).get("best_global_step")) or record.steps
-        return run / "model", int(ended), False
-    newest = checkpoints.newest_good(
-        saved, refused, lambda place, why: print(f"{place}: passed over: {why}", file=sys.stderr)
-    )
+        return _checkpoint_of_step(saved, asked, refused)
+    if (run / RECORD).is_file() and has_weights(run / "model"):
+        record = read_record(run)
+        if record.status == "ok":
+            return run / "model", _step_of_model(record, saved), False
+    newest = checkpoints.newest_good(saved, refused, _say_passed_over)
     if newest is None:
-        raise UserError(f"{run}: unfinished, and has no usable checkpoint; continue training with --save_steps above 0")
+        fault = "unfinished, and has no usable checkpoint"
+        raise UserError(f"{run}: {fault}; continue training with --save_steps above 0")
     place, manifest = newest
     return place, manifest.step, manifest.shards() is not None
+
+
+def _checkpoint_of_step(saved: Path, step: int, refused: Refuse) -> tuple[Path, int, bool]:
+    """The checkpoint of a step, as `find_source` returns it."""
+    place = saved / checkpoints.name_of(step)
+    try:
+        manifest = checkpoints.verified(place, refused)
+    except UnsoundError as unsound:
+        available = ", ".join(map(str, checkpoints.saved_steps(saved))) or "none"
+        fault = f"{place}: {unsound}"
+        raise UserError(f"--checkpoint {step}: {fault}; available: {available}") from None
+    return place, manifest.step, manifest.shards() is not None
+
+
+def _step_of_model(record: Record, saved: Path) -> int:
+    """The step of a finished run's model: the last one, or the best where the run ended with it."""
+    identity = record.identity
+    ends_with_best = identity.get("load_best_model") or identity.get("early_stopping_patience")
+    state = saved / checkpoints.name_of(record.steps) / checkpoints.STATE
+    if ends_with_best and state.is_file():
+        return int(read_json(state).get("best_global_step") or record.steps)
+    return int(record.steps)
+
+
+def _say_passed_over(place: Path, why: str) -> None:
+    print(f"{place}: passed over: {why}", file=sys.stderr)

@@ -1,4 +1,7 @@
-"""Files and folders that appear whole, are locked by one process, and hold nothing that runs when it is read."""
+"""Files and folders that appear whole, are locked by one process, and hold only data.
+
+Nothing in them runs when it is read.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ from zeropods.errors import UserError
 from zeropods.programs import variable_set
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
-T = TypeVar("T")
+Validated = TypeVar("Validated")
 
 # Files and folders that appear whole or not at all.
 
@@ -38,7 +41,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one beside it, so that a reader sees either the old or the new content."""
+    """Write a file through a temporary one beside it.
+
+    A reader sees either the old or the new content.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -55,7 +61,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Add to an `OSError` without a file name, such as that of a full disk, the name of the file being written."""
+    """Add to an `OSError` without a file name, such as that of a full disk, the file's name."""
     try:
         yield
     except OSError as error:
@@ -66,7 +72,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON document as `write_text` does; NaN and infinity raise `ValueError`."""
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, f"{text}\n")
 
 
 def given_path(text: str) -> Path:
@@ -87,7 +94,10 @@ def no_folder(path: str | Path) -> str:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name cannot be one of a hub, such as `gpt2` or `organisation/name`, whatever folders exist."""
+    """Whether a name cannot be one of a hub, such as `gpt2` or `organisation/name`.
+
+    It does not matter which folders exist.
+    """
     return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is None
 
 
@@ -99,9 +109,13 @@ def check_utf8(text: str, flag: str) -> None:
 
 @contextmanager
 def file_held(path: Path) -> Iterator[None]:
-    """Lock a file that is there; `BlockingIOError` where another process, also on another machine, has locked it.
+    """Lock a file that is there.
 
-    On NFS, Linux makes such a lock one of the file server; a file has to be open for writing for it.
+    On NFS, Linux makes such a lock one of the file server; a file has to be open for writing for
+    it.
+
+    Raises:
+        BlockingIOError: another process, also on another machine, has locked it.
     """
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
@@ -113,19 +127,23 @@ def file_held(path: Path) -> Iterator[None]:
 
 @contextmanager
 def new_file_held(path: Path) -> Iterator[None]:
-    """Make an empty file that is locked from the moment at which it appears, as `file_held` does."""
-    made = path.with_name(f"{path.name}.new")
-    made.touch()
-    with file_held(made):
-        os.rename(made, path)
+    """Make an empty file that is locked from the moment at which it appears, as `file_held`
+    does."""
+    new = path.with_name(f"{path.name}.new")
+    new.touch()
+    with file_held(new):
+        os.rename(new, path)
         yield
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Lock a folder of this machine, such as one in /tmp; `BlockingIOError` where another process has locked it.
+    """Lock a folder of this machine, such as one in /tmp.
 
     File servers know no locks of folders: processes of other machines do not see this one.
+
+    Raises:
+        BlockingIOError: another process has locked it.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -135,7 +153,7 @@ def held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-# JSON: files of one object, and files of one object per line, whose errors are reported with the line's number.
+# JSON: files of one object, and files of one object per line, whose errors have the line's number.
 
 
 def sha256(path: Path) -> str:
@@ -145,16 +163,21 @@ def sha256(path: Path) -> str:
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file; `UserError` where there is none, which ends with the remedy, or a key occurs twice."""
+    """The JSON object in a file.
+
+    Raises:
+        UserError: there is none, which ends with the remedy, or a key occurs twice.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from None
-    found = validated(dict[str, Any], path, content, remedy)
-    twice = list(_keys_twice(json.loads(content, object_pairs_hook=_Pairs), ""))
+    document = validated(dict[str, Any], path, content, remedy)
+    pairs = json.loads(content, object_pairs_hook=_Pairs)
+    twice = list(_keys_twice(pairs, ""))
     if twice:
         raise UserError(f"{path}: {', '.join(twice)}: there twice; keep one of each")
-    return found
+    return document
 
 
 class _Pairs(dict[str, Any]):
@@ -169,12 +192,16 @@ class _Pairs(dict[str, Any]):
 
 
 def _keys_twice(value: object, before: str) -> Iterator[str]:
-    """Places, with dots, of keys that occur more than once in an object: a reader would take the last one."""
+    """Places, with dots, of keys that occur more than once in an object.
+
+    A reader would take the last one.
+    """
     if isinstance(value, list):
         for number, item in enumerate(value, 1):
             yield from _keys_twice(item, f"{before}{number}.")
     if isinstance(value, _Pairs):
-        yield from (f"{before}{key}" for key in value.twice)
+        for key in value.twice:
+            yield f"{before}{key}"
         for key, item in value.items():
             yield from _keys_twice(item, f"{before}{key}.")
 
@@ -182,50 +209,72 @@ def _keys_twice(value: object, before: str) -> Iterator[str]:
 MEND = "correct it, or fetch the file again"
 
 
-def validated_lines(kind: type[T], path: Path, remedy: str = MEND) -> Iterator[tuple[str, T]]:
-    """Yield place and value of every line, each `validated`; blank lines may follow. `UserError` for an empty file."""
-    is_empty, blank = True, 0
+def validated_lines(
+    kind: type[Validated], path: Path, remedy: str = MEND
+) -> Iterator[tuple[str, Validated]]:
+    """Yield place and value of every line, each `validated`; blank lines may follow.
+
+    Raises:
+        UserError: a fault in a line, or an empty file.
+    """
+    is_empty = True
+    first_blank = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
-                blank = blank or number
+                first_blank = first_blank or number
                 continue
             is_empty = False
-            if blank:
-                raise UserError(f"{path}:{blank}: the line is empty; remove it")
-            yield f"{path}:{number}", validated(kind, f"{path}:{number}", line, remedy)
+            if first_blank:
+                raise UserError(f"{path}:{first_blank}: the line is empty; remove it")
+            place = f"{path}:{number}"
+            yield place, validated(kind, place, line, remedy)
     if is_empty:
         raise UserError(f"{path}: the file is empty; expected one JSON object per line")
 
 
-def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = MEND) -> T:
-    """Read JSON in UTF-8, with or without a byte order mark, into a dataclass or an object, by means of pydantic.
+def validated(
+    kind: type[Validated], place: Path | str, content: bytes, remedy: str = MEND
+) -> Validated:
+    """Read JSON in UTF-8, with or without a byte order mark, into a dataclass or an object.
 
-    `UserError` reports the first fault: place, key, value, remedy. In a dataclass NaN and Infinity, which Python writes
-    but JSON does not have, are such a fault.
+    Pydantic does it. In a dataclass NaN and Infinity, which Python writes but JSON does not have,
+    are a fault.
+
+    Raises:
+        UserError: the first fault: place, key, value, remedy.
     """
-    from pydantic import ValidationError  # A pod's agent imports this module, and may have no such package.
+    # A pod's agent imports this module, and may have no such package.
+    from pydantic import ValidationError
 
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
         # As JSON, since a strict dataclass accepts no Python dictionary.
-        found: T = _adapter(kind).validate_json(content)  # type: ignore[arg-type]
+        value: Validated = _adapter(kind).validate_json(content)  # type: ignore[arg-type]
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["type"] == "json_invalid":
-            raise UserError(f"{place}: broken JSON: {first['ctx']['error']}; {remedy}") from None
-        key = ".".join(map(str, first["loc"])) or "it"
-        shown = "" if first["type"] == "missing" else f" is {first['input']!r:.60}"
-        raise UserError(f"{place}: {key}{shown}: {first['msg']}; {remedy}") from None
-    # A field of a number has refused them by its key; this is for fields that take any value. An object of any keys is
-    # judged by who asked for it: configurations of models may hold Infinity.
+        fault = _first_fault(error)
+        raise UserError(f"{place}: {fault}; {remedy}") from None
+    # A field of a number has refused them by its key; this is for fields that take any value. An
+    # object of any keys is judged by who asked for it: configurations of models may hold Infinity.
     if get_origin(kind) is not dict:
         _refuse_constants(place, content)
-    return found
+    return value
+
+
+def _first_fault(error: ValidationError) -> str:
+    """The first of the faults that pydantic has found, with its key and value."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return f"broken JSON: {first['ctx']['error']}"
+    key = ".".join(map(str, first["loc"])) or "it"
+    if first["type"] == "missing":
+        return f"{key}: {first['msg']}"
+    return f"{key} is {first['input']!r:.60}: {first['msg']}"
 
 
 def _refuse_constants(place: Path | str, content: bytes) -> None:
-    """Refuse JSON with the bare words NaN, Infinity or -Infinity; inside a text they are welcome."""
+    """Refuse JSON with the bare words NaN, Infinity or -Infinity; inside a text they are
+    welcome."""
     if b"NaN" not in content and b"Infinity" not in content:
         return
     constants: list[str] = []
@@ -249,10 +298,13 @@ def _adapter(kind: type[object]) -> TypeAdapter[Any]:
 
 
 @contextmanager
-def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, flag: str) -> Iterator[None]:
-    """Hold a lock of a folder, which is created if it is missing; a second writer is refused with the holder's name.
+def folder_locked(
+    folder: Path, lock: str, *, signs: Sequence[str], kind: str, flag: str
+) -> Iterator[None]:
+    """Hold a lock of a folder, which is created if it is missing.
 
-    If it holds only locks at the end, a folder created here is removed, and from one that was empty the lock is.
+    A second writer is refused with the holder's name. If the folder holds only locks at the end, a
+    folder created here is removed, and from one that was empty the lock is.
 
     Args:
         lock: name of the lock file in the folder.
@@ -265,17 +317,20 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     was_empty = not any(folder.iterdir())
-    if not was_empty and not any((folder / name).exists() for name in signs):
+    is_of_kind = any((folder / name).exists() for name in signs)
+    if not was_empty and not is_of_kind:
         raise UserError(f"{folder}: is not empty and is not a {kind} folder; choose another {flag}")
     with open(folder / lock, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(file.fileno()).st_nlink:
-                raise BlockingIOError  # Its holder has just removed the folder.
+                # Its holder has just removed the folder.
+                raise BlockingIOError
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise UserError(f"{folder}: in use by {holder}; wait for it, or choose another {flag}") from None
+            fault = f"in use by {holder}"
+            raise UserError(f"{folder}: {fault}; wait for it, or choose another {flag}") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
@@ -283,14 +338,18 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
             yield
         finally:
             if was_empty and all(path.suffix == ".lock" for path in folder.iterdir()):
-                shutil.rmtree(folder) if is_new else (folder / lock).unlink()
+                if is_new:
+                    shutil.rmtree(folder)
+                else:
+                    (folder / lock).unlink()
 
 
 # Weights are read from safetensors files only: any other format may run a program when it is read.
 
 SUFFIX = ".safetensors"
 SUMS = "SHA256SUMS"
-"""File in a model folder: what `sha256sum` prints for its weights and its tokenizer, and `sha256sum -c` checks."""
+"""File in a model folder: what `sha256sum` prints for its weights and its tokenizer, and `sha256sum
+-c` checks."""
 TOKENIZER = "tokenizer.json"
 
 
@@ -300,33 +359,56 @@ def has_weights(folder: Path) -> bool:
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse a model folder without weights, or whose index or configuration names weights of another format.
+    """Refuse a model folder without weights in safetensors files.
 
-    transformers loads such a file even where it was asked for safetensors. A name that is no folder is not checked.
+    One whose index or configuration names weights of another format is refused too: transformers
+    loads such a file even where it was asked for safetensors. A name that is no folder is not
+    checked.
     """
     if folder.is_dir() and not has_weights(folder):
         remedy = "a model folder has them beside config.json"
         raise UserError(f"{folder}: no weights (*.safetensors) in this folder; {remedy}")
     for path in [*sorted(folder.glob("*.index.json")), folder / "config.json"]:
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue  # A file that cannot be read is refused when it is loaded.
-        found = found if isinstance(found, dict) else {}
-        weights = found.get("weight_map")
-        for name in [*(weights.values() if isinstance(weights, dict) else ()), found.get("transformers_weights")]:
+        for name in _names_of_weights(path):
             if name is not None and not str(name).endswith(SUFFIX):
-                raise UserError(f"{path}: names {name!r} as weights; expected *{SUFFIX}: convert the model first")
+                fault = f"names {name!r} as weights"
+                raise UserError(f"{path}: {fault}; expected *{SUFFIX}: convert the model first")
+
+
+def _names_of_weights(path: Path) -> list[object]:
+    """What an index or a configuration names as files of weights."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        # A file that cannot be read is refused when it is loaded.
+        return []
+    if not isinstance(document, dict):
+        return []
+    names: list[object] = []
+    weight_map = document.get("weight_map")
+    if isinstance(weight_map, dict):
+        names += weight_map.values()
+    names.append(document.get("transformers_weights"))
+    return names
 
 
 def seal_model(folder: Path) -> None:
-    """Write the digests of a model's weights and tokenizer beside them: from then on `check_digests` compares them."""
-    found = sorted(folder.glob(f"*{SUFFIX}")) + [path for path in [folder / TOKENIZER] if path.is_file()]
-    write_text(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in found))
+    """Write the digests of a model's weights and tokenizer beside them.
+
+    From then on `check_digests` compares them.
+    """
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
+    tokenizer = folder / TOKENIZER
+    if tokenizer.is_file():
+        paths.append(tokenizer)
+    lines = [f"{sha256(path)}  {path.name}\n" for path in paths]
+    write_text(folder / SUMS, "".join(lines))
 
 
 def check_digests(folder: Path, *, weights: bool = True) -> None:
-    """Refuse a model whose files have changed since they were saved; one without digests is accepted as it is.
+    """Refuse a model whose files have changed since they were saved.
+
+    A model without digests is accepted as it is.
 
     Args:
         weights: False to check the tokenizer alone; weights may take minutes.
@@ -334,17 +416,27 @@ def check_digests(folder: Path, *, weights: bool = True) -> None:
     if not (folder / SUMS).is_file():
         return
     sums = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split()
+    paths = []
     # Models saved by earlier versions have no digest of their tokenizer.
-    tokenizer = [folder / name for name in {TOKENIZER} & set(sums)]
-    for path in [*tokenizer, *(folder.glob(f"*{SUFFIX}") if weights else ())]:
-        if not path.is_file() or sha256(path) not in sums:
-            remedy = f"copy it again or export a checkpoint; if you changed it on purpose, remove {SUMS}"
-            what = "its bytes have changed" if path.is_file() else "it has been removed"
-            raise UserError(f"{path}: {what} since it was saved; {remedy}")
+    if TOKENIZER in sums:
+        paths.append(folder / TOKENIZER)
+    if weights:
+        paths += folder.glob(f"*{SUFFIX}")
+    for path in paths:
+        if path.is_file() and sha256(path) in sums:
+            continue
+        what = "its bytes have changed" if path.is_file() else "it has been removed"
+        raise UserError(
+            f"{path}: {what} since it was saved; copy it again or export a checkpoint; if you "
+            f"changed it on purpose, remove {SUMS}"
+        )
 
 
 def open_to_readers(folder: Path) -> None:
-    """Let everyone who may read a model's folder read its weights: the library that saves them makes them private."""
+    """Let everyone who may read a model's folder read its weights.
+
+    The library that saves them makes them private.
+    """
     for path in folder.glob(f"*{SUFFIX}"):
         path.chmod(folder.stat().st_mode & 0o666)
 
@@ -354,27 +446,33 @@ def open_to_readers(folder: Path) -> None:
 
 @contextmanager
 def plain_values_only() -> Iterator[None]:
-    """Let every `torch.load` in this block, including DeepSpeed's, create tensors and plain values and nothing else."""
+    """Let every `torch.load` in this block create tensors and plain values and nothing else.
+
+    That includes DeepSpeed's.
+    """
     import torch
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    # Python 3.11.2 (Debian 12's) pickles a stage as `getattr` of its class; this stand-in returns only stages.
+    # Python 3.11.2 (Debian 12's) pickles a stage as `getattr` of its class; this stand-in returns
+    # only stages.
     stage = (lambda _, name: ZeroStageEnum[name], "builtins.getattr")
     allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, stage]
-    with variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"), torch.serialization.safe_globals(allowed):
+    only_weights = variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    with only_weights, torch.serialization.safe_globals(allowed):
         yield
 
 
 def foreign_object(error: pickle.UnpicklingError) -> str:
-    """What a refused file holds: the name of the object's class, else the first line of torch's message."""
+    """What a refused file holds: the name of the object's class, else the first line of torch's
+    message."""
     named = re.search(r"GLOBAL (\S+)", str(error))
     return named[1] if named else first_line(error)
 
 
 def first_line(error: Exception) -> str:
-    """First line of the message of a library's error, such as torch's or DeepSpeed's, at most 200 characters."""
+    """First line of the message of a library's error, at most 200 characters."""
     return str(error).strip().split("\n")[0][:200]
 
 
@@ -392,23 +490,34 @@ def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
         what: what is being written.
         remedy: what to do about the error.
     """
-    from safetensors import SafetensorError  # A pod's agent imports this module, and has no such package.
+    # A pod's agent imports this module, and has no such package.
+    from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         cause = error.strerror if isinstance(error, OSError) else first_line(error)
-        # An error that is not the system's, such as a damaged archive, has nothing to do with the disk.
-        if cause is None or (isinstance(error, RuntimeError) and not any(word in cause for word in TORCH_WRITER)):
+        # An error that is not the system's, such as a damaged archive, has nothing to do with the
+        # disk.
+        if cause is None:
+            raise
+        if isinstance(error, RuntimeError) and not any(word in cause for word in TORCH_WRITER):
             raise
         if not isinstance(error, OSError):
-            # These libraries hide the system's reason, or word it as Rust does: a test write asks the system again.
-            try:
-                with tempfile.TemporaryFile(dir=folder) as file:
-                    os.posix_fallocate(file.fileno(), 0, 2**20)
-            except OSError as system:
-                cause = system.strerror or cause
+            # These libraries hide the system's reason, or word it as Rust does: a test write asks
+            # the system again.
+            cause = _why_not_writable(folder) or cause
         raise UserError(f"{folder}: {what} cannot be written ({cause}); {remedy}") from error
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    """The system's reason why a file of 1 MiB cannot be written; None where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, 2**20)
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 # The folder of data that outlive a command: clusters, and what was learned about machines and runs.
@@ -416,23 +525,29 @@ def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
 HOME = "ZEROPODS_HOME"
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
-"""Pattern of the paths that every program to which they are passed, such as pdsh, takes as they are."""
+"""Pattern of the paths that every program to which they are passed, such as pdsh, takes as they
+are."""
 
 
 def home() -> Path:
     """The folder of data that outlive a command: `$ZEROPODS_HOME`, else `.zeropods` in the project.
 
-    Where pdsh cannot be told the project's path, it is a folder in `/tmp` that this user alone can read.
+    Where pdsh cannot be told the project's path, it is a folder in `/tmp` that this user alone can
+    read.
     """
+    is_chosen = bool(os.environ.get(HOME))
     usual = Path(os.environ.get(HOME) or ROOT / ".zeropods").absolute()
-    there = next(place for place in (usual, *usual.parents) if place.exists())
-    if not there.is_dir():
-        raise UserError(f"{HOME} {usual}: {there} is a file; name a folder")
-    if os.environ.get(HOME) or PLAIN.fullmatch(str(usual)):
+    existing = next(place for place in (usual, *usual.parents) if place.exists())
+    if not existing.is_dir():
+        raise UserError(f"{HOME} {usual}: {existing} is a file; name a folder")
+    if is_chosen or PLAIN.fullmatch(str(usual)):
         return usual
-    folder = Path("/tmp", f"zeropods-{os.geteuid()}-{hashlib.sha256(os.fsencode(usual)).hexdigest()[:12]}")
+    digest = hashlib.sha256(os.fsencode(usual)).hexdigest()[:12]
+    folder = Path("/tmp", f"zeropods-{os.geteuid()}-{digest}")
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    status = folder.lstat()
+    is_mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    is_open_to_others = bool(status.st_mode & 0o077)
+    if not is_mine or is_open_to_others:
         raise UserError(f"{folder}: is not private to this user; remove it, or set {HOME}")
     return folder

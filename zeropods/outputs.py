@@ -1,4 +1,7 @@
-"""The output of a command, named by `--out`: its place is checked before the work begins, and it appears whole."""
+"""The output of a command, named by `--out`.
+
+Its place is checked before the work begins, and it appears whole.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,26 @@ from pathlib import Path
 from zeropods.errors import UserError
 from zeropods.files import check_utf8, file_held, new_file_held, writing
 
-HELD = "held"
+WRITER_LOCK = "held"
 """File in a folder that is being written, which its writer has locked."""
 
 
 def out_folder(text: str) -> Path:
-    """The folder that `--out` names, after a check that it can be written to; the check leaves nothing behind."""
+    """The folder that `--out` names, after a check that it can be written to.
+
+    The check leaves nothing behind.
+    """
     return _place(text, Path(text))
 
 
 def out_file(text: str) -> Path:
     """The file that `--out` names, with the same check as in `out_folder`."""
     path = Path(text).absolute()
-    # A link such as /dev/stdout may lead to a file: replacing the link would change it for every process.
-    of_system = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")
-    if text and path.exists() and (of_system or not path.is_file()):
+    # A link such as /dev/stdout may lead to a file: replacing the link would change it for every
+    # process.
+    is_of_system = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")
+    is_replaceable = path.is_file() and not is_of_system
+    if text and path.exists() and not is_replaceable:
         kind = "a folder" if path.is_dir() else "not a file that can be replaced"
         raise UserError(f"--out {text!r}: is {kind}; give the name of a file")
     return _place(text, Path(text).parent)
@@ -48,7 +56,8 @@ def writing_fault(folder: Path) -> tuple[Path, str | None]:
     """Try to write where a folder is or would be made, and leave nothing behind.
 
     Returns:
-        The folder, or the nearest one above it that exists; and why nothing can be written there, None where it can.
+        The folder, or the nearest one above it that exists; and why nothing can be written there,
+        None where it can.
     """
     folder = folder.absolute()
     there = next(place for place in (folder, *folder.parents) if place.exists())
@@ -63,19 +72,21 @@ def writing_fault(folder: Path) -> tuple[Path, str | None]:
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder beside `out`, and move it to `out` if the block ends without an error.
 
-    If the block raises, `out` stays as it was. The caller has made sure that an existing `out` may be
-    replaced. Folders that killed writers left behind are removed.
+    If the block raises, `out` stays as it was. The caller has made sure that an existing `out` may
+    be replaced. Folders that killed writers left behind are removed.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
-        # One that is held belongs to a writer, perhaps on another machine; one without a lock is being made.
-        with contextlib.suppress(OSError), file_held(left / HELD):
-            # The folder of a writer killed between its two renames holds the only copy of the old output.
+        # One that is held belongs to a writer, perhaps on another machine; one without a lock is
+        # being made.
+        with contextlib.suppress(OSError), file_held(left / WRITER_LOCK):
+            # The folder of a writer killed between its two renames holds the only copy of the old
+            # output.
             if out.exists() or not (left / "old").exists():
                 shutil.rmtree(left, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
-        with new_file_held(staging / HELD):
+        with new_file_held(staging / WRITER_LOCK):
             built = staging / "new"
             built.mkdir()
             with writing(out):

@@ -1,7 +1,8 @@
-"""What this environment offers to a process: its programs, threads, ports, and DeepSpeed's compiled operations.
+"""What this environment offers to a process: its programs, threads, ports, and DeepSpeed's compiled
+operations.
 
-`python -m zeropods.programs PARENT SIGNAL PROGRAM ARGUMENT ...` runs a program that gets the signal when its parent has
-ended, in whatever way (Linux).
+`python -m zeropods.programs PARENT SIGNAL PROGRAM ARGUMENT ...` runs a program that gets the signal
+when its parent has ended, in whatever way (Linux).
 """
 
 from __future__ import annotations
@@ -26,20 +27,27 @@ from zeropods.errors import UserError
 
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 """Folders of daemons such as sshd, which an ordinary user's PATH often lacks."""
-PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client", "pdsh": "pdsh"}
+PROGRAMS = {
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "pdsh": "pdsh",
+}
 """The programs that a cluster needs, each with the Debian and Ubuntu package that provides it."""
 LISTENED = range(20_000, 32_000)
-"""Ports to listen on: below those that a kernel gives to connections, and to processes that ask for any (Linux: 32,768
-and up). One of those may be taken by the time a rank has imported torch and listens on it."""
+"""Ports to listen on: below those that a kernel gives to connections, and to processes that ask for
+any (Linux: 32,768 and up). One of those may be taken by the time a rank has imported torch and
+listens on it."""
 EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 """The environment variable that says where torch keeps the extensions that it compiles."""
 CUDA = "/usr/local/cuda"
 """Folder of the CUDA toolkit where `CUDA_HOME` does not name one."""
-LOCK = "turn"
-"""The file that is locked while an extension is compiled or loaded. It stays: only the kernel's lock counts."""
+TURN_LOCK = "turn"
+"""The file that is locked while an extension is compiled or loaded. It stays: only the kernel's
+lock counts."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""Options of prctl(2), from linux/prctl.h. The first survives `execve`, not `fork`; the second makes a process the
-parent of its orphaned descendants (Linux 3.4)."""
+"""Options of prctl(2), from linux/prctl.h. The first survives `execve`, not `fork`; the second
+makes a process the parent of its orphaned descendants (Linux 3.4)."""
 
 
 # Programs and threads
@@ -48,11 +56,13 @@ parent of its orphaned descendants (Linux 3.4)."""
 def own_programs_first() -> str:
     """This process's PATH with its interpreter's folder in front.
 
-    DeepSpeed calls `ninja`, and compiles its operations anew (half a minute and more) whenever it finds another
-    version of it than before.
+    DeepSpeed calls `ninja`, and compiles its operations anew (half a minute and more) whenever it
+    finds another version of it than before.
     """
-    folders = [str(Path(sys.executable).parent), *(os.environ.get("PATH") or os.defpath).split(os.pathsep)]
-    return os.pathsep.join(dict.fromkeys(filter(None, folders)))
+    path = os.environ.get("PATH") or os.defpath
+    folders = [str(Path(sys.executable).parent), *path.split(os.pathsep)]
+    named = [folder for folder in folders if folder]
+    return os.pathsep.join(dict.fromkeys(named))
 
 
 def child_environment() -> dict[str, str]:
@@ -61,12 +71,16 @@ def child_environment() -> dict[str, str]:
 
 
 def bound_argv(argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM) -> list[str]:
-    """The command that runs `argv` bound to this process: it gets `at_end` when this process has ended."""
+    """The command that runs `argv` bound to this process: it gets `at_end` when this process has
+    ended."""
     return [sys.executable, "-m", "zeropods.programs", str(os.getpid()), str(int(at_end)), *argv]
 
 
 def end_with_parent(parent: int, signum: int) -> None:
-    """Let this process get `signum` when its parent ends, at once if it has ended; survives `execve`, not `fork`."""
+    """Let this process get `signum` when its parent ends, at once if it has ended.
+
+    It survives `execve`, not `fork`.
+    """
     prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
@@ -74,39 +88,56 @@ def end_with_parent(parent: int, signum: int) -> None:
 
 @contextmanager
 def variable_set(name: str, value: str) -> Iterator[None]:
-    """Give an environment variable this value in the block, and afterwards the value that it had before, or none."""
+    """Give an environment variable this value in the block, and afterwards the one from before."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
         yield
     finally:
         del os.environ[name]
-        os.environ.update({} if before is None else {name: before})
+        if before is not None:
+            os.environ[name] = before
 
 
 def prctl(option: int, value: int) -> None:
     """Set an option of this process (prctl(2), Linux)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))) != 0:
+    arguments = [ctypes.c_ulong(number) for number in (value, 0, 0, 0)]
+    if libc.prctl(option, *arguments) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def find_program(name: str) -> str | None:
     """The path of a program on PATH, or in `SYSTEM_FOLDERS`; None where there is none."""
-    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(SYSTEM_FOLDERS))
+    system_path = os.pathsep.join(SYSTEM_FOLDERS)
+    return shutil.which(name) or shutil.which(name, path=system_path)
 
 
 def required_programs(*names: str) -> list[str]:
-    """Paths of programs; `UserError` names all that are missing, and the packages that provide them."""
-    found = [find_program(name) for name in names]
-    if missing := [name for name, path in zip(names, found, strict=True) if path is None]:
+    """Paths of programs.
+
+    Raises:
+        UserError: names all programs that are missing, and the packages that provide them.
+    """
+    paths = []
+    missing = []
+    for name in names:
+        path = find_program(name)
+        if path is None:
+            missing.append(name)
+        else:
+            paths.append(path)
+    if missing:
         packages = " ".join(sorted({PROGRAMS[name] for name in missing}))
         raise UserError(f"{', '.join(missing)}: not found on PATH; apt-get install {packages}")
-    return [str(path) for path in found]
+    return paths
 
 
 def in_kernel() -> bool:
-    """Whether this process is a Jupyter kernel. An imported `ipykernel` does not prove it: others load it too."""
+    """Whether this process is a Jupyter kernel.
+
+    An imported `ipykernel` does not prove it: others load it too.
+    """
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
@@ -114,9 +145,10 @@ def in_kernel() -> bool:
 def wait_passively() -> None:
     """Let OpenMP threads sleep while they wait; call it before torch is loaded.
 
-    By default they spin, and where another process wants the core (several pods on one machine, a browser, a second
-    run) each parallel region then waits out a time slice. Training t5-tiny on two threads beside one busy process:
-    84 samples/s spinning, 178 sleeping; on a quiet machine about 240 against 170. A value that the user has set stays.
+    By default they spin, and where another process wants the core (several pods on one machine, a
+    browser, a second run) each parallel region then waits out a time slice. Training t5-tiny on two
+    threads beside one busy process: 84 samples/s spinning, 178 sleeping; on a quiet machine about
+    240 against 170. A value that the user has set stays.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -125,13 +157,19 @@ def wait_passively() -> None:
 
 
 def free_port(address: str = "") -> int:
-    """A port of LISTENED on which nothing listens, at an address of this machine or at any of them."""
-    # Not the module's own generator: a seeded run would pick the same ports as another with that seed.
-    return next(port for port in random.SystemRandom().sample(LISTENED, len(LISTENED)) if is_free(address, port))
+    """A port of LISTENED on which nothing listens, at an address of this machine or at any."""
+    # Not the module's own generator: a seeded run would pick the same ports as another with that
+    # seed.
+    ports = random.SystemRandom().sample(LISTENED, len(LISTENED))
+    return next(port for port in ports if is_free(address, port))
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether a server could listen on the port now; an empty `address` means all addresses of this machine."""
+    """Whether a server could listen on the port now.
+
+    Args:
+        address: an empty one means all addresses of this machine.
+    """
     try:
         socket.create_server((address, port)).close()
     except OSError:
@@ -143,27 +181,38 @@ def is_free(address: str, port: int) -> bool:
 
 
 def prepare_compiling() -> None:
-    """Let torch compile with this environment's programs, into `extension_cache` unless the user has said where.
+    """Let torch compile with this environment's programs, into `extension_cache` unless the user
+    has said where.
 
-    torch's usual cache is the user's: two environments that share it recompile everything whenever they alternate.
+    torch's usual cache is the user's: two environments that share it recompile everything whenever
+    they alternate.
     """
     os.environ["PATH"] = own_programs_first()
     os.environ.setdefault(EXTENSIONS, str(extension_cache()))
 
 
 def extension_cache() -> Path:
-    """The folder of compiled extensions: the chosen one, else in the virtual environment, else in the user's cache."""
-    is_own = sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeropods"
-    own = Path(sys.prefix) if is_own else cache / f"py{sys.version_info.major}{sys.version_info.minor}"
-    return Path(os.environ.get(EXTENSIONS) or own / "torch_extensions")
+    """The folder of compiled extensions.
+
+    It is the chosen one, else in the virtual environment, else in the user's cache.
+    """
+    chosen = os.environ.get(EXTENSIONS)
+    if chosen:
+        return Path(chosen)
+    is_environment = sys.prefix != sys.base_prefix
+    if is_environment and os.access(sys.prefix, os.W_OK):
+        return Path(sys.prefix) / "torch_extensions"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return cache / "zeropods" / python / "torch_extensions"
 
 
 def compile_in_turns() -> None:
-    """Let processes that compile or load the same extension take turns by a lock that ends with its holder.
+    """Let processes that compile or load the same extension take turns by a lock that ends with its
+    holder.
 
-    torch (2.13, utils/file_baton.py) takes turns by the existence of a file: where its holder is killed, by a
-    supervisor or for lack of memory, every process after it waits forever.
+    torch (2.13, utils/file_baton.py) takes turns by the existence of a file: where its holder is
+    killed, by a supervisor or for lack of memory, every process after it waits forever.
     """
     from torch.utils import file_baton
 
@@ -173,24 +222,28 @@ def compile_in_turns() -> None:
 
         if not cpp_extension.TORCH_LIB_PATH.startswith("'"):
             cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
-    # `cpp_extension` is not imported just for this: that takes a third of a second, and most runs compile nothing.
+    # `cpp_extension` is not imported just for this: that takes a third of a second, and most runs
+    # compile nothing.
     for module in (file_baton, sys.modules.get("torch.utils.cpp_extension")):
         if module is not None:
-            setattr(module, "FileBaton", Turn)  # noqa: B010 (a type that mypy does not let us replace)
+            # It is a type, which mypy does not let us replace.
+            setattr(module, "FileBaton", Turn)  # noqa: B010
 
 
 def lacking_for_operation(operation: str, *, cuda: bool = False) -> dict[str, str] | None:
-    """What is missing on this machine to compile an operation of DeepSpeed, each with what installs it; None where the
-    operation is compiled already.
+    """What is missing on this machine to compile an operation of DeepSpeed.
 
     Args:
         operation: DeepSpeed's name for it, such as `cpu_adam`.
         cuda: whether it is one for GPUs, which CUDA's own compiler compiles.
+
+    Returns:
+        What is missing, each with what installs it; None where the operation is compiled already.
     """
-    spec = find_spec("deepspeed")
-    # DeepSpeed may have been installed with its operations compiled (DS_BUILD_OPS).
-    prebuilt = Path(spec.origin).parent.glob(f"ops/*/{operation}_op*.so") if spec and spec.origin else ()
-    if any(prebuilt) or (extension_cache() / operation / f"{operation}.so").is_file():
+    if _is_prebuilt(operation):
+        return None
+    compiled = extension_cache() / operation / f"{operation}.so"
+    if compiled.is_file():
         return None
     lacks = {}
     if shutil.which(os.environ.get("CXX", "c++")) is None:
@@ -199,20 +252,38 @@ def lacking_for_operation(operation: str, *, cuda: bool = False) -> dict[str, st
         lacks["Python.h"] = "apt-get install python3-dev"
     if shutil.which("ninja", path=own_programs_first()) is None:
         lacks["ninja"] = "pip install ninja"
-    if cuda and shutil.which("nvcc") is None and not Path(os.environ.get("CUDA_HOME", CUDA), "bin", "nvcc").is_file():
+    if cuda and not _has_nvcc():
         lacks["nvcc"] = "install the CUDA toolkit"
     return lacks
+
+
+def _is_prebuilt(operation: str) -> bool:
+    """Whether DeepSpeed was installed with the operation compiled (DS_BUILD_OPS)."""
+    spec = find_spec("deepspeed")
+    if spec is None or not spec.origin:
+        return False
+    folder = Path(spec.origin).parent
+    return any(folder.glob(f"ops/*/{operation}_op*.so"))
+
+
+def _has_nvcc() -> bool:
+    """Whether CUDA's compiler is on PATH or in the toolkit's folder."""
+    toolkit = os.environ.get("CUDA_HOME", CUDA)
+    return shutil.which("nvcc") is not None or Path(toolkit, "bin", "nvcc").is_file()
 
 
 class Turn:
     """A replacement for torch's `FileBaton`, with the same methods."""
 
     def __init__(self, lock_file_path: str, **_: object) -> None:
-        self._path = Path(lock_file_path).with_name(LOCK)
+        self._path = Path(lock_file_path).with_name(TURN_LOCK)
         self._descriptor = -1
 
     def try_acquire(self) -> bool:
-        """Wait for the turn: what another process compiled is then found up to date; what it only began is compiled."""
+        """Wait for the turn.
+
+        What another process compiled is then found up to date; what it only began is compiled.
+        """
         folder = self._path.parent
         operation = folder / f"{folder.name}.so"
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -221,12 +292,16 @@ class Turn:
         except BlockingIOError:
             if not operation.exists():
                 print(
-                    f"zeropods: waits for another process, which compiles DeepSpeed's {folder.name}: it takes minutes",
+                    "zeropods: waits for another process, which compiles DeepSpeed's "
+                    f"{folder.name}: it takes minutes",
                     file=sys.stderr,
                 )
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         if not operation.exists():
-            print(f"zeropods: compiling DeepSpeed's {folder.name}, once: it takes minutes", file=sys.stderr)
+            print(
+                f"zeropods: compiling DeepSpeed's {folder.name}, once: it takes minutes",
+                file=sys.stderr,
+            )
         return True
 
     def wait(self) -> None:

@@ -1,4 +1,7 @@
-"""Tables, progress bars and the help of a command: what people read, in a terminal, in a notebook, on a page."""
+"""Tables, progress bars and the help of a command.
+
+They are what people read, in a terminal, in a notebook or on a page.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,25 +21,35 @@ from typing import TYPE_CHECKING, Any
 from zeropods.programs import in_kernel
 
 if TYPE_CHECKING:
+    from rich.table import Table as Drawing
     from tqdm import tqdm
 
-LEAST, MOST = 1e-15, 1e15
-"""Bounds of the numbers that flags take; products and quotients of such numbers are still finite."""
+LEAST_NUMBER, MOST_NUMBER = 1e-15, 1e15
+"""Bounds of the numbers that flags take; products and quotients of such numbers are still
+finite."""
 GIB, MIB = 2**30, 2**20
 """Bytes of the units in which people read memory; records hold bytes."""
 
 
 def counted(number: int, word: str) -> str:
     """A number with its noun: `1 row`, `32 rows`, `2 processes`."""
-    several = "es" if word.endswith("s") else "s"
-    return f"{number:,} {word}{'' if number == 1 else several}"
+    if number == 1:
+        return f"{number:,} {word}"
+    ending = "es" if word.endswith("s") else "s"
+    return f"{number:,} {word}{ending}"
 
 
 def digits(value: float) -> str:
-    """A number of at least 0 without an exponent: three significant digits below 1, four above, whole from 1,000."""
+    """A number of at least 0 without an exponent.
+
+    It has three significant digits below 1, four above, and is whole from 1,000.
+    """
     if value < 0.0005:
         return "0.000" if value else "0"
-    return f"{value:,.0f}" if value >= 1_000 else f"{value:#.{3 if value < 1 else 4}g}".rstrip(".")
+    if value >= 1_000:
+        return f"{value:,.0f}"
+    significant = 3 if value < 1 else 4
+    return f"{value:#.{significant}g}".rstrip(".")
 
 
 # A table that people read: in a notebook, on a page, in Markdown.
@@ -50,9 +63,9 @@ GLUE = "\N{BRAILLE PATTERN BLANK}"
 """A blank at which a terminal's lines are not wrapped."""
 READABLE = 20
 """Smallest width of a wide column in a terminal, in characters."""
-KEYS = 3
+MOST_KEY_COLUMNS = 3
 """Largest number of columns that serve to tell the rows of a wide table apart."""
-WHOLE = r"<span style='white-space: nowrap'>\g<0></span>"
+UNBROKEN = r"<span style='white-space: nowrap'>\g<0></span>"
 
 
 @dataclass(frozen=True)
@@ -66,25 +79,36 @@ class Table:
     @classmethod
     def of(cls, lines: Iterable[Mapping[str, object]], title: str = "") -> Table:
         """A table from rows that map headings to values; the first row gives the header."""
-        found = list(lines)
-        header = tuple(found[0]) if found else ()
-        return cls(header, tuple(tuple(str(line[name]) for name in header) for line in found), title)
+        mappings = list(lines)
+        header = tuple(mappings[0]) if mappings else ()
+        rows = []
+        for mapping in mappings:
+            rows.append(tuple(str(mapping[name]) for name in header))
+        return cls(header, tuple(rows), title)
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, object]) -> Table:
         """A table with a line for each fact: its name and its value."""
-        return cls(("", "value"), tuple((name, str(value)) for name, value in facts.items()))
+        rows = [(name, str(value)) for name, value in facts.items()]
+        return cls(("", "value"), tuple(rows))
 
     def to_html(self) -> str:
-        """The table as HTML; each cell carries its heading, so that a narrow page can show a row as a card."""
+        """The table as HTML.
+
+        Each cell carries its heading, so that a narrow page can show a row as a card.
+        """
         title = f"<h2>{html.escape(self.title)}</h2>" if self.title else ""
-        heads = [html.escape(heading) for heading in self.header]
-        head = "".join(f"<th scope='col' style='{CELL_STYLE}'>{each}</th>" for each in heads)
+        headings = [html.escape(heading) for heading in self.header]
+        head = ""
+        for heading in headings:
+            head += f"<th scope='col' style='{CELL_STYLE}'>{heading}</th>"
         body = ""
         for row in self.rows:
-            shown = zip(heads, (INTERVAL.sub(WHOLE, html.escape(text)) for text in row), strict=True)
-            cells = (f"<td data-heading='{each}' style='{CELL_STYLE}'>{text}</td>" for each, text in shown)
-            body += f"<tr>{''.join(cells)}</tr>"
+            cells = ""
+            for heading, cell in zip(headings, row, strict=True):
+                text = INTERVAL.sub(UNBROKEN, html.escape(cell))
+                cells += f"<td data-heading='{heading}' style='{CELL_STYLE}'>{text}</td>"
+            body += f"<tr>{cells}</tr>"
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"{title}<div class='table' style='overflow-x: auto'>{table}</div>"
 
@@ -93,105 +117,183 @@ class Table:
         lines = [[markdown_text(text) for text in row] for row in (self.header, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
-        title = f"## {self.title}\n\n" if self.title else ""
-        padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-        return title + "".join(f"| {' | '.join(line)} |\n" for line in padded)
+        markdown = f"## {self.title}\n\n" if self.title else ""
+        for line in lines:
+            cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+            markdown += f"| {' | '.join(cells)} |\n"
+        return markdown
 
     def to_text(self, width: int) -> str:
         """The table in lines of at most `width` characters: cells wrap between words.
 
-        Columns for which there is no room follow below, each time beside those that tell the rows apart.
+        Columns for which there is no room follow below, each time beside those that tell the rows
+        apart.
         """
-        from rich import box
         from rich.console import Console
+        from rich.text import Text
+
+        widths = self._widths()
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(Text(self.title))
+            for columns in self._parts(widths, width):
+                console.print(self._drawing(columns, widths))
+        text = capture.get().replace(GLUE, " ").strip("\n ")
+        lines = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+        return re.sub(r"\n{3,}", "\n\n", lines)
+
+    def _widths(self) -> list[_Width]:
+        """The width of each column."""
+        widths = []
+        for column, heading in enumerate(self.header):
+            word = max(len(word) for word in heading.split(" "))
+            line = 0
+            for row in self.rows:
+                line = max([line, *map(len, row[column].splitlines())])
+            widths.append(_Width(word, line))
+        return widths
+
+    def _parts(self, widths: Sequence[_Width], width: int) -> list[list[int]]:
+        """The columns of each part of the table, as wide as there is room for."""
+        keys = self._key_columns()
+        parts: list[list[int]] = [[]]
+        for column in range(len(self.header)):
+            # Each column has two blanks and a line besides its text.
+            needed = sum(widths[place].least + 3 for place in (*parts[-1], column))
+            if needed >= width and column > keys:
+                parts.append(list(range(keys)))
+            parts[-1].append(column)
+        return parts
+
+    def _key_columns(self) -> int:
+        """How many columns from the first tell the rows apart; one if more than a few would."""
+        for count in range(1, MOST_KEY_COLUMNS + 1):
+            keys = {row[:count] for row in self.rows}
+            if len(keys) == len(self.rows):
+                return count
+        return 1
+
+    def _drawing(self, columns: Sequence[int], widths: Sequence[_Width]) -> Drawing:
+        """Some columns as a table of rich."""
+        from rich import box
         from rich.table import Table as Drawing
         from rich.text import Text
 
-        places = range(len(self.header))
-        cells = [max((len(line) for row in self.rows for line in row[n].splitlines()), default=0) for n in places]
-        words = [max(map(len, heading.split(" "))) for heading in self.header]
-        least = [max(word, min(cell, READABLE)) for word, cell in zip(words, cells, strict=True)]
-        keys = next((n for n in range(1, KEYS + 1) if len({row[:n] for row in self.rows}) == len(self.rows)), 1)
-        parts: list[list[int]] = [[]]
-        for place in places:
-            # Each column has two blanks and a line besides its text.
-            if sum(least[n] + 3 for n in (*parts[-1], place)) >= width and place > keys:
-                parts.append(list(range(keys)))
-            parts[-1].append(place)
-        console = Console(width=width)
-        with console.capture() as said:
-            console.print(Text(self.title))
-            for part in parts:
-                drawing = Drawing(box=box.MARKDOWN)
-                for n in part:
-                    natural = max(words[n], cells[n], 1)
-                    heading = textwrap.fill(self.header[n], natural)
-                    drawing.add_column(Text(heading), overflow="fold", no_wrap=natural == least[n])
-                for row in self.rows:
-                    glued = (INTERVAL.sub(lambda found: found[0].replace(" ", GLUE), row[n]) for n in part)
-                    drawing.add_row(*map(Text, glued))
-                console.print(drawing)
-        lines = "".join(f"{line.rstrip()}\n" for line in said.get().replace(GLUE, " ").strip("\n ").splitlines())
-        return re.sub(r"\n{3,}", "\n\n", lines)
+        drawing = Drawing(box=box.MARKDOWN)
+        for column in columns:
+            natural = widths[column].natural
+            heading = textwrap.fill(self.header[column], natural)
+            is_narrow = natural == widths[column].least
+            drawing.add_column(Text(heading), overflow="fold", no_wrap=is_narrow)
+        for row in self.rows:
+            drawing.add_row(*[Text(_glued(row[column])) for column in columns])
+        return drawing
 
     def _repr_html_(self) -> str:
         return self.to_html()
 
     def __repr__(self) -> str:
         """In a terminal, text no wider than the terminal; elsewhere Markdown."""
-        return self.to_text(shutil.get_terminal_size().columns) if sys.stdout.isatty() else self.to_markdown()
+        if sys.stdout.isatty():
+            return self.to_text(shutil.get_terminal_size().columns)
+        return self.to_markdown()
+
+
+@dataclass(frozen=True)
+class _Width:
+    """How wide a column of a table is, in characters."""
+
+    word: int
+    """The longest word of the heading."""
+    line: int
+    """The longest line of the cells."""
+
+    @property
+    def least(self) -> int:
+        """The width below which a column is hard to read."""
+        return max(self.word, min(self.line, READABLE))
+
+    @property
+    def natural(self) -> int:
+        """The width in which no cell wraps."""
+        return max(self.word, self.line, 1)
+
+
+def _glued(text: str) -> str:
+    """A text in whose intervals a terminal's lines are not wrapped."""
+    return INTERVAL.sub(lambda interval: interval[0].replace(" ", GLUE), text)
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Wrap paragraphs, one per line, between words at the terminal's width; elsewhere return them unchanged.
+    """Wrap paragraphs, one per line, between words at the terminal's width.
+
+    Elsewhere than in a terminal they are returned unchanged.
 
     Args:
-        text: the paragraphs; rows of tables among them, which fit the terminal already, stay as they are.
+        text: the paragraphs; rows of tables among them, which fit the terminal already, stay as
+            they are.
         indent: what is put before each line of a paragraph but its first.
     """
     if not sys.stdout.isatty():
         return text
-    fill = textwrap.TextWrapper(shutil.get_terminal_size().columns, subsequent_indent=indent).fill
-    return "\n".join(line if line.endswith("|") else fill(line) for line in text.split("\n"))
+    columns = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(columns, subsequent_indent=indent)
+    lines = []
+    for line in text.split("\n"):
+        is_row = line.endswith("|")
+        lines.append(line if is_row else wrapper.fill(line))
+    return "\n".join(lines)
 
 
 def markdown_text(text: str) -> str:
     """Text made to stay on one line and in its cell, with HTML and `|` escaped."""
-    return html.escape(" ".join(text.split()), quote=False).replace("|", r"\|")
+    line = " ".join(text.split())
+    return html.escape(line, quote=False).replace("|", r"\|")
 
 
 # The help of a command.
 
 
 class Help(argparse.HelpFormatter):
-    """Help with a line for most flags, each with its default; the usage names only what has to be given."""
+    """Help with a line for most flags, each with its default.
+
+    The usage names only what has to be given.
+    """
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36)
 
-    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        """Show the optional flags as `FLAG` only: they are listed below, and need not be listed twice."""
-        needed = [each for each in actions if each.required or not each.option_strings]
-        flags = argparse.Action([], "flags", nargs="*", metavar="FLAG")
-        super().add_usage(usage, [*needed, flags] if len(needed) < len(actions) else needed, [], prefix)
+    def add_usage(
+        self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None
+    ) -> None:
+        """Show the optional flags as `FLAG` only, since they are listed below."""
+        shown = [action for action in actions if action.required or not action.option_strings]
+        if len(shown) < len(actions):
+            shown.append(argparse.Action([], "flags", nargs="*", metavar="FLAG"))
+        super().add_usage(usage, shown, [], prefix)
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        text, default = action.help or "", action.default
+        text = action.help or ""
+        default = action.default
         # A switch that takes no value has no default to show.
-        is_plain = isinstance(default, str | int | float) and action.nargs != 0
-        says_it = default == argparse.SUPPRESS or "(default: " in text
-        return f"{text} (default: %(default)s)" if is_plain and not says_it else text
+        is_switch = action.nargs == 0
+        has_default = isinstance(default, str | int | float) and default != argparse.SUPPRESS
+        if is_switch or not has_default or "(default: " in text:
+            return text
+        return f"{text} (default: %(default)s)"
 
 
-def number(text: str, least: float = LEAST) -> float:
-    """A number, also in the form `5e8`, of at least `least` and at most `MOST`."""
+def number(text: str, least: float = LEAST_NUMBER) -> float:
+    """A number, also in the form `5e8`, of at least `least` and at most `MOST_NUMBER`."""
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r:.40}; expected a number") from None
-    if not least <= value <= MOST:
-        more = "more than 0" if value <= 0 < least else f"{least:g} to {MOST:g}"
-        raise argparse.ArgumentTypeError(f"{text:.40}; expected {more}")
+    if not least <= value <= MOST_NUMBER:
+        expected = f"{least:g} to {MOST_NUMBER:g}"
+        if value <= 0 < least:
+            expected = "more than 0"
+        raise argparse.ArgumentTypeError(f"{text:.40}; expected {expected}")
     return value
 
 
@@ -217,7 +319,8 @@ LINE_SECONDS = 20.0
 class ProgressLines:
     """Progress in a pipe or a log: a line on stderr every `LINE_SECONDS` until the work is done.
 
-    It is used in the place of a tqdm bar, and has what this project uses of one. Work that takes less writes nothing.
+    It is used in the place of a tqdm bar, and has what this project uses of one. Work that takes
+    less writes nothing.
     """
 
     def __init__(self, what: str, unit: str, total: int | None, every_seconds: float) -> None:
@@ -251,15 +354,21 @@ class ProgressLines:
         # Nobody may read any more what is said here, which is no reason for the work to end.
         with suppress(OSError, ValueError):
             while not self._over.wait(self._every_seconds):
-                done = f"{self.n:,}" if self.total is None else f"{self.n:,} of {self.total:,}"
+                done = f"{self.n:,}"
+                if self.total is not None:
+                    done = f"{done} of {self.total:,}"
                 seconds = time.monotonic() - began
-                print(
-                    f"{self._what}: {done} {self._unit}{self._postfix} ({seconds:.0f} s)", file=sys.stderr, flush=True
-                )
+                line = f"{self._what}: {done} {self._unit}{self._postfix} ({seconds:.0f} s)"
+                print(line, file=sys.stderr, flush=True)
 
 
 def progress(
-    what: str, unit: str, total: int | None = None, *, at_once: bool = True, every_seconds: float = LINE_SECONDS
+    what: str,
+    unit: str,
+    total: int | None = None,
+    *,
+    at_once: bool = True,
+    every_seconds: float = LINE_SECONDS,
 ) -> tqdm | ProgressLines:
     """A bar for a `with` block; its `update` takes how many were done since the last call.
 
@@ -274,11 +383,12 @@ def progress(
         return ProgressLines(what, unit, total, every_seconds)
     from tqdm import tqdm
 
+    is_at_once = at_once and total != 0
     return tqdm(
         desc=what,
         unit=f" {unit}",
         total=total,
-        delay=0 if at_once and total != 0 else 1e-6,
+        delay=0 if is_at_once else 1e-6,
         mininterval=0.5,
         # A terminal's own width is used there.
         ncols=100 if in_notebook else None,

@@ -1,8 +1,8 @@
-"""What the notebooks share: which data and model they use, where everything lies, and how large a job is.
+"""What the notebooks share: their data and model, where everything lies, and how large a job is.
 
-`Workshop` is for text-to-SQL (00 to 07), `CausalWorkshop` for causal models (11 to 14). A setting can be given in a
-notebook's parameters cell, `model = "t5-small"`, which papermill sets too, or for all notebooks in the environment,
-`ZEROPODS_MODEL=t5-small`; the cell wins.
+`Workshop` is for text-to-SQL (00 to 07), `CausalWorkshop` for causal models (11 to 14). A setting
+can be given in a notebook's parameters cell, `model = "t5-small"`, which papermill sets too, or for
+all notebooks in the environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
 """
 
 from __future__ import annotations
@@ -41,29 +41,40 @@ if TYPE_CHECKING:
 ROOT = PROJECT
 Flags = dict[str, Any]
 """Flags of a training script, or the arguments of `train` and `launch` for a run."""
-SAMPLE = "sample"
+EMBEDDED_SAMPLE = "sample"
 RUNS = Path("runs/notebooks")
 FETCHED = {"wikisql": "text2sql", "squad": "squad", "wikitext-2": "lm"}
 """Data sets that `zeropods data get` knows, and the task of each."""
 
 
 def setting(*names: str, default: Any = None, read: Callable[[str], Any] = str) -> Any:
-    """A field whose default is the first ZEROPODS_NAME of `names` that the environment sets, converted by `read`."""
+    """A field with a default from the environment: the first ZEROPODS_NAME of `names` that is set.
+
+    Args:
+        read: converts the variable's text.
+    """
 
     def value() -> Any:
-        for variable in (f"ZEROPODS_{name.upper()}" for name in names):
-            if text := os.environ.get(variable):
-                try:
-                    return read(text)
-                except ValueError:
-                    raise UserError(f"{variable}: {text!r}; expected {WORDS.get(read, 'another value')}") from None
+        for name in names:
+            variable = f"ZEROPODS_{name.upper()}"
+            text = os.environ.get(variable)
+            if not text:
+                continue
+            try:
+                return read(text)
+            except ValueError:
+                expected = WORDS.get(read, "another value")
+                raise UserError(f"{variable}: {text!r}; expected {expected}") from None
         return default
 
     return field(default_factory=value)
 
 
 class WorkshopSettings:
-    """Base class of a notebook's settings, which are a dataclass: it shows them as a table and knows their folders."""
+    """Base class of a notebook's settings, which are a dataclass.
+
+    It shows them as a table and knows their folders.
+    """
 
     runs: Path
     """Where data and runs lie, relative to the project's root."""
@@ -74,7 +85,8 @@ class WorkshopSettings:
     """The raw data set: a folder, or its id at the hub."""
 
     def __post_init__(self) -> None:
-        # Let threads sleep while they wait, and keep other libraries' progress bars out of a notebook: ours is enough.
+        # Let threads sleep while they wait, and keep other libraries' progress bars out of a
+        # notebook: ours is enough.
         wait_passively()
         without_chatter()
         if in_kernel():
@@ -84,17 +96,23 @@ class WorkshopSettings:
 
     @classmethod
     def of(cls, variables: Mapping[str, object], **given: Any) -> Self:
-        """The settings among a notebook's variables, which its parameters cell or papermill has set.
+        """The settings among a notebook's variables, set by its parameters cell or by papermill.
 
-        A variable that is None, or that no longer holds a setting's value, leaves the setting to the environment.
+        A variable that is None, or that no longer holds a setting's value, leaves the setting to
+        the environment.
         """
-        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
-        set_by = {n: v for n in names if isinstance(v := variables.get(n), str | int | float | Path)}
-        return cls(**{**set_by, **given})
+        settings = {}
+        for setting_field in fields(cls):  # type: ignore[arg-type]
+            value = variables.get(setting_field.name)
+            if isinstance(value, str | int | float | Path):
+                settings[setting_field.name] = value
+        return cls(**{**settings, **given})
 
     def _repr_html_(self) -> str:
-        shown = {n: self._default(n) if v is None else v for n, v in asdict(self).items()}  # type: ignore[call-overload]
-        return Table.of_facts(shown).to_html()
+        facts = {}
+        for name, value in asdict(self).items():  # type: ignore[call-overload]
+            facts[name] = self._default(name) if value is None else value
+        return Table.of_facts(facts).to_html()
 
     def _default(self, name: str) -> Any:
         """The text that is shown for a setting that was not given."""
@@ -106,24 +124,34 @@ class WorkshopSettings:
         return ROOT / self.runs
 
     def get_data(self) -> Any:
-        """Generate or fetch the raw data set if it does not exist yet, and return its folder, or its id at the hub."""
-        name, folder = self.dataset or self.basis.dataset, self.data
+        """Generate or fetch the raw data set if it does not exist yet.
+
+        Returns:
+            Its folder, or its id at the hub.
+        """
+        name = self.dataset or self.basis.dataset
+        folder = self.data
         if isinstance(folder, str):
             return folder
         if FETCHED.get(name, self.task) != self.task:
-            raise UserError(f"dataset {name!r}: is for {FETCHED[name]}, this notebook is for {self.task}")
-        if name == SAMPLE:
+            fault = f"is for {FETCHED[name]}, this notebook is for {self.task}"
+            raise UserError(f"dataset {name!r}: {fault}")
+        if name == EMBEDDED_SAMPLE:
             write_sample(folder, task=self.task)
         elif name in FETCHED:
             get(name, folder)
         elif not folder.is_dir():
-            known = ", ".join([SAMPLE, *(known for known, task in FETCHED.items() if task == self.task)])
-            raise UserError(f"dataset {name!r}: no such folder; expected {known} or a folder")
+            fetched = [known for known, task in FETCHED.items() if task == self.task]
+            expected = ", ".join([EMBEDDED_SAMPLE, *fetched])
+            raise UserError(f"dataset {name!r}: no such folder; expected {expected} or a folder")
         return folder
 
 
 def path_or_id(name: str) -> str:
-    """The full path of a file or folder of the project; other names, such as a hub id, stay as they are."""
+    """The full path of a file or folder of the project.
+
+    Other names, such as a hub id, stay as they are.
+    """
     return str(ROOT / name) if (ROOT / name).exists() else name
 
 
@@ -145,9 +173,11 @@ EMBEDDED: Flags = {
     "dropout": 0.0,
     "eval_steps": 500,
 }
-"""Flags for the model that is trained from random weights; the time limit ends training if the epochs do not."""
-PUBLISHED: Flags = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
-"""Flags for the models that are fine-tuned: the three epochs of the original, with an evaluation after each."""
+"""Flags for the model that is trained from random weights; the time limit ends training if the
+epochs do not."""
+FINE_TUNING: Flags = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
+"""Flags for the models that are fine-tuned: the three epochs of the original, with an evaluation
+after each."""
 SHORT: Flags = {
     "max_train_seconds": None,
     "eval_steps": 0,
@@ -155,13 +185,15 @@ SHORT: Flags = {
     "learning_rate": 1e-4,
     "warmup_steps": 0,
 }
-"""Flags of a run of a few steps from a trained model; it has no time limit, since the clocks of pods differ."""
-TINY_STEPS, SHORT_STEPS = 10, 200
+"""Flags of a run of a few steps from a trained model; it has no time limit, since the clocks of
+pods differ."""
+STEPS_OF_TINY, STEPS_OF_OTHERS = 10, 200
 """Number of steps of such a run, for tiny models and for others: enough to measure a rate."""
 PODS_OF_A_BATCH = 3
 MATRIX_SECONDS = 1_800
 STATES_ROWS, STATES_STEPS, STATES_EXAMPLES = 1, 2, 6
-"""Rows per process, optimizer steps and examples per split of the runs that show what ZeRO does to memory."""
+"""Rows per process, optimizer steps and examples per split of the runs that show what ZeRO does to
+memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +201,15 @@ class Workshop(WorkshopSettings):
     """The settings of notebooks 00 to 07."""
 
     task = "text2sql"
-    dataset: str = setting("dataset", default=SAMPLE)
-    """`sample`, which is generated; `wikisql`, which is fetched; or a folder in WikiSQL's layout."""
+    dataset: str = setting("dataset", default=EMBEDDED_SAMPLE)
+    """`sample`, which is generated; `wikisql`, which is fetched; or a folder in WikiSQL's
+    layout."""
     model: str = setting("model")
-    """`t5-tiny`, `t5-small`, `t5-large`, another hub id, or a model folder; the first of `models` if not given."""
+    """`t5-tiny`, `t5-small`, `t5-large`, another hub id, or a model folder; the first of `models`
+    if not given."""
     models: str | tuple[str, ...] | None = setting("models")
-    """Models to compare side by side, in one text with commas between them; a notebook runs with one at a time."""
+    """Models to compare side by side, in one text with commas between them; a notebook runs with
+    one at a time."""
     init: str | None = setting("init")
     """`pretrained` or `random`; `t5-tiny` has no pretrained weights."""
     prompt: str = setting("prompt", default="schema")
@@ -200,26 +235,36 @@ class Workshop(WorkshopSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = self.models.replace(",", " ").split() if isinstance(self.models, str) else self.models
-        object.__setattr__(self, "models", tuple(names or ()) or None)
-        object.__setattr__(self, "model", self.model or (*(names or ()), TINY)[0])
+        if isinstance(self.models, str):
+            names = tuple(self.models.replace(",", " ").split())
+        else:
+            names = tuple(self.models or ())
+        first = names[0] if names else TINY
+        object.__setattr__(self, "models", names or None)
+        object.__setattr__(self, "model", self.model or first)
 
     @property
     def each(self) -> tuple[Workshop, ...]:
-        """These settings for each of `models`, or for `model` alone: all their runs share one area and one summary."""
+        """These settings for each of `models`, or for `model` alone.
+
+        All their runs share one area and one summary.
+        """
         return tuple(replace(self, model=name) for name in self.models or (self.model,))
 
     @property
     def data(self) -> Path:
         """The folder of the raw data set."""
-        made = self.area / "data" / self.dataset
-        return made if self.dataset in (SAMPLE, "wikisql") else Path(path_or_id(self.dataset))
+        if self.dataset in (EMBEDDED_SAMPLE, "wikisql"):
+            return self.area / "data" / self.dataset
+        return Path(path_or_id(self.dataset))
 
     @property
     def prepared(self) -> Path:
         """The folder of the tokenized data set."""
-        limit = f"-{self.limit}" if self.limit else ""
-        return self.area / "prepared" / f"{self.data.name}-{Path(self.model).name}-{self.prompt}{limit}"
+        name = f"{self.data.name}-{Path(self.model).name}-{self.prompt}"
+        if self.limit:
+            name = f"{name}-{self.limit}"
+        return self.area / "prepared" / name
 
     @property
     def run_folder(self) -> Path:
@@ -238,9 +283,16 @@ class Workshop(WorkshopSettings):
 
     @property
     def compared(self) -> list[Path]:
-        """The folders of the first run of each cell of the matrix in 03, where that run has answered questions."""
-        folders = (self.sweep_folder / cell.name / "1" for cell in self.matrix.cells)
-        return [folder for folder in folders if (folder / f"predictions.{self.split}.jsonl").is_file()]
+        """The folders of the first run of each cell of the matrix in 03.
+
+        Runs that have answered no questions are left out.
+        """
+        folders = []
+        for cell in self.matrix.cells:
+            folder = self.sweep_folder / cell.name / "1"
+            if (folder / f"predictions.{self.split}.jsonl").is_file():
+                folders.append(folder)
+        return folders
 
     @property
     def split(self) -> str:
@@ -251,53 +303,66 @@ class Workshop(WorkshopSettings):
     def preparation(self) -> Preparation:
         """The preparation that notebook 01 asks `prepare` for."""
         tokenizer = path_or_id(self.tokenizer or self.model)
-        return Preparation(data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit)
+        return Preparation(
+            data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit
+        )
 
     @property
     def training(self) -> Flags:
         """Flags of `textsql_train.py`, the same on one pod and on many."""
-        size = EMBEDDED if self.model in T5_TINY else PUBLISHED
+        size = EMBEDDED if self.model in T5_TINY else FINE_TUNING
         flags = {**TRAINING, **size, "model_id": self.model, "dataset_path": self.prepared}
-        flags |= {"init": self.init} if self.init is not None else {}
-        flags |= {ROWS: self.batch_size} if self.batch_size is not None else {}
+        if self.init is not None:
+            flags["init"] = self.init
+        if self.batch_size is not None:
+            flags[ROWS] = self.batch_size
         if self.steps is not None:
             flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
         return flags
 
     @property
     def going_on(self) -> Flags:
-        """Flags of a run of a few steps that begins with the model of 02, so that it can answer questions."""
+        """Flags of a run of a few steps that begins with the model of 02.
+
+        It can therefore answer questions.
+        """
         if not has_weights(self.run_folder / "model"):
-            raise UserError(f"{self.run_folder}: contains no trained model yet; run notebook 02 first")
-        steps = self.steps or (TINY_STEPS if self.model in T5_TINY else SHORT_STEPS)
+            fault = "contains no trained model yet"
+            raise UserError(f"{self.run_folder}: {fault}; run notebook 02 first")
+        usual_steps = STEPS_OF_TINY if self.model in T5_TINY else STEPS_OF_OTHERS
+        steps = self.steps or usual_steps
         return self.training | SHORT | {"init": self.run_folder, "max_steps": steps}
 
     def on_pods(self, technique: str) -> Flags:
         """The arguments of `launch` for a profiled run on all pods.
 
-        The effective batch is that of three pods of `per_device_train_batch_size` rows, on any number of pods.
+        The effective batch is that of three pods of `per_device_train_batch_size` rows, on any
+        number of pods.
         """
         flags = self.going_on
         effective = PODS_OF_A_BATCH * flags["per_device_train_batch_size"]
-        same = batch_on(self.pods, effective, effective)
-        if same is None:
+        batch = batch_on(self.pods, effective, effective)
+        if batch is None:
             raise UserError(
-                f"{self.pods} pods: an effective batch of {effective} rows cannot be divided evenly among them; "
-                "choose another batch_size"
+                f"{self.pods} pods: an effective batch of {effective} rows cannot be divided "
+                "evenly among them; choose another batch_size"
             )
+        run_name = f"{self.prepared.name}-{technique}-{self.pods}-pods"
         return {
             **flags,
-            **same.flags,
+            **batch.flags,
             "pods": self.pods,
             "deepspeed": DSCONFIG / f"{technique_named(technique).profiled}.json",
-            "outputdir": Path(f"{self.area}-profiled", f"{self.prepared.name}-{technique}-{self.pods}-pods"),
+            "outputdir": Path(f"{self.area}-profiled", run_name),
         }
 
     @property
     def matrix(self) -> Matrix:
-        """The matrix of 03: one process; DDP, ZeRO-1 and ZeRO-3 with offload on all pods; ZeRO-1 on one pod fewer.
+        """The matrix of 03.
 
-        Each cell runs `repeats` times with the effective batch of `on_pods`, and each run is scored.
+        It has one process; DDP, ZeRO-1 and ZeRO-3 with offload on all pods; ZeRO-1 on one pod
+        fewer. Each cell runs `repeats` times with the effective batch of `on_pods`, and each run is
+        scored.
         """
         flags = self.going_on
         effective = PODS_OF_A_BATCH * flags.pop("per_device_train_batch_size")
@@ -316,28 +381,49 @@ class Workshop(WorkshopSettings):
 
     @property
     def states_folder(self) -> Path:
-        """Folder of the `states_matrix` runs, beside the area like profiled ones: 06 sums up all runs in the area."""
-        return Path(f"{self.area}-states", f"{self._few.prepared.name}-{Path(self.states_model).name}")
+        """Folder of the `states_matrix` runs.
+
+        It lies beside the area, like profiled ones, since 06 sums up all runs in the area.
+        """
+        run_name = f"{self._few.prepared.name}-{Path(self.states_model).name}"
+        return Path(f"{self.area}-states", run_name)
 
     @property
     def states_matrix(self) -> Matrix:
-        """One process beside ZeRO-1, 2 and 3 on all pods: a few steps of a model with states large enough to see."""
+        """One process beside ZeRO-1, 2 and 3 on all pods.
+
+        The runs are a few steps of a model with states large enough to see.
+        """
         processes = self.pods * slots_per_pod(self.pods)
-        flags = {"init": "random", "precision": "fp32", "max_steps": STATES_STEPS, "eval_steps": 0, "save_steps": 0}
+        flags = {
+            "init": "random",
+            "precision": "fp32",
+            "max_steps": STATES_STEPS,
+            "eval_steps": 0,
+            "save_steps": 0,
+            "logging_steps": 1,
+            "effective_batch_size": STATES_ROWS * processes,
+        }
         return self._matrix_of(
             {
                 "model": self.states_model,
                 "dataset_path": str(self._few.prepared),
-                "flags": {**flags, "logging_steps": 1, "effective_batch_size": STATES_ROWS * processes},
+                "flags": flags,
             },
             ["zero1", "zero2", "zero3"],
         )
 
     def _matrix_of(self, document: Flags, techniques: list[str], *cells: Flags) -> Matrix:
         """A matrix of one process beside techniques on all pods, and further cells."""
-        common = {"prompt": self.prompt, "slots": slots_per_pod(self.pods), "timeout_seconds": MATRIX_SECONDS}
-        compared = [{"technique": "none", "pods": 1}, {"technique": techniques, "pods": self.pods}, *cells]
-        return matrix_of({**common, "cells": compared, **document}, "workshop.matrix")
+        alone = {"technique": "none", "pods": 1}
+        on_all_pods = {"technique": techniques, "pods": self.pods}
+        common = {
+            "prompt": self.prompt,
+            "slots": slots_per_pod(self.pods),
+            "timeout_seconds": MATRIX_SECONDS,
+            "cells": [alone, on_all_pods, *cells],
+        }
+        return matrix_of({**common, **document}, "workshop.matrix")
 
     def measure_states(self, cluster: Cluster) -> Sweep:
         """Run `states_matrix` on a few examples, which are prepared first."""
@@ -348,8 +434,12 @@ class Workshop(WorkshopSettings):
 
     @property
     def _few(self) -> Workshop:
-        """Settings of a small data set for every model: with random weights, none needs its own tokenizer."""
-        return replace(self, model=TINY, tokenizer=None, limit=min(self.limit or STATES_EXAMPLES, STATES_EXAMPLES))
+        """Settings of a small data set for every model.
+
+        With random weights, none needs its own tokenizer.
+        """
+        limit = min(self.limit or STATES_EXAMPLES, STATES_EXAMPLES)
+        return replace(self, model=TINY, tokenizer=None, limit=limit)
 
     def _folder(self, what: str) -> Path:
         steps = f"-{self.steps}-steps" if self.steps else ""
@@ -358,7 +448,7 @@ class Workshop(WorkshopSettings):
 
 # Causal models: notebooks 11 to 14, and the jobs of `recipes.yaml`.
 
-FLAGS = {
+FLAG_OF_SETTING = {
     "steps": "max_train_steps",
     "batch_size": "per_device_train_batch_size",
     "accumulation": "gradient_accumulation_steps",
@@ -377,7 +467,8 @@ class JobRecipe:
 
     model: str
     dataset: str
-    """`sample`, which is generated; `squad` or `wikitext-2`, which are fetched; or a data set at the hub."""
+    """`sample`, which is generated; `squad` or `wikitext-2`, which are fetched; or a data set at
+    the hub."""
     max_seq_length: int
     flags: Flags
     technique: str = "none"
@@ -389,19 +480,24 @@ class JobRecipe:
 
 def read_recipes() -> dict[str, dict[str, JobRecipe]]:
     """All recipes by name, then by task."""
-    document = yaml.safe_load(Path(__file__).with_name("recipes.yaml").read_text(encoding="utf-8"))
-    return {name: {task: JobRecipe(**job) for task, job in tasks.items()} for name, tasks in document.items()}
+    text = Path(__file__).with_name("recipes.yaml").read_text(encoding="utf-8")
+    recipes = {}
+    for name, tasks in yaml.safe_load(text).items():
+        recipes[name] = {task: JobRecipe(**job) for task, job in tasks.items()}
+    return recipes
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausalWorkshop(WorkshopSettings):
-    """The settings of notebooks 11 to 14; in the environment they are ZEROPODS_CAUSAL_RECIPE and so on.
+    """The settings of notebooks 11 to 14.
 
-    A setting that is not given, and has no default of its own, is taken from the recipe.
+    In the environment they are ZEROPODS_CAUSAL_RECIPE and so on. A setting that is not given, and
+    has no default of its own, is taken from the recipe.
     """
 
-    recipe: str = setting("causal_recipe", default=SAMPLE)
-    """`sample`, which is small; `published`; `multi_node` and `eight_billion`, which are for text."""
+    recipe: str = setting("causal_recipe", default=EMBEDDED_SAMPLE)
+    """`sample`, which is small; `published`; `multi_node` and `eight_billion`, which are for
+    text."""
     task: str = "squad"
     """`squad`: questions. `lm`: text."""
     model: str | None = setting("causal_model")
@@ -409,11 +505,14 @@ class CausalWorkshop(WorkshopSettings):
     init: str | None = setting("causal_init")
     """`pretrained` or `random`."""
     tokenizer: str | None = setting("causal_tokenizer")
-    """A hub id, a folder, or `gpt-tiny`, which is trained on the data; the model's own if not given."""
+    """A hub id, a folder, or `gpt-tiny`, which is trained on the data; the model's own if not
+    given."""
     dataset: str | None = setting("causal_dataset")
-    """`sample`, which is generated; `squad` or `wikitext-2`, which are fetched; a folder; or for text a hub id."""
+    """`sample`, which is generated; `squad` or `wikitext-2`, which are fetched; a folder; or for
+    text a hub id."""
     subset: int | None = setting("causal_subset", read=int)
-    """Number of questions or documents to take from the start of each split; the recipe's if not given."""
+    """Number of questions or documents to take from the start of each split; the recipe's if not
+    given."""
     steps: int | None = setting("causal_steps", read=int)
     """Number of optimizer steps, in place of epochs."""
     batch_size: int | None = setting("causal_batch_size", read=int)
@@ -434,7 +533,8 @@ class CausalWorkshop(WorkshopSettings):
     questions: int = setting("causal_questions", default=100, read=int)
     """Number of questions that the trained model answers."""
     runs: Path = setting("causal_runs", "runs", default=RUNS, read=Path)  # noqa: RUF009
-    """Where data and runs lie; as for the other notebooks if not given. Paths are relative to the project's root."""
+    """Where data and runs lie; as for the other notebooks if not given. Paths are relative to the
+    project's root."""
 
     split = "dev"
     """The split whose questions are answered."""
@@ -444,8 +544,9 @@ class CausalWorkshop(WorkshopSettings):
         _ = self.basis
 
     def _default(self, name: str) -> Any:
-        """The recipe's value, or `default` where the recipe has none and the script's own default holds."""
-        value = self.basis.flags.get(FLAGS.get(name, name), getattr(self.basis, name, None))
+        """The recipe's value, or `default` where it has none and the script's own default holds."""
+        of_recipe = getattr(self.basis, name, None)
+        value = self.basis.flags.get(FLAG_OF_SETTING.get(name, name), of_recipe)
         return "default" if value is None else value
 
     @cached_property
@@ -456,24 +557,31 @@ class CausalWorkshop(WorkshopSettings):
             raise UserError(f"recipe {self.recipe!r}; expected {', '.join(recipes)}")
         tasks = recipes[self.recipe]
         if self.task not in tasks:
-            raise UserError(f"recipe {self.recipe!r}: is for {', '.join(tasks)}, not for {self.task!r}")
+            fault = f"is for {', '.join(tasks)}, not for {self.task!r}"
+            raise UserError(f"recipe {self.recipe!r}: {fault}")
         return tasks[self.task]
 
     @property
     def data(self) -> Path | str:
         """The raw data set: a folder, or its id at the hub."""
         name = self.dataset or self.basis.dataset
-        if name == SAMPLE or name in FETCHED:
-            return self.area / "data" / (f"{SAMPLE}-{self.task}" if name == SAMPLE else name)
-        return ROOT / name if (ROOT / name).exists() or self.task == "squad" else name
+        if name == EMBEDDED_SAMPLE:
+            return self.area / "data" / f"{EMBEDDED_SAMPLE}-{self.task}"
+        if name in FETCHED:
+            return self.area / "data" / name
+        is_folder = (ROOT / name).exists() or self.task == "squad"
+        return ROOT / name if is_folder else name
 
     @property
     def prepared(self) -> Path:
         """The folder of the tokenized data set."""
-        wanted = self.preparation
-        subset = f"-{wanted.limit}" if wanted.limit else ""
-        named = f"{Path(self.data).name}-{Path(self.model_id).name}-{wanted.max_seq_length}-{wanted.loss}{subset}"
-        return self.area / "prepared" / named
+        preparation = self.preparation
+        data = Path(self.data).name
+        model = Path(self.model_id).name
+        name = f"{data}-{model}-{preparation.max_seq_length}-{preparation.loss}"
+        if preparation.limit:
+            name = f"{name}-{preparation.limit}"
+        return self.area / "prepared" / name
 
     @property
     def model_id(self) -> str:
@@ -483,11 +591,13 @@ class CausalWorkshop(WorkshopSettings):
     @property
     def preparation(self) -> Preparation:
         """The preparation that `prepare` is asked for."""
-        name = self.tokenizer or (self.basis.tokenizer if self.model is None else None) or self.model_id
+        tokenizer = self.tokenizer
+        if self.model is None:
+            tokenizer = tokenizer or self.basis.tokenizer
         return Preparation(
             task=self.task,
             data=self.data,
-            tokenizer=path_or_id(name),
+            tokenizer=path_or_id(tokenizer or self.model_id),
             max_seq_length=self.max_seq_length or self.basis.max_seq_length,
             loss_on=self.loss_on,
             limit=self.subset or self.basis.subset,
@@ -497,19 +607,27 @@ class CausalWorkshop(WorkshopSettings):
     @property
     def training(self) -> Flags:
         """Flags of `causal_train.py` for one process."""
-        given = {flag: getattr(self, name) for name, flag in FLAGS.items() if getattr(self, name) is not None}
-        return {**self.basis.flags, **given, "model_name_or_path": path_or_id(self.model_id), "data": self.prepared}
+        given = {}
+        for name, flag in FLAG_OF_SETTING.items():
+            value = getattr(self, name)
+            if value is not None:
+                given[flag] = value
+        return {
+            **self.basis.flags,
+            **given,
+            "model_name_or_path": path_or_id(self.model_id),
+            "data": self.prepared,
+        }
 
     def on(self, technique: str, slots: int = 1) -> Flags:
         """Flags of a run on this machine, as `train_series` takes them."""
-        return {**self._divided(technique, slots, "" if slots == 1 else f"-{slots}-slots"), "slots": slots}
+        where = "" if slots == 1 else f"-{slots}-slots"
+        return {**self._divided(technique, slots, where), "slots": slots}
 
     def on_pods(self, technique: str) -> Flags:
         """Flags of a run on all pods with all their slots, as `launch` takes them."""
-        return {
-            **self._divided(technique, self.pods * slots_per_pod(self.pods), f"-{self.pods}-pods"),
-            "pods": self.pods,
-        }
+        processes = self.pods * slots_per_pod(self.pods)
+        return {**self._divided(technique, processes, f"-{self.pods}-pods"), "pods": self.pods}
 
     def prepare(self) -> Manifest:
         """Get and tokenize the data if that has not been done yet."""
@@ -519,41 +637,53 @@ class CausalWorkshop(WorkshopSettings):
         return manifest
 
     def untrained(self) -> str | Path:
-        """The place to read the untrained model from: its own id or folder; for random weights, a folder made here.
+        """The place to read the untrained model from.
 
-        That folder gets the weights with which a run begins: the same shape and seed.
+        It is its own id or folder or, for random weights, a folder made here. That folder gets the
+        weights with which a run begins: the same shape and seed.
         """
-        if self.training.get("init", "pretrained") == "pretrained":
-            return str(self.training["model_name_or_path"])
+        training = self.training
+        if training.get("init", "pretrained") == "pretrained":
+            return str(training["model_name_or_path"])
         folder = self.area / self.prepared.name / "untrained"
         if not folder.is_dir():
-            from transformers import AutoTokenizer
-
-            from zeropods.train.causal import load_causal
-
-            names = ("model_name_or_path", "init", "dropout", "seed")
-            flags = {name: self.training[name] for name in names if name in self.training}
-            tokenizer = AutoTokenizer.from_pretrained(self.prepared / "tokenizer")
-            model = load_causal(CausalArguments(**flags, data=str(self.prepared)), tokenizer)
-            with new_folder(folder) as new:
-                model.save_pretrained(new)
-                tokenizer.save_pretrained(new)
+            self._make_untrained(folder)
         return folder
 
+    def _make_untrained(self, folder: Path) -> None:
+        """Make the model folder with random weights."""
+        from transformers import AutoTokenizer
+
+        from zeropods.train.causal import load_causal
+
+        flags = {}
+        for name in ("model_name_or_path", "init", "dropout", "seed"):
+            if name in self.training:
+                flags[name] = self.training[name]
+        tokenizer = AutoTokenizer.from_pretrained(self.prepared / "tokenizer")
+        model = load_causal(CausalArguments(**flags, data=str(self.prepared)), tokenizer)
+        with new_folder(folder) as new:
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+
     def _divided(self, technique: str, processes: int, where: str) -> Flags:
-        """Flags of a run on this many processes; the effective batch size stays that of one process."""
-        flags, steps = self.training, f"-{self.steps}-steps" if self.steps else ""
+        """Flags of a run on this many processes.
+
+        The effective batch size stays that of one process.
+        """
+        flags = self.training
+        steps = f"-{self.steps}-steps" if self.steps else ""
         rows = flags.get(ROWS, 4)
         effective = rows * flags.get(PASSES, 4)
-        same = batch_on(processes, effective, rows)
-        if same is None:
+        batch = batch_on(processes, effective, rows)
+        if batch is None:
             raise UserError(
-                f"{processes} processes: an effective batch of {effective} rows cannot be divided evenly among them; "
-                "choose another batch_size"
+                f"{processes} processes: an effective batch of {effective} rows cannot be divided "
+                "evenly among them; choose another batch_size"
             )
         return {
             **flags,
-            **same.flags,
+            **batch.flags,
             "deepspeed": None if technique == "none" else DSCONFIG / f"{technique}.json",
             "outputdir": self.area / self.prepared.name / f"{technique}{where}{steps}",
         }

@@ -27,7 +27,7 @@ from zeropods.demo.answering import (
     trained_models,
     uploaded,
 )
-from zeropods.demo.page import SHOWN_ROWS, Site, html, spans, usable_port
+from zeropods.demo.page import MOST_RESULT_ROWS, Site, html, spans, usable_port
 from zeropods.errors import UserError
 from zeropods.files import sha256
 from zeropods.sql.query import Condition, Query, format_query
@@ -131,7 +131,7 @@ def test_the_tables_of_all_splits_are_offered_those_of_test_first_and_a_shared_o
     tables = tables_in(tmp_path)
     assert list(tables.labels) == ["dogs", "ants", "cats"]
     assert [example.question for example in tables.examples["dogs"]] == ["dogs in test?", "dogs in train?"]
-    assert tables.what == f"3 in the splits test, train of {tmp_path.name}"
+    assert tables.description == f"3 in the splits test, train of {tmp_path.name}"
 
 
 def a_set(folder: Path, raw: Path) -> Path:
@@ -190,8 +190,8 @@ def test_where_a_run_s_own_data_are_gone_that_is_said_with_what_is_shown_instead
     place = a_set(tmp_path / "prepared", own_tables(tmp_path / "raw"))
     shutil.rmtree(tmp_path / gone)
     model = a_run_on({"path": str(place)}, tmp_path / "run")
-    what = tables_of(model).what
-    assert what.endswith("in the splits test, dev, train of embedded sample; the model's own data are gone")
+    description = tables_of(model).description
+    assert description.endswith("in the splits test, dev, train of embedded sample; the model's own data are gone")
     said = lost_data(model)
     assert said is not None and said.startswith(
         f"run: the data that it was trained on are gone ({place} and its tables)"
@@ -199,7 +199,7 @@ def test_where_a_run_s_own_data_are_gone_that_is_said_with_what_is_shown_instead
     assert said.endswith("tables of the embedded data set instead; name yours with --data DIR")
     # A model folder does not record its data.
     (exported,) = trained_models([a_model(tmp_path / "exported")])
-    assert lost_data(exported) is None and "gone" not in tables_of(exported).what
+    assert lost_data(exported) is None and "gone" not in tables_of(exported).description
 
 
 # A visitor's CSV file.
@@ -304,8 +304,8 @@ def test_a_question_is_one_line_of_letters_that_can_be_seen() -> None:
 
 
 def answered(question: str = "Who is oldest?", right: bool | None = True) -> str:
-    found = run_query(Query(0, 0, (Condition(0, 0, ATTACK),)), CATS)
-    answer = ModelAnswer(found=found, generated_seconds=0.1, expected=run_query(OLDEST, CATS), right=right)
+    result = run_query(Query(0, 0, (Condition(0, 0, ATTACK),)), CATS)
+    answer = ModelAnswer(result=result, generated_seconds=0.1, expected=run_query(OLDEST, CATS), right=right)
     return html("answers", question, [(ATTACK, answer), ("other", ATTACK)], CATS.header)
 
 
@@ -320,7 +320,7 @@ def test_answers_are_shown_with_their_verdict_and_nothing_of_others_is_markup() 
 
 def test_rows_beyond_the_limit_are_counted() -> None:
     many = SQLTable("many", ("N",), ("real",), tuple((n,) for n in range(1_234)))
-    answer = ModelAnswer(found=run_query(Query(0, 0), many), generated_seconds=0.1, expected=None, right=None)
+    answer = ModelAnswer(result=run_query(Query(0, 0), many), generated_seconds=0.1, expected=None, right=None)
     shown = html("answers", "All?", [("m", answer)], many.header)
-    assert f"first {SHOWN_ROWS} of 1,234 rows" in shown and "and 1,222 more" in shown
-    assert shown.count("<tr>") == SHOWN_ROWS + 1
+    assert f"first {MOST_RESULT_ROWS} of 1,234 rows" in shown and "and 1,222 more" in shown
+    assert shown.count("<tr>") == MOST_RESULT_ROWS + 1

@@ -16,7 +16,16 @@ import pytest
 from zeropods.errors import UserError
 from zeropods.files import check_weights
 from zeropods.pods.processes import DEMO, FRESH_SECONDS, POD, make_private_folder
-from zeropods.programs import EXTENSIONS, LISTENED, LOCK, Turn, extension_cache, free_port, is_held, prepare_compiling
+from zeropods.programs import (
+    EXTENSIONS,
+    LISTENED,
+    TURN_LOCK,
+    Turn,
+    extension_cache,
+    free_port,
+    is_held,
+    prepare_compiling,
+)
 
 HOLD = """
 import sys
@@ -78,7 +87,7 @@ def test_a_second_process_waits_for_the_first_and_no_longer(
     waiting = threading.Thread(target=turn.try_acquire, daemon=True)
     waiting.start()
     waiting.join(0.3)
-    assert waiting.is_alive() and is_held(tmp_path / LOCK)
+    assert waiting.is_alive() and is_held(tmp_path / TURN_LOCK)
     if how == "it is killed":
         holder.send_signal(signal.SIGKILL)
     else:
@@ -86,7 +95,7 @@ def test_a_second_process_waits_for_the_first_and_no_longer(
     waiting.join(SECONDS)
     assert not waiting.is_alive()
     turn.release()
-    assert not is_held(tmp_path / LOCK)
+    assert not is_held(tmp_path / TURN_LOCK)
     # Whoever waits for a compiler is told so, its own or that of another process.
     error = capfd.readouterr().err
     compiles = how == "it is killed"

@@ -1,1 +1,1 @@
-"""The demo page: a trained text-to-SQL model, a table, a question in plain English, and the model's answer."""
+"""The demo page: a trained text-to-SQL model answers questions in plain English on a table."""

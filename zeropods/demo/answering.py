@@ -1,12 +1,14 @@
-"""The models and tables that the page offers, and the answer to a question: query, result, whether it is right."""
+"""The models and tables that the page offers, and the answer to a question.
+
+An answer is a query and its result, and whether it is right.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import math
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -30,7 +32,7 @@ from zeropods.errors import UserError
 from zeropods.evaluate.models import model_config, model_folder, prepared_of, raw_data_of, task_of
 from zeropods.evaluate.score_json import TEXT2SQL, QueryScore
 from zeropods.measure.record import CONFIG
-from zeropods.report.entry import find_runs, read_entry
+from zeropods.report.entry import Entry, find_runs, read_entry
 from zeropods.sql.query import AGGREGATES, Execution, Query, is_usable
 from zeropods.sql.table import Cell, SQLTable
 
@@ -55,11 +57,13 @@ class TrainedModel:
     about: tuple[str, ...]
     """Model, technique and the share of its answers that is right, as text for people."""
     order: tuple[float, float, float]
-    """Sort key, least for the best: negated accuracy, loss, and the negated time when the weights were written."""
+    """Sort key, least for the best: negated accuracy, loss, and the negated time when the weights
+    were written."""
     prepared: Path | None
     """The tokenized set that the run was trained on, if it still exists."""
     trained_on: str | None
-    """Where that set was, whether it still exists or not; None for a model folder, which does not record it."""
+    """Where that set was, whether it still exists or not; None for a model folder, which does not
+    record it."""
     source_limit: int
     """Maximum number of tokens of a question with its columns in training."""
 
@@ -70,31 +74,54 @@ class TrainedModel:
 
 
 def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
-    """All models that can be asked, by accuracy, then (if equal or missing) by validation loss, then the newest first.
+    """All models that can be asked, the best first.
+
+    They are in order of accuracy, then (if equal or missing) of validation loss, then the newest
+    first.
 
     Raises:
-        UserError: a folder does not exist, a run or model folder that was named cannot be asked, or there is no model.
+        UserError: a folder does not exist, a run or model folder that was named cannot be asked, or
+            there is no model.
     """
-    found: dict[Path, TrainedModel] = {}
+    models: dict[Path, TrainedModel] = {}
     for folder in map(Path, folders):
         whole = folder.resolve()
         is_model = (whole / "config.json").is_file() and any(whole.glob("*.safetensors"))
         runs = {whole.name: whole} if is_model else find_runs([folder])
         for name, run in runs.items():
-            # Among many runs, one of another task, or one that failed or still trains and has no model, is no error.
-            with contextlib.suppress(*(() if run == whole else (UserError, OSError))):
-                found.setdefault(run, _model(run, name))
-    if not found:
+            try:
+                model = _model(run, name)
+            except (UserError, OSError):
+                if run == whole:
+                    raise
+                # Among many runs, one of another task, or one that failed or still trains and has
+                # no model, is no error.
+                continue
+            models.setdefault(run, model)
+    if not models:
         named = ", ".join(map(str, folders)) or "no folder"
-        raise UserError(f"{named}: no trained text-to-SQL model there; create one with textsql_train.py --outputdir")
-    names = [model.name for model in found.values()]
-    apart = [replace(m, name=str(m.folder)) if names.count(m.name) > 1 else m for m in found.values()]
-    return sorted(apart, key=lambda model: model.order)
+        fault = "no trained text-to-SQL model there"
+        raise UserError(f"{named}: {fault}; create one with textsql_train.py --outputdir")
+    with_names = _with_different_names(list(models.values()))
+    return sorted(with_names, key=lambda model: model.order)
+
+
+def _with_different_names(models: Sequence[TrainedModel]) -> list[TrainedModel]:
+    """The models, of which those that share a name are named by their folders."""
+    times = Counter(model.name for model in models)
+    renamed = []
+    for model in models:
+        if times[model.name] > 1:
+            renamed.append(replace(model, name=str(model.folder)))
+        else:
+            renamed.append(model)
+    return renamed
 
 
 def _model(folder: Path, name: str) -> TrainedModel:
     """The model in a run or model folder, with what its run says about it."""
-    task, within = task_of(folder), model_folder(folder)
+    task = task_of(folder)
+    with_weights = model_folder(folder)
     if task != TEXT2SQL:
         raise UserError(f"{folder}: is a {task} run; the demo needs text-to-SQL models")
     prompt = model_config(folder).get("prompt")
@@ -102,24 +129,48 @@ def _model(folder: Path, name: str) -> TrainedModel:
         raise UserError(f"{folder}: does not record its prompt; train it with textsql_train.py")
     # For a model folder, the entry says nothing.
     entry = read_entry(folder, name)
-    run, losses = entry.config, entry.record.eval_losses if entry.record else []
-    score, accuracy = entry.score, None
-    if isinstance(score, QueryScore):
-        accuracy = score.logical_form_accuracy if score.execution_accuracy is None else score.execution_accuracy
-    right = "not scored" if accuracy is None else f"{accuracy:.0%} right on {entry.split}"
-    technique = "no ZeRO" if run and run.technique == "none" else run and run.technique
-    prepared = prepared_of(folder, entry.config) if entry.config else None
-    prepared = prepared if prepared and (prepared / FILE).is_file() else None
-    limit = read_manifest(prepared).max_source_tokens if prepared else None
+    losses = entry.record.eval_losses if entry.record else []
+    last_loss = losses[-1].loss if losses else math.inf
+    prepared = _prepared(entry)
+    source_limit = read_manifest(prepared).max_source_tokens if prepared else None
+    written = (with_weights / CONFIG).stat().st_mtime
     return TrainedModel(
         name=name,
         folder=folder,
-        about=(run.model_id, technique, right) if run and technique else ("model", right),
-        order=(-(accuracy or 0.0), losses[-1].loss if losses else math.inf, -(within / CONFIG).stat().st_mtime),
+        about=_about(entry),
+        order=(-(_accuracy(entry) or 0.0), last_loss, -written),
         prepared=prepared,
         trained_on=entry.config.dataset.get("path") if entry.config else None,
-        source_limit=limit or MAX_SOURCE_TOKENS[prompt],
+        source_limit=source_limit or MAX_SOURCE_TOKENS[prompt],
     )
+
+
+def _accuracy(entry: Entry) -> float | None:
+    """The share of a run's answers that is right; None if they have not been scored."""
+    if not isinstance(entry.score, QueryScore):
+        return None
+    if entry.score.execution_accuracy is None:
+        return entry.score.logical_form_accuracy
+    return entry.score.execution_accuracy
+
+
+def _prepared(entry: Entry) -> Path | None:
+    """The tokenized set that a run was trained on, if it still exists."""
+    if entry.config is None:
+        return None
+    prepared = prepared_of(entry.folder, entry.config)
+    return prepared if (prepared / FILE).is_file() else None
+
+
+def _about(entry: Entry) -> tuple[str, ...]:
+    """Model, technique and the share of its answers that is right, as text for people."""
+    accuracy = _accuracy(entry)
+    right = "not scored" if accuracy is None else f"{accuracy:.0%} right on {entry.split}"
+    run = entry.config
+    if run is None or not run.technique:
+        return ("model", right)
+    technique = "no ZeRO" if run.technique == "none" else run.technique
+    return (run.model_id, technique, right)
 
 
 # One question to one model.
@@ -131,22 +182,29 @@ class QueryResult:
 
     query: Query
     cells: list[Cell] | None
-    """The selected cells as the table spells them, or the aggregate; None if SQLite could not run the query."""
+    """The selected cells as the table spells them, or the aggregate; None if SQLite could not run
+    the query."""
     executed: list[Cell] | None
-    """The same cells as SQLite holds them, in lower case; these decide whether an answer is right."""
+    """The same cells as SQLite holds them, in lower case; these decide whether an answer is
+    right."""
     rows: list[tuple[Cell, ...]] | None
     """The whole rows that meet the conditions."""
     seconds: float
 
 
 def run_query(query: Query, table: SQLTable) -> QueryResult:
-    """Execute a query on its table alone and time it: no words of a visitor become part of the statement."""
+    """Execute a query on its table alone and time it.
+
+    No words of a visitor become part of the statement.
+    """
     with closing(Execution(table)) as execution:
         began = time.perf_counter()
-        executed = cells = execution.execute(query)
+        executed = execution.execute(query)
         rows = execution.matching_rows(query)
         seconds = time.perf_counter() - began
-    if rows is not None and not AGGREGATES[query.agg]:
+    cells = executed
+    has_aggregate = AGGREGATES[query.agg] != ""
+    if rows is not None and not has_aggregate:
         cells = [row[query.sel] for row in rows]
     return QueryResult(query=query, cells=cells, executed=executed, rows=rows, seconds=seconds)
 
@@ -155,42 +213,59 @@ def run_query(query: Query, table: SQLTable) -> QueryResult:
 class ModelAnswer:
     """The answer of one model."""
 
-    found: QueryResult
+    result: QueryResult
     generated_seconds: float
     expected: QueryResult | None
     """Result of the data set's own query, if the question is from the data set."""
     right: bool | None
-    """Whether both find the same; None if no result is expected, or the expected query finds nothing."""
+    """Whether both find the same; None if no result is expected, or the expected query finds
+    nothing."""
 
 
-def ask(model: TrainedModel, table: SQLTable, question: str, example: Example | None) -> ModelAnswer:
+def ask(
+    model: TrainedModel, table: SQLTable, question: str, example: Example | None
+) -> ModelAnswer:
     """Let a model answer a question about a table.
 
     Args:
         example: the data set's own example of this question, with its query, if it has one.
 
     Raises:
-        UserError: the question is empty or too long, or the model cannot write any column name of the table.
+        UserError: the question is empty or too long, or the model cannot write any column name of
+            the table.
     """
-    asked, answerer = Example(0, checked(question), table, Query(0, 0)), loaded(model)
-    tokens = len(answerer.tokenizer.backend_tokenizer.encode(source_of(asked, answerer.prompt)).ids)
+    request = Example(0, checked(question), table, Query(0, 0))
+    answerer = loaded(model)
+    source = source_of(request, answerer.prompt)
+    tokens = len(answerer.tokenizer.backend_tokenizer.encode(source).ids)
     if tokens > model.source_limit:
         raise UserError(
-            f"question and column names have {tokens:,} tokens, but {model.name} was trained on at most "
-            f"{model.source_limit}; use fewer words, or a table with fewer columns"
+            f"question and column names have {tokens:,} tokens, but {model.name} was trained on at "
+            f"most {model.source_limit}; use fewer words, or a table with fewer columns"
         )
     began = time.perf_counter()
-    query = _generated(answerer, asked)
-    generated = time.perf_counter() - began
-    found, expected = run_query(query, table), run_query(example.query, table) if example else None
-    checkable = expected is not None and is_usable(expected.query, expected.executed)
-    right = found.executed == expected.executed if expected is not None and checkable else None
-    return ModelAnswer(found=found, generated_seconds=generated, expected=expected, right=right)
+    query = _generated(answerer, request)
+    generated_seconds = time.perf_counter() - began
+    result = run_query(query, table)
+    expected = None
+    right = None
+    if example:
+        expected = run_query(example.query, table)
+        if is_usable(expected.query, expected.executed):
+            right = result.executed == expected.executed
+    return ModelAnswer(
+        result=result, generated_seconds=generated_seconds, expected=expected, right=right
+    )
 
 
 def checked(question: str | None) -> str:
-    """The question in one line, without control characters or lone surrogates; `UserError` if no word is left."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in question or "").split())
+    """The question in one line, without control characters or lone surrogates.
+
+    Raises:
+        UserError: no word is left.
+    """
+    letters = [letter if letter.isprintable() else " " for letter in question or ""]
+    line = " ".join("".join(letters).split())
     if not any(letter.isalnum() for letter in line):
         raise UserError("there is no question yet; type one, or choose an example")
     return line
@@ -198,7 +273,9 @@ def checked(question: str | None) -> str:
 
 @lru_cache(maxsize=LOADED)
 def loaded(model: TrainedModel) -> QueryAnswerer:
-    """Load a model into memory and warm it up; the one that has not been asked for longest makes room.
+    """Load a model into memory and warm it up.
+
+    The one that has not been asked for longest makes room.
 
     Raises:
         UserError: the model is gone, or its weights are damaged.
@@ -211,21 +288,23 @@ def loaded(model: TrainedModel) -> QueryAnswerer:
     return answerer
 
 
-def _generated(answerer: QueryAnswerer, asked: Example) -> Query:
+def _generated(answerer: QueryAnswerer, request: Example) -> Query:
     try:
-        (prediction,) = answerer.answer([asked])
-    except ValueError:  # From the grammar: no column of the table has a name that the tokenizer can write.
-        raise UserError("the model cannot write any of this table's column names; rename them") from None
+        (prediction,) = answerer.answer([request])
+    except ValueError:
+        # From the grammar: no column of the table has a name that the tokenizer can write.
+        fault = "the model cannot write any of this table's column names"
+        raise UserError(f"{fault}; rename them") from None
     assert prediction.query is not None  # The grammar lets nothing else through.
     return prediction.query
 
 
 # The tables that the page offers: those of a data set's questions, or a visitor's CSV file.
 
-SPLITS = ("test", "dev", "train")
-"""Splits by preference: training has not seen questions of test and dev."""
+SPLITS_BY_PREFERENCE = ("test", "dev", "train")
+"""Training has not seen questions of test and dev."""
 MOST_TABLES = 1_000
-LABEL = 90
+LONGEST_LABEL = 90
 """Maximum number of characters of a table's line in the list."""
 
 
@@ -233,7 +312,7 @@ LABEL = 90
 class Tables:
     """Tables by id, each with the questions about it."""
 
-    what: str
+    description: str
     """Which data set and split, and how many of its tables, in a few words."""
     examples: dict[str, tuple[Example, ...]]
     """Examples by table id, at least one for each."""
@@ -248,79 +327,109 @@ class Tables:
 
     def expected(self, table: SQLTable, question: str) -> Example | None:
         """The data set's own example of this question about this table, if it has one."""
-
-        def words(text: str) -> list[str]:
-            return text.casefold().split()
-
-        examples = self.examples.get(table.id, ())
-        return next((e for e in examples if words(e.question) == words(question)), None)
+        words = question.casefold().split()
+        for example in self.examples.get(table.id, ()):
+            if example.question.casefold().split() == words:
+                return example
+        return None
 
 
 @lru_cache(maxsize=4)
 def tables_in(data: Path) -> Tables:
-    """The tables of a folder in WikiSQL's layout, those of test first; `UserError` at the first fault in it.
+    """The tables of a folder in WikiSQL's layout, those of test first.
 
-    A split is read only while there are fewer than `MOST_TABLES`. A table that splits share has the questions of them
-    all.
+    A split is read only while there are fewer than `MOST_TABLES`. A table that splits share has the
+    questions of them all.
+
+    Raises:
+        UserError: the first fault in the folder.
     """
     examples: dict[str, list[Example]] = {}
     labels: dict[str, str] = {}
-    read: list[str] = []
-    there = [split for split in SPLITS if has_split(data, split)]
-    for split in there or SPLITS[:1]:
+    splits: list[str] = []
+    splits_there = [split for split in SPLITS_BY_PREFERENCE if has_split(data, split)]
+    for split in splits_there or SPLITS_BY_PREFERENCE[:1]:
         if len(examples) >= MOST_TABLES:
             break
-        read.append(split)
+        splits.append(split)
         _add_examples(examples, data, split)
-        titles = table_titles(data, split)
-        new = {id_: _label(of[0].table, titles.get(id_)) for id_, of in examples.items() if id_ not in labels}
-        room = MOST_TABLES - len(labels)
-        first = itertools.islice(new, room)
-        labels |= {id_: new[id_] for id_ in sorted(first, key=lambda id_: new[id_].casefold())}
+        _add_labels(labels, examples, table_titles(data, split))
     count = f"{len(examples):,}"
     if len(examples) > MOST_TABLES:
         count = f"first {MOST_TABLES:,} of {count}"
-    splits = f"the {read[0]} split" if len(read) == 1 else f"the splits {', '.join(read)}"
-    return Tables(f"{count} in {splits} of {data.name}", {id_: tuple(examples[id_]) for id_ in labels}, labels)
+    where = f"the {splits[0]} split"
+    if len(splits) > 1:
+        where = f"the splits {', '.join(splits)}"
+    offered = {id_: tuple(examples[id_]) for id_ in labels}
+    return Tables(f"{count} in {where} of {data.name}", offered, labels)
 
 
 def _add_examples(examples: dict[str, list[Example]], data: Path, split: str) -> None:
-    """Add the examples of a split by the ids of their tables, but none of another table that has a known id."""
+    """Add the examples of a split by the ids of their tables.
+
+    Examples of another table that has a known id are left out.
+    """
     for example in read_split(data, split):
-        of_table = examples.setdefault(example.table.id, [example])
-        if of_table[0] is not example and of_table[0].table.header == example.table.header:
+        of_table = examples.get(example.table.id)
+        if of_table is None:
+            examples[example.table.id] = [example]
+        elif of_table[0].table.header == example.table.header:
             of_table.append(example)
+
+
+def _add_labels(
+    labels: dict[str, str], examples: dict[str, list[Example]], titles: dict[str, str | None]
+) -> None:
+    """Add the lines of tables that have none yet, in alphabetical order, up to `MOST_TABLES`."""
+    without_label = [id_ for id_ in examples if id_ not in labels]
+    room = MOST_TABLES - len(labels)
+    new = {id_: _label(examples[id_][0].table, titles.get(id_)) for id_ in without_label[:room]}
+    for id_ in sorted(new, key=lambda id_: new[id_].casefold()):
+        labels[id_] = new[id_]
 
 
 def _label(table: SQLTable, title: str | None) -> str:
     """A table's line in the list: its title, if it has one, and its columns."""
+    name = title
+    has_letter = any(letter.isalpha() for letter in table.id)
     # WikiSQL's ids are numbers, which tell people nothing about a table.
-    name = title or (table.id if any(map(str.isalpha, table.id)) else None)
+    if not name and has_letter:
+        name = table.id
     columns = ", ".join(table.header)
     line = f"{name}: {columns}" if name else columns
-    return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
+    if len(line) <= LONGEST_LABEL:
+        return line
+    return line[: LONGEST_LABEL - 1] + "…"
 
 
 def tables_of(model: TrainedModel) -> Tables:
-    """The tables that a model was trained on, if they lie near its tokenized set; otherwise those of the embedded data
-    set, whose description then says so."""
-    raw = raw_data_of(model.prepared, SPLITS) if model.prepared else None
+    """The tables that a model was trained on, if they lie near its tokenized set.
+
+    Otherwise they are those of the embedded data set, whose description then says so.
+    """
+    raw = raw_data_of(model.prepared, SPLITS_BY_PREFERENCE) if model.prepared else None
     if raw is not None:
         return tables_in(raw[0])
     embedded = sample_tables()
     if model.trained_on is None:
         return embedded
-    return replace(embedded, what=f"{embedded.what}; the model's own data are gone")
+    description = f"{embedded.description}; the model's own data are gone"
+    return replace(embedded, description=description)
 
 
 def lost_data(model: TrainedModel) -> str | None:
-    """What is to be said where a run's own data are gone; None where they are there, or where it is not known."""
-    is_there = model.prepared is not None and raw_data_of(model.prepared, SPLITS) is not None
-    if model.trained_on is None or is_there:
+    """What is to be said where a run's own data are gone.
+
+    None where they are there, or where it is not known.
+    """
+    if model.trained_on is None:
+        return None
+    if model.prepared and raw_data_of(model.prepared, SPLITS_BY_PREFERENCE) is not None:
         return None
     return (
-        f"{model.name}: the data that it was trained on are gone ({model.trained_on} and its tables); the page offers "
-        "the tables of the embedded data set instead; name yours with --data DIR"
+        f"{model.name}: the data that it was trained on are gone ({model.trained_on} and its "
+        "tables); the page offers the tables of the embedded data set instead; name yours with "
+        "--data DIR"
     )
 
 
@@ -336,14 +445,20 @@ def sample_tables() -> Tables:
 # A visitor's CSV file, read as a table; a fault in it is reported in one line.
 
 MAX_BYTES = 2 * 2**20
-MAX_ROWS, MAX_COLUMNS = 10_000, 40
-KEPT = 8
-"""Number of uploaded tables kept in memory, for all visitors together: one of 2 MiB takes 30 MiB there."""
+MAX_ROWS = 10_000
+MAX_COLUMNS = 40
+UPLOADS_KEPT = 8
+"""Number of uploaded tables kept in memory, for all visitors together: one of 2 MiB takes 30 MiB
+there."""
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=UPLOADS_KEPT)
 def uploaded(path: Path) -> SQLTable:
-    """A visitor's table, read again from its file if others have displaced it since; `UserError` as for `read_csv`."""
+    """A visitor's table, read again from its file if others have displaced it since.
+
+    Raises:
+        UserError: the file is too large or is no longer kept, or has a fault, as for `read_csv`.
+    """
     name = f"the file {shown(path.name)}"
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -352,7 +467,8 @@ def uploaded(path: Path) -> SQLTable:
     except FileNotFoundError:
         raise UserError(f"{name} is no longer kept; upload it again") from None
     if len(table.header) > MAX_COLUMNS:
-        raise UserError(f"{name}: {len(table.header)} columns; expected at most {MAX_COLUMNS}: leave some out")
+        fault = f"{len(table.header)} columns"
+        raise UserError(f"{name}: {fault}; expected at most {MAX_COLUMNS}: leave some out")
     if len(table.rows) > MAX_ROWS:
         raise UserError(f"{name}: more than {MAX_ROWS:,} rows; upload fewer")
     return table

@@ -1,4 +1,7 @@
-"""The page: HTML of tables, queries and answers, what happens on a click, and the server, on 127.0.0.1 only."""
+"""The page: HTML of tables, queries and answers, what happens on a click, and the server.
+
+The server listens on 127.0.0.1 only.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from zeropods.data.own_data import decimal_points
+from zeropods.data.wikisql import Example
 from zeropods.demo.answering import (
     MAX_BYTES,
     MAX_COLUMNS,
@@ -36,23 +40,30 @@ from zeropods.errors import UserError
 from zeropods.pods.processes import DEMO, make_private_folder
 from zeropods.programs import free_port, variable_set
 from zeropods.sql.query import AGGREGATES, OPERATORS, Query, cells_text
+from zeropods.sql.table import SQLTable
 from zeropods.tables import counted
 
 if TYPE_CHECKING:
-    from gradio import Blocks
+    from gradio import HTML, Blocks, Button, Dataset, Dropdown, File, State, Textbox
     from starlette.requests import Request
     from starlette.responses import Response
 
 
-TITLE = "Ask a table"
-INTRODUCTION = """# Ask a table
-Ask in plain English. A model that was fine-tuned here writes the SQL query, and the query is run on the table."""
-UPLOAD = f"Or upload a table of your own: CSV, at most {MAX_BYTES >> 20} MiB, {MAX_ROWS:,} rows, {MAX_COLUMNS} columns"
+PAGE_TITLE = "Ask a table"
+INTRODUCTION = (
+    "# Ask a table\n"
+    "Ask in plain English. A model that was fine-tuned here writes the SQL query, and the query is "
+    "run on the table."
+)
+UPLOAD = (
+    f"Or upload a table of your own: CSV, at most {MAX_BYTES >> 20} MiB, {MAX_ROWS:,} rows, "
+    f"{MAX_COLUMNS} columns"
+)
 OFTEN_WRONG = "<p>A model that was not trained on tables like yours is often wrong.</p>"
 NONE = "no other model"
 KEPT_SECONDS = 3_600
 """Seconds for which a visitor's file is kept."""
-WAITING = 16
+MOST_IN_QUEUE = 16
 """Maximum number of questions in the queue; one is answered at a time."""
 EXAMPLES = 5
 """Maximum number of questions that are offered for a table."""
@@ -61,8 +72,8 @@ EXAMPLES = 5
 # Tables, queries and answers as HTML: `page.html`, where all text from outside is escaped.
 
 PREVIEW_ROWS = 6
-SHOWN_ROWS = 20
-SHOWN_CELLS = 12
+MOST_RESULT_ROWS = 20
+MOST_RESULT_CELLS = 12
 """Number of cells that are shown of a long answer."""
 
 Span = tuple[str, str | None]
@@ -74,40 +85,60 @@ def _macros() -> Any:
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    named = {"spans": spans, "answer_text": answer_text, "counted": counted, "columns_of": _columns_of}
+    names = {
+        "spans": spans,
+        "answer_text": answer_text,
+        "counted": counted,
+        "columns_of": _columns_of,
+        "most": MOST_RESULT_ROWS,
+        "previewed": PREVIEW_ROWS,
+    }
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return environment.from_string(text, globals=named | {"most": SHOWN_ROWS, "previewed": PREVIEW_ROWS}).module
+    return environment.from_string(text, globals=names).module
 
 
 def html(part: str, *values: Any) -> str:
     """A part of the page: `message` from a line, `preview` from a name and a table, or `answers`.
 
-    `answers` are cards side by side, from a question, pairs of a model and its answer or why it has none, and a header.
+    `answers` are cards side by side, from a question, pairs of a model and its answer or why it has
+    none, and a header.
     """
-    return str(getattr(_macros(), part)(*values))
+    macro = getattr(_macros(), part)
+    return str(macro(*values))
 
 
 def spans(query: Query, header: Sequence[str]) -> list[Span]:
     """A query's readable text in parts; joined with spaces they are the text of `format_query`."""
-    column = (header[query.sel], "column")
-    parts: list[Span] = [("SELECT", None), (AGGREGATES[query.agg], "aggregate"), column, ("FROM table", None)]
-    for number, condition in enumerate(query.conds):
-        name, operator = header[condition.column], OPERATORS[condition.operator]
-        parts += [("AND" if number else "WHERE", None), (f"{name} {operator} {condition.value}", "condition")]
-    return [part for part in parts if part[0]]
+    parts: list[Span] = [
+        ("SELECT", None),
+        (AGGREGATES[query.agg], "aggregate"),
+        (header[query.sel], "column"),
+        ("FROM table", None),
+    ]
+    joining = "WHERE"
+    for condition in query.conds:
+        name = header[condition.column]
+        operator = OPERATORS[condition.operator]
+        parts.append((joining, None))
+        parts.append((f"{name} {operator} {condition.value}", "condition"))
+        joining = "AND"
+    return [(text, kind) for text, kind in parts if text]
 
 
 def _columns_of(query: Query) -> dict[int, str]:
     """The kind of each column that a query names."""
-    return {**{condition.column: "condition" for condition in query.conds}, query.sel: "column"}
+    kinds = {condition.column: "condition" for condition in query.conds}
+    kinds[query.sel] = "column"
+    return kinds
 
 
-def answer_text(found: QueryResult) -> str:
+def answer_text(result: QueryResult) -> str:
     """The result of a query, in one line."""
-    cells = found.cells
-    if cells is None or len(cells) <= SHOWN_CELLS:
+    cells = result.cells
+    if cells is None or len(cells) <= MOST_RESULT_CELLS:
         return cells_text(cells)
-    return f"{cells_text(cells[:SHOWN_CELLS])} and {len(cells) - SHOWN_CELLS:,} more"
+    more = len(cells) - MOST_RESULT_CELLS
+    return f"{cells_text(cells[:MOST_RESULT_CELLS])} and {more:,} more"
 
 
 # What happens on a click. Models and tables are shared; nothing of a visitor's is kept here.
@@ -115,7 +146,7 @@ def answer_text(found: QueryResult) -> str:
 
 @dataclass
 class Site:
-    """The folders that were named, the data set if one was named, and what the components of the page show."""
+    """What the components of the page show, of the folders and the data set that were named."""
 
     folders: tuple[Path, ...]
     data: Path | None = None
@@ -125,11 +156,15 @@ class Site:
     """Models as last looked up for any visitor: reading all records takes longer than an answer."""
 
     def models(self) -> dict[str, TrainedModel]:
-        """Models by their line in the list, the best first; looked up anew, as runs appear while the page is open."""
-        found = [model for model in trained_models(self.folders) if model.folder not in self.passed_over]
-        if not found:
+        """Models by their line in the list, the best first.
+
+        They are looked up anew, as runs appear while the page is open.
+        """
+        models = trained_models(self.folders)
+        usable = [model for model in models if model.folder not in self.passed_over]
+        if not usable:
             raise UserError("no model can be loaded; train one and open the page again")
-        self._listed = {model.label: model for model in found}
+        self._listed = {model.label: model for model in usable}
         return self._listed
 
     def model(self, label: str | None) -> TrainedModel:
@@ -140,8 +175,13 @@ class Site:
         return model
 
     def tables(self, label: str | None) -> Tables:
-        """The tables that are offered with a model: those of `--data`, of its own data set, or of the embedded one."""
-        return tables_in(self.data) if self.data else tables_of(self.model(label))
+        """The tables that are offered with a model.
+
+        They are those of `--data`, of the model's own data set, or of the embedded one.
+        """
+        if self.data:
+            return tables_in(self.data)
+        return tables_of(self.model(label))
 
     def start(self) -> list[Any]:
         """The lists of models and tables, for a page that has just been opened."""
@@ -164,136 +204,239 @@ class Site:
         except UserError as error:
             raise gr.Error(str(error)) from None
         choices = [(line, id_) for id_, line in tables.labels.items()]
-        return gr.Dropdown(choices=choices, value=choices[0][1], label=f"Table ({tables.what})")
+        _, first_id = choices[0]
+        return gr.Dropdown(choices=choices, value=first_id, label=f"Table ({tables.description})")
 
     def choose_table(self, label: str, id_: str) -> list[Any]:
-        """A table's first rows and its questions, the first of which is filled in; an uploaded table is dropped."""
+        """A table's first rows and its questions, the first of which is filled in.
+
+        An uploaded table is dropped.
+        """
         import gradio as gr
 
         try:
             tables = self.tables(label)
-            table, examples = tables.table(id_), tables.examples[id_][:EXAMPLES]
-            samples = [(e.question, answer_text(run_query(e.query, e.table))) for e in examples]
+            table = tables.table(id_)
+            samples = []
+            for example in tables.examples[id_][:EXAMPLES]:
+                expected = answer_text(run_query(example.query, example.table))
+                samples.append([example.question, expected])
         except UserError as error:
             return [None, None, html("message", str(error)), gr.skip(), "", ""]
-        offered = gr.Dataset(samples=[[escape(text) for text in sample] for sample in samples], visible=True)
-        return [None, None, html("preview", "Preview", table), offered, samples[0][0], ""]
+        first_question, _ = samples[0]
+        escaped = [[escape(question), escape(expected)] for question, expected in samples]
+        offered = gr.Dataset(samples=escaped, visible=True)
+        return [None, None, html("preview", "Preview", table), offered, first_question, ""]
 
     def choose_example(self, label: str, id_: str, index: int) -> str:
         """The question of an example."""
         return self.tables(label).examples[id_][index].question
 
     def upload(self, name: str) -> list[Any]:
-        """A visitor's table, or what is wrong with it, which is then also the answer to every question about it."""
+        """A visitor's table, or what is wrong with it.
+
+        That is then also the answer to every question about it.
+        """
         import gradio as gr
 
-        hidden, own = gr.Dataset(samples=[], visible=False), str(name)
+        no_examples = gr.Dataset(samples=[], visible=False)
+        uploaded_file = str(name)
         try:
-            table = uploaded(Path(own))
+            table = uploaded(Path(uploaded_file))
         except UserError as error:
-            return [own, html("message", str(error)), hidden, "", ""]
-        return [own, html("preview", f"Your table {Path(own).name}", table) + OFTEN_WRONG, hidden, "", ""]
+            return [uploaded_file, html("message", str(error)), no_examples, "", ""]
+        preview = html("preview", f"Your table {Path(uploaded_file).name}", table)
+        return [uploaded_file, preview + OFTEN_WRONG, no_examples, "", ""]
 
-    def ask(self, label: str, other: str, id_: str, own: str | None, question: str) -> str:
+    def ask(
+        self, label: str, other: str, id_: str, uploaded_file: str | None, question: str
+    ) -> str:
         """The answers to a question side by side as HTML, or a line that says what is wrong.
 
         Args:
             other: a second model, or nothing; the data set is that of the first.
-            own: the file of the visitor's table, which takes precedence over the chosen one.
+            uploaded_file: the file of the visitor's table, which takes precedence over the chosen
+                one.
         """
         example = None
         try:
             line = checked(question)
-            if own:
-                table, line = uploaded(Path(own)), decimal_points(line)
+            if uploaded_file:
+                table = uploaded(Path(uploaded_file))
+                line = decimal_points(line)
             else:
                 tables = self.tables(label)
                 table = tables.table(id_)
-                example = tables.expected(table, line) or tables.expected(table, decimal_points(line))
+                example = tables.expected(table, line)
+                example = example or tables.expected(table, decimal_points(line))
                 line = example.question if example else line
         except UserError as error:
             return html("message", str(error))
         answers: dict[str, ModelAnswer | str] = {}
-        for each in dict.fromkeys(filter(None, (label, other))):
-            try:
-                answers[each] = ask(self.model(each), table, line, example)
-            except UserError as error:
-                answers[each] = str(error)
+        for model_label in (label, other):
+            if model_label and model_label not in answers:
+                answers[model_label] = self._answer(model_label, table, line, example)
         return html("answers", line, answers.items(), table.header)
+
+    def _answer(
+        self, label: str, table: SQLTable, question: str, example: Example | None
+    ) -> ModelAnswer | str:
+        """The answer of one model, or a line that says why there is none."""
+        try:
+            return ask(self.model(label), table, question, example)
+        except UserError as error:
+            return str(error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """The components of the page that hold or show something, from top to bottom."""
+
+    uploaded_file: State
+    """The file of the visitor's table; None where there is none."""
+    model: Dropdown
+    other: Dropdown
+    table: Dropdown
+    file: File
+    preview: HTML
+    question: Textbox
+    button: Button
+    answer: HTML
+    examples: Dataset
 
 
 def build_page(site: Site) -> Blocks:
-    """The page as Gradio's blocks; each visitor has their own state, the models are shared.
+    """The page as Gradio's blocks; each visitor has their own state, the models are shared."""
+    blocks_class = _blocks_with_own_files_only()
+    with blocks_class(
+        title=PAGE_TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)
+    ) as page:
+        components = _components()
+        _connect(page, components, site)
+    return page.queue(max_size=MOST_IN_QUEUE, api_open=False)
 
-    No input may name a file that was not uploaded: Gradio copies every input in the form of a file, even that of a text
-    box, to where it can be fetched, and downloads it if it names an address.
+
+def _blocks_with_own_files_only() -> type[Blocks]:
+    """Gradio's blocks, of which no input may name a file that was not uploaded.
+
+    Gradio copies every input in the form of a file, even that of a text box, to where it can be
+    fetched, and downloads it if it names an address.
     """
     import gradio as gr
     from gradio.utils import get_upload_folder
     from gradio_client.utils import is_file_obj_with_meta, traverse
 
     def check(file: dict[str, Any]) -> None:
-        if not Path(file["path"]).resolve().is_relative_to(Path(get_upload_folder()).resolve()):
-            raise gr.Error("a file that was not uploaded here; upload it", print_exception=False)
+        folder = Path(get_upload_folder()).resolve()
+        if not Path(file["path"]).resolve().is_relative_to(folder):
+            fault = "a file that was not uploaded here; upload it"
+            raise gr.Error(fault, print_exception=False)
 
     class OwnFilesOnly(gr.Blocks):
-        async def preprocess_data(self, block_fn: Any, inputs: list[Any], *others: Any, **more: Any) -> list[Any]:
+        async def preprocess_data(
+            self, block_fn: Any, inputs: list[Any], *others: Any, **more: Any
+        ) -> list[Any]:
             traverse(inputs, check, is_file_obj_with_meta)
             return await super().preprocess_data(block_fn, inputs, *others, **more)
 
-    with OwnFilesOnly(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
-        gr.Markdown(INTRODUCTION)
-        own = gr.State(None)
-        with gr.Row():
-            model = gr.Dropdown(label="Model", elem_id="zp-model", filterable=False, min_width=300)
-            other = gr.Dropdown(label="Compare with", elem_id="zp-other", filterable=False, min_width=300)
-        table = gr.Dropdown(label="Table", elem_id="zp-table")
-        with gr.Accordion(UPLOAD, open=False, elem_id="zp-upload"):
-            file = gr.File(file_types=[".csv", ".tsv", ".txt"], show_label=False, height=120)
-        preview = gr.HTML(elem_id="zp-preview", elem_classes="zp")
-        with gr.Row(equal_height=True):
-            question = gr.Textbox(label="Question", elem_id="zp-question", scale=5, lines=1, max_lines=4)
-            button = gr.Button("Ask", variant="primary", elem_id="zp-ask", scale=1, min_width=100)
-        answer = gr.HTML(elem_id="zp-answer", elem_classes="zp", min_height=40)
-        examples = gr.Dataset(
-            type="index", components=[gr.HTML(visible=False), gr.HTML(visible=False)],
-            headers=["Question", "Expected answer"],
-            samples=[], label="Questions about this table: click one to ask it", layout="table", elem_id="zp-examples",
-        )  # fmt: skip
-        shown = [own, file, preview, examples, question, answer]
-        asking: dict[str, Any] = {
-            "fn": site.ask, "inputs": [model, other, table, own, question], "outputs": answer,
-            "concurrency_limit": 1, "concurrency_id": "model", "api_visibility": "private", "show_progress": "minimal",
-        }  # fmt: skip
-        quick: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        page.load(site.start, None, [model, other, table], **quick).then(
-            site.choose_table, [model, table], shown, **quick
+    return OwnFilesOnly
+
+
+def _components() -> Components:
+    """The components, which stand on the page in the order in which they are made."""
+    import gradio as gr
+
+    gr.Markdown(INTRODUCTION)
+    uploaded_file = gr.State(None)
+    with gr.Row():
+        model = gr.Dropdown(label="Model", elem_id="zp-model", filterable=False, min_width=300)
+        other = gr.Dropdown(
+            label="Compare with", elem_id="zp-other", filterable=False, min_width=300
         )
-        model.input(site.choose_model, model, table, **quick).then(site.choose_table, [model, table], shown, **quick)
-        table.input(site.choose_table, [model, table], shown, **quick)
-        file.upload(site.upload, file, [own, preview, examples, question, answer], **quick)
-        file.clear(site.choose_table, [model, table], shown, **quick)
-        examples.click(site.choose_example, [model, table, examples], question, **quick).then(**asking)
-        button.click(**asking)
-        question.submit(**asking)
-    return page.queue(max_size=WAITING, api_open=False)
+    table = gr.Dropdown(label="Table", elem_id="zp-table")
+    with gr.Accordion(UPLOAD, open=False, elem_id="zp-upload"):
+        file = gr.File(file_types=[".csv", ".tsv", ".txt"], show_label=False, height=120)
+    preview = gr.HTML(elem_id="zp-preview", elem_classes="zp")
+    with gr.Row(equal_height=True):
+        question = gr.Textbox(
+            label="Question", elem_id="zp-question", scale=5, lines=1, max_lines=4
+        )
+        button = gr.Button("Ask", variant="primary", elem_id="zp-ask", scale=1, min_width=100)
+    answer = gr.HTML(elem_id="zp-answer", elem_classes="zp", min_height=40)
+    examples = gr.Dataset(
+        type="index",
+        components=[gr.HTML(visible=False), gr.HTML(visible=False)],
+        headers=["Question", "Expected answer"],
+        samples=[],
+        label="Questions about this table: click one to ask it",
+        layout="table",
+        elem_id="zp-examples",
+    )
+    return Components(
+        uploaded_file=uploaded_file,
+        model=model,
+        other=other,
+        table=table,
+        file=file,
+        preview=preview,
+        question=question,
+        button=button,
+        answer=answer,
+        examples=examples,
+    )
 
 
-# The page on a port of this machine, until SIGTERM or Ctrl-C, for those who may use it: requests under a foreign host
-# name or from a page of another origin are refused.
+def _connect(page: Blocks, parts: Components, site: Site) -> None:
+    """Say what happens when the page is opened, and on each choice and click."""
+    of_table = [parts.preview, parts.examples, parts.question, parts.answer]
+    shown = [parts.uploaded_file, parts.file, *of_table]
+    lists = [parts.model, parts.other, parts.table]
+    chosen = [parts.model, parts.table]
+    asking: dict[str, Any] = {
+        "fn": site.ask,
+        "inputs": [*lists, parts.uploaded_file, parts.question],
+        "outputs": parts.answer,
+        "concurrency_limit": 1,
+        "concurrency_id": "model",
+        "api_visibility": "private",
+        "show_progress": "minimal",
+    }
+    quick: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+
+    opened = page.load(site.start, None, lists, **quick)
+    opened.then(site.choose_table, chosen, shown, **quick)
+    model_chosen = parts.model.input(site.choose_model, parts.model, parts.table, **quick)
+    model_chosen.then(site.choose_table, chosen, shown, **quick)
+    parts.table.input(site.choose_table, chosen, shown, **quick)
+    parts.file.upload(site.upload, parts.file, [parts.uploaded_file, *of_table], **quick)
+    parts.file.clear(site.choose_table, chosen, shown, **quick)
+    example_chosen = parts.examples.click(
+        site.choose_example, [*chosen, parts.examples], parts.question, **quick
+    )
+    example_chosen.then(**asking)
+    parts.button.click(**asking)
+    parts.question.submit(**asking)
+
+
+# The page on a port of this machine, until SIGTERM or Ctrl-C, for those who may use it.
+#
+# Requests under a foreign host name or from a page of another origin are refused.
 
 HOST = "127.0.0.1"
-"""Never any other address: anyone who can reach the page can ask questions, and CML's proxy looks here."""
+"""Never any other address: anyone who can reach the page can ask questions, and CML's proxy looks
+here."""
 USUAL_PORT = 7860
 OWN_NAMES = ("127.0.0.1", "localhost")
-"""Names of the page's host: pages under a foreign name for this machine (DNS rebinding) would pass for our own."""
+"""Names of the page's host: pages under a foreign name for this machine (DNS rebinding) would pass
+for our own."""
 ANY_NAME = ("*",)
-"""Any name, for a page behind a proxy that has a name of its own and authenticates users, such as CML's."""
+"""Any name, for a page behind a proxy that has a name of its own and authenticates users, such as
+CML's."""
 OWN_SITES = ("same-origin", "none")
 """Values that browsers send in Sec-Fetch-Site for a request that was not made by a foreign page."""
 POLICY = (
-    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; object-src 'none'; "
-    "base-uri 'self'; form-action 'self'"
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'"
 )
 """Content security policy, by which a browser loads nothing from another host for this page."""
 
@@ -309,70 +452,120 @@ def serve(
 
     Args:
         port: where to listen; the usual port, or any free one, if not given.
-        announce: called with the line that has the address once the page can be opened, and for models passed over.
-        names: host names by which a browser may address this machine; requests to others are refused.
+        announce: called with the line that has the address once the page can be opened, and for
+            models passed over.
+        names: host names by which a browser may address this machine; requests to others are
+            refused.
 
     Raises:
         UserError: the port cannot be listened on, or the folders or data cannot be shown.
     """
-    site, number = Site(tuple(folders), data), usable_port(port)
+    site = Site(tuple(folders), data)
+    number = usable_port(port)
     with ExitStack() as at_end:
-        # What visitors upload goes to a folder that is removed when the page ends; nothing is sent to anyone outside.
+        # What visitors upload goes to a folder that is removed when the page ends.
         folder = make_private_folder(DEMO)
         at_end.callback(shutil.rmtree, folder, ignore_errors=True)
-        said = {"GRADIO_TEMP_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
-        # Gradio requests its own page to see whether it can be opened; that request must not go to a proxy.
-        for name, value in {**said, "NO_PROXY": HOST}.items():
+        for name, value in _variables(folder).items():
             at_end.enter_context(variable_set(name, value))
         if data:
             tables_in(data)
-        # The best model is loaded and its tables are read, so that the first answer comes at once.
+        _load_best(site, announce)
         models = list(site.models().values())
-        for model in models:
-            try:
-                site.tables(model.label)
-                loaded(model)
-                break
-            except UserError as error:
-                if model is models[-1]:
-                    raise
-                site.passed_over.add(model.folder)
-                announce(f"{error}; passed over")
-        count = len(site.models())
-        # The page begins with the first model; with another one, the list of tables says what it holds.
-        lost = None if data else lost_data(next(iter(site.models().values())))
+        # The page begins with the first model; with another one, the list of tables says what it
+        # holds.
+        lost = None if data else lost_data(models[0])
         if lost is not None:
             announce(lost)
-
-        # These imports come last: Gradio and what it imports read those variables only once.
-        import gradio as gr
-        from starlette.middleware import Middleware
-        from starlette.middleware.base import BaseHTTPMiddleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
-
-        guards = [
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False),
-            Middleware(BaseHTTPMiddleware, dispatch=_own_pages_only),
-        ]
-        theme = gr.themes.Default(
-            font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
-        )
-        page = build_page(site)
-        page.launch(
-            server_name=HOST, server_port=number, prevent_thread_lock=True, quiet=True, inbrowser=False, share=False,
-            footer_links=[], run_history=False, show_error=False, max_file_size=MAX_BYTES, ssr_mode=False,
-            enable_monitoring=False, pwa=False, mcp_server=False, theme=theme,
-            css_paths=Path(__file__).with_name("page.css"),
-            app_kwargs={"middleware": guards, "docs_url": None, "redoc_url": None, "openapi_url": None},
-        )  # fmt: skip
+        page = _launched(site, number, names)
         at_end.callback(page.close, verbose=False)
-        announce(f"{page.local_url}: {counted(count, 'trained model')} to ask; Ctrl-C ends it")
+        announce(
+            f"{page.local_url}: {counted(len(models), 'trained model')} to ask; Ctrl-C ends it"
+        )
         Event().wait()
 
 
+def _variables(uploads: Path) -> dict[str, str]:
+    """The environment that Gradio is to find: nothing is sent to anyone outside."""
+    return {
+        "GRADIO_TEMP_DIR": str(uploads),
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "HF_HUB_OFFLINE": "1",
+        # Gradio requests its own page to see whether it can be opened; that request must not go to
+        # a proxy.
+        "NO_PROXY": HOST,
+    }
+
+
+def _load_best(site: Site, announce: Callable[[str], object]) -> None:
+    """Load the best model and read its tables, so that the first answer comes at once.
+
+    A model that cannot be loaded is passed over, unless it is the last.
+    """
+    models = list(site.models().values())
+    for model in models:
+        try:
+            site.tables(model.label)
+            loaded(model)
+            return
+        except UserError as error:
+            if model is models[-1]:
+                raise
+            site.passed_over.add(model.folder)
+            announce(f"{error}; passed over")
+
+
+def _launched(site: Site, port: int, names: Sequence[str]) -> Blocks:
+    """The page, which Gradio serves in threads of its own."""
+    # These imports come last: Gradio and what it imports read the variables only once.
+    import gradio as gr
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    guards = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False),
+        Middleware(BaseHTTPMiddleware, dispatch=_own_pages_only),
+    ]
+    theme = gr.themes.Default(
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
+        primary_hue="blue",
+    )
+    page = build_page(site)
+    page.launch(
+        server_name=HOST,
+        server_port=port,
+        prevent_thread_lock=True,
+        quiet=True,
+        inbrowser=False,
+        share=False,
+        footer_links=[],
+        run_history=False,
+        show_error=False,
+        max_file_size=MAX_BYTES,
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+        theme=theme,
+        css_paths=Path(__file__).with_name("page.css"),
+        app_kwargs={
+            "middleware": guards,
+            "docs_url": None,
+            "redoc_url": None,
+            "openapi_url": None,
+        },
+    )
+    return page
+
+
 def usable_port(port: str | None) -> int:
-    """The port that was asked for, if nothing listens there; if none was, the usual port, or any free one."""
-    if port is not None and (not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65_536):
+    """The port that was asked for, if nothing listens there.
+
+    If none was asked for, it is the usual port, or any free one.
+    """
+    if port is not None and not _is_port(port):
         raise UserError(f"port {port}; expected a number from 1 to 65535")
     number = int(port or USUAL_PORT)
     with socket.socket() as listener:
@@ -386,11 +579,23 @@ def usable_port(port: str | None) -> int:
         return number
 
 
-async def _own_pages_only(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Refuse what a page of another origin sends, and tell browsers with every answer to contact no other host."""
+def _is_port(text: str) -> bool:
+    if not text.isascii() or not text.isdigit():
+        return False
+    return 0 < int(text[:6]) < 65_536
+
+
+async def _own_pages_only(
+    request: Request, answer: Callable[[Request], Awaitable[Response]]
+) -> Response:
+    """Refuse what a page of another origin sends.
+
+    Every answer tells browsers to contact no other host.
+    """
     from starlette.responses import PlainTextResponse
 
-    if request.method == "POST" and request.headers.get("sec-fetch-site", "none") not in OWN_SITES:
+    site = request.headers.get("sec-fetch-site", "none")
+    if request.method == "POST" and site not in OWN_SITES:
         return PlainTextResponse("sent by a page of another origin", status_code=403)
     response = await answer(request)
     response.headers["content-security-policy"] = POLICY

@@ -1,7 +1,8 @@
-"""Batched generation, with an `Answerer` class per task: a T5's queries, constrained or free, a causal model's answers.
+"""Batched generation: the queries of a T5, constrained or free, and the answers of a causal model.
 
-They are written to a file, which `zeropods.evaluate.score` scores without the model. A text has no answers to keep:
-its score, the perplexity, is computed here.
+Each task has an `Answerer` class. Answers are written to a file, which `zeropods.evaluate.score`
+scores without the model. A text has no answers to keep: its score, the perplexity, is computed
+here.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ Progress = Callable[[int], object]
 UNWANTED = 1e9
 """Amount subtracted from a score that is to count only where there is no other."""
 DEFAULT_LENGTH = 512
-"""Tokens of a prompt and its answer, or of a block of text, for a model that does not say its training length."""
+"""Tokens of a prompt and its answer, or of a block of text, for a model that does not say its
+training length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +64,16 @@ class Generation:
     constrained: bool = True
     """Whether only tokens that lead to a query on the question's table are allowed."""
     fixed_length: bool = False
-    """Whether each answer has `max_new_tokens`: random weights never stop, and speeds are compared at equal lengths."""
+    """Whether each answer has `max_new_tokens`: random weights never stop, and speeds are compared
+    at equal lengths."""
 
     @property
     def options(self) -> dict[str, int]:
         """Arguments for transformers' `generate`."""
-        shortest = {"min_new_tokens": self.max_new_tokens} if self.fixed_length else {}
-        return {"max_new_tokens": self.max_new_tokens, "num_beams": self.num_beams, **shortest}
+        options = {"max_new_tokens": self.max_new_tokens, "num_beams": self.num_beams}
+        if self.fixed_length:
+            options["min_new_tokens"] = self.max_new_tokens
+        return options
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,11 @@ class Speed:
 
     def to_json(self) -> dict[str, float]:
         """The keys that `zeropods predict --json` prints."""
-        return {**vars(self), "questions_per_second": self.examples / self.seconds}
+        return {
+            "examples": self.examples,
+            "seconds": self.seconds,
+            "questions_per_second": self.examples / self.seconds,
+        }
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Answerer(ABC):
 
     usual: ClassVar[Generation]
     """How answers are generated unless the caller asks otherwise."""
-    own_options: ClassVar[tuple[str, ...]]
+    task_options: ClassVar[tuple[str, ...]]
     """Names of the arguments of `load` that only this task has."""
 
     saved: SavedModel
@@ -103,39 +112,49 @@ class Answerer(ABC):
         return self.saved.tokenizer
 
     def answer(
-        self, examples: Sequence[Any], how: Generation | None = None, progress: Progress = lambda rows: None
+        self,
+        examples: Sequence[Any],
+        how: Generation | None = None,
+        progress: Progress = lambda rows: None,
     ) -> list[Prediction]:
         """An answer to each example, in order; batches have prompts of similar length."""
         how = how or self.usual
-        ids = self._encoded(examples, how)
+        prompts = self._encoded(examples, how)
         answers: dict[int, Prediction] = {}
-        for rows in _batches(ids, how.batch_size):
-            batch = self._batch([examples[i] for i in rows], [ids[i] for i in rows], how)
-            answers.update(zip(rows, batch, strict=True))
-            progress(len(rows))
+        for places in _batches(prompts, how.batch_size):
+            batch_examples = [examples[i] for i in places]
+            batch_prompts = [prompts[i] for i in places]
+            batch_answers = self._batch(batch_examples, batch_prompts, how)
+            answers.update(zip(places, batch_answers, strict=True))
+            progress(len(places))
         return [answers[i] for i in range(len(examples))]
 
     def timed(
-        self, examples: Sequence[Any], how: Generation | None = None, progress: Progress = lambda rows: None
+        self,
+        examples: Sequence[Any],
+        how: Generation | None = None,
+        progress: Progress = lambda rows: None,
     ) -> tuple[list[Prediction], Speed]:
         """Answers, and the wall time from the first question to the last answer."""
         began = time.perf_counter()
         answers = self.answer(examples, how, progress)
-        return answers, Speed(len(examples), time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return answers, Speed(len(examples), seconds)
 
     @abstractmethod
     def _encoded(self, examples: Sequence[Any], how: Generation) -> Sequence[Any]:
         """Token ids of each prompt, a sequence per prompt."""
 
     @abstractmethod
-    def _batch(self, examples: list[Any], ids: list[Any], how: Generation) -> list[Prediction]:
+    def _batch(self, examples: list[Any], prompts: list[Any], how: Generation) -> list[Prediction]:
         """Answers to one batch of prompts."""
 
 
-def _batches(ids: Sequence[Any], size: int) -> Iterator[list[int]]:
+def _batches(sequences: Sequence[Any], size: int) -> Iterator[list[int]]:
     """Batches of `size` indices of sequences of similar length, the shortest first."""
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    return (order[start : start + size] for start in range(0, len(order), size))
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
 
 
 # Queries of a T5.
@@ -146,18 +165,23 @@ class QueryAnswerer(Answerer):
     """A T5 that writes queries on tables."""
 
     usual = Generation()
-    own_options = ("prompt", "force_prompt")
+    task_options = ("prompt", "force_prompt")
 
     prompt: str
 
     @classmethod
     def load(
-        cls, folder: Path, precision: str = "fp32", prompt: str | None = None, force_prompt: bool = False
+        cls,
+        folder: Path,
+        precision: str = "fp32",
+        prompt: str | None = None,
+        force_prompt: bool = False,
     ) -> QueryAnswerer:
-        """Load from a run folder or a model folder; the prompt is the one that the model was trained with.
+        """Load from a run folder or a model folder, with the prompt that it was trained with.
 
         Args:
-            prompt: the prompt of a model that does not say its own, or of any model where it is forced.
+            prompt: the prompt of a model that does not say its own, or of any model where it is
+                forced.
         """
         chosen = chosen_prompt(folder, prompt, force_prompt)
         return cls(load_model(folder, precision, causal=False), chosen)
@@ -169,83 +193,123 @@ class QueryAnswerer(Answerer):
 
     def _encoded(self, examples: Sequence[Example], how: Generation) -> list[list[int]]:
         sources = [source_of(example, self.prompt) for example in examples]
-        return [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(sources)]
+        encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(sources)
+        return [encoding.ids for encoding in encodings]
 
-    def _batch(self, examples: list[Example], ids: list[Any], how: Generation) -> list[Prediction]:
-        automata = [QueryAutomaton(self.vocabulary, e.table.header, e.question) for e in examples]
+    def _batch(
+        self, examples: list[Example], prompts: list[Any], how: Generation
+    ) -> list[Prediction]:
+        automata = [
+            QueryAutomaton(self.vocabulary, example.table.header, example.question)
+            for example in examples
+        ]
+        answers = self._answer_ids(prompts, automata, how)
         predictions = []
-        if how.num_beams == 1:
-            rows = self._likeliest(ids, automata, how)
-        else:
-            allowed = partial(self._allowed, automata) if how.constrained else None
-            rows = self.saved.generated(ids, prefix_allowed_tokens_fn=allowed, **how.options)
-        for example, automaton, row in zip(examples, automata, rows, strict=True):
+        for example, automaton, answer in zip(examples, automata, answers, strict=True):
+            header = example.table.header
             query: Query | None
             if how.constrained:
-                query = automaton.finish(row)
-                text = format_query(query, example.table.header)
+                query = automaton.finish(answer)
+                text = format_query(query, header)
             else:
-                text = self.tokenizer.decode(row, skip_special_tokens=True)
-                query = parse_query(text, example.table.header)
-            predictions.append(Prediction(index=example.index, question=example.question, text=text, query=query))
+                text = self.tokenizer.decode(answer, skip_special_tokens=True)
+                query = parse_query(text, header)
+            prediction = Prediction(
+                index=example.index, question=example.question, text=text, query=query
+            )
+            predictions.append(prediction)
         return predictions
 
-    def _allowed(self, automata: list[QueryAutomaton], number: int, ids: Tensor) -> NDArray[np.int64]:
+    def _answer_ids(
+        self, prompts: list[Any], automata: list[QueryAutomaton], how: Generation
+    ) -> list[list[int]]:
+        """The token ids of each answer; the end token and padding may follow."""
+        if how.num_beams == 1:
+            return self._likeliest(prompts, automata, how)
+        allowed = partial(self._allowed, automata) if how.constrained else None
+        return self.saved.generated(prompts, prefix_allowed_tokens_fn=allowed, **how.options)
+
+    def _allowed(
+        self, automata: list[QueryAutomaton], number: int, ids: Tensor
+    ) -> NDArray[np.int64]:
         """Tokens that can follow a beam's ids: any after its end, or once it has left the grammar.
 
-        Beam search keeps such beams where fewer tokens than beams are allowed, with a score that never wins.
+        Beam search keeps such beams where fewer tokens than beams are allowed, with a score that
+        never wins.
         """
         # A row begins with T5's `<pad>`.
         state = automata[number].follow(ids[1:].tolist())
-        return np.arange(self.model.config.vocab_size) if state is None or state.ended else state.allowed
+        if state is None or state.ended:
+            return np.arange(self.model.config.vocab_size)
+        return state.allowed
 
     @torch.inference_mode()
-    def _likeliest(self, ids: list[Any], automata: list[QueryAutomaton], how: Generation) -> list[list[int]]:
-        """The likeliest token at each step, as transformers' `generate` finds it; rows that have ended are dropped."""
-        batch = self.saved.batch(ids)
-        encoded, mask = self.model.encoder(**batch).last_hidden_state, batch["attention_mask"]
+    def _likeliest(
+        self, prompts: list[Any], automata: list[QueryAutomaton], how: Generation
+    ) -> list[list[int]]:
+        """The likeliest token at each step, as transformers' `generate` finds it.
+
+        Rows that have ended are dropped, with their part of the encoder's output and of the cache.
+        """
+        batch = self.saved.batch(prompts)
+        mask = batch["attention_mask"]
+        # The encoder's output has no other name, so that what ended rows need of it is freed.
+        encoded = self.model.encoder(**batch).last_hidden_state
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        answers: list[list[int]] = [[] for _ in ids]
-        going, states = answers, [automaton.start for automaton in automata]
-        last = torch.full((len(ids), 1), self.model.config.decoder_start_token_id, device=mask.device)
+        first_token = self.model.config.decoder_start_token_id
+        last_tokens = torch.full((len(prompts), 1), first_token, device=mask.device)
+        states = [automaton.start for automaton in automata]
+        answers: list[list[int]] = [[] for _ in prompts]
+        unfinished = answers
         for _ in range(how.max_new_tokens):
             decoded = self.model.decoder(
-                input_ids=last, encoder_hidden_states=encoded, encoder_attention_mask=mask, past_key_values=cache
+                input_ids=last_tokens,
+                encoder_hidden_states=encoded,
+                encoder_attention_mask=mask,
+                past_key_values=cache,
             )
-            chosen = self._chosen(decoded.last_hidden_state[:, -1], states, how)
-            for answer, id_ in zip(going, chosen, strict=True):
-                answer.append(id_)
-            stay = [row for row, id_ in enumerate(chosen) if id_ != self.vocabulary.eos]
-            if not stay:
+            tokens = self._chosen(decoded.last_hidden_state[:, -1], states, how)
+            for answer, token in zip(unfinished, tokens, strict=True):
+                answer.append(token)
+
+            staying = [row for row, token in enumerate(tokens) if token != self.vocabulary.eos]
+            if not staying:
                 break
             if how.constrained:
-                states = [state for row in stay if (state := states[row].next(chosen[row]))]
-            last = torch.tensor([[chosen[row]] for row in stay], device=mask.device)
-            if len(stay) < len(going):
-                going = [going[row] for row in stay]
-                rows = torch.tensor(stay, device=mask.device)
-                encoded, mask = encoded[rows], mask[rows]
+                following = [states[row].next(tokens[row]) for row in staying]
+                states = [state for state in following if state is not None]
+            last_tokens = torch.tensor([[tokens[row]] for row in staying], device=mask.device)
+            if len(staying) < len(unfinished):
+                unfinished = [unfinished[row] for row in staying]
+                rows = torch.tensor(staying, device=mask.device)
+                encoded = encoded[rows]
+                mask = mask[rows]
                 cache.batch_select_indices(rows)
         return answers
 
     def _chosen(self, decoded: Tensor, states: list[GrammarState], how: Generation) -> list[int]:
         """The likeliest next token of each row; `decoded` is (rows, width).
 
-        Under the grammar only tokens that some row may take are scored: about a hundred of T5's 32,128. T5's scaling of
-        the scores is left out, since it does not change their order.
+        Under the grammar only tokens that some row may take are scored: about a hundred of T5's
+        32,128. T5's scaling of the scores is left out, since it does not change their order.
         """
         weights = self.model.get_output_embeddings().weight
-        ids, barred = np.arange(len(weights)), np.zeros((1, len(weights)), np.float32)
         if how.constrained:
             allowed = [state.allowed for state in states]
-            ids, columns = np.unique(np.concatenate(allowed), return_inverse=True)
-            barred = np.full((len(allowed), len(ids)), -np.inf, np.float32)
-            barred[np.repeat(np.arange(len(allowed)), [len(row) for row in allowed]), columns] = 0
-            weights = weights[torch.from_numpy(ids).to(weights.device)]
-        barred[:, ids == self.vocabulary.eos] -= UNWANTED * how.fixed_length
-        scores = linear(decoded, weights) + torch.from_numpy(barred).to(weights.device)
+            tokens, columns = np.unique(np.concatenate(allowed), return_inverse=True)
+            rows = np.repeat(np.arange(len(allowed)), [len(row) for row in allowed])
+            added = np.full((len(allowed), len(tokens)), -np.inf, np.float32)
+            added[rows, columns] = 0
+            weights = weights[torch.from_numpy(tokens).to(weights.device)]
+        else:
+            tokens = np.arange(len(weights), dtype=np.int64)
+            added = np.zeros((1, len(weights)), np.float32)
+        if how.fixed_length:
+            added[:, tokens == self.vocabulary.eos] -= UNWANTED
+        scores = linear(decoded, weights) + torch.from_numpy(added).to(weights.device)
         # On a CPU `max` takes a sixth of the time of `argmax`.
-        return ids[scores.max(-1).indices.cpu().numpy()].tolist()
+        likeliest = scores.max(-1).indices.cpu().numpy()
+        return tokens[likeliest].tolist()
 
 
 # Answers of a causal model to SQuAD's questions.
@@ -257,16 +321,21 @@ class QuestionAnswerer(Answerer):
 
     # Batches are smaller because a causal model keeps keys and values of a whole context.
     usual = Generation(max_new_tokens=32, batch_size=16)
-    own_options = ("max_seq_length",)
+    task_options = ("max_seq_length",)
 
     max_seq_length: int
-    """Maximum number of tokens of prompt and answer together; unless given, no more than the model was trained on."""
+    """Maximum number of tokens of prompt and answer together; unless given, no more than the model
+    was trained on."""
 
     @classmethod
     def load(
         cls, source: str | Path, precision: str = "fp32", max_seq_length: int | None = None
-    ) -> QuestionAnswerer:  # fmt: skip
-        """Load from a run or model folder or a hub id; the default length is the run's training length, else 512."""
+    ) -> QuestionAnswerer:
+        """Load from a run folder, a model folder or a hub id.
+
+        Args:
+            max_seq_length: if not given, the run's training length, else 512.
+        """
         saved = load_model(source, precision, causal=True)
         length = max_seq_length or trained_length(source) or DEFAULT_LENGTH
         return cls(saved, min(length, saved.positions or length))
@@ -274,26 +343,40 @@ class QuestionAnswerer(Answerer):
     @cached_property
     def ends(self) -> list[int]:
         """Tokens that end an answer: the end token, and every one with a line break in it."""
-        pieces = self.tokenizer.backend_tokenizer.decode_batch([[i] for i in range(len(self.tokenizer))])
-        return sorted({self.tokenizer.eos_token_id, *(i for i, piece in enumerate(pieces) if "\n" in piece)})
+        ids = range(len(self.tokenizer))
+        pieces = self.tokenizer.backend_tokenizer.decode_batch([[id_] for id_ in ids])
+        line_breaks = [id_ for id_, piece in enumerate(pieces) if "\n" in piece]
+        return sorted({self.tokenizer.eos_token_id, *line_breaks})
 
     def _encoded(self, examples: Sequence[SquadExample], how: Generation) -> Sequence[Any]:
-        """Token ids of prompts, as in training: too long a context is cut; question and room for the answer stay."""
+        """Token ids of prompts as in training.
+
+        Too long a context is cut, so that the question and room for the answer stay.
+        """
         room = self.max_seq_length - how.max_new_tokens
         if room < 1:
             raise UserError(
-                f"--max-new-tokens {how.max_new_tokens}: leaves no room for a prompt in the {self.max_seq_length} "
-                "tokens that the model was trained on; lower it"
+                f"--max-new-tokens {how.max_new_tokens}: leaves no room for a prompt in the "
+                f"{self.max_seq_length} tokens that the model was trained on; lower it"
             )
-        return [row.ids for row in SquadEncoder(self.tokenizer, room).rows(examples, has_answer=False)]
+        rows = SquadEncoder(self.tokenizer, room).rows(examples, has_answer=False)
+        return [row.ids for row in rows]
 
-    def _batch(self, examples: list[SquadExample], ids: list[Any], how: Generation) -> list[Prediction]:
-        new = self.saved.generated(ids, eos_token_id=self.ends, **how.options)
-        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
-        return [
-            Prediction(index=example.index, id=example.id, question=example.question, text=answer_in(text))
-            for example, text in zip(examples, texts, strict=True)
-        ]
+    def _batch(
+        self, examples: list[SquadExample], prompts: list[Any], how: Generation
+    ) -> list[Prediction]:
+        new_ids = self.saved.generated(prompts, eos_token_id=self.ends, **how.options)
+        texts = self.tokenizer.batch_decode(new_ids, skip_special_tokens=True)
+        predictions = []
+        for example, text in zip(examples, texts, strict=True):
+            prediction = Prediction(
+                index=example.index,
+                id=example.id,
+                question=example.question,
+                text=answer_in(text),
+            )
+            predictions.append(prediction)
+        return predictions
 
 
 # What a causal model writes after a few words: a sample for people to read.
@@ -316,30 +399,43 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
 
     Args:
         source: run folder, model folder or hub id.
-        max_new_tokens: maximum number of new tokens; fewer where the model ends, or where its positions do.
+        max_new_tokens: maximum number of new tokens; fewer where the model ends, or where its
+            positions do.
 
     Raises:
-        UserError: a prompt without tokens or that leaves no position for a new one; a model that cannot be loaded.
+        UserError: a prompt without tokens or that leaves no position for a new one; a model that
+            cannot be loaded.
     """
     saved = load_model(source, causal=True)
     words = saved.tokenizer(prompt, add_special_tokens=False).input_ids
     ids = [*first_tokens(saved.tokenizer), *words]
-    room = max_new_tokens if saved.positions is None else min(max_new_tokens, saved.positions - len(ids))
     if not words:
         raise UserError(f"prompt {prompt!r}: contains no tokens; give some words to continue")
+    room = max_new_tokens
+    if saved.positions is not None:
+        room = min(max_new_tokens, saved.positions - len(ids))
     if room < 1:
         fault = f"prompt of {len(ids)} tokens, but the model has only {saved.positions} positions"
         raise UserError(f"{fault}; give a shorter one")
     began = time.perf_counter()
-    (new,) = saved.generated([ids], max_new_tokens=room, eos_token_id=saved.tokenizer.eos_token_id)
-    text = saved.tokenizer.decode(new, skip_special_tokens=True)
-    return SampledText(prompt=prompt, text=text, new_tokens=len(new), seconds=time.perf_counter() - began)
+    (new_ids,) = saved.generated(
+        [ids], max_new_tokens=room, eos_token_id=saved.tokenizer.eos_token_id
+    )
+    text = saved.tokenizer.decode(new_ids, skip_special_tokens=True)
+    seconds = time.perf_counter() - began
+    return SampledText(prompt=prompt, text=text, new_tokens=len(new_ids), seconds=seconds)
 
 
 # What a model is asked to do, by task.
 
-TASKS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer]] = {TEXT2SQL: QueryAnswerer, SQUAD: QuestionAnswerer}
-READERS: dict[str, Callable[[Path, str], Iterable[Any]]] = {TEXT2SQL: read_split, SQUAD: read_squad}
+TASKS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer]] = {
+    TEXT2SQL: QueryAnswerer,
+    SQUAD: QuestionAnswerer,
+}
+READERS: dict[str, Callable[[Path, str], Iterable[Any]]] = {
+    TEXT2SQL: read_split,
+    SQUAD: read_squad,
+}
 
 
 def predict(
@@ -355,15 +451,16 @@ def predict(
     progress: Progress = lambda rows: None,
     **options: Any,
 ) -> Speed:
-    """Write an answer to each example of a split (or its first `limit`), atomically, and time the answers.
+    """Write an answer to each example of a split, atomically, and time the answers.
 
     The score of a run's own answers is deleted when they are replaced.
 
     Args:
         model: run folder, model folder, or hub id of a causal model.
         task: the task of a model that does not say its own.
-        options: the task's own options: `prompt` of text2sql; `max_seq_length` of squad, the maximum number of tokens
-            of prompt and answer together. None leaves them to the model.
+        limit: number of examples that are answered, from the start of the split; None: all.
+        options: the task's own options: `prompt` of text2sql; `max_seq_length` of squad, the
+            maximum number of tokens of prompt and answer together. None leaves them to the model.
 
     Raises:
         UserError: a model, data or option does not fit the task, or `out` holds something else.
@@ -372,17 +469,34 @@ def predict(
     check_place(out)
     task = answer_task(model, task)
     given = {name: value for name, value in options.items() if value is not None}
-    unconstrained = ["unconstrained"] if how is not None and not how.constrained and task != TEXT2SQL else []
-    for name in [*(given.keys() - {*TASKS[task].own_options}), *unconstrained]:
-        other = SQUAD if name in QuestionAnswerer.own_options else TEXT2SQL
-        raise UserError(f"--{name.replace('_', '-')}: is for {other}, but this task is {task}; leave it out")
+    _check_options(task, given, how)
     answerer: Answerer = TASKS[task].load(model, precision, **given)
-    answers, speed = answerer.timed(list(islice(READERS[task](Path(data), split), limit)), how, progress)
+    answers, speed = answerer.timed(_examples(task, Path(data), split, limit), how, progress)
     write_predictions(out, answers)
     if out.name == f"predictions.{split}.jsonl":
         # What was replaced may have been scored.
-        (out.parent / f"score.{split}.json").unlink(missing_ok=True)
+        old_score = out.parent / f"score.{split}.json"
+        old_score.unlink(missing_ok=True)
     return speed
+
+
+def _check_options(task: str, given: Iterable[str], how: Generation | None) -> None:
+    """Refuse an option that is for another task."""
+    task_options = TASKS[task].task_options
+    wrong = [name for name in given if name not in task_options]
+    is_unconstrained = how is not None and not how.constrained
+    if is_unconstrained and task != TEXT2SQL:
+        wrong.append("unconstrained")
+    if wrong:
+        flag = wrong[0].replace("_", "-")
+        other_task = SQUAD if wrong[0] in QuestionAnswerer.task_options else TEXT2SQL
+        raise UserError(f"--{flag}: is for {other_task}, but this task is {task}; leave it out")
+
+
+def _examples(task: str, data: Path, split: str, limit: int | None) -> list[Any]:
+    """The first `limit` examples of a split, or all of them."""
+    examples = READERS[task](data, split)
+    return list(islice(examples, limit))
 
 
 # A text, whose tokens a causal model predicts.
@@ -404,76 +518,123 @@ def text_perplexity(
     dataset_config: str | None = None,
     text_field: str = "text",
 ) -> TextScore:
-    """Loss and perplexity of a model over the blocks of a split, the same before and after training.
+    """Loss and perplexity of a model over the blocks of a split.
+
+    They are the same before and after training.
 
     Args:
         source: run folder, model folder or hub id.
-        data: a set that was prepared with the model's tokenizer, or raw text as `zeropods prepare --task lm` takes it,
-            cut as for training.
-        limit: number of blocks of a prepared set, or of documents of raw text, that are read from its start; None: all.
-        max_seq_length: number of tokens per block of raw text; if not given, what the run was trained on, else 512 or
-            the model's positions, whichever is less.
-        dataset_config: configuration of raw text at the hub, as for `zeropods prepare`; `text_field` likewise.
+        data: a set that was prepared with the model's tokenizer, or raw text as `zeropods prepare
+            --task lm` takes it, cut as for training.
+        limit: number of blocks of a prepared set, or of documents of raw text, that are read from
+            its start; None: all.
+        max_seq_length: number of tokens per block of raw text; if not given, what the run was
+            trained on, else 512 or the model's positions, whichever is less.
+        dataset_config: configuration of raw text at the hub, as for `zeropods prepare`;
+            `text_field` likewise.
 
     Raises:
         UserError: a missing split, another tokenizer, or blocks longer than the model's positions.
     """
     saved = load_model(source, precision, causal=True)
-    blocks: list[Block]
     if (Path(data) / FILE).is_file():
-        manifest = read_manifest(Path(data))
-        if max_seq_length is not None:
-            raise UserError(f"--max-seq-length {max_seq_length}: {data} is already cut into blocks; leave it out")
-        if manifest.task != LM:
-            raise UserError(f"{data}: prepared for {manifest.task}; perplexity needs text: prepare it with --task lm")
-        if manifest.tokenizer_fingerprint != fingerprint(saved.tokenizer):
-            raise UserError(f"{data}: prepared with a tokenizer other than the model's; give the raw text")
-        _check_blocks(saved, data, manifest.max_seq_length or 0, split, list(manifest.splits))
-        found = load_split(Path(data), split)
-        blocks = [] if found is None else [found[i] for i in range(len(found))][:limit]
+        blocks = _prepared_blocks(saved, data, split, max_seq_length)[:limit]
     else:
         length = max_seq_length or trained_length(source)
         length = length or min(DEFAULT_LENGTH, saved.positions or DEFAULT_LENGTH)
-        wanted = Preparation(
-            task=LM, data=str(data), tokenizer=str(source), max_seq_length=length, limit=limit,
-            dataset_config=dataset_config, text_field=text_field,
-        )  # fmt: skip
-        corpus = wanted.open()
-        _check_blocks(saved, data, length, split, corpus.splits)
-        rows = corpus.rows(split, with_ends(str(source), saved.tokenizer), lambda documents: None)
-        blocks = list(zip(rows.input_ids, rows.labels, strict=True))
-    nats, tokens = [0.0] * len(blocks), 0
+        preparation = Preparation(
+            task=LM,
+            data=str(data),
+            tokenizer=str(source),
+            max_seq_length=length,
+            limit=limit,
+            dataset_config=dataset_config,
+            text_field=text_field,
+        )
+        blocks = _raw_blocks(saved, preparation, split)
+    return _score_blocks(saved, blocks, batch_size, progress)
+
+
+def _prepared_blocks(
+    saved: SavedModel, data: str | Path, split: str, max_seq_length: int | None
+) -> list[Block]:
+    """All blocks of a split of a prepared set, which has to fit the model."""
+    manifest = read_manifest(Path(data))
+    if max_seq_length is not None:
+        fault = f"{data} is already cut into blocks"
+        raise UserError(f"--max-seq-length {max_seq_length}: {fault}; leave it out")
+    if manifest.task != LM:
+        fault = f"prepared for {manifest.task}"
+        raise UserError(f"{data}: {fault}; perplexity needs text: prepare it with --task lm")
+    if manifest.tokenizer_fingerprint != fingerprint(saved.tokenizer):
+        fault = "prepared with a tokenizer other than the model's"
+        raise UserError(f"{data}: {fault}; give the raw text")
+    _check_blocks(saved, data, manifest.max_seq_length or 0, split, list(manifest.splits))
+    rows = load_split(Path(data), split)
+    if rows is None:
+        return []
+    return [rows[i] for i in range(len(rows))]
+
+
+def _raw_blocks(saved: SavedModel, preparation: Preparation, split: str) -> list[Block]:
+    """The blocks of raw text, cut as for training."""
+    corpus = preparation.open()
+    _check_blocks(saved, preparation.data, preparation.max_seq_length, split, corpus.splits)
+    tokenizer = with_ends(preparation.tokenizer, saved.tokenizer)
+    rows = corpus.rows(split, tokenizer, lambda documents: None)
+    return list(zip(rows.input_ids, rows.labels, strict=True))
+
+
+def _score_blocks(
+    saved: SavedModel, blocks: Sequence[Block], batch_size: int, progress: Progress
+) -> TextScore:
+    """The score of blocks, in batches of similar length; nats are summed in the blocks' order."""
+    nats = [0.0] * len(blocks)
+    tokens = 0
     for places in _batches([ids for ids, _ in blocks], batch_size):
-        for i, (of_block, predicted) in zip(places, _nats(saved, [blocks[i] for i in places]), strict=True):
-            nats[i] = of_block
-            tokens += predicted
+        batch = _nats(saved, [blocks[i] for i in places])
+        for i, (block_nats, block_tokens) in zip(places, batch, strict=True):
+            nats[i] = block_nats
+            tokens += block_tokens
         progress(len(places))
     return text_score(sum(nats), tokens)
 
 
-def _nats(saved: SavedModel, blocks: Sequence[Any]) -> list[tuple[float, int]]:
+def _nats(saved: SavedModel, blocks: Sequence[Block]) -> list[tuple[float, int]]:
     """Nats and number of predicted tokens of each block, which is a pair of token ids and labels.
 
-    This is a separate function, so that its logits are freed before those of the next batch are made.
+    This is a separate function, so that its logits are freed before those of the next batch are
+    made.
     """
-    inputs, labels = (
-        pad_sequence([torch.tensor(block[side]).long() for block in blocks], batch_first=True, padding_value=filler)
-        for side, filler in enumerate((0, -100))
-    )
+    inputs = _padded([ids for ids, _ in blocks], filler=0)
+    labels = _padded([labels for _, labels in blocks], filler=-100)
+    scored = []
     with torch.inference_mode():
         # Padding is on the right, where a causal model sees it after all that is predicted.
         logits = saved.model(input_ids=inputs.to(saved.model.device), use_cache=False).logits
         # Row by row: in FP32 all logits of a batch would be in memory a second time.
-        return [
-            (float(cross_entropy(row.float(), right.to(row.device), reduction="sum")), int((right >= 0).sum()))
-            for row, right in zip(logits[:, :-1], labels[:, 1:], strict=True)
-        ]
+        for row, targets in zip(logits[:, :-1], labels[:, 1:], strict=True):
+            # The row in FP32 has no name, so that it is freed before the next one is made.
+            nats = float(cross_entropy(row.float(), targets.to(row.device), reduction="sum"))
+            predicted = int((targets >= 0).sum())
+            scored.append((nats, predicted))
+    return scored
 
 
-def _check_blocks(saved: SavedModel, data: str | Path, length: int, split: str, splits: list[str]) -> None:
-    """Refuse a split that is not in the data, and blocks of more tokens than the model has positions."""
+def _padded(rows: Sequence[np.ndarray], filler: int) -> Tensor:
+    """(rows, tokens): rows of token ids or labels, filled up on the right."""
+    tensors = [torch.tensor(row).long() for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=filler)
+
+
+def _check_blocks(
+    saved: SavedModel, data: str | Path, length: int, split: str, splits: list[str]
+) -> None:
+    """Refuse a split that is not there, and blocks of more tokens than the model has positions."""
     if split not in splits:
         raise UserError(f"{data}: has no split {split!r}; expected {' or '.join(splits)}")
     if saved.positions is not None and length > saved.positions:
-        fault = f"its blocks have {length} tokens, but the model has only {saved.positions} positions"
-        raise UserError(f"{data}: {fault}; use shorter blocks")
+        raise UserError(
+            f"{data}: its blocks have {length} tokens, but the model has only {saved.positions} "
+            "positions; use shorter blocks"
+        )

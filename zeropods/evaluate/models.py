@@ -1,9 +1,12 @@
-"""A folder with a trained model: what it says about itself and its data, and the model, loaded to answer."""
+"""A folder with a trained model: what it says about itself and its data, and the model itself.
+
+The model is loaded to answer.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,46 +23,60 @@ from zeropods.train.arguments import OWN
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPE_OF_PRECISION = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the precisions that a model can answer in."""
 LEVELS_UP = 3
 """Number of folders above a prepared set in which raw data are searched for."""
 
 
 def model_folder(folder: Path) -> Path:
-    """The folder with the weights of a run or model folder, in safetensors files; nothing else is read."""
+    """The folder with the weights of a run or model folder; only safetensors files are read."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: {no_folder(folder)}; expected a run or model folder")
-    within = folder / "model" if (folder / "model").is_dir() else folder
-    if not has_weights(within):
-        raise UserError(f"{folder}: no trained model (*.safetensors) there; expected a run or model folder")
-    return within
+    of_run = folder / "model"
+    with_weights = of_run if of_run.is_dir() else folder
+    if not has_weights(with_weights):
+        fault = "no trained model (*.safetensors) there"
+        raise UserError(f"{folder}: {fault}; expected a run or model folder")
+    return with_weights
 
 
 def model_config(folder: Path) -> dict[str, Any]:
     """The configuration in a run or model folder; `UserError` where it is broken."""
-    remedy = "copy the folder again, or make a model folder from a run's checkpoint: zeropods export"
+    remedy = (
+        "copy the folder again, or make a model folder from a run's checkpoint: zeropods export"
+    )
     return read_object(model_folder(folder) / CONFIG, remedy)
 
 
 def task_of(folder: Path) -> str:
-    """The task that a model was trained for, from its run, else from its configuration: the prompt, or a T5.
+    """The task that a model was trained for, by its run, else by its configuration.
+
+    The configuration of a text-to-SQL model has a prompt, or is that of a T5.
 
     Raises:
         UserError: neither says which.
     """
     prompt = model_config(folder).get("prompt")
-    task = _run_config(folder).get("task") or (TEXT2SQL if prompt in PROMPTS or is_t5(folder) else prompt)
+    task = _run_config(folder).get("task")
+    if not task:
+        is_text2sql = prompt in PROMPTS or is_t5(folder)
+        task = TEXT2SQL if is_text2sql else prompt
     if task not in SCORES:
         raise UserError(f"{folder}: does not record its task; give --task {TEXT2SQL} or {SQUAD}")
     return str(task)
 
 
 def answer_task(model: Path, asked: str | None = None) -> str:
-    """The task of a model: `asked`, else what the model says; `UserError` where it answers no questions."""
+    """The task of a model: `asked`, else what the model says.
+
+    Raises:
+        UserError: the model answers no questions, or none of that task.
+    """
     task = asked or task_of(model)
-    if task == SQUAD and Path(model).is_dir() and is_t5(model):
+    is_folder = Path(model).is_dir()
+    if task == SQUAD and is_folder and is_t5(model):
         raise UserError(f"--task {task}: {model} is a T5, which is for {TEXT2SQL}; leave it out")
     if task == LM:
         fault = "was trained on plain text and answers no questions"
@@ -68,19 +85,30 @@ def answer_task(model: Path, asked: str | None = None) -> str:
 
 
 def chosen_prompt(folder: Path, asked: str | None = None, force: bool = False) -> str:
-    """The prompt of a T5: the one that it was trained with, or `asked` where it records none or that is forced."""
-    within = model_folder(folder)
-    own = model_config(folder).get("prompt")
-    if asked not in (None, own) and own in PROMPTS and not force:
-        raise UserError(f"--prompt {asked}: {within} was trained with {own}; leave it out, or add --force-prompt")
-    prompt = asked or own
+    """The prompt that a T5 was trained with, or `asked`.
+
+    Raises:
+        UserError: `asked` is another prompt than the model records, and is not forced; or there is
+            neither.
+    """
+    with_weights = model_folder(folder)
+    recorded = model_config(folder).get("prompt")
+    is_another = asked is not None and asked != recorded
+    if is_another and recorded in PROMPTS and not force:
+        fault = f"{with_weights} was trained with {recorded}"
+        raise UserError(f"--prompt {asked}: {fault}; leave it out, or add --force-prompt")
+    prompt = asked or recorded
     if prompt not in PROMPTS:
-        raise UserError(f"{within}: does not record its prompt; give --prompt {' or '.join(PROMPTS)}")
+        expected = " or ".join(PROMPTS)
+        raise UserError(f"{with_weights}: does not record its prompt; give --prompt {expected}")
     return str(prompt)
 
 
 def check_source(name: str | Path) -> None:
-    """Refuse a causal model's source that is neither a run or model folder nor can be a hub id; no hub is asked."""
+    """Refuse a causal model's source that is no run or model folder and cannot be a hub id.
+
+    No hub is asked.
+    """
     if Path(name).exists():
         model_folder(Path(name))
     elif is_path(str(name)):
@@ -88,40 +116,51 @@ def check_source(name: str | Path) -> None:
 
 
 def is_t5(folder: Path) -> bool:
-    """Whether a folder's model has an encoder and a decoder; T5 is the only such model known here."""
+    """Whether a folder's model has an encoder and a decoder; of those known here, only T5 has."""
     return bool(model_config(folder).get("is_encoder_decoder"))
 
 
 def trained_length(folder: str | Path) -> int | None:
-    """Maximum number of tokens of a row that a run was trained on; None where the folder is no run or does not say."""
-    length = (_run_config(folder).get("identity") or {}).get("max_seq_length")
+    """Maximum number of tokens of a row that a run was trained on.
+
+    None where the folder is no run or does not say.
+    """
+    identity = _run_config(folder).get("identity") or {}
+    length = identity.get("max_seq_length")
     return length if isinstance(length, int) else None
 
 
 def _run_config(folder: str | Path) -> dict[str, Any]:
-    """`config.json` of a run folder; empty for a model folder, whose file of that name is the model's."""
+    """`config.json` of a run folder; empty for a model folder, whose file is the model's."""
     path = Path(folder) / CONFIG
-    return read_json(path) if path.is_file() and (Path(folder) / "model").is_dir() else {}
+    is_run = path.is_file() and (Path(folder) / "model").is_dir()
+    return read_json(path) if is_run else {}
 
 
 def raw_data(run: Path) -> tuple[Path, str]:
     """The folder of the data that a run was trained on, and the split that its model has not seen.
 
     Raises:
-        UserError: a model folder, or a run of text, which has no questions; or data no longer near the prepared set.
+        UserError: a model folder, or a run of text, which has no questions; or data no longer near
+            the prepared set.
     """
     if has_weights(run) and not (run / RECORD).is_file():
-        raise UserError(f"{run}: a model folder, which does not record where its data are; give --data DIR")
+        fault = "a model folder, which does not record where its data are"
+        raise UserError(f"{run}: {fault}; give --data DIR")
     if read_record(run).task == LM:
-        raise UserError(f"{run}: was trained on plain text and answers no questions; see zeropods perplexity")
-    found = raw_data_of(prepared_of(run), UNSEEN_SPLITS)
-    if found is None:
-        raise UserError(f"{run}: the raw data of {prepared_of(run)} are no longer near it; give --data and --split")
-    return found
+        fault = "was trained on plain text and answers no questions"
+        raise UserError(f"{run}: {fault}; see zeropods perplexity")
+    data_and_split = raw_data_of(prepared_of(run), UNSEEN_SPLITS)
+    if data_and_split is None:
+        fault = f"the raw data of {prepared_of(run)} are no longer near it"
+        raise UserError(f"{run}: {fault}; give --data and --split")
+    return data_and_split
 
 
 def prepared_of(run: Path, config: RunConfig | None = None) -> Path:
-    """The prepared set that a run was trained on: the one that it was given, or the one that it made from raw data.
+    """The prepared set that a run was trained on.
+
+    It is the one that the run was given, or the one that it made from raw data.
 
     Args:
         config: the run's configuration, where it is known; otherwise its record is read.
@@ -140,25 +179,41 @@ def prepared_of(run: Path, config: RunConfig | None = None) -> Path:
 
 
 def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | None:
-    """The folder with the raw data that a prepared set was made from, and the first of the splits that it has.
+    """The folder with the raw data of a prepared set, and the first of the splits that it has.
 
-    It is where it was, or near the prepared set; its files are recognised by their digests. None where it is gone.
+    It is where it was, or near the prepared set; its files are recognised by their digests. None
+    where it is gone.
     """
     manifest = read_manifest(prepared)
-    sources = manifest.source_sha256
-    there = {split_of(name) for name in sources}
-    split = next((split for split in splits if split in there), None)
+    digests = manifest.source_sha256
+    splits_there = {split_of(name) for name in digests}
+    split = next((split for split in splits if split in splits_there), None)
     if split is None:
         return None
-    wanted = {name: digest for name, digest in sources.items() if split_of(name) == split}
-    above = Path(prepared).resolve().parents[:LEVELS_UP]
-    near = (each for folder in above for each in (folder, *sorted(folder.glob("*")), *sorted(folder.glob("data/*"))))
-    for folder in chain([Path(manifest.data or prepared)], near):
+    of_split = {name: digest for name, digest in digests.items() if split_of(name) == split}
+    for folder in chain([Path(manifest.data or prepared)], _near(prepared)):
         # Another user's folder nearby may not be readable.
         with contextlib.suppress(PermissionError):
-            if all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items()):
+            if _has_files(folder, of_split):
                 return folder, split
     return None
+
+
+def _near(prepared: Path) -> Iterator[Path]:
+    """The folders above a prepared set and what lies in them, the nearest first."""
+    for folder in Path(prepared).resolve().parents[:LEVELS_UP]:
+        yield folder
+        yield from sorted(folder.glob("*"))
+        yield from sorted(folder.glob("data/*"))
+
+
+def _has_files(folder: Path, digests: Mapping[str, str]) -> bool:
+    """Whether a folder has all files of these names, each with its SHA-256."""
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file() or sha256(path) != digest:
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -178,11 +233,14 @@ class SavedModel:
     def batch(self, prompts: Sequence[Sequence[int]]) -> BatchEncoding:
         """Token ids of each prompt and their mask, on the model's device.
 
-        A causal model's prompts are padded on the left, so that the first new token stands right behind each of them.
+        A causal model's prompts are padded on the left, so that the first new token stands right
+        behind each of them.
         """
-        side = "right" if self.model.config.is_encoder_decoder else "left"
         padded = self.tokenizer.pad(
-            {"input_ids": prompts}, padding_side=side, pad_to_multiple_of=self.multiple, return_tensors="pt"
+            {"input_ids": prompts},
+            padding_side="right" if self.model.config.is_encoder_decoder else "left",
+            pad_to_multiple_of=self.multiple,
+            return_tensors="pt",
         )
         return padded.to(self.model.device)
 
@@ -199,53 +257,73 @@ class SavedModel:
             ids: torch.Tensor = self.model.generate(
                 **batch, do_sample=False, pad_token_id=self.tokenizer.pad_token_id, **options
             )
-        return ids[:, 1 if self.model.config.is_encoder_decoder else batch["input_ids"].shape[1] :].tolist()
+        if self.model.config.is_encoder_decoder:
+            # The decoder begins with a token of its own.
+            return ids[:, 1:].tolist()
+        prompt_length = batch["input_ids"].shape[1]
+        return ids[:, prompt_length:].tolist()
 
 
 def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> SavedModel:
-    """Load a model from a run folder, a model folder or, where there is no such folder, a causal model's hub id.
+    """Load a model from a run folder or a model folder, or a causal model by its hub id.
 
     Args:
-        precision: a key of DTYPES, or `auto`: BF16 where the processor multiplies it and the model gains by it.
+        source: a hub id only where there is no folder of that name.
+        precision: a key of DTYPE_OF_PRECISION, or `auto`: BF16 where the processor multiplies it
+            and the model gains by it.
         causal: whether a causal language model is wanted; otherwise an encoder-decoder such as T5.
 
     Raises:
-        UserError: no weights, a model of another kind, or one that lacks a tensor; a precision that is unavailable.
+        UserError: no weights, a model of another kind, or one that lacks a tensor; a precision that
+            is unavailable.
     """
     import torch
     from transformers import AutoConfig, AutoTokenizer
 
-    from zeropods.train.device import choose_attention, padding_multiple, prepack, resolve_precision
+    from zeropods.train.device import choose_attention, padding_multiple, prepack
     from zeropods.train.pretrained import loading, source_options
 
-    if precision == "fp16" and not (causal and torch.cuda.is_available()):
-        raise UserError("--precision fp16: needs a GPU and a causal model; use fp32 or bf16")
-    precision = resolve_precision(precision, _run_config(source).get("model_id") or str(source))
+    precision = _usable_precision(source, precision, causal=causal)
     if causal:
         check_source(source)
-    local = Path(source).exists() or not causal
-    name = str(model_folder(Path(source))) if local else str(source)
+    is_folder = Path(source).exists() or not causal
+    name = str(model_folder(Path(source))) if is_folder else str(source)
     options = source_options(name)
     with loading(name):
         config = AutoConfig.from_pretrained(name, **options)
     if causal and config.is_encoder_decoder:
-        raise UserError(f"{source}: its model is a {config.model_type}; expected a causal one, such as gpt2")
-    model = read_model(name, DTYPES[precision], causal=causal, **options)
+        fault = f"its model is a {config.model_type}"
+        raise UserError(f"{source}: {fault}; expected a causal one, such as gpt2")
+    model = read_model(name, DTYPE_OF_PRECISION[precision], causal=causal, **options)
     with loading(name):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     if tokenizer.eos_token_id is None:
-        raise UserError(f"{source}: its tokenizer has no end token; expected one that marks where an answer ends")
+        fault = "its tokenizer has no end token"
+        raise UserError(f"{source}: {fault}; expected one that marks where an answer ends")
     # Padding is masked, so the end token can serve.
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     prepack(model)
     choose_attention()
     # A causal model's prompts grow by a token in each step, so that no multiple lasts.
-    return SavedModel(model, tokenizer, 1 if causal else padding_multiple())
+    multiple = 1 if causal else padding_multiple()
+    return SavedModel(model, tokenizer, multiple)
+
+
+def _usable_precision(source: str | Path, precision: str, *, causal: bool) -> str:
+    """The precision that is asked for, where `auto` is resolved; one that cannot be is refused."""
+    import torch
+
+    from zeropods.train.device import resolve_precision
+
+    if precision == "fp16" and not (causal and torch.cuda.is_available()):
+        raise UserError("--precision fp16: needs a GPU and a causal model; use fp32 or bf16")
+    model_id = _run_config(source).get("model_id") or str(source)
+    return resolve_precision(precision, model_id)
 
 
 def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTrainedModel:
-    """Load the model of a model folder or hub id on the CPU, with `train.pretrained.load_weights`."""
+    """Load a model folder or hub id on the CPU, with `train.pretrained.load_weights`."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 

@@ -23,8 +23,8 @@ UNSEEN_SPLITS: Final = ("test", "dev")
 NEAR_ZERO: Final = 0.05
 """Share of right answers, or F1, below which a model has not learned its task."""
 NOT_TRAINED: Final = (
-    "not trained enough: fewer than 1 answer in 20 is right, so nothing can be concluded about the technique; "
-    "train for more epochs, or start from a trained model"
+    "not trained enough: fewer than 1 answer in 20 is right, so nothing can be concluded about the "
+    "technique; train for more epochs, or start from a trained model"
 )
 
 Interval = tuple[float, float]
@@ -34,7 +34,10 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
-    """What the scores of all tasks have in common: a file may hold further keys, but no value of another type."""
+    """What the scores of all tasks have in common.
+
+    A file may hold further keys, but no value of another type.
+    """
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"strict": True, "allow_inf_nan": False}
 
@@ -63,9 +66,11 @@ class QueryScore(TaskScore):
     rouge: dict[str, float] | None = None
     """Mean F1 of rouge1, rouge2, rougeL and rougeLsum."""
     groups: dict[str, QueryScore] | None = None
-    """Scores of `known_tables` and `unseen_tables`: examples whose table is in train.tables.jsonl, and the others."""
+    """Scores of `known_tables` and `unseen_tables`: examples whose table is in train.tables.jsonl,
+    and the others."""
     kinds: dict[str, QueryScore] | None = None
-    """Scores by the gold query's aggregate and by its number of conditions, which show where a model fails."""
+    """Scores by the gold query's aggregate and by its number of conditions, which show where a
+    model fails."""
     own_metrics: dict[str, float] = field(default_factory=dict)
     """Means of custom metrics by name, over all examples; groups have none."""
 
@@ -93,8 +98,8 @@ class TextScore(TaskScore):
     loss: float
     """Mean loss in nats per token."""
     perplexity: float
-    """exp(loss): the model is as unsure as in a choice among this many equally likely tokens. Models with different
-    tokenizers cannot be compared by it."""
+    """exp(loss): the model is as unsure as in a choice among this many equally likely tokens.
+    Models with different tokenizers cannot be compared by it."""
 
 
 def text_score(loss_sum: float, tokens: int) -> TextScore:
@@ -105,14 +110,17 @@ def text_score(loss_sum: float, tokens: int) -> TextScore:
         tokens: number of predicted tokens.
 
     Raises:
-        UserError: no tokens, or a loss that is not finite or whose perplexity is too large for a float.
+        UserError: no tokens, or a loss that is not finite or whose perplexity is too large for a
+            float.
     """
     if tokens < 1:
         raise UserError(f"perplexity of {tokens} tokens; expected a text of at least two tokens")
     loss = loss_sum / tokens
-    # Beyond this, exp() is more than a float can hold; a loss that is not a number is not below it either.
+    # Beyond this, exp() is more than a float can hold; a loss that is not a number is not below it
+    # either.
     if not loss < math.log(sys.float_info.max):
-        raise UserError(f"perplexity: a loss of {loss:.4g} nats per token over {tokens} tokens; the model is broken")
+        fault = f"a loss of {loss:.4g} nats per token over {tokens} tokens"
+        raise UserError(f"perplexity: {fault}; the model is broken")
     return TextScore(tokens=tokens, loss=loss, perplexity=math.exp(loss))
 
 
@@ -128,12 +136,16 @@ def read_score(path: Path) -> Score:
     """
     task = read_json(path).get("task", TEXT2SQL)
     if task not in SCORES:
-        raise UserError(f"{path}: task is {task!r:.60}: expected one of {', '.join(SCORES)}; measure again")
+        expected = ", ".join(SCORES)
+        raise UserError(f"{path}: task is {task!r:.60}: expected one of {expected}; measure again")
     return validated(SCORES[task], path, path.read_bytes(), "measure again")
 
 
 def score_of(run: Path) -> tuple[str, Score] | None:
-    """The split by which a run is judged, and its score; None where nothing was scored. Raises as `read_score` does."""
+    """The split by which a run is judged, and its score; None where nothing was scored.
+
+    Raises what `read_score` raises.
+    """
     for split in UNSEEN_SPLITS:
         path = Path(run) / f"score.{split}.json"
         if path.is_file():

@@ -1,6 +1,7 @@
 """Accuracy of WikiSQL queries for `evaluate.load`, from this folder and without a network.
 
-The rules are those of WikiSQL's official evaluator (`evaluate.py` and `lib/query.py` of github.com/salesforce/WikiSQL).
+The rules are those of WikiSQL's official evaluator (`evaluate.py` and `lib/query.py` of
+github.com/salesforce/WikiSQL).
 """
 
 from __future__ import annotations
@@ -25,23 +26,31 @@ QUERY = TypeAdapter(Query)
 class QueryAccuracy(evaluate.Metric):
     """`compute(predictions=[text], references=[{"query": text, "header": [names]}])`.
 
-    A query is its readable text or its JSON, `{"sel", "agg", "conds"}`, as text. The result holds the shares
-    `exact_match` (of the text) and `logical_form_accuracy` (of the parts) and the count `unparseable`.
+    A query is its readable text or its JSON, `{"sel", "agg", "conds"}`, as text. The result holds
+    the shares `exact_match` (of the text) and `logical_form_accuracy` (of the parts) and the count
+    `unparseable`.
 
     Further arguments; `tables` and `queries` have one entry per prediction:
-        tables: `zeropods.data.wikisql.SQLTable`s; then the result also has `execution_accuracy`, over the `executable`
-            references, which are those that find something on the rows at hand.
-        queries: the query that each prediction means, where it is known; otherwise it is read from the text.
-        average: False for lists with one value per prediction, `execution_accuracy` None where it is not executable.
+        tables: `zeropods.data.wikisql.SQLTable`s; then the result also has `execution_accuracy`,
+            over the `executable` references, which are those that find something on the rows at
+            hand.
+        queries: the query that each prediction means, where it is known; otherwise it is read from
+            the text.
+        average: False for lists with one value per prediction, `execution_accuracy` None where it
+            is not executable.
     """
 
     def _info(self) -> evaluate.MetricInfo:
         name = datasets.Value("string")
         reference = {"query": name, "header": datasets.Sequence(name)}
         return evaluate.MetricInfo(
-            description="Exact match, logical-form and execution accuracy by WikiSQL's official rules.",
+            description=(
+                "Exact match, logical-form and execution accuracy by WikiSQL's official rules."
+            ),
             citation="Zhong, Xiong, Socher, 2017: Seq2SQL",
-            inputs_description="predictions: queries; references: queries with their table's header",
+            inputs_description=(
+                "predictions: queries; references: queries with their table's header"
+            ),
             features=datasets.Features({"predictions": name, "references": reference}),
         )
 
@@ -55,48 +64,93 @@ class QueryAccuracy(evaluate.Metric):
     ) -> dict[str, Values] | dict[str, float | None]:
         headers = [reference["header"] for reference in references]
         if queries is None:
-            queries = [_read(text, header) for text, header in zip(predictions, headers, strict=True)]
-        gold: list[Query] = []
-        for reference in references:
-            query = _read(reference["query"], reference["header"])
-            if query is None:
-                raise ValueError(f"reference {reference['query']!r} is not a query on columns {reference['header']}")
-            gold.append(query)
-        lists: dict[str, Values] = {"exact_match": [], "logical_form_accuracy": [], "unparseable": []}
-        for text, query, right, header in zip(predictions, queries, gold, headers, strict=True):
-            # A prediction in JSON is first formatted as readable text.
-            words = format_query(query, header) if query is not None and text.startswith("{") else text
-            lists["exact_match"].append(words == format_query(right, header))
-            is_right = query is not None and _logical_form(query) == _logical_form(right)
-            lists["logical_form_accuracy"].append(is_right)
-            lists["unparseable"].append(query is None)
+            pairs = zip(predictions, headers, strict=True)
+            queries = [_read(text, header) for text, header in pairs]
+        gold = [_gold(reference) for reference in references]
+        lists = _compared(predictions, queries, gold, headers)
         if tables is not None:
             lists["execution_accuracy"] = _executed(queries, gold, tables)
-        if not average:
-            return lists
-        found = {name: [value for value in values if value is not None] for name, values in lists.items()}
-        shares = {name: fmean(values) if values else None for name, values in found.items()}
-        executable = {} if tables is None else {"executable": len(found["execution_accuracy"])}
-        return {**shares, "unparseable": sum(found["unparseable"]), **executable}
+        return _averages(lists) if average else lists
+
+
+def _gold(reference: dict[str, Any]) -> Query:
+    """The query of a reference."""
+    query = _read(reference["query"], reference["header"])
+    if query is None:
+        fault = f"is not a query on columns {reference['header']}"
+        raise ValueError(f"reference {reference['query']!r} {fault}")
+    return query
+
+
+def _compared(
+    predictions: Sequence[str],
+    queries: Sequence[Query | None],
+    gold: Sequence[Query],
+    headers: Sequence[Sequence[str]],
+) -> dict[str, Values]:
+    """Each prediction compared with its reference, by text and by logical form."""
+    exact_match: Values = []
+    logical_form_accuracy: Values = []
+    unparseable: Values = []
+    for text, query, right, header in zip(predictions, queries, gold, headers, strict=True):
+        readable = text
+        if query is not None and text.startswith("{"):
+            # A prediction in JSON is first formatted as readable text.
+            readable = format_query(query, header)
+        exact_match.append(readable == format_query(right, header))
+        has_right_form = query is not None and _logical_form(query) == _logical_form(right)
+        logical_form_accuracy.append(has_right_form)
+        unparseable.append(query is None)
+    return {
+        "exact_match": exact_match,
+        "logical_form_accuracy": logical_form_accuracy,
+        "unparseable": unparseable,
+    }
+
+
+def _averages(lists: dict[str, Values]) -> dict[str, float | None]:
+    """Shares of the measured values, and the numbers of what is unparseable and executable."""
+    averages: dict[str, float | None] = {}
+    for name, values in lists.items():
+        measured = _measured(values)
+        averages[name] = fmean(measured) if measured else None
+    averages["unparseable"] = sum(_measured(lists["unparseable"]))
+    if "execution_accuracy" in lists:
+        averages["executable"] = len(_measured(lists["execution_accuracy"]))
+    return averages
+
+
+def _measured(values: Values) -> list[bool]:
+    return [value for value in values if value is not None]
 
 
 def _logical_form(query: Query) -> tuple[int, int, frozenset[tuple[int, int, str]]]:
     """Column, aggregate and the set of conditions; values as text in lower case."""
-    conditions = frozenset((column, operator, value.lower()) for column, operator, value in query.conds)
-    return query.sel, query.agg, conditions
+    conditions = set()
+    for column, operator, value in query.conds:
+        conditions.add((column, operator, value.lower()))
+    return query.sel, query.agg, frozenset(conditions)
 
 
-def _executed(queries: Sequence[Query | None], gold: Sequence[Query], tables: Sequence[SQLTable]) -> Values:
-    """Whether both queries find the same result; None where the gold query finds nothing. Each table is loaded once."""
+def _executed(
+    queries: Sequence[Query | None], gold: Sequence[Query], tables: Sequence[SQLTable]
+) -> Values:
+    """Whether both queries find the same result; None where the gold query finds nothing.
+
+    Each table is loaded once.
+    """
     results: Values = [None] * len(gold)
-    order = sorted((i for i, table in enumerate(tables) if table.rows), key=lambda i: tables[i].id)
-    for _, places in groupby(order, key=lambda i: tables[i].id):
-        numbers = list(places)
-        with closing(Execution(tables[numbers[0]])) as execution:
-            for i in numbers:
-                right, predicted = execution.execute(gold[i]), queries[i]
-                if is_usable(gold[i], right):
-                    results[i] = predicted is not None and execution.execute(predicted) == right
+    with_rows = [i for i, table in enumerate(tables) if table.rows]
+    by_table = sorted(with_rows, key=lambda i: tables[i].id)
+    for _, group in groupby(by_table, key=lambda i: tables[i].id):
+        places = list(group)
+        with closing(Execution(tables[places[0]])) as execution:
+            for i in places:
+                expected = execution.execute(gold[i])
+                if not is_usable(gold[i], expected):
+                    continue
+                query = queries[i]
+                results[i] = query is not None and execution.execute(query) == expected
     return results
 
 

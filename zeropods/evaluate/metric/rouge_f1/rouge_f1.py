@@ -1,7 +1,7 @@
 """ROUGE F1 for `evaluate.load`, from this folder and without a network.
 
-The numbers are those of the hub's `rouge` metric (Lin, 2004; package rouge_score), but with plain means: its
-bootstrap draws at random around the same value.
+The numbers are those of the hub's `rouge` metric (Lin, 2004; package rouge_score), but with plain
+means: its bootstrap draws at random around the same value.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 class RougeF1(evaluate.Metric):
-    """`compute(predictions=[text], references=[text], average=True)`: F1 by ROUGE type, from 0 to 1.
+    """`compute(predictions=[text], references=[text], average=True)`: F1 by ROUGE type.
 
-    With `average=False` each type has a list, with one value per pair.
+    F1 is a number from 0 to 1. With `average=False` each type has a list, with one value per pair.
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -35,7 +35,11 @@ class RougeF1(evaluate.Metric):
         self, predictions: list[str], references: list[str], average: bool = True
     ) -> dict[str, float] | dict[str, list[float]]:
         scorer = RougeScorer(list(TYPES))
-        pairs = zip(references, predictions, strict=True)
-        scores = [scorer.score(reference, prediction) for reference, prediction in pairs]
-        lists = {name: [score[name].fmeasure for score in scores] for name in TYPES}
-        return {name: fmean(values) for name, values in lists.items()} if average else lists
+        lists: dict[str, list[float]] = {name: [] for name in TYPES}
+        for reference, prediction in zip(references, predictions, strict=True):
+            score = scorer.score(reference, prediction)
+            for name in TYPES:
+                lists[name].append(score[name].fmeasure)
+        if not average:
+            return lists
+        return {name: fmean(values) for name, values in lists.items()}
