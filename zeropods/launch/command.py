@@ -168,11 +168,11 @@ def plan_alone(
     """
     hosts = (Host(socket.gethostname(), processes or own_slots()),)
     # With `processes`, the plan may be meant for a machine that is still to be rented.
-    here = processes is None
-    has_no_gpu = here and own_gpus() == 0
+    is_for_this_machine = processes is None
+    has_no_gpu = is_for_this_machine and own_gpus() == 0
     planned = plan_on(hosts, script, arguments, has_no_gpu=has_no_gpu, launcher="none")
     config = flag_values(planned.arguments).get("deepspeed")
-    if here and config is not None and arguments_of(planned.script) is not None:
+    if is_for_this_machine and config is not None and arguments_of(planned.script) is not None:
         # Over pods the preflight looks.
         check_operation(read_config(Path(config)), config, on_gpu=own_gpus() > 0)
     return planned

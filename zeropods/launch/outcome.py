@@ -255,8 +255,8 @@ def _nobody_s_own_cause(ends: Sequence[RankEnd], verdict: Ending) -> Ending:
     interrupted = [end for end in ends if end.was_interrupted]
     if interrupted:
         first = min(interrupted, key=lambda end: end.ended_at)
-        asked_by = "SIGTERM" if first.measured is None else first.measured.reason
-        why = f"rank {first.rank} was asked to end, and not by this launch: {asked_by}"
+        reason = "SIGTERM" if first.measured is None else first.measured.reason
+        why = f"rank {first.rank} was asked to end, and not by this launch: {reason}"
         return Ending("failed", why, first.pod, first.rank)
     for end in ends:
         if end.note is not None and end.exit_status is None and end.session is not None:
