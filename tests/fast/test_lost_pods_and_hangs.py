@@ -20,12 +20,12 @@ from tests.small_memory import small_memory, within
 from zeropods.launch.logs import RunLog, waiting
 from zeropods.launch.lost_pods_and_hangs import (
     DEFAULT_SECONDS,
-    FAILED_SECONDS,
+    FIRST_RANK_SECONDS,
     GONE_SECONDS,
+    LOST_SECONDS,
     MEASURED_SECONDS,
     PATIENT_SECONDS,
-    SILENT_SECONDS,
-    START_SECONDS,
+    REPORT_SECONDS,
     Ending,
     HangDetector,
     PodState,
@@ -50,7 +50,7 @@ def pod(number: int, most: int = 2, silent: float = 1.0, error: str | None = Non
     return seen
 
 
-SILENT = SILENT_SECONDS + 1
+SILENT = LOST_SECONDS + 1
 NEVER = pod(2, most=0)
 
 
@@ -85,10 +85,16 @@ def test_a_run_goes_on(seen: list[Seen], others: dict[str, Any]) -> None:
             "pod2",
             "longer than its lease",
         ),
-        ([pod(1), pod(2)], {"failed_sessions": {"pod2": FAILED_SECONDS + 1}}, None, "pod2", ""),
+        ([pod(1), pod(2)], {"failed_sessions": {"pod2": REPORT_SECONDS + 1}}, None, "pod2", ""),
         ([pod(1)], {"since_measured": MEASURED_SECONDS + 1}, None, None, "keeps the launcher waiting"),
         ([pod(number, absent=MEASURED_SECONDS + 1) for number in (1, 2)], {}, None, None, "ssh sessions open"),
-        ([pod(1), NEVER], {"since_start": START_SECONDS + 1}, "failed", "pod2", "no process of the run started within"),
+        (
+            [pod(1), NEVER],
+            {"since_start": FIRST_RANK_SECONDS + 1},
+            "failed",
+            "pod2",
+            "no process of the run started within",
+        ),
         ([pod(1)], {"since_start": 61.0, "timeout_seconds": 60.0}, "timeout", None, "took longer than 60 s"),
         ([pod(1, silent=SILENT)], {"since_start": 61.0, "timeout_seconds": 60.0}, "pod_lost", "pod1", ""),
     ],

@@ -119,7 +119,7 @@ def test_an_interrupted_run_has_time_to_say_so_and_is_killed_if_it_does_not_end(
     script: Callable[[str], Path], tmp_path: Path, handler: str
 ) -> None:
     path = script(f"signal.signal(signal.SIGTERM, {handler})\nlast()")
-    assert not ended(f"local.GRACE_SECONDS = 0.5; {TRAIN}", path, tmp_path / "run")
+    assert not ended(f"local.END_GRACE_SECONDS = 0.5; {TRAIN}", path, tmp_path / "run")
     said = tmp_path / "run" / "ranks" / "0.json"
     assert '"interrupted"' in said.read_text() if "rank" in handler else not said.exists()
 

@@ -1,7 +1,8 @@
-"""Which rank began the end of a run, and why, judging by what the ranks measured and what their parents saw of them.
+"""Which rank began the end of a run, and why, judging by what the ranks measured and what their
+parents saw of them.
 
-The cause is the rank that ended first for a reason of its own. The others lose their connection to it and say so in
-torch's words; they are not to blame, and those words are not the reason.
+The cause is the rank that ended first for a reason of its own. The others lose their connection to
+it and say so in torch's words; they are not to blame, and those words are not the reason.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from zeropods.tables import counted
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*")
 """Matches the last line of a traceback."""
 NO_LAST_WORDS = re.compile(r"\s|\[[\d:., -]+\] \[[A-Z]+\] |.*Warning: ")
-"""Matches lines that say nothing about an end: indented ones, those of DeepSpeed's logger, and warnings."""
+"""Matches lines that say nothing about an end: indented ones, those of DeepSpeed's logger, and
+warnings."""
 SHELL_SIGNALS = range(128, 128 + 65)
-"""Exit statuses by which a shell tells that its command was killed by a signal: 128 and the signal's number."""
+"""Exit statuses by which a shell tells that its command was killed by a signal: 128 and the
+signal's number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +38,20 @@ class RankEnd:
     measured: RankMeasurement | None = None
     """What it measured; None where it left nothing."""
     note: ExitNote | None = None
-    """What the process that started it saw up to the supervisor's verdict; None where nobody watched it."""
+    """What the process that started it saw up to the supervisor's verdict; None where nobody
+    watched it."""
     beat: Beat | None = None
     """Its last heartbeat; a rank that ends in order leaves none."""
     steps_done: int = 0
-    """Number of optimizer steps that any rank is known to have done, which none can do without the others."""
+    """Number of optimizer steps that any rank is known to have done, which none can do without the
+    others."""
     session: int | None = None
     """Exit status of its pod's ssh session, if that failed and the pod has no other rank."""
 
     @property
     def exit_status(self) -> int | None:
-        """Exit status, negative for a signal; None if it was not seen, or if the rank ran until the verdict."""
+        """Exit status, negative for a signal; None if it was not seen, or if the rank ran until the
+        verdict."""
         return None if self.note is None else self.note.exit.status
 
     @property
@@ -87,7 +93,8 @@ class RankEnd:
 
     @property
     def ended_at(self) -> float:
-        """When it ended, in seconds since 1970 by its pod's clock; infinite where that is not known."""
+        """When it ended, in seconds since 1970 by its pod's clock; infinite where that is not
+        known."""
         if self.measured is not None and self.measured.ended_unix_seconds is not None:
             return self.measured.ended_unix_seconds
         if self.note is not None and self.note.exit.ended_unix_seconds is not None:
@@ -106,11 +113,12 @@ class RankEnd:
         return any(OF_SCRIPT.match(line) or ERROR_LINE.fullmatch(line) for line in lines)
 
     def described(self, *, memory_is_counted: bool = True) -> str:
-        """How a rank ended that left no measurement, with its phase, steps and last words as far as they are known.
+        """How a rank ended that left no measurement, with its phase, steps and last words as far as
+        they are known.
 
         Args:
-            memory_is_counted: whether the kernel would have counted it on this pod if it had killed a process for lack
-                of memory.
+            memory_is_counted: whether the kernel would have counted it on this pod if it had killed
+                a process for lack of memory.
         """
         how = self._how(memory_is_counted)
         if self.beat is not None:
@@ -123,7 +131,9 @@ class RankEnd:
     def _how(self, memory_is_counted: bool) -> str:
         status = self.exit_status
         if status is None:
-            return UNSAID if self.session is None else f"its ssh session {_of_a_session(self.session)}"
+            return (
+                UNSAID if self.session is None else f"its ssh session {_of_a_session(self.session)}"
+            )
         if status == 0:
             return "ended with status 0 before the run was finished"
         if status > 0:
@@ -144,7 +154,8 @@ class RankEnd:
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
     """The rank that ended first for a reason of its own; None if none did.
 
-    Where all ranks refuse to train, one of them says why, and the others may end before it without a word.
+    Where all ranks refuse to train, one of them says why, and the others may end before it without
+    a word.
     """
     causes = sorted((end for end in ends if end.has_own_cause), key=lambda end: end.ended_at)
     if not causes:

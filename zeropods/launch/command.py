@@ -1,6 +1,8 @@
-"""A launch as data: what runs where, with which flags and environment, and the command that runs it.
+"""A launch as data: what runs where, with which flags and environment, and the command that runs
+it.
 
-`plan_launch` and `plan_alone` build one from what a user asks for, and refuse what is already known to be wrong.
+`plan_launch` and `plan_alone` build one from what a user asks for, and refuse what is already known
+to be wrong.
 """
 
 from __future__ import annotations
@@ -50,13 +52,17 @@ FORWARDED = (
     "TORCH_EXTENSIONS_DIR",
     "OMP_WAIT_POLICY",
 )
-"""Variables that ranks need with the values they have here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
+"""Variables that ranks need with the values they have here; DeepSpeed itself forwards PYTHON*,
+NCCL* and a few more."""
 FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
-"""Prefixes of the variables that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
-SECRET = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE)(?!\w*_(PATH|FILE)$)", re.IGNORECASE
+"""Prefixes of the variables that DeepSpeed's launcher exports unasked
+(deepspeed/launcher/runner.py)."""
+SECRET_NAME = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE)(?!\w*_(PATH|FILE)$)",
+    re.IGNORECASE,
 )
-"""Matches the name of a variable that holds a secret, but not one that holds the path of a file with a secret."""
+"""Matches the name of a variable that holds a secret, but not one that holds the path of a file
+with a secret."""
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """Matches what a remote shell, pdsh or DeepSpeed would misread, and what is not UTF-8."""
 STARTERS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
@@ -66,7 +72,8 @@ BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One run of a script on some pods. Paths are absolute: every pod sees the same project folder."""
+    """One run of a script on some pods. Paths are absolute: every pod sees the same project
+    folder."""
 
     script: Path
     arguments: tuple[str, ...]
@@ -78,13 +85,15 @@ class Launch:
     launcher: str = "pdsh"
     ssh_config: Path | None = None
     exported: dict[str, str] = field(default_factory=dict)
-    """Environment variables of every rank, in addition to those that DeepSpeed forwards itself; no secrets."""
+    """Environment variables of every rank, in addition to those that DeepSpeed forwards itself; no
+    secrets."""
     export: tuple[str, ...] = ()
     """Names of the exported variables that the user asked for."""
     restarts: int = 0
     """Number of restarts so far, including the one that began this attempt."""
     asked: Launch | None = None
-    """The launch that the user asked for, where this one replaces it, perhaps on fewer pods or with other flags."""
+    """The launch that the user asked for, where this one replaces it, perhaps on fewer pods or with
+    other flags."""
 
     @property
     def world_size(self) -> int:
@@ -121,22 +130,37 @@ def plan_launch(
         pods: number of the cluster's pods to use; all if not given.
         export: names of environment variables that the ranks need with the values they have here.
     """
-    hosts, name, here = cluster.hosts[:pods], cluster.name, cluster.shared_machine
+    hosts = cluster.hosts[:pods]
+    name = cluster.name
     if pods is not None and len(hosts) != pods:
-        remedy = f"zeropods pods down --name {name}, then zeropods pods up --name {name} --count {pods}"
-        raise UserError(f"--num-pods {pods}: {name} has {counted(len(cluster.hosts), 'pod')}; {remedy}")
+        has = counted(len(cluster.hosts), "pod")
+        remedy = (
+            f"zeropods pods down --name {name}, then zeropods pods up --name {name} --count {pods}"
+        )
+        raise UserError(f"--num-pods {pods}: {name} has {has}; {remedy}")
     check_plain("working folder", Path.cwd())
     check_plain("Python", sys.executable)
-    # Pods of one machine share its cores.
-    shared = str(max(1, len(os.sched_getaffinity(0)) // sum(host.slots for host in hosts))) if here else None
-    threads = os.environ.get("OMP_NUM_THREADS", shared)
-    exported = exported_variables(export, {} if threads is None else {"OMP_NUM_THREADS": threads})
-    how = {"ssh_config": cluster.ssh_config, "exported": exported, "export": tuple(export)}
-    has_no_gpu = cluster.hides_gpus or (here and own_gpus() == 0)
-    return plan_on(hosts, script, arguments, has_no_gpu=has_no_gpu, **how)
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads is None and cluster.shared_machine:
+        # Pods of one machine share its cores.
+        cores = len(os.sched_getaffinity(0))
+        threads = str(max(1, cores // sum(host.slots for host in hosts)))
+    fixed = {} if threads is None else {"OMP_NUM_THREADS": threads}
+    exported = exported_variables(export, fixed)
+    return plan_on(
+        hosts,
+        script,
+        arguments,
+        has_no_gpu=cluster.hides_gpus or (cluster.shared_machine and own_gpus() == 0),
+        ssh_config=cluster.ssh_config,
+        exported=exported,
+        export=tuple(export),
+    )
 
 
-def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | None = None) -> Launch:
+def plan_alone(
+    script: str | Path, arguments: Sequence[str], processes: int | None = None
+) -> Launch:
     """A launch on this machine alone as data, with its arguments checked; starts nothing.
 
     Args:
@@ -144,18 +168,23 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     """
     hosts = (Host(socket.gethostname(), processes or own_slots()),)
     # With `processes`, the plan may be meant for a machine that is still to be rented.
-    here = processes is None
-    has_no_gpu = here and own_gpus() == 0
+    is_for_this_machine = processes is None
+    has_no_gpu = is_for_this_machine and own_gpus() == 0
     planned = plan_on(hosts, script, arguments, has_no_gpu=has_no_gpu, launcher="none")
     config = flag_values(planned.arguments).get("deepspeed")
-    if here and config is not None and arguments_of(planned.script) is not None:
+    if is_for_this_machine and config is not None and arguments_of(planned.script) is not None:
         # Over pods the preflight looks.
         check_operation(read_config(Path(config)), config, on_gpu=own_gpus() > 0)
     return planned
 
 
 def plan_on(
-    hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], *, has_no_gpu: bool = False, **more: Any
+    hosts: tuple[Host, ...],
+    script: str | Path,
+    arguments: Sequence[str],
+    *,
+    has_no_gpu: bool = False,
+    **more: Any,
 ) -> Launch:
     """A launch on these hosts as data, with its arguments checked.
 
@@ -163,11 +192,11 @@ def plan_on(
         has_no_gpu: whether the ranks are known to have no GPU.
         more: further fields of `Launch`.
     """
-    found = find_script(script)
+    path = find_script(script)
     planned = Launch(
-        script=found,
+        script=path,
         arguments=tuple(arguments),
-        folder=run_folder(found, arguments),
+        folder=run_folder(path, arguments),
         hosts=hosts,
         master_port=free_port(),
         **more,
@@ -177,17 +206,21 @@ def plan_on(
 
 
 def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
-    """Refuse arguments that can be seen to be wrong before anything starts, such as FP16 without a GPU.
+    """Refuse arguments that can be seen to be wrong before anything starts, such as FP16 without a
+    GPU.
 
     One of our scripts would refuse wrong flags itself, but only after half a minute on every pod.
     """
     check_plain("script", planned.script)
-    flags, kind = flag_values(planned.arguments), arguments_of(planned.script)
+    flags = flag_values(planned.arguments)
+    kind = arguments_of(planned.script)
     typed = typed_flags(planned.script, planned.arguments)
     if has_no_gpu and kind is not None and typed["precision"] == "fp16":
         raise UserError(NO_FP16)
     if typed.get("max_train_seconds") and planned.world_size > 1:
-        raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
+        raise UserError(
+            "--max_train_seconds: clocks of several processes differ; give --max_steps instead"
+        )
     if "deepspeed" in flags:
         path = Path(flags["deepspeed"])
         known = {**typed, "world_size": planned.world_size}
@@ -196,18 +229,24 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
 
 
 def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = True) -> None:
-    """Check the flags of a script of ours, the model and, if `data`, the data that they name, before a pod is used."""
+    """Check the flags of a script of ours, the model and, if `data`, the data that they name,
+    before a pod is used."""
     kind = arguments_of(find_script(script))
-    if kind is not None:
-        flags = parse_flags(kind, arguments)
-        flags.check_inputs() if data else flags.check_model()
+    if kind is None:
+        return
+    flags = parse_flags(kind, arguments)
+    if data:
+        flags.check_inputs()
+    else:
+        flags.check_model()
 
 
 # Whether a launch has run to its end before, found out without starting anything
 
 
 def finished_record(launch: Launch) -> Record | None:
-    """Return this launch's record if it is finished, and say so; `UserError` if another finished run is there."""
+    """Return this launch's record if it is finished, and say so; `UserError` if another finished
+    run is there."""
     if not (launch.folder / RECORD).is_file():
         return None
     record = read_record(launch.folder)
@@ -215,9 +254,13 @@ def finished_record(launch: Launch) -> Record | None:
         return None
     before = remembered(launch.folder)
     if before != identity(launch):
-        other = "that zeropods did not launch" if before is None else "with other arguments or data"
-        where = f"holds a finished run on {record.pods} pods {other}"
-        raise UserError(f"{launch.folder}: {where}; choose another --outputdir")
+        other = "with other arguments or data"
+        if before is None:
+            other = "that zeropods did not launch"
+        raise UserError(
+            f"{launch.folder}: holds a finished run on {record.pods} pods {other}; "
+            "choose another --outputdir"
+        )
     print(f"{launch.folder}: this run is finished; nothing to do", file=sys.stderr)
     return record
 
@@ -234,17 +277,24 @@ def remembered(folder: Path) -> dict[str, Any] | None:
 
 
 def identity(launch: Launch) -> dict[str, Any]:
-    """What makes two launches the same run; the port, the lease and what a restart has changed do not count."""
+    """What makes two launches the same run; the port, the lease and what a restart has changed do
+    not count."""
     launch = launch.asked or launch
     flags = flag_values(launch.arguments)
     config = Path(flags.get("deepspeed", ""))
     manifest = Path(flags.get("dataset_path", flags.get("data", ""))) / MANIFEST
+    config_digest = None
+    if config.is_file():
+        config_digest = hashlib.sha256(config.read_bytes()).hexdigest()
+    content_key = None
+    if manifest.is_file():
+        content_key = read_json(manifest).get("content_key")
     return {
         "script": str(launch.script),
         "arguments": list(launch.arguments),
         "pods": [host.slots for host in launch.hosts],
-        "deepspeed": hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else None,
-        "dataset": read_json(manifest).get("content_key") if manifest.is_file() else None,
+        "deepspeed": config_digest,
+        "dataset": content_key,
     }
 
 
@@ -254,7 +304,8 @@ def identity(launch: Launch) -> dict[str, Any]:
 def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
     """The command of DeepSpeed's launcher: over pdsh, or on this machine alone."""
     if launch.launcher == "none":
-        # This launcher needs no ssh, starts a process per slot, and ends its children when it is ended.
+        # This launcher needs no ssh, starts a process per slot, and ends its children when it is
+        # ended.
         places = {"localhost": list(range(launch.world_size))}
         world_info = base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
         return [
@@ -272,7 +323,8 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
         *("--num_nodes", str(len(launch.hosts))),
         *("--master_addr", launch.hosts[0].address),
         *("--master_port", str(launch.master_port)),
-        # DeepSpeed's ssh check ignores the ssh options and has no timeout; the preflight has reached every pod.
+        # DeepSpeed's ssh check ignores the ssh options and has no timeout; the preflight has
+        # reached every pod.
         "--no_ssh_check",
         # Without it, a single host would run here, without ssh.
         "--force_multi",
@@ -282,11 +334,15 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
 
 
 def shell_line(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
-    """A command and variables of its environment as text to paste into a shell, with one flag per line."""
+    """A command and variables of its environment as text to paste into a shell, with one flag per
+    line."""
     program = Path(argv[0]).with_name("deepspeed")
     if list(argv[1:4]) == ["-m", LIGHT, RUNNER] and program.is_file():
         argv = [str(program), *argv[4:]]
-    lines = [[f"{name}={shlex.quote(value)}" for name, value in (variables or {}).items()]]
+    first_line = []
+    for name, value in (variables or {}).items():
+        first_line.append(f"{name}={shlex.quote(value)}")
+    lines = [first_line]
     for word in argv:
         if word.startswith("--"):
             lines.append([])
@@ -296,8 +352,10 @@ def shell_line(argv: Sequence[str], variables: Mapping[str, str] | None = None) 
 
 def launcher_variables(launch: Launch) -> dict[str, str]:
     """Environment variables that pdsh needs when DeepSpeed's launcher starts it."""
-    own = {} if launch.ssh_config is None else {"PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(launch.ssh_config)}
-    return {"PDSH_RCMD_TYPE": "ssh", **own}
+    variables = {"PDSH_RCMD_TYPE": "ssh"}
+    if launch.ssh_config is not None:
+        variables["PDSH_SSH_ARGS_APPEND"] = pdsh_ssh_arguments(launch.ssh_config)
+    return variables
 
 
 def remote_argument(argument: str) -> str:
@@ -318,51 +376,74 @@ def remote_argument(argument: str) -> str:
 
 def check_plain(what: str, path: Path | str) -> None:
     """Refuse a path that pdsh or a remote shell would change."""
-    if found := UNSAFE.search(str(path)):
-        raise UserError(f"{what} {str(path)!r}: pdsh cannot handle {found[0]!r}; use a path without that character")
+    unsafe = UNSAFE.search(str(path))
+    if unsafe is not None:
+        raise UserError(
+            f"{what} {str(path)!r}: pdsh cannot handle {unsafe[0]!r}; "
+            "use a path without that character"
+        )
 
 
 # The environment of the launcher and of every rank
 
 
 def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[str, str]:
-    """Variables for every rank: the `fixed` ones, those asked for by name, and those of FORWARDED that are set.
+    """Variables for every rank: the `fixed` ones, those asked for by name, and those of FORWARDED
+    that are set.
 
     They end up on command lines, so a name that sounds like a secret is refused, as is a value that
     would not pass through a shell unchanged.
     """
     for name in names:
         if name not in os.environ:
-            raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
+            raise UserError(
+                f"--export {name}: not set here; give the name of a variable that is set"
+            )
         if not name.isidentifier():
             raise UserError(f"--export {name}: expected letters, digits and _")
         if name == VISIBLE:
-            raise UserError(f"--export {name}: every pod has GPUs of its own; set it where the pods are started")
-    variables = {**{name: os.environ[name] for name in (*FORWARDED, *names) if name in os.environ}, **fixed}
+            raise UserError(
+                f"--export {name}: every pod has GPUs of its own; set it where the pods are started"
+            )
+    variables = {}
+    for name in (*FORWARDED, *names):
+        if name in os.environ:
+            variables[name] = os.environ[name]
+    variables.update(fixed)
     for name, value in variables.items():
-        if SECRET.search(name):
-            remedy = "put it into a file that the pods see, and export the file's path"
-            raise UserError(f"--export {name}: sounds like a secret, and would be visible on command lines; {remedy}")
-        if unsafe := UNSAFE.search(value):
-            why = f"{unsafe[0]!r} in its value would be changed by a remote shell"
-            raise UserError(f"--export {name}: {why}; put it into a file")
+        if SECRET_NAME.search(name):
+            raise UserError(
+                f"--export {name}: sounds like a secret, and would be visible on command lines; "
+                "put it into a file that the pods see, and export the file's path"
+            )
+        unsafe = UNSAFE.search(value)
+        if unsafe is not None:
+            raise UserError(
+                f"--export {name}: {unsafe[0]!r} in its value would be changed by a remote shell; "
+                "put it into a file"
+            )
     return variables
 
 
-def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str, str]) -> dict[str, str]:
+def runner_environment(
+    launch: Launch, env_file: Path, environment: Mapping[str, str]
+) -> dict[str, str]:
     """The environment of DeepSpeed's launcher, which runs here and starts pdsh.
 
-    It holds no secret that the launcher would put on command lines. `UserError` names a variable that DeepSpeed
-    forwards and whose value a remote shell would change.
+    It holds no secret that the launcher would put on command lines. `UserError` names a variable
+    that DeepSpeed forwards and whose value a remote shell would change.
 
     Args:
         environment: this process's environment, with the programs of its Python first on PATH.
     """
     forwarded = {name for name in environment if name.startswith(FORWARDED_BY_DEEPSPEED)}
-    secret = {name for name in forwarded if SECRET.search(name)}
+    secret = {name for name in forwarded if SECRET_NAME.search(name)}
     for name in sorted(forwarded - secret):
         if UNSAFE.search(environment[name]):
-            raise UserError(f"{name}: DeepSpeed forwards it, and a remote shell would change its value; unset it")
+            raise UserError(
+                f"{name}: DeepSpeed forwards it, and a remote shell would change its value; "
+                "unset it"
+            )
     kept = {name: value for name, value in environment.items() if name not in secret}
     return {**kept, **launcher_variables(launch), "DS_ENV_FILE": str(env_file)}
 
@@ -372,17 +453,24 @@ def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str,
 
 def train_arguments(**flags: Any) -> list[str]:
     """A script's arguments; a flag without a value is left out."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    return [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    arguments = []
+    for name, value in flags.items():
+        if value is not None:
+            arguments += [f"--{name}", str(value)]
+    return arguments
 
 
 def flag_values(arguments: Sequence[str]) -> dict[str, str]:
-    """Values of `--name value` and `--name=value`, by the name of the dataclass field; the last one wins."""
+    """Values of `--name value` and `--name=value`, by the name of the dataclass field; the last one
+    wins."""
     values: dict[str, str] = {}
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
-        if argument.startswith("--"):
-            name, equals, value = argument[2:].partition("=")
-            values[name.replace("-", "_")] = value if equals else ("" if following.startswith("--") else following)
+        if not argument.startswith("--"):
+            continue
+        name, equals, value = argument[2:].partition("=")
+        if not equals and not following.startswith("--"):
+            value = following
+        values[name.replace("-", "_")] = value
     return values
 
 
@@ -393,12 +481,14 @@ def run_folder(script: str | Path, arguments: Sequence[str]) -> Path:
 
 
 def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, object]:
-    """Flags by name with typed values: those of our scripts with defaults, others by what they look like."""
+    """Flags by name with typed values: those of our scripts with defaults, others by what they look
+    like."""
     kind = arguments_of(script)
     if kind is not None:
         return asdict(parse_flags(kind, arguments))
-    typed: dict[str, object] = {**flag_values(arguments)}
+    typed: dict[str, object] = {}
     for name, text in flag_values(arguments).items():
+        typed[name] = text
         for read in (float, int):
             with suppress(ValueError):
                 typed[name] = read(text)
@@ -410,10 +500,15 @@ def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, objec
 def find_script(name: str | Path) -> Path:
     """Path of a script in the working folder, else of one in the project."""
     folders = dict.fromkeys((Path.cwd(), PROJECT))
-    for path in ((folder / name).resolve() for folder in folders):
-        if path.is_file():
-            if path.suffix == ".ipynb":
-                raise UserError(f"{name}: a notebook; run it with papermill; a launch needs a script")
-            return path
-    remedy = "; name the script itself, as in -- textsql_train.py" if str(name) in STARTERS else ""
-    raise UserError(f"{name}: no such script in {' or in '.join(map(str, folders))}{remedy}")
+    for folder in folders:
+        path = (folder / name).resolve()
+        if not path.is_file():
+            continue
+        if path.suffix == ".ipynb":
+            raise UserError(f"{name}: a notebook; run it with papermill; a launch needs a script")
+        return path
+    remedy = ""
+    if str(name) in STARTERS:
+        remedy = "; name the script itself, as in -- textsql_train.py"
+    places = " or in ".join(str(folder) for folder in folders)
+    raise UserError(f"{name}: no such script in {places}{remedy}")

@@ -1,10 +1,12 @@
-"""Fork processes from a server that has imported what training needs: imports take longer than a small run trains.
+"""Fork processes from a server that has imported what training needs: imports take longer than a
+small run trains.
 
     python -m zeropods.launch.forks SOCKET
 
-Each connection to the socket stands for one process: the client sends arguments and environment, and gets back the pid
-and the exit status. A pod has such a server for its ranks, and a notebook has one for its series of runs. The server
-computes nothing, since OpenMP threads do not survive a fork; nor does CUDA, so with a GPU every rank is a new process.
+Each connection to the socket stands for one process: the client sends arguments and environment,
+and gets back the pid and the exit status. A pod has such a server for its ranks, and a notebook has
+one for its series of runs. The server computes nothing, since OpenMP threads do not survive a fork;
+nor does CUDA, so with a GPU every rank is a new process.
 """
 
 from __future__ import annotations
@@ -37,23 +39,41 @@ from zeropods.programs import EXTENSIONS, child_environment, end_with_parent
 from zeropods.train import quick_imports
 from zeropods.train.arguments import PROJECT
 
-EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ATEN_", "LD_", "MALLOC_", "PYTHON", "TORCH", "HF_", "DS_")
+EARLY = (
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "DNNL_",
+    "ATEN_",
+    "LD_",
+    "MALLOC_",
+    "PYTHON",
+    "TORCH",
+    "HF_",
+    "DS_",
+)
 """Prefixes of the variables that libraries read while they are imported."""
-SEARCHED, THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
-HEEDED = (SEARCHED, THREADS, EXTENSIONS)
+SEARCHED = "PYTHONPATH"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+HEEDED = (SEARCHED, THREADS_VARIABLE, EXTENSIONS)
 """Variables among these that can still be applied after the imports."""
 MESSAGE_BYTES = 1 << 18
 FOLDER = "zeropods-forks-"
 """Prefix of the names of folders that hold a socket."""
-POLL_SECONDS = 0.02
+FORK_POLL_SECONDS = 0.02
 ORDER_SECONDS = 1.0
 """Seconds within which a client that has connected must send its request."""
 IDLE_SECONDS = 900.0
 """Seconds without a request after which a server ends, because it holds a third of a GiB."""
 PACKAGE = Path(__file__).parents[1]
 IMPORTED = (
-    *("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal", "deepspeed"),
-    *("torch.utils.tensorboard", "pyarrow"),
+    "zeropods.train.run",
+    "zeropods.train.text2sql",
+    "zeropods.train.causal",
+    "deepspeed",
+    "torch.utils.tensorboard",
+    "pyarrow",
 )
 """Modules that ranks of this project's scripts need."""
 
@@ -74,17 +94,18 @@ class Forked:
             return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit status and return it; `subprocess.TimeoutExpired` after `timeout` seconds without one."""
+        """Wait for the exit status and return it; `subprocess.TimeoutExpired` after `timeout`
+        seconds without one."""
         if self.returncode is None:
             self._connection.settimeout(timeout)
             try:
-                said = self._connection.recv(MESSAGE_BYTES)
+                answer = self._connection.recv(MESSAGE_BYTES)
             except (BlockingIOError, TimeoutError):
                 raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0) from None
             except ConnectionError:
-                said = b""
+                answer = b""
             # No answer: the server was killed, and the process with it.
-            self.returncode = int(said or -signal.SIGKILL)
+            self.returncode = int(answer or -signal.SIGKILL)
             self._connection.close()
         return self.returncode
 
@@ -96,7 +117,10 @@ class Forked:
 
 
 def fork(
-    server: str | Path, argv: Sequence[str], environment: Mapping[str, str], streams: Sequence[int] = (0, 1, 2)
+    server: str | Path,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    streams: Sequence[int] = (0, 1, 2),
 ) -> Forked | None:
     """Fork a process that runs a script; it gets SIGTERM when this process is gone.
 
@@ -106,43 +130,54 @@ def fork(
         streams: file descriptors that become its stdin, stdout and stderr.
 
     Returns:
-        The process; None where no server answers, or where a fork would differ from a new process: the server imported
-        libraries with other settings, or its code is older than the files.
+        The process; None where no server answers, or where a fork would differ from a new process:
+        the server imported libraries with other settings, or its code is older than the files.
     """
-    connection, pid = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), 0
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     order = {"argv": list(argv), "environment": dict(environment), "folder": os.getcwd()}
+    pid = 0
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         connection.connect(os.fspath(server))
         socket.send_fds(connection, [json.dumps(order).encode()], list(streams))
-        # A server that still imports takes seconds; an interrupt closes the connection, which ends what it forks later.
+        # A server that still imports takes seconds; an interrupt closes the connection, which ends
+        # what it forks later.
         pid = int(connection.recv(MESSAGE_BYTES) or 0)
     except OSError:
         return None
     finally:
         if not pid:
             connection.close()
-    return Forked(connection, pid) if pid else None
+    if not pid:
+        return None
+    return Forked(connection, pid)
 
 
 def own_server() -> Path | None:
-    """Path of the socket of this process's fork server, started if none runs; None with a GPU or if none starts."""
+    """Path of the socket of this process's fork server, started if none runs; None with a GPU or if
+    none starts."""
     if own_gpus():
         return None
     early = early_variables(child_environment())
     for _ in range(2):
         # A server that was idle, or whose code was replaced, has ended.
         if early not in _servers or _servers[early][0].poll() is not None:
-            folder = make_private_folder(FOLDER)
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            argv = [sys.executable, "-m", __spec__.name, str(folder / "forks")]
-            _servers[early] = start_bound(argv, cwd=PROJECT, stdout=subprocess.DEVNULL), folder / "forks"
+            _servers[early] = _start_server()
         server, path = _servers[early]
         while server.poll() is None and not path.exists():
-            time.sleep(POLL_SECONDS)
+            time.sleep(FORK_POLL_SECONDS)
         if server.poll() is None:
             return path
     return None
+
+
+def _start_server() -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a fork server, which ends with this process; returns it and the path of its socket."""
+    folder = make_private_folder(FOLDER)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "forks"
+    argv = [sys.executable, "-m", __spec__.name, str(path)]
+    return start_bound(argv, cwd=PROJECT, stdout=subprocess.DEVNULL), path
 
 
 _servers: dict[frozenset[tuple[str, str]], tuple[subprocess.Popen[bytes], Path]] = {}
@@ -151,11 +186,16 @@ _servers: dict[frozenset[tuple[str, str]], tuple[subprocess.Popen[bytes], Path]]
 
 def early_variables(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     """The variables, with their values, that libraries read only while they are imported."""
-    return frozenset(item for item in environment.items() if item[0].startswith(EARLY) and item[0] not in HEEDED)
+    early = set()
+    for name, value in environment.items():
+        if name.startswith(EARLY) and name not in HEEDED:
+            early.add((name, value))
+    return frozenset(early)
 
 
 def serve(listener: socket.socket, newest: int) -> None:
-    """Fork on request until no more requests come, or the code is older than its files, and all forks have ended.
+    """Fork on request until no more requests come, or the code is older than its files, and all
+    forks have ended.
 
     Anyone who may open the socket's folder may send requests.
 
@@ -163,49 +203,54 @@ def serve(listener: socket.socket, newest: int) -> None:
         newest: when the files of the imported code were last changed, in ns.
     """
     is_current = True
-    asked: dict[int, socket.socket | None] = {}
-    """Connection of the client that asked for a fork, by the pid of the fork; None where the client is gone."""
-    while is_current or asked:
-        connections = [listener, *filter(None, asked.values())]
-        ready, _, _ = select.select(connections, [], [], POLL_SECONDS if asked else IDLE_SECONDS)
+    clients: dict[int, socket.socket | None] = {}
+    """Connection of the client that asked for a fork, by the pid of the fork; None where the client
+    is gone."""
+    while is_current or clients:
+        connections = [listener, *filter(None, clients.values())]
+        seconds = FORK_POLL_SECONDS if clients else IDLE_SECONDS
+        ready, _, _ = select.select(connections, [], [], seconds)
         if listener in ready:
             connection, _ = listener.accept()
             is_current = is_current and newest_source() == newest
-            # If the code is older than its files, the connection is closed, as if there were no server.
-            pid = begin(connection) if is_current else 0
+            # If the code is older than its files, the connection is closed, as if there were no
+            # server.
+            pid = fork_as_requested(connection) if is_current else 0
             if pid:
-                asked[pid] = connection
+                clients[pid] = connection
             else:
                 connection.close()
-        elif not asked:
+        elif not clients:
             is_current = False
-        for pid, asker in asked.items():
+        for pid, client in clients.items():
             # A client sends nothing more; the connection is readable only once it is closed.
-            if asker is not None and asker in ready:
-                asker.close()
-                asked[pid] = None
+            if client is not None and client in ready:
+                client.close()
+                clients[pid] = None
                 os.kill(pid, signal.SIGTERM)
         for pid, status in reap().items():
-            if (waiting := asked.pop(pid, None)) is not None:
-                with waiting, contextlib.suppress(OSError):
-                    waiting.send(str(status).encode())
+            client = clients.pop(pid, None)
+            if client is not None:
+                with client, contextlib.suppress(OSError):
+                    client.send(str(status).encode())
 
 
-def begin(connection: socket.socket) -> int:
-    """Fork the requested process, send its pid to the client and return it; 0 where none was forked."""
-    streams, pid, server = list[int](), 0, os.getpid()
+def fork_as_requested(connection: socket.socket) -> int:
+    """Fork the requested process, send its pid to the client and return it; 0 where none was
+    forked."""
+    server = os.getpid()
+    streams: list[int] = []
+    pid = 0
     try:
-        # A client that sends nothing, or nonsense, must neither keep others waiting nor end their forks.
+        # A client that sends nothing, or nonsense, must neither keep others waiting nor end their
+        # forks.
         connection.settimeout(ORDER_SECONDS)
         message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
         order = json.loads(message)
-        place, environment = os.environ.get(PLACE[0]), order["environment"]
-        can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
-        # Only under this condition does a fork behave as a new process with this environment would.
-        if can_be_marked and early_variables(environment) <= early_variables(os.environ):
+        if _can_be_forked(order["environment"]):
             pid = os.fork()
             if pid == 0:
-                become(order, streams, server)
+                run_as_new_process(order, streams, server)
         connection.send(str(pid).encode())
         connection.settimeout(None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -216,42 +261,54 @@ def begin(connection: socket.socket) -> int:
     return pid
 
 
+def _can_be_forked(environment: Mapping[str, str]) -> bool:
+    """Whether a fork behaves as a new process with this environment would."""
+    place = os.environ.get(PLACE[0])
+    can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
+    return can_be_marked and early_variables(environment) <= early_variables(os.environ)
+
+
 def newest_source() -> int:
     """When a file of this package was last changed, in ns."""
     return max(path.stat().st_mtime_ns for path in PACKAGE.rglob("*.py"))
 
 
-def become(order: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
-    """Turn this fork into what a new process with this script, these arguments and this environment would be."""
+def run_as_new_process(order: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
+    """Turn this fork into what a new process with this script, these arguments and this environment
+    would be."""
     status = 1
     try:
         end_with_parent(parent, signal.SIGTERM)
         os.setsid()
-        # This comes before stdout is a pipe: Python took it for seekable, and asks for its position here.
-        sys.stdout.reconfigure(write_through=True, errors="backslashreplace")  # type: ignore[union-attr]
+        # This comes before stdout is a pipe: Python took it for seekable, and asks for its position
+        # here.
+        sys.stdout.reconfigure(  # type: ignore[union-attr]
+            write_through=True, errors="backslashreplace"
+        )
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open as long as the process lives)
-        argv, environment = order["argv"], order["environment"]
+        argv = order["argv"]
+        environment = order["environment"]
         if RUN in environment and PLACE[0] in os.environ:
-            # Let /proc/PID/environ show this process's run, as if it had been started with the variable: the kernel
-            # shows the memory that held a program's environment when it began (`env_start`, proc(5)).
-            stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            start, new = int(stat[47]), f"{RUN}={environment[RUN]}".encode()
-            offset = ctypes.string_at(start, int(stat[48]) - start).index("=".join(PLACE).encode())
-            ctypes.memmove(start + offset, new, len(new))
+            _show_run(environment[RUN])
         os.chdir(order["folder"])
         os.environ.clear()
         os.environ.update(environment)
-        searched = filter(None, environment.get(SEARCHED, "").split(os.pathsep))
-        sys.argv, sys.path[:1] = argv, [str(Path(argv[0]).resolve().parent), *searched]
-        if THREADS in environment:
-            import_module("torch").set_num_threads(int(environment[THREADS]))
+        folders = filter(None, environment.get(SEARCHED, "").split(os.pathsep))
+        sys.argv = argv
+        sys.path[:1] = [str(Path(argv[0]).resolve().parent), *folders]
+        if THREADS_VARIABLE in environment:
+            import_module("torch").set_num_threads(int(environment[THREADS_VARIABLE]))
         runpy.run_path(argv[0], run_name="__main__")
         status = 0
     except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        status = 1
+        if isinstance(error.code, int):
+            status = error.code
+        elif error.code is None:
+            status = 0
     except BaseException:  # noqa: BLE001 (shown like any error that ends a process)
         traceback.print_exc()
     finally:
@@ -259,6 +316,21 @@ def become(order: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoR
             with contextlib.suppress(OSError, ValueError):
                 text.flush()
         os._exit(status)
+
+
+def _show_run(run: str) -> None:
+    """Let /proc/PID/environ show this process's run, as if it had been started with the variable.
+
+    The kernel shows the memory that held a program's environment when it began (`env_start`,
+    proc(5)).
+    """
+    text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    fields = text.rpartition(")")[2].split()
+    start = int(fields[47])
+    end = int(fields[48])
+    offset = ctypes.string_at(start, end - start).index("=".join(PLACE).encode())
+    variable = f"{RUN}={run}".encode()
+    ctypes.memmove(start + offset, variable, len(variable))
 
 
 def import_for_ranks() -> None:
@@ -277,26 +349,34 @@ def main() -> None:
     programs.wait_passively()
     without_chatter()
     programs.prepare_compiling()
-    path, newest = Path(sys.argv[1]), newest_source()
-    listening = path.with_name(f"{path.name}.new")
+    path = Path(sys.argv[1])
+    newest = newest_source()
+    unready = path.with_name(f"{path.name}.new")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        # The socket gets its name once it listens. A client that asks too early waits, and imports nothing itself.
-        listening.unlink(missing_ok=True)
-        listener.bind(str(listening))
+        # The socket gets its name once it listens. A client that asks too early waits, and imports
+        # nothing itself.
+        unready.unlink(missing_ok=True)
+        listener.bind(str(unready))
         listener.listen()
-        listening.rename(path)
+        unready.rename(path)
         import_for_ranks()
-        recipe = programs.extension_cache() / "cpu_adam" / "build.ninja"
-        is_compiled = recipe.with_name("cpu_adam.so").is_file()
-        # Load offload's optimizer if it was compiled for this environment under its present path: checking that it need
-        # not be compiled takes longer than loading it. While it is being compiled, which takes minutes, forks need not
-        # wait for it.
-        if is_compiled and recipe.is_file() and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8"):
-            programs.compile_in_turns()
-            import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
+        load_compiled_optimizer()
         serve(listener, newest)
         # Python takes a second to end, during which no client should wait for an answer.
         path.unlink(missing_ok=True)
+
+
+def load_compiled_optimizer() -> None:
+    """Load offload's optimizer if it was compiled for this environment under its present path.
+
+    Checking that it need not be compiled takes longer than loading it. While it is being compiled,
+    which takes minutes, forks need not wait for it.
+    """
+    recipe = programs.extension_cache() / "cpu_adam" / "build.ninja"
+    is_compiled = recipe.with_name("cpu_adam.so").is_file() and recipe.is_file()
+    if is_compiled and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8"):
+        programs.compile_in_turns()
+        import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
 
 
 if __name__ == "__main__":

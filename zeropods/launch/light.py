@@ -1,9 +1,10 @@
-"""Run DeepSpeed's launcher without DeepSpeed's engine and without torch, since it needs only four of their names.
+"""Run DeepSpeed's launcher without DeepSpeed's engine and without torch, since it needs only four
+of their names.
 
     python -m zeropods.launch.light deepspeed.launcher.runner ARGUMENT ...
 
-DeepSpeed's own code runs, here and on each pod. Importing the rest of it takes seconds, first here and then again on
-each pod, before a rank even starts.
+DeepSpeed's own code runs, here and on each pod. Importing the rest of it takes seconds, first here
+and then again on each pod, before a rank even starts.
 """
 
 from __future__ import annotations
@@ -28,21 +29,23 @@ from zeropods.pods.gpus import POD_GPUS, VISIBLE, gpus_of_slots
 from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.train.arguments import arguments_of
 
-LAUNCH = "deepspeed.launcher.launch"
+POD_LAUNCHER = "deepspeed.launcher.launch"
 """Name of the module that DeepSpeed's runner runs on each pod."""
 RANK = "RANK"
 """Environment variable that tells a process its number in the run."""
-POLL_SECONDS = 0.1
+LONGEST_SLEEP_SECONDS = 0.1
 FORM = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
 """Format of the lines of DeepSpeed's logger."""
 
 
 def stand_in(name: str, **names: object) -> ModuleType:
-    """Replace one of DeepSpeed's packages by one with these names and with the modules in the original's folder."""
+    """Replace one of DeepSpeed's packages by one with these names and with the modules in the
+    original's folder."""
     spec = find_spec(name)
     assert spec is not None and spec.submodule_search_locations is not None
     package = ModuleType(name)
-    package.__spec__, package.__path__ = spec, spec.submodule_search_locations
+    package.__spec__ = spec
+    package.__path__ = spec.submodule_search_locations
     vars(package).update(names)
     sys.modules[name] = package
     return package
@@ -53,7 +56,8 @@ def lighten() -> None:
     logging.basicConfig(format=FORM, stream=sys.stdout)
     logger = logging.getLogger("DeepSpeed")
     stand_in("deepspeed")
-    # What launchers ask an accelerator for; the CPU and CUDA ones answer the same (deepspeed/accelerator/, 0.19.8).
+    # What launchers ask an accelerator for; the CPU and CUDA ones answer the same
+    # (deepspeed/accelerator/, 0.19.8).
     devices = SimpleNamespace(
         visible_devices_envs=lambda: [VISIBLE],
         set_visible_devices_envs=show_gpus_of_slots,
@@ -62,47 +66,61 @@ def lighten() -> None:
     stand_in("deepspeed.accelerator", get_accelerator=lambda: devices)
     stand_in("deepspeed.autotuning", Autotuner=None)
     utils = stand_in(
-        "deepspeed.utils", logger=logger, set_log_level_from_string=lambda name: logger.setLevel(name.upper())
+        "deepspeed.utils",
+        logger=logger,
+        set_log_level_from_string=lambda name: logger.setLevel(name.upper()),
     )
     vars(utils)["get_numactl_cmd"] = import_module("deepspeed.utils.numa").get_numactl_cmd
+    lighten_pods()
+
+
+def lighten_pods() -> None:
+    """Let DeepSpeed's runner call this module on each pod, so that the launcher there is light
+    too."""
     pdsh = import_module("deepspeed.launcher.multinode_runner").PDSHRunner
     command = pdsh.get_cmd
 
-    def light_command(self: Any, *given: Any) -> Any:
-        words, *rest = command(self, *given)
-        at = words.index(LAUNCH)
+    def light_command(self: Any, *arguments: Any) -> Any:
+        words, *rest = command(self, *arguments)
+        launcher = words.index(POD_LAUNCHER)
         # A path may contain blanks, and a shell on the pod parses the words.
-        words[at - 4 : at - 2] = f"cd {shlex.quote(os.getcwd())};", shlex.quote(sys.executable)
-        script = words.index(self.user_script, at)
+        words[launcher - 4 : launcher - 2] = [
+            f"cd {shlex.quote(os.getcwd())};",
+            shlex.quote(sys.executable),
+        ]
+        script = words.index(self.user_script, launcher)
         words[script] = shlex.quote(words[script])
-        return [*words[:at], __spec__.name, *words[at:]], *rest
+        return [*words[:launcher], __spec__.name, *words[launcher:]], *rest
 
     pdsh.get_cmd = light_command
 
 
 def show_gpus_of_slots(environment: MutableMapping[str, str], slots: Sequence[int]) -> None:
-    """Set in the environment of ranks which GPUs they see: of those that the launcher sees, the ones of these slots.
+    """Set in the environment of ranks which GPUs they see: of those that the launcher sees, the
+    ones of these slots.
 
-    DeepSpeed takes the slots for numbers of GPUs, so every pod of one machine would get its first GPU.
+    DeepSpeed takes the slots for numbers of GPUs, so every pod of one machine would get its first
+    GPU.
     """
     environment[VISIBLE] = gpus_of_slots(environment.get(VISIBLE), slots)
     environment.pop(POD_GPUS, None)
 
 
 def watch_ranks() -> None:
-    """Let a pod's launcher watch its ranks, and have those of this project's scripts forked by the pod's server.
+    """Let a pod's launcher watch its ranks, and have those of this project's scripts forked by the
+    pod's server.
 
-    The launcher also notices sooner that its ranks have ended: on its own, it sleeps a second between two checks.
+    The launcher also notices sooner that its ranks have ended: on its own, it sleeps a second
+    between two checks.
     """
     server = os.environ.get(FORKS_VARIABLE)
     popen = subprocess.Popen
     sleep = time.sleep
 
     def start(command: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> Any:
-        is_rank = list(command[:2]) == [sys.executable, "-u"] and env is not None and RANK in env and not more
-        if not is_rank:
+        is_python = list(command[:2]) == [sys.executable, "-u"]
+        if env is None or RANK not in env or not is_python or more:
             return popen(command, env=env, **more)
-        assert env is not None
         script, *arguments = command[2:]
 
         def begin(output: int) -> subprocess.Popen[bytes] | Forked:
@@ -112,15 +130,16 @@ def watch_ranks() -> None:
                     return forked
             return popen(command, env=env, stdout=output, stderr=output)
 
-        return start_watched(int(env[RANK]), run_folder(script, arguments), begin, sys.stdout.fileno())
+        folder = run_folder(script, arguments)
+        return start_watched(int(env[RANK]), folder, begin, sys.stdout.fileno())
 
     vars(subprocess)["Popen"] = start
-    vars(time)["sleep"] = lambda seconds: sleep(min(seconds, POLL_SECONDS))
+    vars(time)["sleep"] = lambda seconds: sleep(min(seconds, LONGEST_SLEEP_SECONDS))
 
 
 if __name__ == "__main__":
     lighten()
-    if sys.argv[1] == LAUNCH:
+    if sys.argv[1] == POD_LAUNCHER:
         watch_ranks()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,5 @@
-"""Run a training script on this machine, from its start to its record; it ends with the process that started it."""
+"""Run a training script on this machine, from its start to its record; it ends with the process
+that started it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -16,24 +17,40 @@ from zeropods.errors import UserError
 from zeropods.launch.causes import signal_name
 from zeropods.launch.command import Launch, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
-from zeropods.launch.logs import LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
+from zeropods.launch.logs import LAUNCH_LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, check_timeouts, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
 from zeropods.launch.ranks import WatchedRank, start_watched
 from zeropods.launch.restart import calls_for_another
 from zeropods.measure.environment import host
 from zeropods.measure.exits import exits_noted
-from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, RankExit, Record, read_config, read_record
+from zeropods.measure.record import (
+    CONFIG,
+    LAUNCH_LOCK,
+    RECORD,
+    RankExit,
+    Record,
+    read_config,
+    read_record,
+)
 from zeropods.measure.run_folder import locked
-from zeropods.pods.processes import ask_for_stacks, descendants, end, oom_kills, oom_kills_since, start_bound
+from zeropods.pods.processes import (
+    ask_for_stacks,
+    descendants,
+    end,
+    oom_kills,
+    oom_kills_since,
+    start_bound,
+)
 from zeropods.programs import child_environment
 from zeropods.train.arguments import arguments_of
 
-POLL_SECONDS = 0.2
-GRACE_SECONDS = 30.0
+PROCESS_POLL_SECONDS = 0.2
+END_GRACE_SECONDS = 30.0
 """Seconds from SIGTERM to SIGKILL, in which a run can write its record."""
 WRITE_SECONDS = 5.0
-"""The same for ranks of a hanging run: those that wait for another one write what they measured within this time."""
+"""The same for ranks of a hanging run: those that wait for another one write what they measured
+within this time."""
 Started = subprocess.Popen[bytes] | Forked | WatchedRank
 """Type of a process that was started here."""
 
@@ -50,16 +67,21 @@ def run_here(
     Args:
         timeout_seconds: limit for each attempt.
         step_timeout: as in `Supervision`.
-        restarts: how many times to run it again after a rank was killed; it resumes from its newest checkpoint.
+        restarts: how many times to run it again after a rank was killed; it resumes from its newest
+            checkpoint.
     """
+
+    def start(output: IO[bytes]) -> Sequence[Started]:
+        return [start_child(argv, output)]
+
     for number in range(restarts + 1):
         with locked(folder, LAUNCH_LOCK):
-            was_there = (folder / LOG).exists()
+            had_log = (folder / LAUNCH_LOG).exists()
             try:
-                record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
+                record = to_end(start, folder, timeout_seconds, step_timeout)
             except (UnopenedError, KeyboardInterrupt, SystemExit):
-                if not was_there:
-                    _remove_told(folder)
+                if not had_log:
+                    _remove_shown_log(folder)
                 raise
         if number == restarts or not calls_for_another(record):
             break
@@ -68,50 +90,92 @@ def run_here(
         raise UserError(failure(folder, record))
 
 
-def _remove_told(folder: Path) -> None:
-    """Remove the log if no run began and nothing was said, or one of our scripts said why, which has been shown."""
+def _remove_shown_log(folder: Path) -> None:
+    """Remove the log if no run began and nothing was said, or one of our scripts said why, which
+    has been shown."""
+    log = folder / LAUNCH_LOG
     with suppress(FileNotFoundError):
-        text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
+        text = log.read_text(encoding="utf-8", errors="replace")
         lines = [line for line in text.splitlines() if not OF_LAUNCHER.match(line)]
-        if not (folder / CONFIG).exists() and (not lines or OF_SCRIPT.match(lines[-1])):
-            (folder / LOG).unlink()
+        has_begun = (folder / CONFIG).exists()
+        is_shown = not lines or OF_SCRIPT.match(lines[-1])
+        if is_shown and not has_begun:
+            log.unlink()
 
 
 def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record:
-    """Run a launch on this machine to its end and return its record, whatever it says; its folder is locked already.
+    """Run a launch on this machine to its end and return its record, whatever it says; its folder
+    is locked already.
 
     Its ranks are forks where the script is this project's own and there is no GPU.
     """
-    words, number = [str(planned.script), *planned.arguments], planned.world_size
-    # torchrun and DeepSpeed's launcher name the local size differently; accelerate takes torchrun's as 1 if unset.
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(number))
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(planned.master_port)}
 
     def start(output: IO[bytes]) -> Sequence[Started]:
-        server = own_server() if arguments_of(planned.script) else None
-        ranks: list[Started] = []
-        try:
-            with open(os.devnull, "rb") as nothing:
-                for rank in range(number if server else 0):
-                    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **sizes, **master} if number > 1 else {}
-                    environment = {**child_environment(), **place}
-
-                    def begin(words_to: int, environment: Mapping[str, str] = environment) -> Forked | None:
-                        return fork(server or "", words, environment, (nothing.fileno(), words_to, words_to))
-
-                    # The only rank writes into the log itself, which then goes on if this process is killed.
-                    to = output.fileno()
-                    forked = begin(to) if number == 1 else start_watched(rank, planned.folder, begin, to)
-                    ranks += [] if forked is None else [forked]
-        finally:
-            # A fork was refused, or an interrupt came meanwhile.
-            if len(ranks) < number:
-                _end(ranks, 0.0)
-        if len(ranks) == number:
-            return ranks
-        return [start_child([sys.executable, *words] if number == 1 else runner_argv(planned, Path()), output)]
+        server = None
+        if arguments_of(planned.script):
+            server = own_server()
+        if server is not None:
+            ranks = _fork_ranks(planned, server, output)
+            if len(ranks) == planned.world_size:
+                return ranks
+        if planned.world_size == 1:
+            argv = [sys.executable, str(planned.script), *planned.arguments]
+        else:
+            argv = runner_argv(planned, Path())
+        return [start_child(argv, output)]
 
     return to_end(start, planned.folder, timeout_seconds)
+
+
+def _fork_ranks(planned: Launch, server: Path, output: IO[bytes]) -> list[Started]:
+    """Fork the ranks of a launch. Where not all of them could be forked, those that were are ended
+    again."""
+    ranks: list[Started] = []
+    try:
+        with open(os.devnull, "rb") as nothing:
+            for rank in range(planned.world_size):
+                forked = _fork_rank(planned, rank, server, nothing, output)
+                if forked is not None:
+                    ranks.append(forked)
+    finally:
+        # A fork was refused, or an interrupt came meanwhile.
+        if len(ranks) < planned.world_size:
+            _end(ranks, 0.0)
+    return ranks
+
+
+def _fork_rank(
+    planned: Launch, rank: int, server: Path, nothing: IO[bytes], output: IO[bytes]
+) -> Started | None:
+    """Fork one rank of a launch, with `nothing` as its stdin; None where the server refuses."""
+    words = [str(planned.script), *planned.arguments]
+    environment = {**child_environment(), **_place_of(planned, rank)}
+
+    def begin(descriptor: int) -> Forked | None:
+        return fork(server, words, environment, (nothing.fileno(), descriptor, descriptor))
+
+    if planned.world_size == 1:
+        # The only rank writes into the log itself, which then goes on if this process is killed.
+        return begin(output.fileno())
+    return start_watched(rank, planned.folder, begin, output.fileno())
+
+
+def _place_of(planned: Launch, rank: int) -> dict[str, str]:
+    """Environment variables that tell a rank its place among several; none for the only rank."""
+    size = str(planned.world_size)
+    if planned.world_size == 1:
+        return {}
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        # torchrun and DeepSpeed's launcher name the local size differently; accelerate takes
+        # torchrun's as 1 if unset.
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "LOCAL_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(planned.master_port),
+    }
 
 
 def to_end(
@@ -120,93 +184,183 @@ def to_end(
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
 ) -> Record:
-    """Run one training attempt in a run folder that is locked for it, and make sure that the attempt has a record.
+    """Run one training attempt in a run folder that is locked for it, and make sure that the
+    attempt has a record.
 
-    The processes get SIGTERM, then SIGKILL, if the caller is interrupted, if the time is up, or if one of several
-    fails. In every case nothing of their process groups is left when this returns or raises.
+    The processes get SIGTERM, then SIGKILL, if the caller is interrupted, if the time is up, or if
+    one of several fails. In every case nothing of their process groups is left when this returns or
+    raises.
 
     Args:
-        start: starts the training processes, with stdout and stderr going to the file that it is given.
+        start: starts the training processes, with stdout and stderr going to the file that it is
+            given.
 
     Returns:
-        The record of the attempt; the existing one where the script says that the run was finished before.
+        The record of the attempt; the existing one where the script says that the run was finished
+        before.
 
     Raises:
         UnopenedError: the attempt ended before it had opened its folder.
     """
     check_timeouts(timeout_seconds, step_timeout)
     with exits_noted(folder):
-        return _to_end(start, folder, timeout_seconds, step_timeout)
+        return _LocalAttempt(folder, timeout_seconds, step_timeout).run(start)
 
 
-def _to_end(
-    start: Callable[[IO[bytes]], Sequence[Started]],
-    folder: Path,
-    timeout_seconds: float | None,
-    step_timeout: float | None,
-) -> Record:
-    ranks, kills, log = Ranks(folder), oom_kills(), RunLog(folder)
-    hangs = HangDetector(folder, step_timeout, ranks.have_opened_the_run)
-    verdict, began = None, time.monotonic()
-    with open(log.path, "ab") as output, following(folder) as tick:
-        processes = start(output)
-        try:
-            while verdict is None:
-                time.sleep(POLL_SECONDS)
-                tick()
-                statuses = [process.poll() for process in processes]
-                verdict = judge(
-                    launcher_status=next(filter(None, statuses), None if None in statuses else 0),
-                    since_start=time.monotonic() - began,
-                    timeout_seconds=timeout_seconds,
-                    hang=hangs.look(),
-                )
-            ranks.note_exits()
-            if verdict is hangs.found:
-                # The ranks themselves are asked to end, since what started them may not pass a signal on. Those that
-                # wait then write what they measured.
-                pids = {rank.beat.pid for rank in hangs.ranks.values()}
-                hanging = [process for process in descendants(os.getpid()) if process.pid in pids]
-                hangs.save_stacks(lambda: ask_for_stacks(hanging))
-                end(lambda: hanging, WRITE_SECONDS)
-        finally:
-            ended = _end(processes, GRACE_SECONDS)
-            log.read(ended=True)
-    status = None if verdict.status else next(filter(None, [*statuses, *ended]), 0)
-    if status is not None:
-        last = "".join(f"; its last message: {line}" for line in log.tail()[-1:])
-        how = f"killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}{last}"
-        verdict = Ending(None, how)
-    if ranks.have_opened_the_run():
-        ranks.pods = (None,) * read_config(folder).world_size
-        if len(ranks.pods) == len(processes) == 1 and not ranks.are_watched() and statuses[0] is not None:
-            # The process that was started here is the only rank.
-            seen = RankExit(
-                rank=0, host=host(), pid=processes[0].pid, status=statuses[0], ended_unix_seconds=time.time()
+class _LocalAttempt:
+    """One attempt of a run on this machine, whose folder is locked for it."""
+
+    def __init__(
+        self, folder: Path, timeout_seconds: float | None, step_timeout: float | None
+    ) -> None:
+        self._folder = folder
+        self._timeout_seconds = timeout_seconds
+        self._ranks = Ranks(folder)
+        self._oom_kills = oom_kills()
+        """The kernel's count of OOM kills when the attempt began; None if it does not count
+        them."""
+        self._log = RunLog(folder)
+        self._hangs = HangDetector(folder, step_timeout, self._ranks.have_opened_the_run)
+        self._processes: Sequence[Started] = ()
+        self._statuses: list[int | None] = []
+        """What `poll` last returned for each process before the verdict."""
+
+    def run(self, start: Callable[[IO[bytes]], Sequence[Started]]) -> Record:
+        """Start the processes, watch them until there is a verdict, end what is left, and record
+        the attempt."""
+        began = time.monotonic()
+        with open(self._log.path, "ab") as output, following(self._folder) as tick:
+            self._processes = start(output)
+            try:
+                verdict = self._watch(began, tick)
+                self._ranks.note_exits()
+                if verdict is self._hangs.verdict:
+                    self._end_hanging_ranks()
+            finally:
+                end_statuses = _end(self._processes, END_GRACE_SECONDS)
+                self._log.read(ended=True)
+        status = None
+        if not verdict.status:
+            status = _first_failure([*self._statuses, *end_statuses])
+            verdict = Ending(None, self._how_it_ended(status))
+        if self._ranks.have_opened_the_run():
+            self._note_ranks()
+        elif status == 0:
+            record = self._earlier_record()
+            if record.status == "ok":
+                return record
+            # The record is an earlier attempt's.
+            verdict = Ending(None, "ended with status 0 before it had opened the run")
+        return self._record(verdict, has_failed=bool(status))
+
+    def _watch(self, began: float, tick: Callable[[], object]) -> Ending:
+        """Watch the processes until there is a verdict.
+
+        Args:
+            began: when the attempt began, by the monotonic clock.
+            tick: is called several times per second.
+        """
+        while True:
+            time.sleep(PROCESS_POLL_SECONDS)
+            tick()
+            self._statuses = [process.poll() for process in self._processes]
+            verdict = judge(
+                launcher_status=_common_status(self._statuses),
+                since_start=time.monotonic() - began,
+                timeout_seconds=self._timeout_seconds,
+                hang=self._hangs.look(),
             )
-            ranks.note_exit(seen, log.tail())
-    elif status == 0:
-        print("\n".join(log.tail()[-1:]), file=sys.stderr)
-        if not (folder / RECORD).is_file():
-            raise UserError(f"{folder}: the command succeeded but left no run record there")
-        record = read_record(folder)
-        if record.status == "ok":
-            return record
-        # The record is an earlier attempt's.
-        verdict = Ending(None, "ended with status 0 before it had opened the run")
-    killed = None if not status else oom_kills_since(kills)
-    return record_run(
-        ranks, verdict, log, out_of_memory=[None] if killed else [], uncounted=[None] if kills is None else []
-    )
+            if verdict is not None:
+                return verdict
+
+    def _end_hanging_ranks(self) -> None:
+        """Save the stacks of the ranks of a run that hangs, and end them.
+
+        The ranks themselves are asked to end, since what started them may not pass a signal on.
+        Those that wait then write what they measured.
+        """
+        pids = {rank.beat.pid for rank in self._hangs.ranks.values()}
+        hanging = [process for process in descendants(os.getpid()) if process.pid in pids]
+        self._hangs.save_stacks(lambda: ask_for_stacks(hanging))
+        end(lambda: hanging, WRITE_SECONDS)
+
+    def _how_it_ended(self, status: int) -> str:
+        if status < 0:
+            return f"killed by {signal_name(-status)}"
+        how = f"ended with status {status}"
+        lines = self._log.tail()
+        if lines:
+            how += f"; its last message: {lines[-1]}"
+        return how
+
+    def _note_ranks(self) -> None:
+        """Note how many ranks the run has and, if the process that was started here is the only
+        one, how it ended."""
+        ranks = self._ranks
+        ranks.pods = (None,) * read_config(self._folder).world_size
+        is_only_rank = len(ranks.pods) == 1 and len(self._processes) == 1
+        if not is_only_rank or ranks.are_watched():
+            return
+        status = self._statuses[0]
+        if status is None:
+            return
+        seen = RankExit(
+            rank=0,
+            host=host(),
+            pid=self._processes[0].pid,
+            status=status,
+            ended_unix_seconds=time.time(),
+        )
+        ranks.note_exit(seen, self._log.tail())
+
+    def _earlier_record(self) -> Record:
+        """The record that was there before a command that succeeded without opening the run; show
+        what it said."""
+        print("\n".join(self._log.tail()[-1:]), file=sys.stderr)
+        if not (self._folder / RECORD).is_file():
+            raise UserError(f"{self._folder}: the command succeeded but left no run record there")
+        return read_record(self._folder)
+
+    def _record(self, verdict: Ending, *, has_failed: bool) -> Record:
+        """Write the record of the attempt.
+
+        Args:
+            has_failed: whether a process ended badly by itself, so that the kernel may have killed
+                it.
+        """
+        kills = oom_kills_since(self._oom_kills) if has_failed else None
+        return record_run(
+            self._ranks,
+            verdict,
+            self._log,
+            out_of_memory=[None] if kills else [],
+            uncounted=[None] if self._oom_kills is None else [],
+        )
+
+
+def _first_failure(statuses: Sequence[int | None]) -> int:
+    """Exit status of the first process that failed; 0 if none did."""
+    return next(filter(None, statuses), 0)
+
+
+def _common_status(statuses: Sequence[int | None]) -> int | None:
+    """Exit status of the first process that failed; if none did, None while one runs, and then
+    0."""
+    failure = _first_failure(statuses)
+    if failure == 0 and None in statuses:
+        return None
+    return failure
 
 
 def start_child(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a command that ends with this process, in a group of its own; it writes stdout and stderr to `output`."""
+    """Start a command that ends with this process, in a group of its own; it writes stdout and
+    stderr to `output`."""
     return start_bound(argv, stdout=output, stderr=subprocess.STDOUT)
 
 
 def _end(processes: Sequence[Started], grace_seconds: float) -> list[int]:
-    """End processes by SIGTERM, and what is left of their groups by SIGKILL; returns their exit statuses."""
+    """End processes by SIGTERM, and what is left of their groups by SIGKILL; returns their exit
+    statuses."""
     deadline = time.monotonic() + grace_seconds
     try:
         for process in processes:

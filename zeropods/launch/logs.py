@@ -1,4 +1,5 @@
-"""What a run writes while it runs: its log line by line, with the pods' names, and the progress that it reports."""
+"""What a run writes while it runs: its log line by line, with the pods' names, and the progress
+that it reports."""
 
 from __future__ import annotations
 
@@ -16,21 +17,32 @@ from zeropods.measure.heartbeat import read_beats
 from zeropods.measure.record import read_config
 from zeropods.tables import progress
 
-LOG = "launch.log"
-"""File in the run folder that holds what the ranks wrote to stdout and stderr, attempt after attempt."""
-LAST_LINES, KEPT_LINES = 8, 200
-LOOK_SECONDS = 1.0
+LAUNCH_LOG = "launch.log"
+"""File in the run folder that holds what the ranks wrote to stdout and stderr, attempt after
+attempt."""
+LAST_LINES = 8
+"""Number of last lines that a record has."""
+KEPT_LINES = 200
+"""Number of last lines of all pods from which these are chosen."""
+BEATS_LOOK_SECONDS = 1.0
 """Pause between two looks at the ranks' heartbeats, for the line of progress."""
-MOST_WAITING, SHOW_SECONDS = 100_000, 5.0
-"""Most lines that wait for a slow reader (further ones are not shown), and seconds to wait for it at the end."""
+MOST_WAITING = 100_000
+"""Most lines that wait for a slow reader; further ones are not shown."""
+SHOW_SECONDS = 5.0
+"""Seconds to wait for a slow reader at the end."""
 OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[(?:launch|runner)\.py:")
-"""Matches a line that DeepSpeed's launcher logged; the last words of the script stand between two of these lines."""
+"""Matches a line that DeepSpeed's launcher logged; the last words of the script stand between two
+of these lines."""
 OF_SCRIPT = re.compile(r"(?:\S+: )?zeropods: (.+)")
-"""Matches what one of our scripts says when it refuses to train, after its pod's name where it ran on a pod."""
+"""Matches what one of our scripts says when it refuses to train, after its pod's name where it ran
+on a pod."""
 LINE = re.compile(r"step (\d+) (loss|eval_loss) ([\d.e+-]*\d|nan|inf|-inf)$", re.MULTILINE)
 """Matches what `train.log` says about a step."""
-SESSION_END = re.compile(r"pdsh@[^:]*: (\S+): (?:ssh exited with exit code|(?:ssh )?(killed by signal)) (\d+)")
-"""Matches what pdsh writes when a pod's command fails or its connection breaks; of a success it says nothing."""
+SESSION_END = re.compile(
+    r"pdsh@[^:]*: (\S+): (?:ssh exited with exit code|(?:ssh )?(killed by signal)) (\d+)"
+)
+"""Matches what pdsh writes when a pod's command fails or its connection breaks; of a success it
+says nothing."""
 
 
 class GrowingFile:
@@ -41,31 +53,26 @@ class GrowingFile:
         self._offset = path.stat().st_size if path.is_file() else 0
 
     def lines(self, *, ended: bool = False) -> list[str]:
-        """The complete lines added since the last call; if the file has `ended`, also a last line without a newline."""
+        """The complete lines added since the last call; if the file has `ended`, also a last line
+        without a newline."""
         if not self.path.is_file():
             return []
         with open(self.path, "rb") as file:
             file.seek(self._offset)
             new = file.read()
-        whole = new if ended else new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode("utf-8", "replace").removesuffix("\n").split("\n") if whole else []
+        if not ended:
+            new = new[: new.rfind(b"\n") + 1]
+        self._offset += len(new)
+        if not new:
+            return []
+        return new.decode("utf-8", "replace").removesuffix("\n").split("\n")
 
 
 @contextmanager
 def following(folder: Path) -> Iterator[Callable[[], None]]:
-    """Show a progress bar over the optimizer steps of a run; call the yielded function now and then to update it."""
+    """Show a progress bar over the optimizer steps of a run; call the yielded function now and then
+    to update it."""
     log = GrowingFile(folder / "train.log")
-
-    def planned_steps() -> int | None:
-        """Number of steps by the run's `config.json`; None where a time limit ends the run, or it has no `epochs`."""
-        config = read_config(folder)
-        asked = config.identity
-        if asked.get("max_train_seconds") or "epochs" not in asked:
-            return None
-        per_epoch = math.ceil(config.train_rows / config.effective_batch_size)
-        return int(asked["max_steps"]) if asked["max_steps"] > 0 else math.ceil(asked["epochs"] * per_epoch)
-
     with progress("train", "steps") as bar:
         losses: dict[str, str] = {}
         looked_at = time.monotonic()
@@ -73,10 +80,10 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
         def tick() -> None:
             nonlocal looked_at
             for step, name, loss in LINE.findall("\n".join(log.lines())):
-                bar.total = bar.total or planned_steps()
+                bar.total = bar.total or _planned_steps(folder)
                 losses[name] = f"{float(loss):.4g}"
                 bar.update(int(step) - bar.n)
-            if time.monotonic() - looked_at > LOOK_SECONDS:
+            if time.monotonic() - looked_at > BEATS_LOOK_SECONDS:
                 looked_at = time.monotonic()
                 bar.set_postfix({**losses, **waiting(folder)}, refresh=False)
 
@@ -86,23 +93,43 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
         bar.total = bar.total or bar.n or None
 
 
+def _planned_steps(folder: Path) -> int | None:
+    """Number of steps by the run's `config.json`; None where a time limit ends the run, or it has
+    no `epochs`."""
+    config = read_config(folder)
+    settings = config.identity
+    if settings.get("max_train_seconds") or "epochs" not in settings:
+        return None
+    steps_per_epoch = math.ceil(config.train_rows / config.effective_batch_size)
+    if settings["max_steps"] > 0:
+        return int(settings["max_steps"])
+    return math.ceil(settings["epochs"] * steps_per_epoch)
+
+
 def waiting(folder: Path) -> dict[str, str]:
-    """What the ranks of a run do while no steps come, as a word and its value for a line of progress."""
+    """What the ranks of a run do while no steps come, as a word and its value for a line of
+    progress."""
     beats = read_beats(folder)
     if not beats:
         return {"ranks": "starting"}
     phases = {beat.phase.replace("_", " ") for beat in beats.values()} - {"steady"}
-    return {"ranks": f"in {' and '.join(sorted(phases))}"} if phases else {}
+    if not phases:
+        return {}
+    return {"ranks": f"in {' and '.join(sorted(phases))}"}
 
 
 class RunLog(GrowingFile):
-    """The log of a run, to which the run's processes append; each new line is shown here, and the last ones are kept.
+    """The log of a run, to which the run's processes append; each new line is shown here, and the
+    last ones are kept.
 
     pdsh writes `ADDRESS: ` before each line, and `srun --label` writes the task's number, padded.
     """
 
     def __init__(
-        self, folder: Path, show: Callable[[str], object] = lambda line: None, names: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        show: Callable[[str], object] = lambda line: None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         """Create the run folder if it does not exist.
 
@@ -110,29 +137,27 @@ class RunLog(GrowingFile):
             show: is called with every line that is added from now on.
             names: the pods' names, by the prefix of their lines.
         """
-        super().__init__(folder / LOG)
+        super().__init__(folder / LAUNCH_LOG)
         folder.mkdir(parents=True, exist_ok=True)
         self.names = dict(names or {})
         self.failed: dict[str, float] = {}
-        """Monotonic time in seconds at which pdsh said that a pod's session had failed, by the pod's name."""
+        """Monotonic time in seconds at which pdsh said that a pod's session had failed, by the
+        pod's name."""
         self.sessions: dict[str, int] = {}
-        """Exit status of each of these sessions, in pdsh's order; for a signal it is 128 and the signal's number."""
+        """Exit status of each of these sessions, in pdsh's order; for a signal it is 128 and the
+        signal's number."""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
         self._shown: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
-        # A reader that takes nothing (a full pipe) must not block supervision; one that is gone must not end the run.
+        # A reader that takes nothing (a full pipe) must not block supervision; one that is gone
+        # must not end the run.
         self._shower = threading.Thread(target=self._show, args=(show,), daemon=True)
         self._shower.start()
 
     def read(self, *, ended: bool = False) -> None:
         """Show and keep the new lines, as `GrowingFile.lines` returns them."""
         for line in self.lines(ended=ended):
-            if match := SESSION_END.fullmatch(line):
-                pod = self.names.get(match[1], match[1])
-                self.failed.setdefault(pod, time.monotonic())
-                status = int(match[3])
-                self.sessions.setdefault(pod, status + 128 if match[2] else status)
-            place, _, text = line.lstrip(" ").partition(": ")
-            named = f"{self.names[place]}: {text}" if place in self.names else line
+            self._note_session_end(line)
+            named = self._named(line)
             self._last.append(named)
             with suppress(queue.Full):
                 self._shown.put_nowait(named)
@@ -140,6 +165,26 @@ class RunLog(GrowingFile):
             with suppress(queue.Full):
                 self._shown.put_nowait(None)
             self._shower.join(SHOW_SECONDS)
+
+    def _note_session_end(self, line: str) -> None:
+        """Note that a pod's session has failed, if this is the first line that says so."""
+        match = SESSION_END.fullmatch(line)
+        if match is None:
+            return
+        pod = self.names.get(match[1], match[1])
+        status = int(match[3])
+        was_killed = match[2] is not None
+        if was_killed:
+            status += 128
+        self.failed.setdefault(pod, time.monotonic())
+        self.sessions.setdefault(pod, status)
+
+    def _named(self, line: str) -> str:
+        """The line with its pod's name in place of what pdsh or srun has put before it."""
+        place, _, text = line.lstrip(" ").partition(": ")
+        if place not in self.names:
+            return line
+        return f"{self.names[place]}: {text}"
 
     def _show(self, show: Callable[[str], object]) -> None:
         while (line := self._shown.get()) is not None:
@@ -149,4 +194,5 @@ class RunLog(GrowingFile):
     def tail(self, pod: str | None = None) -> list[str]:
         """The last lines of a pod, or of all pods where it wrote none or no pod is named."""
         lines = [line for line in self._last if not OF_LAUNCHER.search(line)]
-        return ([line for line in lines if line.startswith(f"{pod}: ")] or lines)[-LAST_LINES:]
+        of_pod = [line for line in lines if line.startswith(f"{pod}: ")]
+        return (of_pod or lines)[-LAST_LINES:]

@@ -1,6 +1,8 @@
-"""Decide whether a run is over: a pod counts as lost, its launcher has ended, it hangs, or its time is up.
+"""Decide whether a run is over: a pod counts as lost, its launcher has ended, it hangs, or its time
+is up.
 
-Hang detection uses the heartbeats of the ranks (`measure/heartbeat.py`); it says which rank holds up the others.
+Hang detection uses the heartbeats of the ranks (`measure/heartbeat.py`); it says which rank holds
+up the others.
 """
 
 from __future__ import annotations
@@ -20,21 +22,25 @@ from zeropods.measure.heartbeat import Beat, read_beats
 from zeropods.pods.leases import HAS_ENDED
 from zeropods.pods.rendezvous import Pod
 
-SILENT_SECONDS = 7.0
+LOST_SECONDS = 7.0
 """Seconds without an answer after which a pod counts as lost."""
 GONE_SECONDS = 3.0
 """The same for a pod whose ssh session is gone too; longer than the time between two answers."""
-FAILED_SECONDS = 5.0
-"""Seconds that the ranks of the other pods have to report, after pdsh said that a pod's ranks failed."""
+REPORT_SECONDS = 5.0
+"""Seconds that the ranks of the other pods have to report, after pdsh said that a pod's ranks
+failed."""
 MEASURED_SECONDS = 12.0
-"""Seconds to wait for the launcher, or for what the ranks left running, once all ranks have measured or ended."""
-START_SECONDS = 180.0
-"""Seconds allowed from the launcher's start to the first rank on each pod: two DeepSpeed imports on a busy machine."""
+"""Seconds to wait for the launcher, or for what the ranks left running, once all ranks have
+measured or ended."""
+FIRST_RANK_SECONDS = 180.0
+"""Seconds allowed from the launcher's start to the first rank on each pod: two DeepSpeed imports on
+a busy machine."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a supervisor ends a run. A status of None leaves the verdict to what the ranks measured."""
+    """Why a supervisor ends a run. A status of None leaves the verdict to what the ranks
+    measured."""
 
     status: str | None = None
     reason: str | None = None
@@ -57,10 +63,17 @@ class PodState:
     absent_since: float | None = None
     """Since when the pod has had no process of the run any more, by the same clock."""
     oom_kills: int | None = 0
-    """Number of processes that the kernel has killed for lack of memory since the run was opened; None if it does not
-    count them."""
+    """Number of processes that the kernel has killed for lack of memory since the run was opened;
+    None if it does not count them."""
     error: str | None = None
     """Why the last request got no answer."""
+
+    @property
+    def has_long_been_empty(self) -> bool:
+        """Whether the pod had no process of the run for longer than what is left may take."""
+        if not self.absent_since:
+            return False
+        return self.answered_at - self.absent_since > MEASURED_SECONDS
 
 
 def judge(
@@ -74,10 +87,12 @@ def judge(
     since_measured: float = 0.0,
     hang: Ending | None = None,
 ) -> Ending | None:
-    """The verdict on a run, judging by what a supervisor sees of it at one moment; None while it may go on.
+    """The verdict on a run, judging by what a supervisor sees of it at one moment; None while it
+    may go on.
 
     Args:
-        launcher_status: exit status of DeepSpeed's launcher, negative for a signal; None while it runs.
+        launcher_status: exit status of DeepSpeed's launcher, negative for a signal; None while it
+            runs.
         signal_name: name of a signal that asks for the end, if one came.
         failed_sessions: seconds since pdsh reported a failure, by pod.
         since_start: seconds since the launcher's start.
@@ -85,79 +100,126 @@ def judge(
         since_measured: seconds since all ranks had finished measuring.
         hang: the verdict from the ranks' heartbeats, if the run hangs.
     """
-    now, sessions = time.monotonic(), failed_sessions or {}
+    sessions = failed_sessions or {}
     if signal_name is not None:
         return Ending("interrupted", signal_name)
-    for seen in sorted(pods, key=lambda each: each.answered_at):
-        name, silent = seen.pod.name, now - seen.answered_at
-        if HAS_ENDED in (seen.error or ""):
-            # No renewal came through for longer than the lease.
-            why = f"{name} ended the run, because this launcher was silent for longer than its lease"
-            return Ending("failed", why, name)
-        # A pod whose ssh session is gone too counts as lost sooner.
-        if silent > (GONE_SECONDS if name in sessions else SILENT_SECONDS):
-            return Ending(
-                "pod_lost", f"{name} ({seen.error or seen.pod.address}) has not answered for {silent:.0f} s", name
-            )
+    lost = _lost_pod(pods, sessions)
+    if lost is not None:
+        return lost
     if launcher_status is not None:
-        was_killed = launcher_status < 0
-        how = (
-            f"was ended by {signal.Signals(-launcher_status).name}"
-            if was_killed
-            else f"ended with status {launcher_status}"
-        )
-        if launcher_status == 0:
-            return Ending()
-        return Ending(None, f"DeepSpeed's launcher {how}", launcher_was_killed=was_killed)
-    if pods and all(seen.absent_since and seen.answered_at - seen.absent_since > MEASURED_SECONDS for seen in pods):
-        return Ending(None, "the ranks have ended, but something they left behind keeps their ssh sessions open")
-    if since_measured > MEASURED_SECONDS:
-        return Ending(None, "all ranks have finished measuring, but something keeps the launcher waiting")
-    failed = max(sessions, key=lambda name: sessions[name], default=None)
-    if failed is not None and sessions[failed] > FAILED_SECONDS:
-        why = f"its ranks or its ssh session ended {sessions[failed]:.0f} s before the others'"
-        return Ending(None, why, failed)
+        return _end_of_launcher(launcher_status)
+    waiting = _launcher_that_waits(pods, since_measured)
+    if waiting is not None:
+        return waiting
+    failed = _failed_session(sessions)
+    if failed is not None:
+        return failed
     if hang is not None:
         return hang
     if timeout_seconds is not None and since_start > timeout_seconds:
-        # The time left for an attempt is shorter by the moment that its start took, hence the rounding.
+        # The time left for an attempt is shorter by the moment that its start took, hence the
+        # rounding.
         return Ending("timeout", f"took longer than {round(timeout_seconds, 2):g} s")
-    missing = [seen.pod.name for seen in pods if not seen.most]
-    if missing and since_start > START_SECONDS:
-        return Ending("failed", f"no process of the run started within {START_SECONDS:.0f} s", missing[0])
+    missing = [state.pod.name for state in pods if not state.most]
+    if missing and since_start > FIRST_RANK_SECONDS:
+        why = f"no process of the run started within {FIRST_RANK_SECONDS:.0f} s"
+        return Ending("failed", why, missing[0])
     return None
+
+
+def _lost_pod(pods: Sequence[PodState], sessions: Mapping[str, float]) -> Ending | None:
+    """The verdict if a pod is silent for too long, or has ended the run itself; the one that has
+    been silent for longest comes first."""
+    now = time.monotonic()
+    for state in sorted(pods, key=lambda state: state.answered_at):
+        name = state.pod.name
+        if HAS_ENDED in (state.error or ""):
+            # No renewal came through for longer than the lease.
+            why = "because this launcher was silent for longer than its lease"
+            return Ending("failed", f"{name} ended the run, {why}", name)
+        silent = now - state.answered_at
+        # A pod whose ssh session is gone too counts as lost sooner.
+        limit = GONE_SECONDS if name in sessions else LOST_SECONDS
+        if silent > limit:
+            place = state.error or state.pod.address
+            why = f"{name} ({place}) has not answered for {silent:.0f} s"
+            return Ending("pod_lost", why, name)
+    return None
+
+
+def _end_of_launcher(status: int) -> Ending:
+    """The verdict on a run whose launcher has ended."""
+    if status == 0:
+        return Ending()
+    if status > 0:
+        return Ending(None, f"DeepSpeed's launcher ended with status {status}")
+    name = signal.Signals(-status).name
+    return Ending(None, f"DeepSpeed's launcher was ended by {name}", launcher_was_killed=True)
+
+
+def _launcher_that_waits(pods: Sequence[PodState], since_measured: float) -> Ending | None:
+    """The verdict if the launcher still runs, although the ranks have been done for long."""
+    if pods and all(pod.has_long_been_empty for pod in pods):
+        why = "the ranks have ended, but something they left behind keeps their ssh sessions open"
+        return Ending(None, why)
+    if since_measured > MEASURED_SECONDS:
+        why = "all ranks have finished measuring, but something keeps the launcher waiting"
+        return Ending(None, why)
+    return None
+
+
+def _failed_session(sessions: Mapping[str, float]) -> Ending | None:
+    """The verdict if pdsh has reported a failure, and the ranks of the other pods had their time
+    to report."""
+    if not sessions:
+        return None
+    pod = max(sessions, key=lambda name: sessions[name])
+    seconds = sessions[pod]
+    if seconds <= REPORT_SECONDS:
+        return None
+    why = f"its ranks or its ssh session ended {seconds:.0f} s before the others'"
+    return Ending(None, why, pod)
 
 
 # Hang detection
 
-LOOK_SECONDS = 0.5
-LATE_SECONDS = 5.0
-"""Pause between two checks, in seconds, after which this process must have been stopped, or its machine asleep."""
+HEARTBEAT_POLL_SECONDS = 0.5
+LATE_POLL_SECONDS = 5.0
+"""Pause between two checks, in seconds, after which this process must have been stopped, or its
+machine asleep."""
 STOPPED_SECONDS = 4.0
-"""Seconds without a heartbeat, due every second, after which a rank counts as stopped or its pod as unreachable."""
-DEFAULT_SECONDS, LONGEST_TIMES = 600.0, 20.0
-"""Step timeout if none is given: so many seconds or, if larger, so many times the longest pause between two pieces of
-work so far."""
-PATIENT_SECONDS, PATIENT_TIMES = 1_800.0, 10.0
-"""The same while ranks load, make their first step or save, which may take long and shows no progress: so many seconds
-or, if larger, so many times the step timeout."""
-ANSWER_SECONDS = 3.0
+"""Seconds without a heartbeat, due every second, after which a rank counts as stopped or its pod as
+unreachable."""
+DEFAULT_SECONDS = 600.0
+"""Smallest step timeout if none is given."""
+LONGEST_TIMES = 20.0
+"""Step timeout if none is given, if that is larger: so many times the longest pause between two
+pieces of work so far."""
+PATIENT_SECONDS = 1_800.0
+"""Smallest timeout while ranks load, make their first step or save, which may take long and shows
+no progress."""
+PATIENT_TIMES = 10.0
+"""The same timeout, if that is larger: so many times the step timeout."""
+STACK_SECONDS = 3.0
 """Seconds that ranks have to write their stacks."""
-WAITING = re.compile(r"^(torch/distributed|deepspeed/comm)/| (_engine_run_backward|synchronize)$")
+WAITS_FOR_OTHERS = re.compile(
+    r"^(torch/distributed|deepspeed/comm)/| (_engine_run_backward|synchronize)$"
+)
 """Matches the places in a stack at which a rank waits for others."""
 COLLECTIVE = re.compile(r"(torch/distributed|deepspeed/comm)/")
 SAVE = "save"
-"""Phase in which ranks seldom communicate: if all of them wait for one another for long, none of them works."""
+"""Phase in which ranks seldom communicate: if all of them wait for one another for long, none of
+them works."""
 
 
 def check_timeouts(seconds: float | None, step_seconds: float | None) -> None:
-    """Refuse a timeout that ends a run at once or never, and a step timeout too short for any sign of life."""
+    """Refuse a timeout that ends a run at once or never, and a step timeout too short for any sign
+    of life."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise UserError(f"--timeout {seconds:g}; expected more than 0 seconds")
     if step_seconds not in (None, 0) and not STOPPED_SECONDS < step_seconds < math.inf:
-        raise UserError(
-            f"--step-timeout {step_seconds:g}; expected more than {STOPPED_SECONDS:g} seconds, or 0 for none"
-        )
+        expected = f"more than {STOPPED_SECONDS:g} seconds, or 0 for none"
+        raise UserError(f"--step-timeout {step_seconds:g}; expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -172,128 +234,212 @@ class Watched:
     placed_at: float
     """Since when the rank's stack has been the same."""
 
+    @property
+    def is_in_collective_of_save(self) -> bool:
+        """Whether the rank is saving, and waits in a collective for the other ranks."""
+        if self.beat.phase != SAVE or not self.beat.stack:
+            return False
+        return COLLECTIVE.match(self.beat.stack[0]) is not None
+
+    def followed_by(self, beat: Beat, now: float, away: float) -> Watched:
+        """The same rank with its next heartbeat, read `now`; `away` seconds do not count."""
+        alive_at = self.alive_at + away
+        moved_at = self.moved_at + away
+        placed_at = self.placed_at + away
+        if beat.alive != self.beat.alive:
+            alive_at = now
+        if beat.marks != self.beat.marks:
+            moved_at = now
+            placed_at = now
+        if beat.stack != self.beat.stack:
+            placed_at = now
+        return Watched(beat, alive_at, moved_at, placed_at)
+
 
 class HangDetector:
     """Watches the heartbeats of one attempt of a run."""
 
     def __init__(
-        self, folder: Path, step_timeout: float | None, opened: Callable[[], bool], pods: Sequence[str] = ()
+        self,
+        folder: Path,
+        step_timeout: float | None,
+        opened: Callable[[], bool],
+        pods: Sequence[str] = (),
     ) -> None:
         """Watch the run in a folder.
 
         Args:
-            step_timeout: seconds without work on any rank that mean a hang; None: derived from those seen; 0: never.
+            step_timeout: seconds without work on any rank that mean a hang; None: derived from
+                those seen; 0: never.
             opened: tells whether the contents of the folder are from this attempt.
             pods: names of the ranks' pods, in the order of ranks; empty on one machine.
         """
         self.folder = folder
-        self.found: Ending | None = None
+        self.verdict: Ending | None = None
         self.ranks: dict[int, Watched] = {}
         self._stopped: list[int] = []
         """Ranks of a hanging run that give no sign of life."""
         self._pods = dict(enumerate(pods))
         self._step_timeout = step_timeout
         self._opened = opened
-        self._looked: float | None = None
-        self._longest = 0.0
+        self._looked_at: float | None = None
+        self._longest_pause = 0.0
 
     def look(self, now: float | None = None) -> Ending | None:
-        """The verdict on a run that hangs; None while it goes on. Call this several times per second.
+        """The verdict on a run that hangs; None while it goes on. Call this several times per
+        second.
 
         Args:
             now: time in seconds on any clock; `time.monotonic` if not given.
         """
-        now = time.monotonic() if now is None else now
-        if self._step_timeout == 0 or (self._looked is not None and now - self._looked < LOOK_SECONDS):
-            return self.found
-        if self.found is None and self._opened():
-            away = now - (self._looked or now)
-            self._note(now, away if away > LATE_SECONDS else 0.0)
-            self.found = self._judged(now) if self.ranks else None
-        self._looked = now
-        return self.found
+        if now is None:
+            now = time.monotonic()
+        has_just_looked = (
+            self._looked_at is not None and now - self._looked_at < HEARTBEAT_POLL_SECONDS
+        )
+        if self._step_timeout == 0 or has_just_looked:
+            return self.verdict
+        if self.verdict is None and self._opened():
+            last_look = self._looked_at or now
+            away = now - last_look
+            if away <= LATE_POLL_SECONDS:
+                away = 0.0
+            self._note(now, away)
+            if self.ranks:
+                self.verdict = self._verdict_on_ranks(now)
+        self._looked_at = now
+        return self.verdict
 
     def limit(self) -> float:
         """Seconds that a piece of work may take."""
-        return self._step_timeout or max(DEFAULT_SECONDS, LONGEST_TIMES * self._longest)
+        return self._step_timeout or max(DEFAULT_SECONDS, LONGEST_TIMES * self._longest_pause)
 
     def save_stacks(self, ask: Callable[[], object]) -> None:
-        """Save the stacks of all ranks in `stacks/N.txt`: what they write once `ask` signals them, else the last known.
+        """Save the stacks of all ranks in `stacks/N.txt`: what they write once `ask` signals them,
+        else the last known.
 
         A full disk does not keep a run from ending.
         """
         ask()
-        time.sleep(ANSWER_SECONDS)
+        time.sleep(STACK_SECONDS)
         with suppress(OSError):
             for rank, watched in self.ranks.items():
                 file = self.folder / "stacks" / f"{rank}.txt"
-                if not (file.is_file() and file.stat().st_size):
-                    how = "is stopped" if rank in self._stopped else "does not answer"
-                    who = f"rank {rank}, process {watched.beat.pid}: {how}"
-                    first = f"{who}; its main thread at its last heartbeat, innermost first:"
-                    file.parent.mkdir(exist_ok=True)
-                    # Append: the rank has the file open, and what it writes late, or over a network, must not be lost.
-                    with open(file, "a", encoding="utf-8") as text:
-                        text.write("\n".join([first, *(f"  {place}" for place in watched.beat.stack)]) + "\n")
+                is_written = file.is_file() and file.stat().st_size > 0
+                if not is_written:
+                    self._save_last_known_stack(rank, watched.beat, file)
+
+    def _save_last_known_stack(self, rank: int, beat: Beat, file: Path) -> None:
+        how = "is stopped" if rank in self._stopped else "does not answer"
+        lines = [
+            f"rank {rank}, process {beat.pid}: {how}; its main thread at its last heartbeat, "
+            "innermost first:"
+        ]
+        for place in beat.stack:
+            lines.append(f"  {place}")
+        file.parent.mkdir(exist_ok=True)
+        # Append: the rank has the file open, and what it writes late, or over a network, must not
+        # be lost.
+        with open(file, "a", encoding="utf-8") as text:
+            text.write("\n".join(lines) + "\n")
 
     def _note(self, now: float, away: float) -> None:
-        """Read the heartbeats; `away` is the number of seconds without a check, which do not count."""
-        known, self.ranks = self.ranks, {}
+        """Read the heartbeats; `away` is the number of seconds without a check, which do not
+        count."""
+        known = self.ranks
+        self.ranks = {}
         for rank, beat in read_beats(self.folder).items():
-            was = known.get(rank)
-            if was is None or was.beat.pid != beat.pid:
+            before = known.get(rank)
+            if before is None or before.beat.pid != beat.pid:
                 self.ranks[rank] = Watched(beat, now, now, now)
                 continue
-            moved = beat.marks != was.beat.marks
-            if moved and not was.beat.patient:
-                self._longest = max(self._longest, now - was.moved_at - away)
-            self.ranks[rank] = Watched(
-                beat,
-                alive_at=now if beat.alive != was.beat.alive else was.alive_at + away,
-                moved_at=now if moved else was.moved_at + away,
-                placed_at=now if moved or beat.stack != was.beat.stack else was.placed_at + away,
-            )
+            has_moved = beat.marks != before.beat.marks
+            if has_moved and not before.beat.patient:
+                pause = now - before.moved_at - away
+                self._longest_pause = max(self._longest_pause, pause)
+            self.ranks[rank] = before.followed_by(beat, now, away)
 
-    def _judged(self, now: float) -> Ending | None:
-        limit, ranks = self.limit(), self.ranks.values()
+    def _verdict_on_ranks(self, now: float) -> Ending | None:
+        """The verdict on the ranks by their last heartbeats, of which there is at least one."""
+        limit = self.limit()
+        allowed = self._seconds_without_progress(now, limit)
+        ranks = self.ranks.values()
         silent = now - min(rank.alive_at for rank in ranks)
         still = now - max(rank.moved_at for rank in ranks)
-        patient = all(rank.beat.patient for rank in ranks)
-        locked = all(r.beat.phase == SAVE and COLLECTIVE.match("".join(r.beat.stack[:1])) for r in ranks)
-        if locked and now - max(rank.placed_at for rank in ranks) > limit:
-            # Where all ranks wait for one another, none of them works, however long a save may take.
-            patient = False
-        allowed = max(PATIENT_SECONDS, PATIENT_TIMES * limit) if patient else limit
         if silent <= limit and still <= allowed:
             return None
-        self._stopped = [rank for rank, w in sorted(self.ranks.items()) if now - w.alive_at > STOPPED_SECONDS]
         why = f"no heartbeat from a rank for {silent:.0f} s (step timeout {limit:.0f} s)"
         if still > allowed:
             why = f"no progress for {still:.0f} s (step timeout {allowed:.0f} s)"
-        blamed = self._stopped[0] if self._stopped else culprit({rank: w.beat for rank, w in self.ranks.items()})
-        others = [rank for rank in sorted(self.ranks) if rank != blamed and rank not in self._stopped]
-        told = []
-        for rank in (blamed, *others[:1]):
-            beat, where = self.ranks[rank].beat, f" on {self._pods[rank]}" if self._pods.get(rank) else ""
-            does = "is stopped" if rank in self._stopped else "waits" if waits(beat) else "is"
-            told.append(f"rank {rank}{where} {does} at {beat.place()} (phase {beat.phase}, {beat.step} steps done)")
-        return Ending("timeout", f"{why}: {'; '.join(told)}", self._pods.get(blamed), blamed)
+        return self._verdict_that_it_hangs(now, why)
+
+    def _seconds_without_progress(self, now: float, limit: float) -> float:
+        """Seconds for which no rank need have done a piece of work."""
+        ranks = self.ranks.values()
+        if not all(rank.beat.patient for rank in ranks):
+            return limit
+        same_place_seconds = now - max(rank.placed_at for rank in ranks)
+        all_wait = all(rank.is_in_collective_of_save for rank in ranks)
+        if all_wait and same_place_seconds > limit:
+            # Where all ranks wait for one another, none of them works, however long a save may
+            # take.
+            return limit
+        return max(PATIENT_SECONDS, PATIENT_TIMES * limit)
+
+    def _verdict_that_it_hangs(self, now: float, why: str) -> Ending:
+        """The verdict with the rank that holds up the run, and one of those that wait for it."""
+        numbers = sorted(self.ranks)
+        self._stopped = []
+        for rank in numbers:
+            if now - self.ranks[rank].alive_at > STOPPED_SECONDS:
+                self._stopped.append(rank)
+        if self._stopped:
+            blamed = self._stopped[0]
+        else:
+            blamed = culprit({rank: watched.beat for rank, watched in self.ranks.items()})
+        shown = [blamed]
+        for rank in numbers:
+            if rank != blamed and rank not in self._stopped:
+                shown.append(rank)
+                break
+        places = "; ".join(self._place_of(rank) for rank in shown)
+        return Ending("timeout", f"{why}: {places}", self._pods.get(blamed), blamed)
+
+    def _place_of(self, rank: int) -> str:
+        """Where a rank of a hanging run is, as text for a person."""
+        beat = self.ranks[rank].beat
+        if rank in self._stopped:
+            does = "is stopped"
+        elif waits(beat):
+            does = "waits"
+        else:
+            does = "is"
+        pod = self._pods.get(rank)
+        where = f" on {pod}" if pod else ""
+        done = f"phase {beat.phase}, {beat.step} steps done"
+        return f"rank {rank}{where} {does} at {beat.place()} ({done})"
 
 
 def waits(beat: Beat) -> bool:
     """Whether a rank waits for others, judging by its stack."""
-    return any(WAITING.search(place) for place in beat.stack[:6])
+    return any(WAITS_FOR_OTHERS.search(place) for place in beat.stack[:6])
 
 
 def culprit(beats: Mapping[int, Beat]) -> int:
     """The rank that holds up a run whose ranks are all alive.
 
-    It is one that waits for no other while others wait; else one that is behind; else one at a place with few others.
+    It is one that waits for no other while others wait; else one that is behind; else one at a
+    place with few others.
     """
     ranks = sorted(beats)
     busy = [rank for rank in ranks if not waits(beats[rank])]
     if busy and len(busy) < len(ranks):
         return busy[0]
-    places = Counter(beats[rank].place() for rank in ranks)
-    # Where all ranks have done the same number of steps, the place decides.
-    return min(ranks, key=lambda rank: (beats[rank].step, places[beats[rank].place()], rank))
+    numbers_at = Counter(beats[rank].place() for rank in ranks)
+
+    def ahead(rank: int) -> tuple[int, int, int]:
+        # Where all ranks have done the same number of steps, the place decides.
+        beat = beats[rank]
+        return beat.step, numbers_at[beat.place()], rank
+
+    return min(ranks, key=ahead)

@@ -1,7 +1,8 @@
-"""Launches for notebooks: each returns its run, or raises a `UserError` that says why the run failed.
+"""Launches for notebooks: each returns its run, or raises a `UserError` that says why the run
+failed.
 
-A run that is already finished is returned as it is. Ctrl-C ends the run, which still writes its record. The script's
-flags are given without their dashes; None leaves a flag out.
+A run that is already finished is returned as it is. Ctrl-C ends the run, which still writes its
+record. The script's flags are given without their dashes; None leaves a flag out.
 """
 
 from __future__ import annotations
@@ -75,12 +76,17 @@ def launch(
         pods: number of the cluster's pods to use; all if not given.
         export: names of environment variables that the ranks need with the values they have here.
         timeout_seconds, step_timeout: as in `Supervision`.
-        restarts: how many times the run may restart by itself on the pods left, if a pod is lost or a rank is killed.
-        min_pods: fewest pods for a restart, 1 if not given; if given, it may also begin on so few if others are dead.
+        restarts: how many times the run may restart by itself on the pods left, if a pod is lost or
+            a rank is killed.
+        min_pods: fewest pods for a restart, 1 if not given; if given, it may also begin on so few
+            if others are dead.
     """
     planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
     supervision = Supervision(
-        timeout_seconds=timeout_seconds, step_timeout=step_timeout, restarts=restarts, min_pods=min_pods
+        timeout_seconds=timeout_seconds,
+        step_timeout=step_timeout,
+        restarts=restarts,
+        min_pods=min_pods,
     )
     record = run_launch(planned, cluster, supervision)
     if record.status != "ok":
@@ -89,87 +95,106 @@ def launch(
 
 
 def command_line(
-    cluster: Cluster | None = None, script: str | Path = "textsql_train.py", *, pods: int | None = None, **flags: Any
+    cluster: Cluster | None = None,
+    script: str | Path = "textsql_train.py",
+    *,
+    pods: int | None = None,
+    **flags: Any,
 ) -> str:
-    """The command that `train` runs with these flags, or `launch` on a cluster's pods, to be pasted into a shell.
+    """The command that `train` runs with these flags, or `launch` on a cluster's pods, to be pasted
+    into a shell.
 
-    A command for pods may be changed and run as it is; nothing supervises it, and no record says what a lost pod cost.
+    A command for pods may be changed and run as it is; nothing supervises it, and no record says
+    what a lost pod cost.
     """
     arguments = train_arguments(**flags)
     if cluster is None:
         return shell_line([sys.executable, str(command.find_script(script)), *arguments])
     planned = plan_launch(cluster, script, arguments, pods=pods)
-    return shell_line(command.runner_argv(planned, cluster.hostfile), command.launcher_variables(planned))
+    argv = command.runner_argv(planned, cluster.hostfile)
+    return shell_line(argv, command.launcher_variables(planned))
 
 
 # Several runs on this machine, one after the other
 
 
 def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[Run]:
-    """Run one of our training scripts for each set of flags, and return the runs, however they ended.
+    """Run one of our training scripts for each set of flags, and return the runs, however they
+    ended.
 
-    A run that is already finished is returned as it is. One that fails, by running out of memory for instance, leaves a
-    record that says so, and the next one begins. Where this machine has fewer GPUs than a run has processes, all runs
-    of the series train without GPUs, so that they can be compared, and a line on stderr says so.
+    A run that is already finished is returned as it is. One that fails, by running out of memory
+    for instance, leaves a record that says so, and the next one begins. Where this machine has
+    fewer GPUs than a run has processes, all runs of the series train without GPUs, so that they can
+    be compared, and a line on stderr says so.
 
     Args:
-        runs: flags of the script for each run, without their dashes, including `outputdir`, and `slots`, the number of
-            processes, 1 if not given. None leaves a flag out.
+        runs: flags of the script for each run, without their dashes, including `outputdir`, and
+            `slots`, the number of processes, 1 if not given. None leaves a flag out.
 
     Raises:
         UserError: a run could not begin; the runs before it stay.
     """
     launches = []
     for flags in runs:
-        given = {**flags, "outputdir": Path(flags["outputdir"]).resolve(), "slots": None}
-        launches.append(plan_alone(script, train_arguments(**given), flags.get("slots", 1)))
-    # A finished run is recognised without starting the script, which refuses a folder with another finished run.
+        folder = Path(flags["outputdir"]).resolve()
+        arguments = train_arguments(**{**flags, "outputdir": folder, "slots": None})
+        launches.append(plan_alone(script, arguments, flags.get("slots", 1)))
+    # A finished run is recognised without starting the script, which refuses a folder with another
+    # finished run.
     waiting = []
-    for each in launches:
-        if command.remembered(each.folder) != command.identity(each) or command.finished_record(each) is None:
-            waiting.append(each)
-    most = max((each.world_size for each in waiting), default=0)
+    for planned in launches:
+        is_known = command.remembered(planned.folder) == command.identity(planned)
+        if not is_known or command.finished_record(planned) is None:
+            waiting.append(planned)
+    most = max((planned.world_size for planned in waiting), default=0)
     with ending_in_order(), ExitStack() as stack:
         if has_too_few(most):
             gpus = counted(own_gpus(), "visible GPU")
-            print(f"{most} processes for {gpus}: these runs train without GPUs", file=sys.stderr, flush=True)
+            print(
+                f"{most} processes for {gpus}: these runs train without GPUs",
+                file=sys.stderr,
+                flush=True,
+            )
             stack.enter_context(variable_set(VISIBLE, HIDDEN))
-        for each in waiting:
-            stack.enter_context(locked(each.folder, LAUNCH_LOCK))
-        for each in waiting:
+        for planned in waiting:
+            stack.enter_context(locked(planned.folder, LAUNCH_LOCK))
+        for planned in waiting:
             # A port that was free at the beginning may be in use by now.
-            record = run_planned(replace(each, master_port=free_port()))
+            record = run_planned(replace(planned, master_port=free_port()))
             # The next call then need not start the script to learn that the run is finished.
             if record.status == "ok":
-                command.remember(each)
-    return [Run(each.folder) for each in launches]
+                command.remember(planned)
+    return [Run(planned.folder) for planned in launches]
 
 
 # Killing a pod of this machine in mid-run on purpose, to see that the run goes on.
 
 FAULT = "fault.json"
 """File in the run folder that says which pod was killed, and when."""
-LOOK_SECONDS = 0.05
+CHECKPOINT_POLL_SECONDS = 0.05
 
 
 @contextmanager
 def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
-    """Send SIGKILL to everything that runs on a local pod, as soon as a run has a new complete checkpoint.
+    """Send SIGKILL to everything that runs on a local pod, as soon as a run has a new complete
+    checkpoint.
 
     Nothing happens if the run is already finished.
 
         with pod_killed(cluster, "pod2", folder):
             launch(cluster, outputdir=folder, restarts=1, **flags)
     """
-    names = [each.name for each in cluster.pods]
+    names = [known.name for known in cluster.pods]
     if cluster.backend != "local" or pod not in names:
-        raise UserError(f"pod {pod!r} of {cluster.name}, on {cluster.backend}; expected a local one: {names}")
-    pointer, over = folder / "checkpoints" / POINTER, threading.Event()
+        where = f"{cluster.name}, on {cluster.backend}"
+        raise UserError(f"pod {pod!r} of {where}; expected a local one: {names}")
+    pointer = folder / "checkpoints" / POINTER
+    over = threading.Event()
     before = written_at(pointer)
 
     def kill_after_a_checkpoint() -> None:
         while written_at(pointer) == before:
-            if over.wait(LOOK_SECONDS):
+            if over.wait(CHECKPOINT_POLL_SECONDS):
                 return
         now = time.time()
         kill_pod(cluster, pod)
@@ -185,9 +210,12 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
 
 
 def kill_pod(cluster: Cluster, name: str) -> None:
-    """Send SIGKILL to every process of a local pod at once, like a power cut: warden, agent, sshd, ranks."""
+    """Send SIGKILL to every process of a local pod at once, like a power cut: warden, agent, sshd,
+    ranks."""
     warden = worker_of(cluster, name)
-    for process in (warden, *descendants(warden.pid)) if warden else ():
+    if warden is None:
+        return
+    for process in (warden, *descendants(warden.pid)):
         send(process, signal.SIGKILL)
 
 
@@ -199,6 +227,11 @@ def worker_of(cluster: Cluster, name: str) -> Process | None:
 
 
 def left_over(folder: Path) -> int:
-    """Number of processes on this machine that name a run folder on their command lines: launchers, ssh, ranks."""
-    lines = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
-    return sum(str(folder) in line for line in lines)
+    """Number of processes on this machine that name a run folder on their command lines: launchers,
+    ssh, ranks."""
+    number = 0
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if str(folder) in line:
+            number += 1
+    return number

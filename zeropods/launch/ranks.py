@@ -1,4 +1,5 @@
-"""The process of a rank, as the process that starts it sees it: its output is passed on, and how it ended is noted."""
+"""The process of a rank, as the process that starts it sees it: its output is passed on, and how it
+ended is noted."""
 
 from __future__ import annotations
 
@@ -18,19 +19,22 @@ from zeropods.measure import environment
 from zeropods.measure.exits import write_exit
 from zeropods.measure.record import RankExit
 
-CHUNK_BYTES = 1 << 16
+PIPE_CHUNK_BYTES = 1 << 16
 DRAIN_SECONDS = 1.0
-"""Seconds to wait, after a rank's end, for output that is still in its pipe: what it left running may keep it open."""
-LEAVE_SECONDS = 2.0
+"""Seconds to wait, after a rank's end, for output that is still in its pipe: what it left running
+may keep it open."""
+NOTE_SECONDS = 2.0
 """Seconds that this process waits at its own end for notes of ranks that have just ended."""
 Process = subprocess.Popen[bytes] | Forked
 """Type of a process that was started here, or forked on request."""
 
 
 class WatchedRank:
-    """A rank whose output passes through this process, used like a `subprocess.Popen`; `start_watched` makes one.
+    """A rank whose output passes through this process, used like a `subprocess.Popen`;
+    `start_watched` makes one.
 
-    `returncode` is set only once the note of the rank's end is written: whoever reacts to it finds the note.
+    `returncode` is set only once the note of the rank's end is written: whoever reacts to it finds
+    the note.
     """
 
     def __init__(self, rank: int, folder: Path, process: Process, reading: int, to: int) -> None:
@@ -39,7 +43,8 @@ class WatchedRank:
         Args:
             rank: its number in the run.
             folder: the run folder.
-            reading: file descriptor from which its stdout and stderr are read; it is closed at the end.
+            reading: file descriptor from which its stdout and stderr are read; it is closed at the
+                end.
             to: file descriptor to which they are passed on.
         """
         self.pid = process.pid
@@ -51,18 +56,21 @@ class WatchedRank:
         self._lock = threading.Lock()
         self._write()
         # Whoever opened `to` may close it while something that the rank left running still writes.
-        self._reader = threading.Thread(target=self._pass_on, args=(reading, os.dup(to)), daemon=True)
+        self._reader = threading.Thread(
+            target=self._pass_on, args=(reading, os.dup(to)), daemon=True
+        )
         self._reader.start()
         self._waiter = threading.Thread(target=self._await_end, daemon=True)
         self._waiter.start()
-        atexit.register(self._waiter.join, LEAVE_SECONDS)
+        atexit.register(self._waiter.join, NOTE_SECONDS)
 
     def poll(self) -> int | None:
         """Exit status of the process, negative for a signal; None while it runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit status and return it; `subprocess.TimeoutExpired` after `timeout` seconds without one."""
+        """Wait for the exit status and return it; `subprocess.TimeoutExpired` after `timeout`
+        seconds without one."""
         self._waiter.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(f"rank {self._exit.rank}", timeout or 0.0)
@@ -75,13 +83,14 @@ class WatchedRank:
                 os.kill(self.pid, number)
 
     def _pass_on(self, reading: int, to: int) -> None:
-        """Pass the output on until the rank, and whatever it has started, have closed it; keep its last lines."""
+        """Pass the output on until the rank, and whatever it has started, have closed it; keep its
+        last lines."""
         unfinished = b""
         has_reader = True
         with open(reading, "rb", buffering=0) as pipe, open(to, "wb", buffering=0):
-            while chunk := pipe.read(CHUNK_BYTES):
+            while chunk := pipe.read(PIPE_CHUNK_BYTES):
                 *lines, unfinished = (unfinished + chunk).split(b"\n")
-                unfinished = unfinished[-CHUNK_BYTES:]
+                unfinished = unfinished[-PIPE_CHUNK_BYTES:]
                 self._keep(lines)
                 # A rank is neither blocked nor ended because nobody reads what it writes.
                 has_reader = has_reader and _written(to, chunk)
@@ -112,7 +121,9 @@ class WatchedRank:
             write_exit(self._folder, self._exit, last_lines)
 
 
-def start_watched(rank: int, folder: Path, start: Callable[[int], Process | None], to: int) -> WatchedRank | None:
+def start_watched(
+    rank: int, folder: Path, start: Callable[[int], Process | None], to: int
+) -> WatchedRank | None:
     """Start a rank and watch it.
 
     Args:
@@ -132,7 +143,9 @@ def start_watched(rank: int, folder: Path, start: Callable[[int], Process | None
         os.close(writing)
         if process is None:
             os.close(reading)
-    return None if process is None else WatchedRank(rank, folder, process, reading, to)
+    if process is None:
+        return None
+    return WatchedRank(rank, folder, process, reading, to)
 
 
 def _written(to: int, chunk: bytes) -> bool:
@@ -150,11 +163,12 @@ def _exit_status(process: Process) -> int:
     if isinstance(process, Forked):
         return process.wait()
     status = None
-    # First without reaping: DeepSpeed's launcher waits for the ranks that it ends too, and whoever comes second is told
-    # nothing.
+    # First without reaping: DeepSpeed's launcher waits for the ranks that it ends too, and whoever
+    # comes second is told nothing.
     with suppress(ChildProcessError):
         seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         if seen is not None:
-            status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+            was_killed = seen.si_code != os.CLD_EXITED
+            status = -seen.si_status if was_killed else seen.si_status
     reaped = process.wait()
     return reaped if status is None else status

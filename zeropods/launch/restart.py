@@ -1,4 +1,5 @@
-"""The restart policy of a run over pods: when it restarts by itself on the pods that are left, and with what."""
+"""The restart policy of a run over pods: when it restarts by itself on the pods that are left, and
+with what."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, flag_values, plan_launch, train_arguments, typed_flags
-from zeropods.launch.outcome import UnopenedError
+from zeropods.launch.outcome import UnopenedError, with_pod
 from zeropods.measure.record import Record
 from zeropods.train.arguments import PASSES, ROWS, Batch, batch_on
 from zeropods.train.checkpoints import MANIFEST
@@ -17,23 +18,30 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 JOURNAL = "restarts.json"
-"""File in the run folder: for the last launch that restarted by itself, why its attempts ended and how it went on."""
+"""File in the run folder: for the last launch that restarted by itself, why its attempts ended and
+how it went on."""
 
 
 def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None:
-    """Refuse `min_pods` above the launch's pods, and `restarts` or `min_pods` for a script whose batch is not known."""
+    """Refuse `min_pods` above the launch's pods, and `restarts` or `min_pods` for a script whose
+    batch is not known."""
     if min_pods is not None and min_pods > len(planned.hosts):
-        raise UserError(f"--min-pods {min_pods}: the run starts on only {len(planned.hosts)}; give no more")
+        raise UserError(
+            f"--min-pods {min_pods}: the run starts on only {len(planned.hosts)}; give no more"
+        )
     if (restarts or min_pods) and batch_of(planned) is None:
         flag = f"--restarts {restarts}" if restarts else f"--min-pods {min_pods}"
-        remedy = f"give --{ROWS} and --{PASSES}, so that a restart can keep the batch size"
-        raise UserError(f"{flag}: {planned.script.name} is not one of our scripts; {remedy}")
+        raise UserError(
+            f"{flag}: {planned.script.name} is not one of our scripts; "
+            f"give --{ROWS} and --{PASSES}, so that a restart can keep the batch size"
+        )
 
 
 def batch_of(launch: Launch) -> Batch | None:
     """The batch of each rank; None for a script that is not ours and is not given both flags."""
-    said = typed_flags(launch.script, launch.arguments)
-    rows, passes = said.get(ROWS), said.get(PASSES)
+    flags = typed_flags(launch.script, launch.arguments)
+    rows = flags.get(ROWS)
+    passes = flags.get(PASSES)
     if isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0:
         return Batch(rows, passes)
     return None
@@ -42,17 +50,20 @@ def batch_of(launch: Launch) -> Batch | None:
 def calls_for_another(end: Record | UnopenedError) -> bool:
     """Whether another attempt makes sense: one of the script's own errors would only occur again.
 
-    It does if a pod was lost; if a rank left no measurement, which it does after every error that Python can report, so
-    it was killed; or if no rank says that it failed: the launcher was ended. Never after `oom`, `timeout` or Ctrl-C.
+    It does if a pod was lost; if a rank left no measurement, which it does after every error that
+    Python can report, so it was killed; or if no rank says that it failed: the launcher was ended.
+    Never after `oom`, `timeout` or Ctrl-C.
     """
     if end.status != "failed" or isinstance(end, UnopenedError):
         return end.status == "pod_lost"
-    told = [rank.status for rank in end.ranks]
-    return len(told) < end.world_size or not {"failed", "oom"} & set(told)
+    if len(end.ranks) < end.world_size:
+        return True
+    return all(rank.status not in ("failed", "oom") for rank in end.ranks)
 
 
 def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -> Launch | str:
-    """The launch on the most pods that keep the effective batch size, or the reason why there is none.
+    """The launch on the most pods that keep the effective batch size, or the reason why there is
+    none.
 
     Args:
         asked: the launch that the user asked for.
@@ -67,41 +78,62 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
     effective = batch.rows * batch.passes * asked.world_size
     resume = flag_values(asked.arguments).get("resume", "auto")
     saved = next((asked.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
-    # An earlier attempt of this launch has already done what a `--resume` other than `auto` asks for.
+    # An earlier attempt of this launch has already done what a `--resume` other than `auto` asks
+    # for.
     is_done = resume != "auto" and opened and (resume == "never" or saved is not None)
     numbers = range(pods, min_pods - 1, -1)
     for number in numbers:
-        same = batch_on(sum(pod.slots for pod in left.pods[:number]), effective, batch.rows)
-        if same is not None:
-            changes = {name: value for name, value in same.flags.items() if value != batch.flags[name]}
-            # The last value of a flag counts.
-            arguments = [*asked.arguments, *train_arguments(**changes, resume="auto" if is_done else None)]
-            return replace(plan_launch(left, asked.script, arguments, pods=number, export=asked.export), asked=asked)
+        slots = sum(pod.slots for pod in left.pods[:number])
+        same = batch_on(slots, effective, batch.rows)
+        if same is None:
+            continue
+        changes = {}
+        for name, value in same.flags.items():
+            if value != batch.flags[name]:
+                changes[name] = value
+        changed = train_arguments(**changes, resume="auto" if is_done else None)
+        # The last value of a flag counts.
+        arguments = [*asked.arguments, *changed]
+        planned = plan_launch(left, asked.script, arguments, pods=number, export=asked.export)
+        return replace(planned, asked=asked)
     fewer = f", nor among fewer (at least {min_pods})" if len(numbers) > 1 else ""
-    return f"an effective batch of {effective} rows cannot be divided evenly among {pods} pods{fewer}"
+    why = f"an effective batch of {effective} rows cannot be divided evenly among {pods} pods"
+    return f"{why}{fewer}"
 
 
-def journal_entry(asked: Launch, following: Launch, left: Cluster, **ended: object) -> dict[str, object]:
+def journal_entry(
+    asked: Launch, following: Launch, left: Cluster, **ended: object
+) -> dict[str, object]:
     """What ended an attempt, and how the run goes on, as an entry of `JOURNAL`.
 
     Args:
         following: the launch with which the run goes on, on pods that are `left`.
-        ended: `status`, `pod`, `rank`, `reason`, the `steps` that were done, and when the supervisor found that it was
-            over.
+        ended: `status`, `pod`, `rank`, `reason`, the `steps` that were done, and when the
+            supervisor found that it was over.
 
     Returns:
-        `ended`, and the names of the `pods`; `unused`, the names of pods that answer but are left out, so that the
-        batch divides; and `flags`, the script's flags that differ from what was asked for.
+        `ended`, and the names of the `pods`; `unused`, the names of pods that answer but are left
+        out, so that the batch divides; and `flags`, the script's flags that differ from what was
+        asked for.
     """
-    names, used = [pod.name for pod in left.pods], len(following.hosts)
-    flags = flag_values(following.arguments[len(asked.arguments) :])
-    return {**ended, "pods": names[:used], "unused": names[used : len(asked.hosts)], "flags": flags}
+    names = [pod.name for pod in left.pods]
+    used = len(following.hosts)
+    return {
+        **ended,
+        "pods": names[:used],
+        "unused": names[used : len(asked.hosts)],
+        "flags": flag_values(following.arguments[len(asked.arguments) :]),
+    }
 
 
-def told(entry: Mapping[str, Any], how: str) -> str:
+def restart_line(entry: Mapping[str, Any], how: str) -> str:
     """An entry as text for a person; `how` says what is done now, such as `restart 1 of 2`."""
-    reason, pod = entry["reason"] or "", entry["pod"]
-    why = reason if pod is None or reason.startswith(pod) else f"{pod}: {reason}"
-    unused = f", without {', '.join(entry['unused'])}" if entry["unused"] else ""
-    flags = "".join(f" --{name} {value}" for name, value in entry["flags"].items())
-    return f"{entry['status']}: {why}; {how} on {', '.join(entry['pods'])}{unused}{' with' if flags else ''}{flags}"
+    why = with_pod(entry["pod"], entry["reason"] or "")
+    line = f"{entry['status']}: {why}; {how} on {', '.join(entry['pods'])}"
+    if entry["unused"]:
+        line += f", without {', '.join(entry['unused'])}"
+    if entry["flags"]:
+        line += " with"
+    for name, value in entry["flags"].items():
+        line += f" --{name} {value}"
+    return line

@@ -14,7 +14,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch
-from zeropods.launch.logs import LOG, RunLog, following
+from zeropods.launch.logs import LAUNCH_LOG, RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, judge
 from zeropods.launch.outcome import Ranks, record_run
 from zeropods.launch.supervisor import Supervision
@@ -28,9 +28,12 @@ from zeropods.train.arguments import PROJECT
 
 SBATCH_FILE = PROJECT / "slurm" / "train.sbatch"
 JOB = "slurm.json"
-"""File in the run folder: the job that was submitted last, and when `config.json` had been written before that."""
-OF_A_JOB, KEPT = ("SLURM_", "SLURMD_", "SRUN_"), ("SLURM_CONF",)
-"""Prefixes of variables that describe the job in which this process runs, if any, and those of them that are kept."""
+"""File in the run folder: the job that was submitted last, and when `config.json` had been written
+before that."""
+JOB_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_")
+"""Prefixes of variables that describe the job in which this process runs, if any."""
+KEPT_VARIABLES = ("SLURM_CONF",)
+"""Those of these variables that the new job gets nevertheless."""
 STATUSES = {
     "BOOT_FAIL": "pod_lost",
     "CANCELLED": "interrupted",
@@ -43,21 +46,31 @@ STATUSES = {
 """A run's status by the job's state, where SLURM knows better than the ranks."""
 FORGOTTEN = "FORGOTTEN"
 """Our name for the state of a job that SLURM does not know, or no longer knows."""
-ENDED = frozenset({"COMPLETED", "FAILED", FORGOTTEN, *STATUSES})
+FINAL_STATES = frozenset({"COMPLETED", "FAILED", FORGOTTEN, *STATUSES})
 """States of a job that will not run again (squeue(1)); a requeued job is PENDING."""
-HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig", "PartitionTimeLimit")
+HOPELESS = (
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+    "PartitionConfig",
+    "PartitionTimeLimit",
+)
 """Reasons of a waiting job that will never start by itself (squeue(1))."""
 SAVED = 75
-"""Exit status EX_TEMPFAIL: the ranks were asked to save and did; `slurm/job.sh` has not requeued the job."""
-NOTHING = ("(null)", "None", "N/A")
+"""Exit status EX_TEMPFAIL: the ranks were asked to save and did; `slurm/job.sh` has not requeued
+the job."""
+MISSING_VALUES = ("(null)", "None", "N/A")
 """What SLURM writes for a missing value."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
 UNKNOWN_JOB = "Invalid job id"
 """What SLURM says about a job that ended MinJobAge (300 s) ago or earlier, or never existed."""
-ANSWER_SECONDS = 60.0
-"""Timeout in seconds of SLURM's commands, which wait 10 to 30 s themselves for a controller that does not answer."""
-POLL_SECONDS, LONGEST_SECONDS = 0.5, 5.0
-"""Seconds between looks at the log, and most between queries of SLURM, which become rarer the longer a job takes."""
+COMMAND_SECONDS = 60.0
+"""Timeout in seconds of SLURM's commands, which wait 10 to 30 s themselves for a controller that
+does not answer."""
+LOG_POLL_SECONDS = 0.5
+"""Seconds between looks at the log."""
+LONGEST_SECONDS = 5.0
+"""Most seconds between queries of SLURM, which become rarer the longer a job takes."""
 PATIENCE_SECONDS = 900.0
 """Seconds that a controller may be away, for a restart; the job goes on without it."""
 
@@ -80,14 +93,22 @@ class Submission:
 
     def environment(self, here: Mapping[str, str]) -> dict[str, str]:
         """The environment of sbatch, which becomes the job's."""
-        kept = {name: value for name, value in here.items() if name in KEPT or not name.startswith(OF_A_JOB)}
-        return {**kept, **self.variables}
+        environment = {}
+        for name, value in here.items():
+            if name in KEPT_VARIABLES or not name.startswith(JOB_PREFIXES):
+                environment[name] = value
+        return environment | self.variables
 
     def to_json(self) -> dict[str, object]:
         """What `--dry-run` prints."""
-        asked = {key: value for key, value in self.launch.to_json().items() if key not in ("hosts", "master_port")}
-        nodes = {"pods": len(self.launch.hosts), "slots": self.slots}
-        return {**asked, **nodes, "argv": self.argv, "exported": self.variables}
+        document = self.launch.to_json()
+        del document["hosts"]
+        del document["master_port"]
+        document["pods"] = len(self.launch.hosts)
+        document["slots"] = self.slots
+        document["argv"] = self.argv
+        document["exported"] = self.variables
+        return document
 
 
 def plan_slurm(
@@ -105,79 +126,86 @@ def plan_slurm(
 
     Args:
         options: further options of sbatch, such as `--qos=high`; they come last and win.
-        needs_slurm: whether it is an error if SLURM does not answer when it is asked for its nodes; if not, the job is
-            written for nodes with one GPU per slot.
+        needs_slurm: whether it is an error if SLURM does not answer when it is asked for its nodes;
+            if not, the job is written for nodes with one GPU per slot.
     """
     # `slurm/job.sh` derives rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
     launch = command.plan_on(hosts, script, arguments, launcher="slurm")
-    chosen = () if partition is None else (f"--partition={partition}",)
-    try:
-        nodes = _ask(["sinfo", "--noheader", "--format=%D %G", *chosen])
-    except SlurmError:
-        if needs_slurm:
-            raise
-        nodes = "0 gpu"
-    there = sum(int(line.split()[0]) for line in nodes.splitlines())
-    if 0 < there < pods:
-        # The job would wait for ever.
-        raise UserError(f"{pods} nodes: SLURM has only {there} in {partition or 'all partitions'}; ask for fewer")
+    partition_options = () if partition is None else (f"--partition={partition}",)
+    nodes = _nodes(partition_options, needs_slurm=needs_slurm)
+    _check_number_of_nodes(nodes, pods, partition)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", launch.folder.name)
     # sbatch replaces %j and the like in the path of the log.
-    name, log = re.sub(r"[^A-Za-z0-9._-]", "-", launch.folder.name), str(launch.folder / LOG).replace("%", "%%")
+    log = str(launch.folder / LAUNCH_LOG).replace("%", "%%")
+    gpus_per_node = slots if "gpu" in nodes else 0
     argv = [
         *("sbatch", "--parsable"),
         f"--job-name=zeropods-{name}",
         f"--nodes={pods}",
         f"--cpus-per-task={cpus_per_slot * slots}",
-        f"--gpus-per-node={slots if 'gpu' in nodes else 0}",
+        f"--gpus-per-node={gpus_per_node}",
         f"--output={log}",
-        *chosen,
+        *partition_options,
         *options,
         str(SBATCH_FILE),
         str(launch.script),
         *launch.arguments,
     ]
-    variables = {"PROJECT": str(PROJECT), "PYTHON": sys.executable, "SLOTS": str(slots)}
-    variables |= {"MEMORY_LOG": str(launch.folder / "nvidia-smi"), "EXITS": str(launch.folder / "ranks")}
+    variables = {
+        "PROJECT": str(PROJECT),
+        "PYTHON": sys.executable,
+        "SLOTS": str(slots),
+        "MEMORY_LOG": str(launch.folder / "nvidia-smi"),
+        "EXITS": str(launch.folder / "ranks"),
+    }
     return Submission(launch, argv, variables)
+
+
+def _nodes(partition_options: Sequence[str], *, needs_slurm: bool) -> str:
+    """The nodes of a partition, or of all of them: on each line a number and what these nodes have
+    besides processors."""
+    try:
+        return _output_of(["sinfo", "--noheader", "--format=%D %G", *partition_options])
+    except SlurmError:
+        if needs_slurm:
+            raise
+        return "0 gpu"
+
+
+def _check_number_of_nodes(nodes: str, pods: int, partition: str | None) -> None:
+    """Refuse more pods than there are `nodes`, as `_nodes` returns them: the job would wait for
+    ever."""
+    available = sum(int(line.split()[0]) for line in nodes.splitlines())
+    if 0 < available < pods:
+        place = partition or "all partitions"
+        raise UserError(f"{pods} nodes: SLURM has only {available} in {place}; ask for fewer")
 
 
 def run_slurm(submission: Submission, supervision: Supervision | None = None) -> Record:
     """Submit the job, follow it to its end, and return the run's record.
 
-    A job of this launch that still waits or runs, because its follower was killed, is followed instead. The job's log
-    and its states are shown; a job that runs for longer than its timeout is cancelled; waiting does not count.
+    A job of this launch that still waits or runs, because its follower was killed, is followed
+    instead. The job's log and its states are shown; a job that runs for longer than its timeout is
+    cancelled; waiting does not count.
     """
     supervision = supervision or Supervision()
-    launch, path = submission.launch, submission.launch.folder / JOB
+    launch = submission.launch
     earlier = command.finished_record(launch)
     if earlier is not None:
         return earlier
     with locked(launch.folder, LAUNCH_LOCK), noted_signals() as signals:
         ranks = Ranks(launch.folder, [None] * launch.world_size)
         log = RunLog(launch.folder, supervision.show)
-        submitted = read_json(path) if path.is_file() else None
-        if submitted and look(submitted["job"])["JobState"] not in ENDED:
-            number = submitted["job"]
-            if command.remembered(launch.folder) != command.identity(launch):
-                remedy = f"scancel {number}, or choose another --outputdir"
-                raise SlurmError(f"{launch.folder}: job {number} uses this folder with other arguments; {remedy}")
-            ranks.before = submitted["config_before"]
-        else:
-            # The answer is NUMBER, or NUMBER;CLUSTER.
-            said = _ask(submission.argv, submission.environment(child_environment()))
-            if not (head := said.partition(";")[0].strip()).isdigit():
-                raise SlurmError(f"sbatch: {said!r:.100}; expected the number of a job")
-            number = int(head)
-            command.remember(launch)
-            files.write_json(path, {"job": number, "config_before": ranks.before})
-            supervision.show(f"job {number}: submitted; its log: {log.path}")
+        number = _job_to_follow(submission, supervision, ranks, log)
         hangs = HangDetector(launch.folder, supervision.step_timeout, ranks.have_opened_the_run)
         with following(launch.folder) as tick:
-            verdict = _followed(number, log, supervision, hangs, signals, tick)
+            follower = _JobFollower(number, log, supervision, hangs, signals)
+            verdict = follower.follow(tick)
         nodes = log.names.values() or (None,) * len(launch.hosts)
         ranks.pods = tuple(node for node in nodes for _ in range(submission.slots))
-        # What SLURM says about the job's end counts: ranks fail because of it, unless all of them were done before.
+        # What SLURM says about the job's end counts: ranks fail because of it, unless all of them
+        # were done before.
         ranks.note_exits()
         try:
             return record_run(ranks, verdict, log, uncounted=ranks.pods, is_certain=True)
@@ -185,93 +213,210 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
             remove_exits(launch.folder)
 
 
-def _followed(
-    number: int,
-    log: RunLog,
-    supervision: Supervision,
-    hangs: HangDetector,
-    signals: Sequence[str],
-    tick: Callable[[], object],
-) -> Ending:
-    """Follow one job until it is over for good: show its log, report its states, and cancel it when it must end.
+def _job_to_follow(
+    submission: Submission, supervision: Supervision, ranks: Ranks, log: RunLog
+) -> int:
+    """The number of this launch's job: of one that still waits or runs, else of a new one."""
+    launch = submission.launch
+    path = launch.folder / JOB
+    submitted = read_json(path) if path.is_file() else None
+    if not submitted or look(submitted["job"])["JobState"] in FINAL_STATES:
+        return _submit(submission, supervision, ranks, log)
+    number: int = submitted["job"]
+    if command.remembered(launch.folder) != command.identity(launch):
+        raise SlurmError(
+            f"{launch.folder}: job {number} uses this folder with other arguments; "
+            f"scancel {number}, or choose another --outputdir"
+        )
+    ranks.before = submitted["config_before"]
+    return number
 
-    Args:
-        signals: names of signals that came; the first one cancels the job.
-        tick: is called about twice per second.
-    """
-    heard = began = time.monotonic()
-    asked, told = 0.0, ""
-    running_since: float | None = None
-    cancelled: Ending | None = None
-    job: dict[str, str] = {"JobState": ""}
-    while job["JobState"] not in ENDED:
-        tick()
-        time.sleep(POLL_SECONDS)
-        # The lines of a job wait until its nodes are known, since each line gets the name of its node.
-        if log.names:
-            log.read()
-        now, verdict = time.monotonic(), None
-        if cancelled is None:
-            verdict = judge(
-                signal_name=next(iter(signals), None),
-                since_start=0.0 if running_since is None else now - running_since,
-                timeout_seconds=supervision.timeout_seconds,
-                hang=None if running_since is None else hangs.look(),
-            )
-        if verdict is None and now - asked < min(LONGEST_SECONDS, (now - began) / 20):
-            continue
-        asked = now
+
+def _submit(submission: Submission, supervision: Supervision, ranks: Ranks, log: RunLog) -> int:
+    """Submit a new job, write down that it is this launch's, and return its number."""
+    launch = submission.launch
+    answer = _output_of(submission.argv, submission.environment(child_environment()))
+    # The answer is NUMBER, or NUMBER;CLUSTER.
+    digits = answer.partition(";")[0].strip()
+    if not digits.isdigit():
+        raise SlurmError(f"sbatch: {answer!r:.100}; expected the number of a job")
+    number = int(digits)
+    command.remember(launch)
+    files.write_json(launch.folder / JOB, {"job": number, "config_before": ranks.before})
+    supervision.show(f"job {number}: submitted; its log: {log.path}")
+    return number
+
+
+class _JobFollower:
+    """Follows one job until it is over for good: shows its log, reports its states, and cancels it
+    when it must end."""
+
+    def __init__(
+        self,
+        number: int,
+        log: RunLog,
+        supervision: Supervision,
+        hangs: HangDetector,
+        signals: Sequence[str],
+    ) -> None:
+        """`signals`: names of signals that came; the first one cancels the job."""
+        self._number = number
+        self._log = log
+        self._supervision = supervision
+        self._hangs = hangs
+        self._signals = signals
+        self._began = time.monotonic()
+        self._queried_at = 0.0
+        """When SLURM was last asked about the job, by the monotonic clock."""
+        self._answered_at = self._began
+        """When SLURM last answered, by the same clock."""
+        self._running_since: float | None = None
+        """When the job was first seen to run, by the same clock."""
+        self._job: dict[str, str] = {"JobState": ""}
+        """What SLURM said about the job last."""
+        self._shown_state = ""
+        """The last line that was shown about the job's state."""
+        self._cancelled: Ending | None = None
+        """Why the job was cancelled, once it was."""
+
+    def follow(self, tick: Callable[[], object]) -> Ending:
+        """Follow the job to its end, and return why its run ended.
+
+        Args:
+            tick: is called about twice per second.
+        """
+        while not self._has_ended():
+            tick()
+            time.sleep(LOG_POLL_SECONDS)
+            # The lines of a job wait until its nodes are known, since each line gets the name of
+            # its node.
+            if self._log.names:
+                self._log.read()
+            now = time.monotonic()
+            verdict = self._verdict(now)
+            if verdict is None and not self._is_query_due(now):
+                continue
+            has_answered = self._query(now, must_end=verdict is not None)
+            if has_answered:
+                self._note_state(now)
+                verdict = verdict or self._verdict_if_hopeless()
+            if verdict is not None and not self._has_ended():
+                self._cancel(verdict)
+        self._log.read(ended=True)
+        # If SLURM has forgotten the job, what the ranks measured counts.
+        return self._cancelled or verdict_of(self._job)
+
+    def _has_ended(self) -> bool:
+        return self._job["JobState"] in FINAL_STATES
+
+    def _verdict(self, now: float) -> Ending | None:
+        """Why the job must be cancelled; None while it may go on, and once it was cancelled."""
+        if self._cancelled is not None:
+            return None
+        seconds = 0.0
+        hang = None
+        if self._running_since is not None:
+            seconds = now - self._running_since
+            hang = self._hangs.look()
+        return judge(
+            signal_name=next(iter(self._signals), None),
+            since_start=seconds,
+            timeout_seconds=self._supervision.timeout_seconds,
+            hang=hang,
+        )
+
+    def _is_query_due(self, now: float) -> bool:
+        pause = min(LONGEST_SECONDS, (now - self._began) / 20)
+        return now - self._queried_at >= pause
+
+    def _query(self, now: float, *, must_end: bool) -> bool:
+        """Ask SLURM about the job; whether it has answered.
+
+        Args:
+            must_end: whether the job is about to be cancelled, which is tried even if SLURM has
+                been silent for too long.
+        """
+        self._queried_at = now
         try:
-            job = look(number)
+            self._job = look(self._number)
         except SlurmError as error:
-            if verdict is None and now - heard > PATIENCE_SECONDS:
-                remedy = f"the job may still be running: squeue --jobs {number}; repeat the launch to follow it"
-                raise UserError(f"SLURM has not answered for {now - heard:.0f} s ({error}); {remedy}") from None
-        else:
-            heard, state, reason, nodes = now, job["JobState"], job["Reason"], job["NodeList"]
-            if state == "PENDING":
-                # The next attempt may be on other nodes.
-                log.names.clear()
-                if reason in HOPELESS and cancelled is None and verdict is None:
-                    verdict = Ending("failed", f"job {number} cannot start as requested: {reason}")
-            elif nodes and not log.names:
-                # The hosts are in the order of the job's tasks.
-                hosts = _ask(["scontrol", "show", "hostnames", nodes]).split()
-                log.names |= {str(task): host for task, host in enumerate(hosts)}
-            running_since = running_since or (now if state == "RUNNING" else None)
-            where = f" on {nodes}" if nodes and state == "RUNNING" else ""
-            again = ", again" if int(job["Restarts"] or 0) else ""
-            line = f"job {number}: {state}{where}{f' ({reason})' if reason else ''}{again}"
-            if line != told and state != FORGOTTEN:
-                supervision.show(line)
-                told = line
-        if verdict is not None and job["JobState"] not in ENDED:
-            if verdict is hangs.found:
-                hangs.save_stacks(lambda: None)
-            # Its ranks get SIGTERM, and SIGKILL after SLURM's KillWait.
-            supervision.show(f"job {number}: cancelled: {verdict.reason}")
-            _ask(["scancel", str(number)])
-            cancelled = verdict
-    log.read(ended=True)
-    # If SLURM has forgotten the job, what the ranks measured counts.
-    return cancelled or verdict_of(job)
+            silent = now - self._answered_at
+            if silent > PATIENCE_SECONDS and not must_end:
+                raise UserError(
+                    f"SLURM has not answered for {silent:.0f} s ({error}); the job may still be "
+                    f"running: squeue --jobs {self._number}; repeat the launch to follow it"
+                ) from None
+            return False
+        self._answered_at = now
+        return True
+
+    def _note_state(self, now: float) -> None:
+        """Note on which nodes the job runs and since when, and show its state if it is another."""
+        state = self._job["JobState"]
+        nodes = self._job["NodeList"]
+        names = self._log.names
+        if state == "PENDING":
+            # The next attempt may be on other nodes.
+            names.clear()
+        elif nodes and not names:
+            # The hosts are in the order of the job's tasks.
+            hosts = _output_of(["scontrol", "show", "hostnames", nodes]).split()
+            names.update({str(task): host for task, host in enumerate(hosts)})
+        if state == "RUNNING" and self._running_since is None:
+            self._running_since = now
+        line = self._state_line()
+        if line != self._shown_state and state != FORGOTTEN:
+            self._supervision.show(line)
+            self._shown_state = line
+
+    def _state_line(self) -> str:
+        """The job's state as a line for a person."""
+        job = self._job
+        line = f"job {self._number}: {job['JobState']}"
+        if job["JobState"] == "RUNNING" and job["NodeList"]:
+            line += f" on {job['NodeList']}"
+        if job["Reason"]:
+            line += f" ({job['Reason']})"
+        if int(job["Restarts"] or 0):
+            line += ", again"
+        return line
+
+    def _verdict_if_hopeless(self) -> Ending | None:
+        """The verdict on a job that will never start; None for every other one, and once it was
+        cancelled."""
+        reason = self._job["Reason"]
+        is_hopeless = self._job["JobState"] == "PENDING" and reason in HOPELESS
+        if self._cancelled is not None or not is_hopeless:
+            return None
+        return Ending("failed", f"job {self._number} cannot start as requested: {reason}")
+
+    def _cancel(self, verdict: Ending) -> None:
+        if verdict is self._hangs.verdict:
+            self._hangs.save_stacks(lambda: None)
+        # Its ranks get SIGTERM, and SIGKILL after SLURM's KillWait.
+        self._supervision.show(f"job {self._number}: cancelled: {verdict.reason}")
+        _output_of(["scancel", str(self._number)])
+        self._cancelled = verdict
 
 
 def verdict_of(job: Mapping[str, str]) -> Ending:
     """Why the run of an ended job ended. Without a status, the ranks know better."""
-    state, reason, of_job = job["JobState"], job["Reason"], f"SLURM's job {job['JobId']}"
+    state = job["JobState"]
+    reason = job["Reason"]
+    whose = f"SLURM's job {job['JobId']}"
     exit_status = int(job["ExitCode"].partition(":")[0] or 0)
     if state == "COMPLETED":
         return Ending()
     if state == FORGOTTEN:
         return Ending(None, f"SLURM has forgotten job {job['JobId']}")
     if state == "TIMEOUT":
-        return Ending("timeout", f"{of_job}: TIMEOUT: its time limit was {job['TimeLimit']}")
+        return Ending("timeout", f"{whose}: TIMEOUT: its time limit was {job['TimeLimit']}")
     if state in STATUSES:
-        return Ending(STATUSES[state], f"{of_job}: {state}{f' ({reason})' if reason else ''}")
+        why = f" ({reason})" if reason else ""
+        return Ending(STATUSES[state], f"{whose}: {state}{why}")
     if exit_status == SAVED:
-        return Ending("interrupted", f"{of_job}: saved when it was asked to, and was not requeued")
-    return Ending(None, f"{of_job}: {state} with status {exit_status}")
+        return Ending("interrupted", f"{whose}: saved when it was asked to, and was not requeued")
+    return Ending(None, f"{whose}: {state} with status {exit_status}")
 
 
 # Requests to SLURM, through its own commands
@@ -282,37 +427,56 @@ class SlurmError(UserError):
 
 
 def look(number: int) -> dict[str, str]:
-    """What SLURM knows about a job now, by its field names (scontrol(1)); a value is empty where SLURM has none."""
+    """What SLURM knows about a job now, by its field names (scontrol(1)); a value is empty where
+    SLURM has none."""
     try:
-        found = FIELD.findall(_ask(["scontrol", "--oneliner", "show", "job", str(number)]))
+        fields = FIELD.findall(_output_of(["scontrol", "--oneliner", "show", "job", str(number)]))
     except SlurmError as error:
         if UNKNOWN_JOB not in str(error):
             raise
-        found = [("JobId", str(number)), ("JobState", FORGOTTEN)]
+        fields = [("JobId", str(number)), ("JobState", FORGOTTEN)]
+    job = dict.fromkeys(("Reason", "ExitCode", "Restarts", "NodeList", "TimeLimit"), "")
     # The first of several fields with the same name counts.
-    given = {name: "" if value in NOTHING else value for name, value in reversed(found)}
-    if "JobState" not in given:
+    for name, value in reversed(fields):
+        job[name] = "" if value in MISSING_VALUES else value
+    if "JobState" not in job:
         raise SlurmError(f"scontrol show job {number}: its answer contains no job")
-    return {**dict.fromkeys(("Reason", "ExitCode", "Restarts", "NodeList", "TimeLimit"), ""), **given}
+    return job
 
 
-def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+def _output_of(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """What one of SLURM's commands writes to stdout; `SlurmError` where it fails."""
     program = argv[0]
     try:
         done = subprocess.run(
-            argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=ANSWER_SECONDS, check=False,
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_SECONDS,
+            check=False,
             # Ctrl-C in a terminal is for this process alone.
             start_new_session=True,
-        )  # fmt: skip
+        )
     except FileNotFoundError:
         remedy = "run this where SLURM's commands are, or use --launcher pdsh"
         raise SlurmError(f"{program}: not on PATH; {remedy}") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{program}: no answer within {ANSWER_SECONDS:.0f} s; see scontrol ping") from None
+        raise SlurmError(
+            f"{program}: no answer within {COMMAND_SECONDS:.0f} s; see scontrol ping"
+        ) from None
     if done.returncode != 0:
-        # Put its lines on one line, without the command's own name before each.
-        lines = filter(None, (done.stderr or done.stdout or f"status {done.returncode}").splitlines())
-        words = "; ".join(line.removeprefix(f"{program}: ").removeprefix("error: ") for line in lines)
-        raise SlurmError(f"{program}: {words}")
+        text = done.stderr or done.stdout or f"status {done.returncode}"
+        raise SlurmError(f"{program}: {_on_one_line(text, program)}")
     return done.stdout
+
+
+def _on_one_line(text: str, program: str) -> str:
+    """What a command says on several lines, without its own name before each of them."""
+    lines = []
+    for line in text.splitlines():
+        if line:
+            lines.append(line.removeprefix(f"{program}: ").removeprefix("error: "))
+    return "; ".join(lines)

@@ -1,4 +1,5 @@
-"""The record of a launch whose ranks all ended before they had opened the run: what the supervisor knows of it."""
+"""The record of a launch whose ranks all ended before they had opened the run: what the supervisor
+knows of it."""
 
 from __future__ import annotations
 
@@ -15,12 +16,20 @@ from zeropods.errors import UserError
 from zeropods.launch.command import Launch, typed_flags
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure import environment
-from zeropods.measure.record import CONFIG, RECORD, SCHEMA_VERSION, Record, RunConfig, compose_record, write_record
+from zeropods.measure.record import (
+    CONFIG,
+    RECORD,
+    SCHEMA_VERSION,
+    Record,
+    RunConfig,
+    compose_record,
+    write_record,
+)
 from zeropods.techniques import technique_of
 from zeropods.train.arguments import PASSES, ROWS, arguments_of
 from zeropods.train.deepspeed import read_config
 
-UNKNOWN = "unknown"
+UNKNOWN_TEXT = "unknown"
 """Stands for a text that only the ranks would have found out."""
 
 
@@ -40,9 +49,17 @@ def record_unopened(planned: Launch, end: UnopenedError) -> None:
         "restarts": planned.restarts,
     }
     if not (folder / CONFIG).is_file():
-        nothing: dict[str, Any] = {"steps": 0, "train_seconds": None, "samples_per_second": None}
-        nothing |= {"losses": [], "eval_losses": [], "ranks": []}
-        write_record(folder, Record(**vars(_requested(planned)), **ending, **nothing))
+        record = Record(
+            **vars(_requested(planned)),
+            **ending,
+            steps=0,
+            train_seconds=None,
+            samples_per_second=None,
+            losses=[],
+            eval_losses=[],
+            ranks=[],
+        )
+        write_record(folder, record)
     elif not (folder / RECORD).is_file():
         write_record(folder, compose_record(folder, **ending))
 
@@ -54,7 +71,17 @@ def _requested(planned: Launch) -> RunConfig:
     called: Mapping[str, str] = {} if kind is None else kind.called
     data = str(flags.get(called.get("dataset_path", "dataset_path"), ""))
     manifest = _manifest(Path(data))
-    config = None if not flags.get("deepspeed") else read_config(Path(str(flags["deepspeed"])))
+    prompt = None
+    train_rows = 0
+    dataset = {}
+    if manifest is not None:
+        train_rows = manifest.splits["train"].rows
+        dataset = {"path": data, "content_key": manifest.content_key}
+        if manifest.task != "lm":
+            prompt = manifest.prompt
+    config = None
+    if flags.get("deepspeed"):
+        config = read_config(Path(str(flags["deepspeed"])))
     rows = _whole(flags.get(ROWS))
     passes = _whole(flags.get(PASSES))
     ranks = planned.world_size
@@ -64,21 +91,21 @@ def _requested(planned: Launch) -> RunConfig:
         attempt=0,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         task=_task(flags, manifest),
-        model_id=str(flags.get(called.get("model_id", "model_id"), UNKNOWN)),
-        init=Path(str(flags.get("init", UNKNOWN))).name,
+        model_id=str(flags.get(called.get("model_id", "model_id"), UNKNOWN_TEXT)),
+        init=Path(str(flags.get("init", UNKNOWN_TEXT))).name,
         technique=technique_of(config, ranks),
         pods=len(planned.hosts),
         slots=planned.hosts[0].slots,
         world_size=ranks,
-        precision=str(flags.get("precision", UNKNOWN)),
-        prompt=None if manifest is None or manifest.task == "lm" else manifest.prompt,
+        precision=str(flags.get("precision", UNKNOWN_TEXT)),
+        prompt=prompt,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=passes,
         effective_batch_size=rows * passes * ranks,
         gradient_checkpointing=flags.get("gradient_checkpointing") is True,
-        train_rows=0 if manifest is None else manifest.splits["train"].rows,
+        train_rows=train_rows,
         dev_rows=None,
-        dataset={} if manifest is None else {"path": data, "content_key": manifest.content_key},
+        dataset=dataset,
         deepspeed=config,
         identity={},
         argv=[planned.script.name, *planned.arguments],
@@ -90,7 +117,8 @@ def _requested(planned: Launch) -> RunConfig:
 
 
 def _manifest(data: Path) -> Manifest | None:
-    """The manifest of a prepared set; None for raw data, and for a set whose manifest is damaged."""
+    """The manifest of a prepared set; None for raw data, and for a set whose manifest is
+    damaged."""
     if (data / MANIFEST).is_file():
         with suppress(UserError):
             return read_manifest(data)
@@ -100,9 +128,10 @@ def _manifest(data: Path) -> Manifest | None:
 def _task(flags: dict[str, object], manifest: Manifest | None) -> str:
     if manifest is not None:
         return manifest.task
-    return str(flags.get("task", UNKNOWN))
+    return str(flags.get("task", UNKNOWN_TEXT))
 
 
 def _whole(value: object) -> int:
-    """A flag's whole number; 1, transformers' smallest, where a script of somebody else does not have the flag."""
+    """A flag's whole number; 1, transformers' smallest, where a script of somebody else does not
+    have the flag."""
     return value if isinstance(value, int) and value > 0 else 1
