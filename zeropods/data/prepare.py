@@ -126,10 +126,31 @@ class Preparation:
 
     def open(self) -> RawData:
         """Open the raw data; `UserError` if they do not exist."""
-        readers: dict[str, type[RawData]]
-        readers = {"text2sql": WikiSQLData, "squad": SquadData, "lm": TextData}
-        reader = readers[self.task]
-        return reader(self)
+        match self.task:
+            case "text2sql":
+                return WikiSQLData(
+                    Path(self.data),
+                    limit=self.limit,
+                    prompt=self.prompt,
+                    max_source_tokens=self.source_limit,
+                )
+            case "squad":
+                return SquadData(
+                    Path(self.data),
+                    limit=self.limit,
+                    max_seq_length=self.max_seq_length,
+                    loss_on=self.loss,
+                )
+            case "lm":
+                return TextData(
+                    self.data,
+                    dataset_config=self.dataset_config,
+                    text_field=self.text_field,
+                    limit=self.limit,
+                    max_seq_length=self.max_seq_length,
+                )
+            case _:
+                raise KeyError(self.task)
 
     def rows(self) -> int:
         """text2sql: number of examples requested, in all splits together."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
-    from zeropods.data.prepare import Preparation
-
 CHUNK_QUESTIONS = 2_048
 QUESTION = "Question: "
 CONTEXT = " Context: "
@@ -293,9 +291,20 @@ def _span(encoding: Encoding, token: int) -> tuple[int, int]:
 class SquadData:
     """The questions of a folder as rows; it must have the split train."""
 
-    def __init__(self, wanted: Preparation) -> None:
-        self._wanted = wanted
-        self._folder = Path(wanted.data)
+    def __init__(
+        self, folder: Path, *, limit: int | None, max_seq_length: int, loss_on: str
+    ) -> None:
+        """Open the raw data.
+
+        Args:
+            limit: number of questions to take from the start of each split; None for all.
+            max_seq_length: the most tokens of a row.
+            loss_on: which tokens of a row carry a loss: `answer` or `all`.
+        """
+        self._folder = folder
+        self._limit = limit
+        self._max_seq_length = max_seq_length
+        self._loss_on = loss_on
         self.splits = squad_splits(self._folder)
         files = [squad_file(self._folder, split) for split in self.splits]
         self.hashes = {path.name: sha256(path) for path in files}
@@ -318,7 +327,7 @@ class SquadData:
         keeps its beginning, as it will when a model is asked, since the place of the answer is not
         known then.
         """
-        encoder = SquadEncoder(tokenizer, self._wanted.max_seq_length)
+        encoder = SquadEncoder(tokenizer, self._max_seq_length)
         rows = TokenRows()
         targets_lost = 0
         examples = self._examples(split)
@@ -339,7 +348,7 @@ class SquadData:
     def _labels(self, row: SquadRow) -> Ids:
         """The ids of a row, -100 before the part that carries a loss."""
         labels = row.ids.copy()
-        if self._wanted.loss == "answer":
+        if self._loss_on == "answer":
             labels[: len(labels) - row.answer] = NO_LOSS
         else:
             # Nothing predicts the first token.
@@ -347,4 +356,4 @@ class SquadData:
         return labels
 
     def _examples(self, split: str) -> Iterator[SquadExample]:
-        return itertools.islice(read_squad(self._folder, split), self._wanted.limit)
+        return itertools.islice(read_squad(self._folder, split), self._limit)

@@ -26,8 +26,6 @@ from zeropods.files import first_line, is_path, sha256, validated_lines
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from zeropods.data.prepare import Preparation
-
 DEV_SHARE = 20
 """If no file name gives a split, one document in this many is dev."""
 SPLIT_WORDS = {
@@ -66,9 +64,28 @@ class TextData:
     """The documents of a folder, or of a data set on the hub, as blocks of `max_seq_length`
     tokens."""
 
-    def __init__(self, wanted: Preparation) -> None:
-        self._wanted = wanted
-        self._corpus = open_corpus(wanted.data, wanted.dataset_config, wanted.text_field)
+    def __init__(
+        self,
+        data: Path | str,
+        *,
+        dataset_config: str | None,
+        text_field: str,
+        limit: int | None,
+        max_seq_length: int,
+    ) -> None:
+        """Open the raw data.
+
+        Args:
+            data: a folder, or the id of a data set on the hub.
+            dataset_config: configuration of a data set on the hub.
+            text_field: the field of a row that holds its text.
+            limit: number of documents to take from the start of each split; None for all.
+            max_seq_length: number of tokens in a block.
+        """
+        self._data = data
+        self._limit = limit
+        self._max_seq_length = max_seq_length
+        self._corpus = open_corpus(data, dataset_config, text_field)
         self.splits = self._corpus.splits
         self.hashes = self._corpus.hashes
 
@@ -86,12 +103,12 @@ class TextData:
         -100."""
         documents = self._encoded(split, tokenizer, progress)
         tokens = join(documents, tokenizer.eos_token_id)
-        length = self._wanted.max_seq_length
+        length = self._max_seq_length
         needs_whole_blocks = split == "train"
         least = length if needs_whole_blocks else FEWEST_TOKENS_OF_BLOCK
         if len(tokens) < least:
             raise UserError(
-                f"{self._wanted.data}, {split}: {len(tokens)} tokens, "
+                f"{self._data}, {split}: {len(tokens)} tokens, "
                 f"fewer than one block of {least}; "
                 "give more text or a smaller --max-seq-length"
             )
@@ -102,7 +119,7 @@ class TextData:
         return TokenRows(blocks, labels, documents=len(documents), leftover_tokens=leftover)
 
     def _documents(self, split: str) -> Iterator[str]:
-        return itertools.islice(self._corpus.documents(split), self._wanted.limit)
+        return itertools.islice(self._corpus.documents(split), self._limit)
 
     def _encoded(
         self,
@@ -122,7 +139,7 @@ class TextData:
                 total_tokens += len(ids)
             if total_tokens > MOST_TOKENS:
                 raise UserError(
-                    f"{self._wanted.data}, {split}: more than {MOST_TOKENS:,} tokens; "
+                    f"{self._data}, {split}: more than {MOST_TOKENS:,} tokens; "
                     "use --limit DOCUMENTS"
                 )
             progress(len(chunk))

@@ -28,8 +28,6 @@ from zeropods.sql.table import SQLTable, Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from zeropods.data.prepare import Preparation
-
 PROMPTS = ("question", "schema")
 MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
 """Token limit by prompt: `question` is cut where the original recipe cuts; `schema` above WikiSQL's
@@ -405,9 +403,20 @@ class WikiSQLData:
     """The questions of a folder as rows, each with its query as the target; it must have the split
     train."""
 
-    def __init__(self, wanted: Preparation) -> None:
-        self._wanted = wanted
-        self._folder = Path(wanted.data)
+    def __init__(
+        self, folder: Path, *, limit: int | None, prompt: str, max_source_tokens: int
+    ) -> None:
+        """Open the raw data.
+
+        Args:
+            limit: number of questions to take from the start of each split; None for all.
+            prompt: one of `PROMPTS`.
+            max_source_tokens: the most tokens of a source, the end token included.
+        """
+        self._folder = folder
+        self._limit = limit
+        self._prompt = prompt
+        self._max_source_tokens = max_source_tokens
         source_files(self._folder, "train")
         self.splits = wikisql_splits(self._folder)
         self.hashes: dict[str, str] = {}
@@ -419,7 +428,7 @@ class WikiSQLData:
     def texts(self) -> Iterator[str]:
         """The texts that a tokenizer is trained on: sources and targets of train."""
         for example in self._examples("train"):
-            yield source_of(example, self._wanted.prompt)
+            yield source_of(example, self._prompt)
             yield target_of(example)
 
     def rows(
@@ -432,7 +441,6 @@ class WikiSQLData:
         token."""
         encode = Encoder(tokenizer)
         end = tokenizer.eos_token_id
-        source_limit = self._wanted.source_limit
         rows = TokenRows()
         targets_lost = 0
         targets_unreadable = 0
@@ -440,7 +448,7 @@ class WikiSQLData:
         while chunk := list(itertools.islice(examples, CHUNK_EXAMPLES)):
             texts = [target_of(example) for example in chunk]
             targets = encode(texts)
-            sources = encode([source_of(example, self._wanted.prompt) for example in chunk])
+            sources = encode([source_of(example, self._prompt) for example in chunk])
 
             decoded = tokenizer.backend_tokenizer.decode_batch(targets, skip_special_tokens=True)
             targets_lost += count_lost(texts, decoded)
@@ -449,9 +457,9 @@ class WikiSQLData:
             if unreadable and rows.first_unreadable is None:
                 rows.first_unreadable = _place_and_text(split, unreadable[0])
 
-            rows.inputs_cut += _count_longer(sources, source_limit)
+            rows.inputs_cut += _count_longer(sources, self._max_source_tokens)
             rows.labels_cut += _count_longer(targets, MAX_TARGET_TOKENS)
-            rows.input_ids += [_cut(row, source_limit, end) for row in sources]
+            rows.input_ids += [_cut(row, self._max_source_tokens, end) for row in sources]
             rows.labels += [_cut(row, MAX_TARGET_TOKENS, end) for row in targets]
             progress(len(chunk))
         rows.targets_lost = targets_lost
@@ -459,7 +467,7 @@ class WikiSQLData:
         return rows
 
     def _examples(self, split: str) -> Iterator[Example]:
-        return itertools.islice(read_split(self._folder, split), self._wanted.limit)
+        return itertools.islice(read_split(self._folder, split), self._limit)
 
 
 def _is_restored(example: Example) -> bool:
