@@ -16,7 +16,8 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStatistics:
-    """Lengths of the rows of one side of a split, in tokens including the end token, after truncation."""
+    """Lengths of the rows of one side of a split, in tokens including the end token, after
+    truncation."""
 
     total: int
     mean: float
@@ -33,28 +34,32 @@ class TokenStatistics:
 class SplitStatistics:
     """One split of a prepared set.
 
-    A row of text2sql has a source and a target. A row of a causal set is one text: `source` counts all of
-    its tokens, `target` those of them that carry a loss.
+    A row of text2sql has a source and a target. A row of a causal set is one text: `source` counts
+    all of its tokens, `target` those of them that carry a loss.
     """
 
     rows: int
     source: TokenStatistics
     target: TokenStatistics
     targets_lost: int | None
-    """Number of targets whose text is not restored by decoding their tokens (NFKC, spaces folded); None for `lm`."""
+    """Number of targets whose text is not restored by decoding their tokens (NFKC, spaces folded);
+    None for `lm`."""
     targets_unreadable: int | None = None
-    """text2sql: number of targets that are not read back as their query, so that no answer to them can be right."""
+    """text2sql: number of targets that are not read back as their query, so that no answer to them
+    can be right."""
     first_unreadable: str | None = None
     """Place and text of the first of them."""
     documents: int | None = None
     """`lm`: number of documents that were read, not counting empty ones."""
     leftover_tokens: int | None = None
-    """`lm`: number of tokens in the incomplete last block, which train omits; 0 where the last block may be short."""
+    """`lm`: number of tokens in the incomplete last block, which train omits; 0 where the last
+    block may be short."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The record beside a prepared set, from which everything else reads the prompt and the tokenizer."""
+    """The record beside a prepared set, from which everything else reads the prompt and the
+    tokenizer."""
 
     schema_version: Literal[1]
     content_key: str
@@ -78,7 +83,8 @@ class Manifest:
     loss_on: str | None = None
     """Which tokens of a causal row carry a loss: `answer` or `all`."""
     pad_token: str | None = None
-    """The token that pads a causal batch: the end token if the tokenizer came without a pad token."""
+    """The token that pads a causal batch: the end token if the tokenizer came without a pad
+    token."""
     data: str | None = None
     """Location of the raw data, a folder or a hub id; None in sets made by older versions."""
 
@@ -87,6 +93,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a prepared set, strictly."""
     path = Path(folder) / FILE
     if not path.is_file():
-        made = "zeropods prepare --data DATA --tokenizer MODEL --out SET"
-        raise UserError(f"{folder}: no prepared data set there; make one with {made}")
+        raise UserError(
+            f"{folder}: no prepared data set there; "
+            "make one with zeropods prepare --data DATA --tokenizer MODEL --out SET"
+        )
     return validated(Manifest, path, path.read_bytes(), "prepare the data set again")

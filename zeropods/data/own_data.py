@@ -411,8 +411,8 @@ def _condition(node: exp.Expr, table: ReadTable) -> Condition:
     if type(node) not in COMPARISON_NODES:
         raise ValueError(f"{shown(node.sql('sqlite'))}: not supported; {REACH}")
     value = node.args.get("expression")
-    is_negative = isinstance(value, exp.Neg)
     literal = value.this if isinstance(value, exp.Neg) else value
+    is_negative = literal is not value
     if not isinstance(node.this, exp.Column) or not isinstance(literal, exp.Literal):
         comparison = shown(node.sql("sqlite"))
         operators = ", ".join(OPERATORS[:3])

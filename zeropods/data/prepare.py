@@ -1,6 +1,7 @@
 """`zeropods prepare`: turn raw data into a tokenized set with its tokenizer and manifest.
 
-A task's raw data are read and tokenized by `WikiSQLData`, `SquadData` or `TextData`; this module serves all three.
+A task's raw data are read and tokenized by `WikiSQLData`, `SquadData` or `TextData`; this module
+serves all three.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from zeropods.data.encoding import (
     train_tokenizer,
     unknown_id,
 )
-from zeropods.data.manifest import FILE, SCHEMA_VERSION, Manifest, SplitStatistics, TokenStatistics, read_manifest
+from zeropods.data.manifest import (
+    FILE,
+    SCHEMA_VERSION,
+    Manifest,
+    SplitStatistics,
+    TokenStatistics,
+    read_manifest,
+)
 from zeropods.data.squad import SquadData
 from zeropods.data.text import TextData, hub_name
 from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer, load_tokenizer
@@ -46,11 +54,19 @@ from zeropods.plan.known_models import T5_TINY
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from pyarrow import ListArray
+    from transformers import PreTrainedTokenizerBase
 
 LOSSES = ("answer", "all")
 FEWEST_TOKENS = 2
-"""Lowest token limit: a row of one token has nothing to predict, a source of one nothing to read but its end token."""
+"""Lowest token limit: a row of one token has nothing to predict, a source of one nothing to read
+but its end token."""
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
+NOT_IN_MANIFEST = "versions, --plain-vocabulary or --text-field"
+"""What may differ from a set that is there although all that its manifest shows is the same."""
+
+RawData = WikiSQLData | SquadData | TextData
+"""A task's raw data, opened: they yield texts for a tokenizer, and rows of tokens by split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +78,8 @@ class Preparation:
     data: Path | str
     """A folder; for `lm` also the id of a data set on the hub, which is streamed."""
     tokenizer: str
-    """A hub id, a folder, a spiece.model, or our tiny model `t5-tiny` or `gpt-tiny`, for one trained on the data."""
+    """A hub id, a folder, a spiece.model, or our tiny model `t5-tiny` or `gpt-tiny`, for one
+    trained on the data."""
     limit: int | None = None
     """Number of examples to take from the start of each split; None for all."""
     prompt: str = "schema"
@@ -84,11 +101,12 @@ class Preparation:
         if self.loss_on not in (None, *LOSSES):
             raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
         if self.task == "lm" and self.loss_on == "answer":
-            raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or use all")
-        for name in ("limit", "max_source_tokens", "max_seq_length"):
-            value, least = getattr(self, name), 1 if name == "limit" else FEWEST_TOKENS
-            if value is not None and value < least:
-                raise UserError(f"--{name.replace('_', '-')} {value}; expected at least {least}")
+            raise UserError(
+                "loss_on 'answer': text of the task lm has no answers; leave it out, or use all"
+            )
+        _check_least("--limit", self.limit, 1)
+        _check_least("--max-source-tokens", self.max_source_tokens, FEWEST_TOKENS)
+        _check_least("--max-seq-length", self.max_seq_length, FEWEST_TOKENS)
 
     @property
     def is_causal(self) -> bool:
@@ -103,18 +121,47 @@ class Preparation:
     @property
     def loss(self) -> str:
         """Which tokens of a causal row carry a loss: `answer` or `all`."""
-        return self.loss_on or ("answer" if self.task == "squad" else "all")
+        default = "answer" if self.task == "squad" else "all"
+        return self.loss_on or default
 
-    def open(self) -> WikiSQLData | SquadData | TextData:
+    def open(self) -> RawData:
         """Open the raw data; `UserError` if they do not exist."""
-        kinds: dict[str, type[WikiSQLData | SquadData | TextData]]
-        kinds = {"text2sql": WikiSQLData, "squad": SquadData, "lm": TextData}
-        return kinds[self.task](self)
+        match self.task:
+            case "text2sql":
+                return WikiSQLData(
+                    Path(self.data),
+                    limit=self.limit,
+                    prompt=self.prompt,
+                    max_source_tokens=self.source_limit,
+                )
+            case "squad":
+                return SquadData(
+                    Path(self.data),
+                    limit=self.limit,
+                    max_seq_length=self.max_seq_length,
+                    loss_on=self.loss,
+                )
+            case "lm":
+                return TextData(
+                    self.data,
+                    dataset_config=self.dataset_config,
+                    text_field=self.text_field,
+                    limit=self.limit,
+                    max_seq_length=self.max_seq_length,
+                )
+            case _:
+                raise KeyError(self.task)
 
     def rows(self) -> int:
         """text2sql: number of examples requested, in all splits together."""
         folder = Path(self.data)
-        return sum(count_examples(folder, split, self.limit) for split in wikisql_splits(folder))
+        counts = [count_examples(folder, split, self.limit) for split in wikisql_splits(folder)]
+        return sum(counts)
+
+
+def _check_least(flag: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise UserError(f"{flag} {value}; expected at least {least}")
 
 
 def prepare(
@@ -126,116 +173,171 @@ def prepare(
 ) -> tuple[Manifest, bool]:
     """Make the tokenized set at `out`; returns its manifest, and False if it was there already.
 
-    Every split is a folder with the columns `input_ids` and `labels`: lists of int32, without padding.
+    Every split is a folder with the columns `input_ids` and `labels`: lists of int32, without
+    padding.
 
     Args:
         progress: called with the number of rows, or of documents, done since the last call.
-        replaces: whether a set of other data, settings or versions may be replaced; if not, it raises `UserError`.
+        replaces: whether a set of other data, settings or versions may be replaced; if not, it
+            raises `UserError`.
     """
-    from datasets import DatasetDict
-
-    raw, out = wanted.open(), Path(out)
+    raw = wanted.open()
+    out = Path(out)
     key = _content_key(wanted, raw.hashes)
-    asked: dict[str, Any] = {
-        "task": wanted.task,
-        "data": str(Path(wanted.data).resolve()) if Path(wanted.data).is_dir() else str(wanted.data),
-        "tokenizer": wanted.tokenizer,
-        "prompt": wanted.task if wanted.is_causal else wanted.prompt,
-        "limit": wanted.limit,
-        "max_source_tokens": None if wanted.is_causal else wanted.source_limit,
-        "max_target_tokens": None if wanted.is_causal else MAX_TARGET_TOKENS,
-        "max_seq_length": wanted.max_seq_length if wanted.is_causal else None,
-        "loss_on": wanted.loss if wanted.is_causal else None,
-    }
-    if (out / FILE).is_file():
-        current = read_manifest(out)
+    settings = _settings(wanted)
+    current = _set_at(out)
+    if current is not None:
         if current.content_key == key:
             return current, False
         if not replaces:
-            held = asdict(current)
-            same_data = current.source_sha256 == raw.hashes
-            differ = [name for name in asked if held[name] != asked[name] and not (name == "data" and same_data)]
-            unkept = "versions, --plain-vocabulary or --text-field" if same_data else "the data have changed"
-            said = told_differences(held, asked, differ) or unkept
-            raise UserError(
-                f"{out}: holds a set with other data, settings or versions ({said}); choose another --out, or remove "
-                "this one first"
-            )
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: holds something that is not a prepared data set; choose another --out")
+            raise UserError(_difference(out, current, settings, raw.hashes))
     with _undisturbed(), new_folder(out) as folder:
-        if wanted.tokenizer == GPT_TINY and wanted.is_causal:
-            tokenizer = train_byte_tokenizer(raw.texts())
-        elif wanted.is_causal:
-            tokenizer = load_causal_tokenizer(wanted.tokenizer)
-        elif wanted.tokenizer in T5_TINY:
-            tokenizer = train_tokenizer(raw.texts())
-        else:
-            tokenizer = load_tokenizer(wanted.tokenizer, complete=wanted.complete_vocabulary)
+        tokenizer = _tokenizer(wanted, raw)
         splits = {split: raw.rows(split, tokenizer, progress) for split in raw.splits}
-        DatasetDict({split: _dataset(rows) for split, rows in splits.items()}).save_to_disk(folder)
-        tokenizer.save_pretrained(folder / "tokenizer")
-        unknown = unknown_id(tokenizer)
+        _save(splits, tokenizer, folder)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             content_key=key,
             tokenizer_fingerprint=fingerprint(tokenizer),
             vocabulary_size=len(tokenizer),
             source_sha256=raw.hashes,
-            splits={
-                split: SplitStatistics(
-                    rows=len(rows.input_ids),
-                    source=_statistics(rows.input_ids, unknown, rows.inputs_cut),
-                    target=_statistics(rows.labels, unknown, rows.labels_cut),
-                    targets_lost=rows.targets_lost,
-                    targets_unreadable=rows.targets_unreadable,
-                    first_unreadable=rows.first_unreadable,
-                    documents=rows.documents,
-                    leftover_tokens=rows.leftover_tokens,
-                )
-                for split, rows in splits.items()
-            },
+            splits=_split_statistics(splits, unknown_id(tokenizer)),
             versions=_versions(),
             pad_token=str(tokenizer.pad_token) if wanted.is_causal else None,
-            **asked,
+            **settings,
         )
         write_json(folder / FILE, asdict(manifest))
-        return manifest, True
+    return manifest, True
+
+
+def _settings(wanted: Preparation) -> dict[str, Any]:
+    """The fields of the manifest that tell what was requested."""
+    is_causal = wanted.is_causal
+    is_folder = Path(wanted.data).is_dir()
+    return {
+        "task": wanted.task,
+        "data": str(Path(wanted.data).resolve() if is_folder else wanted.data),
+        "tokenizer": wanted.tokenizer,
+        "prompt": wanted.task if is_causal else wanted.prompt,
+        "limit": wanted.limit,
+        "max_source_tokens": None if is_causal else wanted.source_limit,
+        "max_target_tokens": None if is_causal else MAX_TARGET_TOKENS,
+        "max_seq_length": wanted.max_seq_length if is_causal else None,
+        "loss_on": wanted.loss if is_causal else None,
+    }
+
+
+def _set_at(out: Path) -> Manifest | None:
+    """The manifest of the set at `out`, None where nothing is; `UserError` for anything else."""
+    if (out / FILE).is_file():
+        return read_manifest(out)
+    is_empty_folder = out.is_dir() and not any(out.iterdir())
+    if out.exists() and not is_empty_folder:
+        raise UserError(
+            f"{out}: holds something that is not a prepared data set; choose another --out"
+        )
+    return None
+
+
+def _difference(
+    out: Path, current: Manifest, settings: dict[str, object], hashes: dict[str, str]
+) -> str:
+    """How the set at `out` differs from the one that is requested, and what to do."""
+    there = asdict(current)
+    differing = [name for name in settings if there[name] != settings[name]]
+    has_same_data = current.source_sha256 == hashes
+    if has_same_data and "data" in differing:
+        differing.remove("data")
+    differences = told_differences(there, settings, differing)
+    if not differences:
+        differences = NOT_IN_MANIFEST if has_same_data else "the data have changed"
+    return (
+        f"{out}: holds a set with other data, settings or versions ({differences}); "
+        "choose another --out, or remove this one first"
+    )
+
+
+def _tokenizer(wanted: Preparation, raw: RawData) -> PreTrainedTokenizerBase:
+    """The tokenizer that is requested, trained on the raw data or loaded."""
+    if wanted.is_causal:
+        if wanted.tokenizer == GPT_TINY:
+            return train_byte_tokenizer(raw.texts())
+        return load_causal_tokenizer(wanted.tokenizer)
+    if wanted.tokenizer in T5_TINY:
+        return train_tokenizer(raw.texts())
+    return load_tokenizer(wanted.tokenizer, complete=wanted.complete_vocabulary)
+
+
+def _save(splits: dict[str, TokenRows], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the rows, and the tokenizer beside them."""
+    from datasets import DatasetDict
+
+    datasets = {split: _dataset(rows) for split, rows in splits.items()}
+    DatasetDict(datasets).save_to_disk(folder)
+    tokenizer.save_pretrained(folder / "tokenizer")
+
+
+# What identifies a set.
 
 
 def key_of_preparation(wanted: Preparation, made: Manifest) -> str:
-    """The content key of the set that `prepare` would make now; `made` is the manifest of a set made earlier.
+    """The content key of the set that `prepare` would make now; `made` is the manifest of a set
+    made earlier.
 
-    Raw data that are gone count as they were then; so do those on the hub, which may not answer and may have changed.
+    Raw data that are gone count as they were then; so do those on the hub, which may not answer and
+    may have changed.
     """
     data = Path(wanted.data)
-    gone = not data.exists() and (isinstance(wanted.data, Path) or data.is_absolute())
-    of_hub = hub_name(str(wanted.data), wanted.dataset_config) in made.source_sha256
-    return _content_key(wanted, made.source_sha256 if gone or of_hub else wanted.open().hashes)
+    is_place = isinstance(wanted.data, Path) or data.is_absolute()
+    is_gone = is_place and not data.exists()
+    is_on_hub = hub_name(str(wanted.data), wanted.dataset_config) in made.source_sha256
+    if is_gone or is_on_hub:
+        return _content_key(wanted, made.source_sha256)
+    return _content_key(wanted, wanted.open().hashes)
 
 
 def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
-    """SHA-256 of all that determines the result: sources, settings, tokenizer, versions of packages that tokenize."""
-    # Two tokenizers are told apart without loading them: by the content of their files, or by name.
-    source = Path(wanted.tokenizer)
-    files = [source] if source.is_file() else sorted(f for f in source.glob("*") if f.name in TOKENIZER_FILES)
-    names = ("task", "max_seq_length", "text_field") if wanted.is_causal else ("prompt", "complete_vocabulary")
-    limits = {"max_tokens": [wanted.source_limit, MAX_TARGET_TOKENS]}
-    document = {
+    """SHA-256 of all that determines the result: sources, settings, tokenizer, versions of packages
+    that tokenize."""
+    document: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,
         "sources": hashes,
-        "tokenizer": " ".join(map(sha256, files)) or wanted.tokenizer,
+        "tokenizer": _tokenizer_key(wanted.tokenizer),
         "versions": _versions(),
         "limit": wanted.limit,
-        **{name: getattr(wanted, name) for name in names},
-        **({"loss_on": wanted.loss} if wanted.is_causal else limits),
     }
+    if wanted.is_causal:
+        document["task"] = wanted.task
+        document["max_seq_length"] = wanted.max_seq_length
+        document["text_field"] = wanted.text_field
+        document["loss_on"] = wanted.loss
+    else:
+        document["prompt"] = wanted.prompt
+        document["complete_vocabulary"] = wanted.complete_vocabulary
+        document["max_tokens"] = [wanted.source_limit, MAX_TARGET_TOKENS]
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
+def _tokenizer_key(tokenizer: str) -> str:
+    """What tells two tokenizers apart without loading them: the content of their files, or the
+    name."""
+    source = Path(tokenizer)
+    files = [source]
+    if not source.is_file():
+        files = [path for path in sorted(source.glob("*")) if path.name in TOKENIZER_FILES]
+    return " ".join(map(sha256, files)) or tokenizer
+
+
 def _versions() -> dict[str, str]:
-    """Versions of the packages that tokenize and store; our own is the version of this code, installed or not."""
-    return {"zeropods": __version__, **{name: version(name) for name in ("tokenizers", "sentencepiece", "datasets")}}
+    """Versions of the packages that tokenize and store; our own is the version of this code,
+    installed or not."""
+    versions = {"zeropods": __version__}
+    for package in ("tokenizers", "sentencepiece", "datasets"):
+        versions[package] = version(package)
+    return versions
+
+
+# Rows as they are stored and counted.
 
 
 def _dataset(rows: TokenRows) -> Dataset:
@@ -243,16 +345,42 @@ def _dataset(rows: TokenRows) -> Dataset:
     import pyarrow
     from datasets import Dataset
 
-    def lists(column: list[Ids]) -> pyarrow.ListArray:
-        offsets = np.cumsum([0, *map(len, column)]).astype(np.int32)
-        return pyarrow.ListArray.from_arrays(offsets, np.concatenate(column))
+    columns = {"input_ids": _lists(rows.input_ids), "labels": _lists(rows.labels)}
+    return Dataset(pyarrow.table(columns))
 
-    return Dataset(pyarrow.table({"input_ids": lists(rows.input_ids), "labels": lists(rows.labels)}))
+
+def _lists(column: list[Ids]) -> ListArray:
+    """A column as Arrow stores it: all its tokens in a row, and the offsets at which lists
+    begin."""
+    import pyarrow
+
+    offsets = np.cumsum([0, *map(len, column)]).astype(np.int32)
+    return pyarrow.ListArray.from_arrays(offsets, np.concatenate(column))
+
+
+def _split_statistics(
+    splits: dict[str, TokenRows], unknown: int | None
+) -> dict[str, SplitStatistics]:
+    statistics = {}
+    for split, rows in splits.items():
+        statistics[split] = SplitStatistics(
+            rows=len(rows.input_ids),
+            source=_statistics(rows.input_ids, unknown, rows.inputs_cut),
+            target=_statistics(rows.labels, unknown, rows.labels_cut),
+            targets_lost=rows.targets_lost,
+            targets_unreadable=rows.targets_unreadable,
+            first_unreadable=rows.first_unreadable,
+            documents=rows.documents,
+            leftover_tokens=rows.leftover_tokens,
+        )
+    return statistics
 
 
 def _statistics(column: list[Ids], unknown: int | None, cut: int) -> TokenStatistics:
-    """Statistics of the tokens of `input_ids`, or of the labels that carry a loss: -100 is not counted."""
-    tokens, starts = np.concatenate(column), np.cumsum([0, *map(len, column[:-1])])
+    """Statistics of the tokens of `input_ids`, or of the labels that carry a loss: -100 is not
+    counted."""
+    tokens = np.concatenate(column)
+    starts = np.cumsum([0, *map(len, column[:-1])])
     lengths = np.add.reduceat(tokens != NO_LOSS, starts, dtype=np.int64)
     unknowns = np.add.reduceat(tokens == unknown, starts, dtype=np.int64)
     return TokenStatistics(
@@ -269,16 +397,18 @@ def _statistics(column: list[Ids], unknown: int | None, cut: int) -> TokenStatis
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Disable the search for cycles, which takes a quarter of the time and finds none, and others' progress bars."""
+    """Disable the search for cycles, which takes a quarter of the time and finds none, and others'
+    progress bars."""
     import datasets
 
-    collecting, hidden = gc.isenabled(), datasets.are_progress_bars_disabled()
+    is_collecting = gc.isenabled()
+    are_bars_hidden = datasets.are_progress_bars_disabled()
     gc.disable()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if collecting:
+        if is_collecting:
             gc.enable()
-        if not hidden:
+        if not are_bars_hidden:
             datasets.enable_progress_bars()

@@ -1,4 +1,5 @@
-"""SQuAD v1.1: a strict reader of its official layout, its prompt, and its questions as tokens for a causal model."""
+"""SQuAD v1.1: a strict reader of its official layout, its prompt, and its questions as tokens for a
+causal model."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import numpy as np
 from annotated_types import MinLen
 from pydantic import Field
 
-from zeropods.data.encoding import NO_LOSS, Ids, TokenRows, first_tokens, folded
+from zeropods.data.encoding import NO_LOSS, Ids, TokenRows, count_lost, first_tokens
 from zeropods.data.manifest import SPLITS
 from zeropods.data.wikisql import Text, check_folder
 from zeropods.errors import UserError
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
-    from zeropods.data.prepare import Preparation
-
 CHUNK_QUESTIONS = 2_048
-QUESTION, CONTEXT, ANSWER = "Question: ", " Context: ", " Answer:"
+QUESTION = "Question: "
+CONTEXT = " Context: "
+ANSWER = " Answer:"
 
 
 @dataclass(frozen=True)
@@ -76,36 +77,65 @@ class _File:
 def read_squad(folder: Path, split: str) -> Iterator[SquadExample]:
     """The questions of a split in file order; `UserError` at the first fault, with its place."""
     path = squad_file(folder, split)
-    paragraphs = [each for article in validated(_File, path, path.read_bytes()).data for each in article.paragraphs]
-    asked = [(paragraph.context, question) for paragraph in paragraphs for question in paragraph.qas]
-    seen = set[str]()
-    for index, (context, question) in enumerate(asked):
+    document = validated(_File, path, path.read_bytes())
+    ids = set[str]()
+    for context, question in _questions(document):
         place = f"{path}: question {question.id!r}"
-        if question.id in seen:
+        if question.id in ids:
             raise UserError(f"{place}: id {question.id!r} occurs twice; keep one of them")
-        seen.add(question.id)
         for answer in question.answers:
-            if not context.startswith(answer.text, answer.answer_start):
-                there = context.find(answer.text)
-                found = "in its context" if there < 0 else f"at answer_start {answer.answer_start} but at {there}"
-                raise UserError(f"{place}: answer {answer.text!r} is not {found}; correct it or leave the question out")
-        texts, starts = zip(*((answer.text, answer.answer_start) for answer in question.answers), strict=True)
-        yield SquadExample(index, question.id, question.question, context, texts, starts)
-    if not asked:
+            _check_answer(place, context, answer)
+        yield SquadExample(
+            index=len(ids),
+            id=question.id,
+            question=question.question,
+            context=context,
+            answers=tuple(answer.text for answer in question.answers),
+            starts=tuple(answer.answer_start for answer in question.answers),
+        )
+        ids.add(question.id)
+    if not ids:
         raise UserError(f"{path}: contains no questions; {MEND}")
 
 
+def _questions(document: _File) -> Iterator[tuple[str, _Question]]:
+    """Each question after its context."""
+    for article in document.data:
+        for paragraph in article.paragraphs:
+            for question in paragraph.qas:
+                yield paragraph.context, question
+
+
+def _check_answer(place: str, context: str, answer: _Answer) -> None:
+    """Refuse an answer that does not stand in its context where it says."""
+    if context.startswith(answer.text, answer.answer_start):
+        return
+    start = context.find(answer.text)
+    if start < 0:
+        where = "in its context"
+    else:
+        where = f"at answer_start {answer.answer_start} but at {start}"
+    raise UserError(
+        f"{place}: answer {answer.text!r} is not {where}; correct it or leave the question out"
+    )
+
+
 def squad_file(folder: Path, split: str) -> Path:
-    """The file of a split, which must exist: `SPLIT-v1.1.json`, or the only one named `SPLIT*.json`."""
+    """The file of a split, which must exist: `SPLIT-v1.1.json`, or the only one named
+    `SPLIT*.json`."""
     check_folder(folder, "squad")
-    official, found = Path(folder) / f"{split}-v1.1.json", _named(folder, split)
-    if official in found or len(found) == 1:
-        return official if official in found else found[0]
-    if found:
-        names = ", ".join(path.name for path in found)
+    official = Path(folder) / f"{split}-v1.1.json"
+    paths = _named(folder, split)
+    if official in paths:
+        return official
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
+        names = ", ".join(path.name for path in paths)
         raise UserError(f"{folder}: {names} all belong to split {split!r}; keep only one of them")
     raise UserError(
-        f"{official}: no such file; give a folder that has it, or fetch it: zeropods data get squad --out squad"
+        f"{official}: no such file; give a folder that has it, "
+        "or fetch it: zeropods data get squad --out squad"
     )
 
 
@@ -116,11 +146,14 @@ def squad_splits(folder: Path) -> list[str]:
 
 
 def _named(folder: Path, split: str) -> list[Path]:
-    """The files that may hold a split; `dev.executable.json` is left out, since it belongs to WikiSQL."""
-    return [path for path in sorted(Path(folder).glob(f"{split}*.json")) if not path.name.endswith(".executable.json")]
+    """The files that may hold a split; `dev.executable.json` is left out, since it belongs to
+    WikiSQL."""
+    paths = sorted(Path(folder).glob(f"{split}*.json"))
+    return [path for path in paths if not path.name.endswith(".executable.json")]
 
 
-# The prompt, and questions as tokens: a context that is too long is cut, question and answer stay whole.
+# The prompt, and questions as tokens: a context that is too long is cut, question and answer stay
+# whole.
 
 
 def squad_prompt(question: str, context: str) -> str:
@@ -132,7 +165,8 @@ def squad_prompt(question: str, context: str) -> str:
 
 
 def answer_in(generated: str) -> str:
-    """The answer in the text that a model wrote after a prompt: its first line, without spaces around it."""
+    """The answer in the text that a model wrote after a prompt: its first line, without spaces
+    around it."""
     return generated.strip().partition("\n")[0].strip()
 
 
@@ -151,71 +185,129 @@ class SquadEncoder:
     """Makes rows and prompts of at most `limit` tokens with one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
-        self._backend, self._end, self._limit = tokenizer.backend_tokenizer, tokenizer.eos_token_id, limit
+        self._backend = tokenizer.backend_tokenizer
         self._first = first_tokens(tokenizer)
+        self._end = tokenizer.eos_token_id
+        self._limit = limit
 
     def rows(
-        self, examples: Sequence[SquadExample], *, has_answer: bool = True, keep_answer: bool = False
+        self,
+        examples: Sequence[SquadExample],
+        *,
+        has_answer: bool = True,
+        keep_answer: bool = False,
     ) -> list[SquadRow]:
         """The prompt of each example, followed by its first answer and the end token.
 
         Args:
             has_answer: False for prompts alone.
-            keep_answer: a context that is too long keeps the part around the answer; otherwise it keeps its
-                beginning, as it does in a prompt, whose answer is not known.
+            keep_answer: a context that is too long keeps the part around the answer; otherwise it
+                keeps its beginning, as it does in a prompt, whose answer is not known.
         """
-        prompts = [squad_prompt(e.question, e.context) for e in examples]
-        answers = [f" {e.answers[0].strip()}" if has_answer else "" for e in examples]
-        texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-        encodings, last = self._backend.encode_batch(texts, add_special_tokens=False), [self._end] * has_answer
+        prompts = []
+        texts = []
+        for example in examples:
+            prompt = squad_prompt(example.question, example.context)
+            answer = f" {example.answers[0].strip()}" if has_answer else ""
+            prompts.append(prompt)
+            texts.append(prompt + answer)
+        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+        last = [self._end] if has_answer else []
         rows = []
-        for example, encoding, prompt in zip(examples, encodings, prompts, strict=True):
+        for example, prompt, encoding in zip(examples, prompts, encodings, strict=True):
             ids = encoding.ids
-            answer_tokens = len(ids) - _tokens(encoding, len(prompt), ended=True) + 1 if has_answer else 0
-            surplus = len(ids) + len(self._first) + len(last) - self._limit
-            if surplus > 0:
-                context_end = len(prompt) - len(ANSWER)
-                context = context_end - len(example.context.strip())
-                start, stop = _tokens(encoding, context - 1, ended=True), _tokens(encoding, context_end)
-                kept = stop - start - surplus
-                if kept < 0:
-                    needed = self._limit - kept
-                    raise UserError(
-                        f"question {example.id!r}: needs {needed} tokens without its context, but only {self._limit} "
-                        f"are allowed; raise the limit to {needed} or more"
-                    )
-                first = start
-                begin = context + example.starts[0] - (len(example.context) - len(example.context.lstrip()))
-                answer = _tokens(encoding, begin, ended=True), _tokens(encoding, begin + len(example.answers[0]))
-                if keep_answer and answer[1] - start > kept:
-                    around = (answer[0] + answer[1] - kept) // 2 - start
-                    first += max(0, min(answer[0] - start, around, surplus))
-                ids = [*ids[:start], *ids[first : first + kept], *ids[stop:]]
-            rows.append(SquadRow(np.array([*self._first, *ids, *last], np.int32), answer_tokens, surplus > 0))
+            answer_tokens = 0
+            if has_answer:
+                answer_tokens = len(ids) - _tokens_ended(encoding, len(prompt)) + len(last)
+            surplus = len(self._first) + len(ids) + len(last) - self._limit
+            is_too_long = surplus > 0
+            if is_too_long:
+                ids = self._without_surplus(example, prompt, encoding, surplus, keep_answer)
+            row = np.array([*self._first, *ids, *last], np.int32)
+            rows.append(SquadRow(row, answer_tokens, is_too_long))
         return rows
 
+    def _without_surplus(
+        self,
+        example: SquadExample,
+        prompt: str,
+        encoding: Encoding,
+        surplus: int,
+        keep_answer: bool,
+    ) -> list[int]:
+        """The ids of a text without `surplus` tokens of its context."""
+        context_end = len(prompt) - len(ANSWER)
+        context_start = context_end - len(example.context.strip())
+        # The space before the context belongs to its first token, or is a token of its own.
+        start = _tokens_ended(encoding, context_start - 1)
+        stop = _tokens_begun(encoding, context_end)
+        kept = stop - start - surplus
+        if kept < 0:
+            needed = self._limit - kept
+            raise UserError(
+                f"question {example.id!r}: needs {needed} tokens without its context, but only "
+                f"{self._limit} are allowed; raise the limit to {needed} or more"
+            )
+        first = start
+        if keep_answer:
+            blanks = len(example.context) - len(example.context.lstrip())
+            answer_start = context_start + example.starts[0] - blanks
+            answer_end = answer_start + len(example.answers[0])
+            answer_first = _tokens_ended(encoding, answer_start)
+            answer_stop = _tokens_begun(encoding, answer_end)
+            is_beyond_beginning = answer_stop - start > kept
+            if is_beyond_beginning:
+                # As much before the answer as after it, as far as the context goes.
+                centred = (answer_first + answer_stop - kept) // 2
+                last_first = start + surplus
+                first = max(start, min(answer_first, centred, last_first))
+        ids = encoding.ids
+        return [*ids[:start], *ids[first : first + kept], *ids[stop:]]
 
-def _tokens(encoding: Encoding, character: int, *, ended: bool = False) -> int:
-    """Number of tokens that begin before a character of the text, or have `ended` at or before it.
 
-    Spans are looked up only for the few tokens that are needed: those of all rows take longer than the encoding.
-    """
+# The tokens of a text by its characters. Spans are looked up only for the few tokens that are
+# needed: those of all rows take longer than the encoding.
 
-    def edge(token: int) -> int:
-        span = encoding.token_to_chars(token)
-        assert span is not None  # No special token was added.
-        return span[ended]
 
-    return (bisect_right if ended else bisect_left)(range(len(encoding.ids)), character, key=edge)
+def _tokens_begun(encoding: Encoding, character: int) -> int:
+    """Number of tokens that begin before a character of the text."""
+    tokens = range(len(encoding.ids))
+    return bisect_left(tokens, character, key=lambda token: _span(encoding, token)[0])
+
+
+def _tokens_ended(encoding: Encoding, character: int) -> int:
+    """Number of tokens that have ended at a character of the text, or before it."""
+    tokens = range(len(encoding.ids))
+    return bisect_right(tokens, character, key=lambda token: _span(encoding, token)[1])
+
+
+def _span(encoding: Encoding, token: int) -> tuple[int, int]:
+    """The offsets at which a token begins and ends, in characters."""
+    span = encoding.token_to_chars(token)
+    assert span is not None  # No special token was added.
+    return span
 
 
 class SquadData:
     """The questions of a folder as rows; it must have the split train."""
 
-    def __init__(self, wanted: Preparation) -> None:
-        self._wanted, self._folder = wanted, Path(wanted.data)
+    def __init__(
+        self, folder: Path, *, limit: int | None, max_seq_length: int, loss_on: str
+    ) -> None:
+        """Open the raw data.
+
+        Args:
+            limit: number of questions to take from the start of each split; None for all.
+            max_seq_length: the most tokens of a row.
+            loss_on: which tokens of a row carry a loss: `answer` or `all`.
+        """
+        self._folder = folder
+        self._limit = limit
+        self._max_seq_length = max_seq_length
+        self._loss_on = loss_on
         self.splits = squad_splits(self._folder)
-        self.hashes = {path.name: sha256(path) for path in (squad_file(self._folder, s) for s in self.splits)}
+        files = [squad_file(self._folder, split) for split in self.splits]
+        self.hashes = {path.name: sha256(path) for path in files}
         """SHA-256 of each file, by its name."""
 
     def texts(self) -> Iterator[str]:
@@ -223,29 +315,45 @@ class SquadData:
         for example in self._examples("train"):
             yield f"{squad_prompt(example.question, example.context)} {example.answers[0]}"
 
-    def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
+    def rows(
+        self,
+        split: str,
+        tokenizer: PreTrainedTokenizerBase,
+        progress: Callable[[int], object],
+    ) -> TokenRows:
         """The rows of a split.
 
-        A context of train that is too long keeps the part around its answer. One of dev or test keeps its
-        beginning, as it will when a model is asked, since the place of the answer is not known then.
+        A context of train that is too long keeps the part around its answer. One of dev or test
+        keeps its beginning, as it will when a model is asked, since the place of the answer is not
+        known then.
         """
-        encoder = SquadEncoder(tokenizer, self._wanted.max_seq_length)
-        rows, examples, lost = TokenRows(), self._examples(split), 0
+        encoder = SquadEncoder(tokenizer, self._max_seq_length)
+        rows = TokenRows()
+        targets_lost = 0
+        examples = self._examples(split)
         while chunk := list(itertools.islice(examples, CHUNK_QUESTIONS)):
-            new = encoder.rows(chunk, keep_answer=split == "train")
-            answers = [row.ids[len(row.ids) - row.answer : -1].tolist() for row in new]
-            texts = tokenizer.backend_tokenizer.decode_batch(answers, skip_special_tokens=True)
-            lost += sum(folded(text) != folded(e.answers[0]) for text, e in zip(texts, chunk, strict=True))
-            rows.inputs_cut += sum(row.cut for row in new)
-            rows.input_ids += [row.ids for row in new]
-            for row in new:
-                # Labels are -100 before the part that carries a loss; nothing predicts the first token.
-                labels = row.ids.copy()
-                labels[: len(labels) - row.answer if self._wanted.loss == "answer" else 1] = NO_LOSS
-                rows.labels.append(labels)
+            squad_rows = encoder.rows(chunk, keep_answer=split == "train")
+            answers = []
+            for row in squad_rows:
+                answers.append(row.ids[len(row.ids) - row.answer : -1].tolist())
+            decoded = tokenizer.backend_tokenizer.decode_batch(answers, skip_special_tokens=True)
+            targets_lost += count_lost([example.answers[0] for example in chunk], decoded)
+            rows.inputs_cut += sum(row.cut for row in squad_rows)
+            rows.input_ids += [row.ids for row in squad_rows]
+            rows.labels += [self._labels(row) for row in squad_rows]
             progress(len(chunk))
-        rows.targets_lost = lost
+        rows.targets_lost = targets_lost
         return rows
 
+    def _labels(self, row: SquadRow) -> Ids:
+        """The ids of a row, -100 before the part that carries a loss."""
+        labels = row.ids.copy()
+        if self._loss_on == "answer":
+            labels[: len(labels) - row.answer] = NO_LOSS
+        else:
+            # Nothing predicts the first token.
+            labels[0] = NO_LOSS
+        return labels
+
     def _examples(self, split: str) -> Iterator[SquadExample]:
-        return itertools.islice(read_squad(self._folder, split), self._wanted.limit)
+        return itertools.islice(read_squad(self._folder, split), self._limit)

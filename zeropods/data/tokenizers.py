@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 # The model hub.
 
-ANSWER_SECONDS = 10.0
+HUB_ANSWER_SECONDS = 10.0
 
 
 def hub_options(name: str) -> dict[str, bool]:
-    """Options for `from_pretrained(name)`: none for a folder, only the local copy if the hub cannot be reached.
+    """Options for `from_pretrained(name)`: none for a folder, only the local copy if the hub cannot
+    be reached.
 
-    Otherwise transformers asks five times for each file, with growing pauses, before it gives up; that is
-    most of a minute without any output.
+    Otherwise transformers asks five times for each file, with growing pauses, before it gives up;
+    that is most of a minute without any output.
     """
     if Path(name).is_dir():
         return {}
@@ -33,7 +34,7 @@ def hub_options(name: str) -> dict[str, bool]:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     try:
-        HfApi().model_info(name, timeout=ANSWER_SECONDS)
+        HfApi().model_info(name, timeout=HUB_ANSWER_SECONDS)
     except (httpx2.TransportError, OfflineModeIsEnabled):
         return {"local_files_only": True}
     except (HfHubHTTPError, HFValidationError):
@@ -45,7 +46,8 @@ def hub_options(name: str) -> dict[str, bool]:
 
 TINY = "t5-tiny"
 MISSING_CHARACTERS = "<{}~^"
-"""Characters of WikiSQL queries that T5's vocabulary lacks: they are encoded as `<unk>` and decoded as nothing."""
+"""Characters of WikiSQL queries that T5's vocabulary lacks: they are encoded as `<unk>` and decoded
+as nothing."""
 
 
 def load_tokenizer(
@@ -66,8 +68,11 @@ def load_tokenizer(
         try:
             sentencepiece.SentencePieceProcessor(model_file=source)
         except (RuntimeError, OSError):
-            raise UserError(f"{path}: not a SentencePiece model; expected a spiece.model or a folder") from None
-        # `T5Tokenizer(vocab_file=...)` silently makes a tokenizer of 104 tokens; a folder is read correctly.
+            raise UserError(
+                f"{path}: not a SentencePiece model; expected a spiece.model or a folder"
+            ) from None
+        # `T5Tokenizer(vocab_file=...)` silently makes a tokenizer of 104 tokens; a folder is read
+        # correctly.
         with tempfile.TemporaryDirectory() as folder:
             shutil.copyfile(path, f"{folder}/spiece.model")
             tokenizer = _from_folder(Path(folder))
@@ -79,8 +84,9 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(source, **hub_options(source))
         except (ValueError, OSError) as error:
             raise UserError(
-                f"tokenizer {source!r} is neither a file nor a folder, and the hub did not provide it "
-                f"({first_line(error)}); give a local folder or {instead}"
+                f"tokenizer {source!r} is neither a file nor a folder, "
+                f"and the hub did not provide it ({first_line(error)}); "
+                f"give a local folder or {instead}"
             ) from None
     return complete_vocabulary(tokenizer) if complete else tokenizer
 
@@ -88,13 +94,17 @@ def load_tokenizer(
 def complete_vocabulary(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Append the missing characters, each alone and after a space, as pieces of the unigram model.
 
-    They are pieces, not tokens of `add_tokens`: an added token splits the text before the model sees it, and
-    the space before it is lost. T5's embedding has 32,128 rows for 32,100 ids, so no resize is needed.
+    They are pieces, not tokens of `add_tokens`: an added token splits the text before the model
+    sees it, and the space before it is lost. T5's embedding has 32,128 rows for 32,100 ids, so no
+    resize is needed.
     """
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerFast
 
-    missing = [c for c in MISSING_CHARACTERS if tokenizer.unk_token_id in tokenizer(c).input_ids]
+    missing = []
+    for character in MISSING_CHARACTERS:
+        if tokenizer.unk_token_id in tokenizer(character).input_ids:
+            missing.append(character)
     if not missing:
         return tokenizer
     document = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -113,13 +123,18 @@ def complete_vocabulary(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer, T5Tokenizer
 
-    bare = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
+    has_piece_model = (folder / "spiece.model").is_file()
+    has_tokenizer_file = (folder / "tokenizer.json").is_file()
+    kind = T5Tokenizer if has_piece_model and not has_tokenizer_file else AutoTokenizer
     try:
-        found = (T5Tokenizer if bare else AutoTokenizer).from_pretrained(folder)
-        # If there is only a model's config.json, transformers makes a tokenizer of nothing but special tokens.
-        if not found.get_vocab().keys() - {*found.all_special_tokens, *found.get_added_vocab()}:
+        tokenizer = kind.from_pretrained(folder)
+        # If there is only a model's config.json, transformers makes a tokenizer of nothing but
+        # special tokens.
+        special_tokens = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+        other_tokens = tokenizer.get_vocab().keys() - special_tokens
+        if not other_tokens:
             raise OSError("it has no tokenizer files")
-        return found
+        return tokenizer
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise UserError(
             f"{folder}: no tokenizer can be read there ({first_line(error)}); "
@@ -131,47 +146,78 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
 
 GPT_TINY = "gpt-tiny"
 END = "<|endoftext|>"
-BARE = ("vocab.json", "merges.txt")
-"""GPT-2's tokenizer files as they were published; a folder may hold just these."""
-DESCRIBED = ("tokenizer.json", "tokenizer_config.json", "config.json")
+VOCABULARY_FILE = "vocab.json"
+MERGES_FILE = "merges.txt"
+"""GPT-2's tokenizer files as they were published; a folder may hold just these two."""
+DESCRIBING_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 
 def load_causal_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that `source` names: it has an end token, which also pads if there is no pad token.
+    """The tokenizer that `source` names: it has an end token, which also pads if there is no pad
+    token.
 
     Args:
         source: a hub id, or a folder with tokenizer.json or with GPT-2's vocab.json and merges.txt.
     """
-    from transformers import GPT2TokenizerFast
-
     folder = Path(source)
     if folder.is_file():
-        raise UserError(f"{source}: is a file; give the folder with tokenizer.json, or with {' and '.join(BARE)}")
-    if all((folder / name).is_file() for name in BARE) and not any((folder / name).is_file() for name in DESCRIBED):
-        vocabulary = read_object(folder / BARE[0], "fetch it again")
-        if END not in vocabulary:
-            said = f"not a vocabulary like GPT-2's, with {END}; give a folder with tokenizer.json"
-            raise UserError(f"{folder / BARE[0]}: {said}")
-        merges = (folder / BARE[1]).read_text(encoding="utf-8", errors="replace").split("\n")
-        for number, line in enumerate(merges, 1):
-            pair = line.split(" ")
-            is_merge = len(pair) == 2 and {*pair, "".join(pair)} <= vocabulary.keys()
-            if line and not line.startswith("#version") and not is_merge:
-                said = f"{line!r:.60} does not merge two tokens of {BARE[0]}; fetch both again"
-                raise UserError(f"{folder / BARE[1]}:{number}: {said}")
-        return with_ends(source, GPT2TokenizerFast.from_pretrained(folder))
-    return with_ends(source, load_tokenizer(source, complete=False, instead=GPT_TINY))
+        raise UserError(
+            f"{source}: is a file; give the folder with tokenizer.json, "
+            f"or with {VOCABULARY_FILE} and {MERGES_FILE}"
+        )
+    if _has_only_published_files(folder):
+        tokenizer = _from_published_files(folder)
+    else:
+        tokenizer = load_tokenizer(source, complete=False, instead=GPT_TINY)
+    return with_ends(source, tokenizer)
+
+
+def _has_only_published_files(folder: Path) -> bool:
+    """Whether a folder has GPT-2's two files, and no other that describes a tokenizer."""
+    published = (VOCABULARY_FILE, MERGES_FILE)
+    has_published = all((folder / name).is_file() for name in published)
+    is_described = any((folder / name).is_file() for name in DESCRIBING_FILES)
+    return has_published and not is_described
+
+
+def _from_published_files(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of GPT-2's two files, after a check of both."""
+    from transformers import GPT2TokenizerFast
+
+    vocabulary = read_object(folder / VOCABULARY_FILE, "fetch it again")
+    if END not in vocabulary:
+        raise UserError(
+            f"{folder / VOCABULARY_FILE}: not a vocabulary like GPT-2's, with {END}; "
+            "give a folder with tokenizer.json"
+        )
+    merges = (folder / MERGES_FILE).read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(merges, 1):
+        if not line or line.startswith("#version"):
+            continue
+        pair = line.split(" ")
+        is_merge = len(pair) == 2 and {*pair, "".join(pair)} <= vocabulary.keys()
+        if not is_merge:
+            raise UserError(
+                f"{folder / MERGES_FILE}:{number}: "
+                f"{line!r:.60} does not merge two tokens of {VOCABULARY_FILE}; fetch both again"
+            )
+    return GPT2TokenizerFast.from_pretrained(folder)
 
 
 def with_ends(source: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer with a pad token, and without truncation or padding of its own; refused if it cannot be used.
+    """The tokenizer with a pad token, and without truncation or padding of its own; refused if it
+    cannot be used.
 
     Padding with the end token is harmless: padded positions are masked and carry no loss.
     """
     if not tokenizer.is_fast:
-        raise UserError(f"tokenizer {source!r} has no fast implementation; convert it to a tokenizer.json")
+        raise UserError(
+            f"tokenizer {source!r} has no fast implementation; convert it to a tokenizer.json"
+        )
     if tokenizer.eos_token_id is None:
-        raise UserError(f"tokenizer {source!r} has no end token; choose another tokenizer, or {GPT_TINY}")
+        raise UserError(
+            f"tokenizer {source!r} has no end token; choose another tokenizer, or {GPT_TINY}"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.backend_tokenizer.no_truncation()

@@ -1,7 +1,9 @@
-"""WikiSQL: a strict, streaming reader of its two layouts, its prompts, and its questions as tokens for T5.
+"""WikiSQL: a strict, streaming reader of its two layouts, its prompts, and its questions as tokens
+for T5.
 
-The official layout is `SPLIT.jsonl` with a question a line, and `SPLIT.tables.jsonl` beside it. In the layout of the
-Hugging Face hub each row carries its table, and the conditions of its query are three lists.
+The official layout is `SPLIT.jsonl` with a question a line, and `SPLIT.tables.jsonl` beside it. In
+the layout of the Hugging Face hub each row carries its table, and the conditions of its query are
+three lists.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from zeropods.data.encoding import Encoder, Ids, TokenRows, folded
+from zeropods.data.encoding import Encoder, Ids, TokenRows, count_lost
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
@@ -26,18 +28,21 @@ from zeropods.sql.table import SQLTable, Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from zeropods.data.prepare import Preparation
-
 PROMPTS = ("question", "schema")
 MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
-"""Token limit by prompt: `question` is cut where the original recipe cuts; `schema` above WikiSQL's longest (226)."""
+"""Token limit by prompt: `question` is cut where the original recipe cuts; `schema` above WikiSQL's
+longest (226)."""
 MAX_TARGET_TOKENS = 96
-CHUNK = 8_192
+CHUNK_EXAMPLES = 8_192
+"""Number of examples that are encoded at a time."""
 ROWS_AT_ONCE = 1_024
 """Number of rows of a Parquet file that are in memory at a time, each with its table."""
-T = TypeVar("T")
 SHOWN_CHARACTERS = 200
 """Length at which the text of a query is cut in a message."""
+
+
+RowType = TypeVar("RowType")
+"""The dataclass, or the dictionary, as which a row is read."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,16 @@ class _Line:
 
 
 def read_split(folder: Path, split: str) -> Iterator[Example]:
-    """Stream the examples of a split in file order; `UserError` at the first fault, with its line."""
+    """Stream the examples of a split in file order; `UserError` at the first fault, with its
+    line."""
     files = hub_files(folder, split)
     rows = _read_hub(files) if files else _read_official(folder, split)
     for index, (place, question, table, query) in enumerate(rows):
         if not query.fits(len(table.header)):
-            raise UserError(f"{place}: {query}; its table {table.id} has {len(table.header)} columns; correct it")
+            raise UserError(
+                f"{place}: {query}; "
+                f"its table {table.id} has {len(table.header)} columns; correct it"
+            )
         yield Example(index, question, table, query)
 
 
@@ -79,7 +88,9 @@ def _read_official(folder: Path, split: str) -> Iterator[Row]:
     for place, line in validated_lines(_Line, split_file(folder, split, "jsonl")):
         table = tables.get(line.table_id)
         if table is None:
-            raise UserError(f"{place}: table_id {line.table_id!r} is missing from the tables file beside it")
+            raise UserError(
+                f"{place}: table_id {line.table_id!r} is missing from the tables file beside it"
+            )
         yield place, line.question, table, line.sql
 
 
@@ -95,9 +106,12 @@ def read_tables(path: Path) -> dict[str, SQLTable]:
 
 
 def _check_width(place: str, table: SQLTable) -> None:
-    lengths = {len(table.types), *map(len, table.rows)} - {len(table.header)}
-    if lengths:
-        raise UserError(f"{place}: {len(table.header)} columns, but a row or its types have {lengths.pop()}; {MEND}")
+    width = len(table.header)
+    other_widths = {len(table.types), *map(len, table.rows)} - {width}
+    if other_widths:
+        raise UserError(
+            f"{place}: {width} columns, but a row or its types have {other_widths.pop()}; {MEND}"
+        )
 
 
 def split_file(folder: Path, split: str, suffix: str) -> Path:
@@ -106,34 +120,55 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
     check_folder(folder, "wikisql")
     if not path.is_file():
         raise UserError(
-            f"{path}: no such file; give a folder that has it, or fetch it: zeropods data get wikisql --out wikisql"
+            f"{path}: no such file; give a folder that has it, "
+            "or fetch it: zeropods data get wikisql --out wikisql"
         )
     return path
 
 
 def check_folder(folder: Path, name: str) -> None:
-    """Refuse raw data whose folder is missing or holds a prepared set, which has tokens and no questions.
+    """Refuse raw data whose folder is missing or holds a prepared set, which has tokens and no
+    questions.
 
     Args:
         folder: where the raw data should be.
         name: name of a published data set of their kind.
     """
     if (Path(folder) / MANIFEST).is_file():
-        raise UserError(f"{folder}: a prepared set, which keeps no questions; give the raw data that it was made from")
+        raise UserError(
+            f"{folder}: a prepared set, which keeps no questions; "
+            "give the raw data that it was made from"
+        )
     if not Path(folder).is_dir():
         raise UserError(
-            f"{folder}: {no_folder(folder)}; give the raw data, or fetch some: zeropods data get {name} --out {name}"
+            f"{folder}: {no_folder(folder)}; give the raw data, "
+            f"or fetch some: zeropods data get {name} --out {name}"
         )
 
 
-def split_files(split: str, tables: Iterable[SQLTable], questions: Iterable[object]) -> dict[str, bytes]:
+def split_files(
+    split: str, tables: Iterable[SQLTable], questions: Iterable[object]
+) -> dict[str, bytes]:
     """Name and content of the two files of a split, in WikiSQL's official layout."""
-    described = [{"id": t.id, "header": t.header, "types": t.types, "rows": t.rows} for t in tables]
-    documents = {f"{split}.jsonl": questions, f"{split}.tables.jsonl": described}
+    described = []
+    for table in tables:
+        described.append(
+            {
+                "id": table.id,
+                "header": table.header,
+                "types": table.types,
+                "rows": table.rows,
+            }
+        )
     return {
-        name: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
-        for name, lines in documents.items()
+        f"{split}.jsonl": _json_lines(questions),
+        f"{split}.tables.jsonl": _json_lines(described),
     }
+
+
+def _json_lines(documents: Iterable[object]) -> bytes:
+    lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
+    return "".join(lines).encode()
 
 
 # The hub's layout: `wikisql` or `Salesforce/wikisql`, as the package `datasets` leaves it on disk.
@@ -180,7 +215,8 @@ class _HubRow:
 
 
 def hub_files(folder: Path, split: str) -> list[Path]:
-    """The files of a split in the hub's layout, in their order; none where the folder does not have it so."""
+    """The files of a split in the hub's layout, in their order; none where the folder does not have
+    it so."""
     is_prepared = (Path(folder) / MANIFEST).is_file()
     if is_prepared:  # Its Arrow files hold tokens.
         return []
@@ -213,7 +249,10 @@ def _read_hub(files: Sequence[Path]) -> Iterator[Row]:
         if table is row.table:
             _check_width(place, table)
         elif table != row.table:
-            raise UserError(f"{place}: table id {table.id!r} is another table in an earlier row; give each its own id")
+            raise UserError(
+                f"{place}: table id {table.id!r} is another table in an earlier row; "
+                "give each its own id"
+            )
         yield place, row.question, table, _hub_query(place, row.sql)
 
 
@@ -227,7 +266,7 @@ def _hub_query(place: str, sql: _HubQuery) -> Query:
     return validated(Query, place, json.dumps(document).encode())
 
 
-def _hub_rows(kind: type[T], files: Sequence[Path]) -> Iterator[tuple[str, T]]:
+def _hub_rows(kind: type[RowType], files: Sequence[Path]) -> Iterator[tuple[str, RowType]]:
     """Yield place and value of every row of the files, each `validated`."""
     for path in files:
         if path.suffix in (".jsonl", ".json"):
@@ -251,7 +290,9 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
         for batch in batches:
             yield from batch.to_pylist()
     except pyarrow.ArrowInvalid as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)}); fetch the file again") from None
+        raise UserError(
+            f"{path}: cannot be read ({first_line(error)}); fetch the file again"
+        ) from None
 
 
 # What both layouts tell without their questions.
@@ -269,11 +310,15 @@ def wikisql_splits(folder: Path) -> list[str]:
 
 def source_files(folder: Path, split: str) -> list[Path]:
     """All files that a split is read from, which must exist."""
-    return hub_files(folder, split) or [split_file(folder, split, kind) for kind in ("jsonl", "tables.jsonl")]
+    files = hub_files(folder, split)
+    if files:
+        return files
+    return [split_file(folder, split, suffix) for suffix in ("jsonl", "tables.jsonl")]
 
 
 def split_of(source: str) -> str | None:
-    """The split that a source file belongs to by its name, a path in the folder of the data; None if by none."""
+    """The split that a source file belongs to by its name, a path in the folder of the data; None
+    if by none."""
     for part in Path(source).parts:
         for split, names in HUB_NAMES.items():
             if part.startswith(names):
@@ -300,7 +345,7 @@ def table_ids(folder: Path, split: str) -> set[str]:
     return set(read_tables(path)) if path.is_file() else set()
 
 
-TITLES = ("page_title", "caption", "name")
+TITLE_FIELDS = ("page_title", "caption", "name")
 """Fields that may hold the title of one of WikiSQL's tables."""
 
 
@@ -315,13 +360,14 @@ def table_titles(folder: Path, split: str) -> dict[str, str | None]:
         documents = (document for _, document in validated_lines(dict[str, Any], path))
     titles = {}
     for document in documents:
-        given = [document[name] for name in TITLES if document.get(name)]
-        titles[str(document["id"])] = given[0] if given else None
+        candidates = [document[name] for name in TITLE_FIELDS if document.get(name)]
+        titles[str(document["id"])] = candidates[0] if candidates else None
     return titles
 
 
 def count_examples(folder: Path, split: str, limit: int | None) -> int:
-    """The number of examples of a split, or `limit` where there are more, without a check of their lines."""
+    """The number of examples of a split, or `limit` where there are more, without a check of their
+    lines."""
     files = hub_files(folder, split)
     if files:
         rows: Iterator[object] = _hub_rows(dict[str, Any], files)
@@ -339,10 +385,12 @@ def source_of(example: Example, prompt: str) -> str:
     `question` is the original recipe. `schema` appends the column names, so that the model need not
     guess them, and marks the numeric ones; an unmarked column is text.
     """
-    source, table = f"translate to SQL: {example.question.strip()}", example.table
+    source = f"translate to SQL: {example.question.strip()}"
     if prompt == "question":
         return source
-    columns = (f"{n} ({kind})" if kind == "real" else n for n, kind in zip(table.header, table.types, strict=True))
+    columns = []
+    for name, kind in zip(example.table.header, example.table.types, strict=True):
+        columns.append(f"{name} ({kind})" if kind == "real" else name)
     return f"{source} columns: {'; '.join(columns)}"
 
 
@@ -352,52 +400,93 @@ def target_of(example: Example) -> str:
 
 
 class WikiSQLData:
-    """The questions of a folder as rows, each with its query as the target; it must have the split train."""
+    """The questions of a folder as rows, each with its query as the target; it must have the split
+    train."""
 
-    def __init__(self, wanted: Preparation) -> None:
-        self._wanted, self._folder = wanted, Path(wanted.data)
+    def __init__(
+        self, folder: Path, *, limit: int | None, prompt: str, max_source_tokens: int
+    ) -> None:
+        """Open the raw data.
+
+        Args:
+            limit: number of questions to take from the start of each split; None for all.
+            prompt: one of `PROMPTS`.
+            max_source_tokens: the most tokens of a source, the end token included.
+        """
+        self._folder = folder
+        self._limit = limit
+        self._prompt = prompt
+        self._max_source_tokens = max_source_tokens
         source_files(self._folder, "train")
         self.splits = wikisql_splits(self._folder)
-        files = [path for split in self.splits for path in source_files(self._folder, split)]
-        self.hashes = {str(path.relative_to(self._folder)): sha256(path) for path in files}
+        self.hashes: dict[str, str] = {}
         """SHA-256 of each file, by its path in the folder."""
+        for split in self.splits:
+            for path in source_files(self._folder, split):
+                self.hashes[str(path.relative_to(self._folder))] = sha256(path)
 
     def texts(self) -> Iterator[str]:
         """The texts that a tokenizer is trained on: sources and targets of train."""
         for example in self._examples("train"):
-            yield source_of(example, self._wanted.prompt)
+            yield source_of(example, self._prompt)
             yield target_of(example)
 
-    def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
-        """Sources and targets of a split; those that are too long are cut, but keep their end token."""
-        encode, backend, most = Encoder(tokenizer), tokenizer.backend_tokenizer, self._wanted.source_limit
-        rows, examples, lost = TokenRows(), self._examples(split), 0
-        unreadable = 0
-        while chunk := list(itertools.islice(examples, CHUNK)):
+    def rows(
+        self,
+        split: str,
+        tokenizer: PreTrainedTokenizerBase,
+        progress: Callable[[int], object],
+    ) -> TokenRows:
+        """Sources and targets of a split; those that are too long are cut, but keep their end
+        token."""
+        encode = Encoder(tokenizer)
+        end = tokenizer.eos_token_id
+        rows = TokenRows()
+        targets_lost = 0
+        targets_unreadable = 0
+        examples = self._examples(split)
+        while chunk := list(itertools.islice(examples, CHUNK_EXAMPLES)):
             texts = [target_of(example) for example in chunk]
             targets = encode(texts)
-            sources = encode([source_of(example, self._wanted.prompt) for example in chunk])
-            decoded = backend.decode_batch(targets, skip_special_tokens=True)
-            lost += sum(folded(a) != folded(b) for a, b in zip(texts, decoded, strict=True))
-            for example, text in zip(chunk, texts, strict=True):
-                if is_restored(example.query, example.table.header):
-                    continue
-                unreadable += 1
-                if rows.first_unreadable is None:
-                    rows.first_unreadable = f"row {example.index + 1} of {split}: {text[:SHOWN_CHARACTERS]!r}"
-            rows.inputs_cut += sum(len(row) > most for row in sources)
-            rows.labels_cut += sum(len(row) > MAX_TARGET_TOKENS for row in targets)
-            rows.input_ids += [_cut(row, most, tokenizer.eos_token_id) for row in sources]
-            rows.labels += [_cut(row, MAX_TARGET_TOKENS, tokenizer.eos_token_id) for row in targets]
+            sources = encode([source_of(example, self._prompt) for example in chunk])
+
+            decoded = tokenizer.backend_tokenizer.decode_batch(targets, skip_special_tokens=True)
+            targets_lost += count_lost(texts, decoded)
+            unreadable = [example for example in chunk if not _is_restored(example)]
+            targets_unreadable += len(unreadable)
+            if unreadable and rows.first_unreadable is None:
+                rows.first_unreadable = _place_and_text(split, unreadable[0])
+
+            rows.inputs_cut += _count_longer(sources, self._max_source_tokens)
+            rows.labels_cut += _count_longer(targets, MAX_TARGET_TOKENS)
+            rows.input_ids += [_cut(row, self._max_source_tokens, end) for row in sources]
+            rows.labels += [_cut(row, MAX_TARGET_TOKENS, end) for row in targets]
             progress(len(chunk))
-        rows.targets_lost = lost
-        rows.targets_unreadable = unreadable
+        rows.targets_lost = targets_lost
+        rows.targets_unreadable = targets_unreadable
         return rows
 
     def _examples(self, split: str) -> Iterator[Example]:
-        return itertools.islice(read_split(self._folder, split), self._wanted.limit)
+        return itertools.islice(read_split(self._folder, split), self._limit)
+
+
+def _is_restored(example: Example) -> bool:
+    """Whether a gold query is read back from its text."""
+    return is_restored(example.query, example.table.header)
+
+
+def _place_and_text(split: str, example: Example) -> str:
+    """Where an example is, and the beginning of its query."""
+    text = target_of(example)[:SHOWN_CHARACTERS]
+    return f"row {example.index + 1} of {split}: {text!r}"
+
+
+def _count_longer(rows: Sequence[Ids], limit: int) -> int:
+    return sum(len(row) > limit for row in rows)
 
 
 def _cut(row: Ids, limit: int, end: int) -> Ids:
     """The row, cut to at most `limit` tokens with the end token last."""
-    return row if len(row) <= limit else np.append(row[: limit - 1], np.int32(end))
+    if len(row) <= limit:
+        return row
+    return np.append(row[: limit - 1], np.int32(end))
