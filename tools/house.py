@@ -46,7 +46,21 @@ FLOORS = (
 )
 """Packages by floor, from the ground up: a package imports what lies below it, or beside it on its own floor."""
 
-UNFOLDED: tuple[str, ...] = ("cli", "data", "measure", "plan", "pods", "report", "sql", "sweep", "train")
+UNFOLDED = (
+    "cli",
+    "data",
+    "demo",
+    "evaluate",
+    "ground",
+    "launch",
+    "measure",
+    "plan",
+    "pods",
+    "report",
+    "sql",
+    "sweep",
+    "train",
+)
 """Rooms in which a form of `FORBIDDEN` fails the check. Each room is added when it has been unfolded."""
 STILL_FOLDED = (
     "zeropods/cli/plan.py",
