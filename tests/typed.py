@@ -217,7 +217,7 @@ def of_makefile() -> list[Command]:
     typed = []
     for target in TARGETS.findall((ROOT / MAKEFILE).read_text(encoding="utf-8")):
         make = ["make", "--no-print-directory", "--dry-run", target, *OF_TARGETS.get(target, ())]
-        said = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True, timeout=20).stdout
+        said = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240).stdout
         lines = block_lines(said)
         typed += [Command(MAKEFILE, line) for line in lines if not line.startswith(("sed ", "test "))]
     return typed

@@ -119,7 +119,7 @@ def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Sequ
         pods_seconds = pods_ended(page, folder)
         page.close()
         server.process.send_signal(signal.SIGINT)
-        ended = server.process.wait(timeout=30), server.log.read_text()
+        ended = server.process.wait(timeout=240), server.log.read_text()
         # A kernel may take a moment to see that its server has gone.
         until(lambda: not processes_of(folder / "home"), END_SECONDS)
     hosts = {url.split("/")[2] for url in requests if url.startswith(("http", "ws"))}

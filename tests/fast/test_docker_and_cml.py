@@ -56,7 +56,7 @@ def test_it_has_the_keys_of_its_specification_and_values_of_their_kinds(project:
 
 
 def test_every_script_is_in_the_repository(project: Any) -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=240)
     scripts = {task["script"] for task in project["tasks"] if "script" in task}
     assert scripts and scripts <= set(listed.stdout.splitlines())
 
@@ -131,7 +131,7 @@ def let_in(path: str) -> bool:
 def test_what_the_build_copies_is_in_the_repository_and_nothing_else_gets_in(image: list[Instruction]) -> None:
     words = [text.split()[:-1] for text in named(image, "COPY")]
     copied = {word for line in words for word in line if not word.startswith("--")}
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=240)
     assert copied <= set(listed.stdout.splitlines()) and all(map(let_in, copied))
     assert not any(map(let_in, ["runs/a/record.json", ".zeropods/c/key", ".git/config", "README.md", ".netrc"]))
 

@@ -16,7 +16,7 @@ def trained(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     # Other ranks than the first do not check the model and the data that the flags name.
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}", "RANK": "1"}
     command = [sys.executable, str(PROJECT / "textsql_train.py"), "--outputdir", str(folder / "run")]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize(

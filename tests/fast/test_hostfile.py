@@ -112,7 +112,7 @@ def master_p(**stated: str) -> subprocess.CompletedProcess[str]:
     """The script with only those of CML's variables that are stated."""
     kept = {name: value for name, value in os.environ.items() if name not in ADDRESS_VARIABLES}
     argv = [sys.executable, str(SCRIPT)]
-    return subprocess.run(argv, env={**kept, **stated}, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, env={**kept, **stated}, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_ssh_reads_the_options_for_a_pod_and_for_no_other_host(tmp_path: Path) -
     for host in ("pod2", "127.0.1.9"):
         # Nothing is connected.
         argv = ["ssh", "-G", "-F", str(config), host]
-        said = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout
+        said = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=True).stdout
         found.append(dict(line.partition(" ")[::2] for line in said.splitlines()))
     assert {name: found[0][name] for name in OPTIONS} == OPTIONS
     assert found[1]["port"] == "22"

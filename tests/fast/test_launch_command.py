@@ -156,7 +156,7 @@ def test_without_slurm_a_launch_is_one_line_and_a_dry_run_needs_none(
 
 def cloud(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     argv, environment = [ROOT / "cloud" / script, *arguments], {**os.environ, **variables}
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize(("script", "gpus", "trainings"), [("t4x4.sh", 4, ("1", "full")), ("a100x8.sh", 8, ("1",))])

@@ -370,7 +370,7 @@ def test_a_process_that_the_kernel_ended_is_out_of_memory_with_its_phase(tmp_pat
     with small_memory(128) as group:
         done = subprocess.run(
             within(group, [*command, "--hog_mib", 16]),
-            env={**os.environ, **RANK_ENVIRONMENT}, capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, **RANK_ENVIRONMENT}, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
     assert done.stdout.startswith("oom "), done.stdout + done.stderr
     reason = json.loads((folder / "record.json").read_text())["reason"]

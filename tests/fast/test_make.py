@@ -23,7 +23,7 @@ CHECKS = ("ruff check", "ruff format --check", "mypy", "nbstripout --verify", "s
 def make(*arguments: str, folder: Path = ROOT) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "--no-print-directory", *arguments]
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=20)
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=240)
     return run.stdout
 
 
@@ -73,7 +73,7 @@ def test_set_up_without_a_python_that_is_new_enough_is_one_line(tmp_path: Path) 
     (tmp_path / "tools").mkdir()
     setup = shutil.copy(ROOT / "tools" / "setup", tmp_path / "tools")
     command = [str(tmp_path / "bash"), str(setup)]
-    run = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=20)
+    run = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=240)
     said = "setup: no Python >= 3.11 on PATH; install one, for example python3.11 or newer\n"
     assert (run.returncode, run.stderr) == (1, said)
 
@@ -94,7 +94,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     own = {"PRE_COMMIT_HOME": str(folder / ".hooks"), "HOME": str(folder), "GIT_CONFIG_GLOBAL": os.devnull, **nowhere}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PRE_COMMIT"))}
     return subprocess.run(
-        command, cwd=folder, env={**kept, **own}, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=folder, env={**kept, **own}, capture_output=True, text=True, check=False, timeout=240
     )
 
 
@@ -150,7 +150,7 @@ def test_an_interrupted_run_names_what_had_not_ended_and_kills_what_was_left_beh
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
     until((tmp_path / "made").exists)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=240)
     assert "test_it.py::test_hangs" in said and "NOT ENDED after" in said
     assert not (tmp_path / "made").exists()
     pid = int((tmp_path / "pid").read_text())

@@ -15,7 +15,7 @@ from zeropods.pods.preflight import Check, Expectation, preflight_self, ssh_chec
 from zeropods.programs import free_port
 from zeropods.tables import GIB
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 240.0
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ Turn(sys.argv[1]).try_acquire()
 print("taken", flush=True)
 sys.stdin.read()
 """
-SECONDS = 20.0
+SECONDS = 120.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -63,7 +63,7 @@ def test_an_environment_has_a_cache_of_its_own_unless_one_was_chosen(
 def test_operations_are_compiled_from_a_clone_that_is_not_installed(tmp_path: Path) -> None:
     # Without any installed package the first one that is missing is torch, not this project.
     command = [sys.executable, "-S", "-E", str(ROOT / "tools" / "compile_ops.py")]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
     assert ended.returncode == 1 and "No module named 'torch'" in ended.stderr
 
 

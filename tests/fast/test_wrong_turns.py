@@ -217,7 +217,7 @@ def test_a_writer_that_is_ended_leaves_nothing_and_one_that_was_killed_is_cleare
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
         ended = (128 + number, "zeropods: ended by SIGTERM\n") if number == signal.SIGTERM else (-number, "")
         assert (process.returncode, said) == ended
         assert len(list(here.glob(".set.*"))) == left

@@ -13,7 +13,7 @@ from zeropods.pods.cluster import Cluster
 from zeropods.pods.ssh import make_key, ssh_argv
 from zeropods.programs import find_program
 
-SECONDS = 30.0
+SECONDS = 240.0
 Wrap = Callable[[list[str]], list[str]]
 SSHD_CONFIG = """
 ListenAddress {address}

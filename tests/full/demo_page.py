@@ -15,7 +15,7 @@ from zeropods.data.wikisql import Example, read_split, source_of, target_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/")
-SECONDS = 90.0
+SECONDS = 240.0
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Served:
         """End it as a user does, or by force where it does not listen."""
         self.process.terminate()
         try:
-            self.process.wait(timeout=30)
+            self.process.wait(timeout=240)
         finally:
             self.process.kill()
             self.process.wait()

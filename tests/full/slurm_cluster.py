@@ -75,7 +75,7 @@ class SlurmCluster:
     def ask(self, *command: object) -> str:
         """What one of SLURM's commands prints."""
         done = subprocess.run(
-            [*map(str, command)], env=self.environment, capture_output=True, text=True, timeout=30, check=False
+            [*map(str, command)], env=self.environment, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()

@@ -103,7 +103,7 @@ class Signed:
 
     def gpg(self, *words: str) -> bytes:
         argv = ["gpg", "--homedir", str(self.gnupg), "--batch", "--quiet", *words]
-        return subprocess.run(argv, capture_output=True, check=True, timeout=60).stdout
+        return subprocess.run(argv, capture_output=True, check=True, timeout=240).stdout
 
     def run(self, script: str, word: str, fault: str, **variables: object) -> subprocess.CompletedProcess[str]:
         """Run a script on this root; apt only simulates the installation."""
@@ -120,7 +120,7 @@ def signed() -> Iterator[Signed]:
     folder = Path(tempfile.mkdtemp())  # gpg's socket has a short name, or none
     made = Signed(folder)
     yield made
-    subprocess.run(["gpgconf", "--homedir", made.gnupg, "--kill", "all"], check=False, timeout=30)
+    subprocess.run(["gpgconf", "--homedir", made.gnupg, "--kill", "all"], check=False, timeout=240)
     shutil.rmtree(folder)
 
 

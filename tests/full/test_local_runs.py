@@ -29,7 +29,7 @@ from zeropods.launch.outcome import UnopenedError
 from zeropods.measure.record import read_record
 from zeropods.pods.hostfile import Host
 
-WAIT_SECONDS, LIMIT_SECONDS = 20.0, 1.5
+WAIT_SECONDS, LIMIT_SECONDS = 240.0, 8.0
 OPENING = f"""
 import json, os, pathlib, signal, subprocess, sys, time
 folder = pathlib.Path(sys.argv[sys.argv.index("--outputdir") + 1])
@@ -179,7 +179,7 @@ def test_a_run_whose_process_ends_with_status_0_and_is_not_finished_has_failed(
     ("body", "status", "reason"),
     [
         ("print('bad flag'); sys.exit(3)", "failed", "ended with status 3; its last message: bad flag"),
-        ("time.sleep(60)", "timeout", "took longer than 1.5 s"),
+        ("time.sleep(60)", "timeout", "took longer than 8 s"),
     ],
 )
 def test_a_run_that_never_began_has_no_record(
@@ -200,7 +200,7 @@ def test_a_notebook_s_run_is_ended_too_and_not_by_a_time_that_ends_nothing(
     script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     told = script("until_told('interrupted', 'SIGTERM')")
-    with pytest.raises(UserError, match=r"timeout: took longer than 1.5 s; last lines of launch.log:\nwaits"):
+    with pytest.raises(UserError, match=r"timeout: took longer than 8 s; last lines of launch.log:\nwaits"):
         train(told, outputdir=tmp_path / "run", timeout_seconds=LIMIT_SECONDS)
     for seconds in (0.0, float("nan"), float("inf")):
         with pytest.raises(UserError, match=r"--timeout .*; expected more than 0 seconds"):
@@ -292,6 +292,6 @@ def test_an_interrupt_while_the_fork_server_imports_ends_a_series_at_once(
         until(lambda: "zeropods.launch.forks" in [word for child in begins.children() for word in child.cmdline()])
         (server,) = begins.children()
         runner.send_signal(signal.SIGINT)
-        assert runner.wait(timeout=30) != 0
+        assert runner.wait(timeout=240) != 0
         until(lambda: not server.is_running())
     assert not (series[0] / "early" / "config.json").exists()

@@ -38,7 +38,7 @@ def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_lea
     lines = [process.stdout.readline() for _ in range(2)]
     assert re.match(r"02_train_single_pod: \d+ s, cell \d+ of \d+", lines[1]), lines
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 130
     until(lambda: not Path(f"/proc/{trainer}").exists(), 30)
 

@@ -17,7 +17,7 @@ from tests.full.slurm_cluster import SlurmCluster
 
 STEPS = 100
 SMALL = ["--per_device_train_batch_size", 4, "--threads", 1]
-WAIT_SECONDS = 120
+WAIT_SECONDS = 240
 SRUN = """\
 #!/usr/bin/env bash
 # Stands for Pyxis, which adds these flags to srun: keeps them, and runs the rest outside of any container.
@@ -49,7 +49,7 @@ class Jobs:
         environment = {**self.cluster.environment, **self.variables, **{k: str(v) for k, v in variables.items()}}
         argv = ["sbatch", "--parsable", *options, str(ROOT / "slurm" / file), *map(str, arguments)]
         done = subprocess.run(
-            argv, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=30, check=False
+            argv, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
@@ -211,7 +211,7 @@ def pyxis(folder: Path, *arguments: object, **variables: str) -> subprocess.Comp
     path = variables.pop("PATH", f"{programs}:{os.environ['PATH']}")
     argv = [shutil.which("bash") or "bash", str(ROOT / "slurm" / "setup-pyxis.sh"), *map(str, arguments)]
     environment = {**os.environ, "PATH": path, **variables}
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_image_is_built_and_converted(tmp_path: Path) -> None:

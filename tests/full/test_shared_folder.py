@@ -55,7 +55,7 @@ def test_kernels_of_one_process_id_in_two_sessions_have_clusters_of_their_own(ho
         assert two.zeropods("pods", "down").stdout == "down: third\n"
         assert not list(home.iterdir())
         for kernel in kernels:
-            kernel.communicate(timeout=30)
+            kernel.communicate(timeout=240)
 
 
 def test_a_cluster_of_another_session_is_listed_as_such_and_neither_taken_nor_ended_where_it_is_out_of_reach(

@@ -29,7 +29,7 @@ EVERY_END = [{"model": ["well", "oom", "slow", "broken"], **OVER_PODS}, {"model"
 ENDS = {
     "well-ddp-2-pods-schema": ("ok", None),
     "oom-ddp-2-pods-schema": ("oom", "pod1: rank 0: no memory left"),
-    "slow-ddp-2-pods-schema": ("timeout", "took longer than 5 s"),
+    "slow-ddp-2-pods-schema": ("timeout", "took longer than 20 s"),
     "broken-ddp-2-pods-schema": ("failed", "left no measurement"),
     "well-none-1-pod-schema": ("ok", None),
     "oom-none-1-pod-schema": ("oom", "no memory left"),
@@ -77,7 +77,7 @@ def trains(file: Path, cell: str) -> None:
 @pytest.fixture(scope="module")
 def measured(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int, str]]:
     """A sweep whose runs end in every way: its file, its exit status, what it said."""
-    file = matrix(tmp_path_factory.mktemp("sweep"), EVERY_END, timeout_seconds=5)
+    file = matrix(tmp_path_factory.mktemp("sweep"), EVERY_END, timeout_seconds=20)
     process = begun(file, cluster.name)
     said = ended(process)
     yield file, process.returncode, said
