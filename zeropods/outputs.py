@@ -65,7 +65,7 @@ def writing_fault(folder: Path) -> tuple[Path, str | None]:
         with tempfile.TemporaryFile(dir=there):
             return there, None
     except OSError as error:
-        return there, error.strerror
+        return there, error.strerror or str(error)
 
 
 @contextmanager
