@@ -129,7 +129,7 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     earlier = command.finished_record(planned)
     if earlier is not None:
         return earlier
-    current, left = _first_attempt(planned, cluster, min_pods)
+    current, left = _launch_to_begin_with(planned, cluster, min_pods)
     began = time.monotonic()
     has_opened = False
     journal: list[dict[str, object]] = []
@@ -182,14 +182,14 @@ def _record_of(current: Launch, outcome: Record | UnopenedError) -> Record:
     raise outcome
 
 
-def _first_attempt(
+def _launch_to_begin_with(
     planned: Launch, cluster: Cluster, min_pods: int | None
 ) -> tuple[Launch, Cluster]:
     """How a run begins: as planned if all of its pods answer, otherwise on those that do, if that
     was allowed."""
     statuses = cluster.statuses(OPEN_SECONDS)
     planned_statuses = statuses[: len(planned.hosts)]
-    busy = [pod.pod for pod in planned_statuses if pod.runs]
+    busy = [status.pod for status in planned_statuses if status.runs]
     if busy:
         names = ", ".join(busy)
         print(
@@ -197,19 +197,24 @@ def _first_attempt(
             file=sys.stderr,
             flush=True,
         )
-    dead = "; ".join(f"{pod.pod}: {pod.status}" for pod in planned_statuses if not pod.is_ready)
-    if not dead:
+    silent = [
+        f"{status.pod}: {status.status}" for status in planned_statuses if not status.is_ready
+    ]
+    if not silent:
         return planned, cluster
-    left = _with_ready_pods(cluster, statuses)
+    dead = "; ".join(silent)
+    remaining = _with_ready_pods(cluster, statuses)
     remedy = f"see 'zeropods pods check', then {ANEW}"
     if min_pods is None:
         raise UserError(f"{dead}; {remedy}, or begin on those that answer: --min-pods N")
-    first = next_attempt(planned, left, min_pods, opened=False)
-    if not isinstance(first, Launch):
-        raise UserError(f"{dead}; {first}; {remedy}")
-    entry = journal_entry(planned, first, left, status="pod_lost", pod=None, reason=dead)
+    launch_or_reason = next_attempt(planned, remaining, min_pods, opened=False)
+    if not isinstance(launch_or_reason, Launch):
+        raise UserError(f"{dead}; {launch_or_reason}; {remedy}")
+    launch = launch_or_reason
+    # Nothing was begun yet, so this goes into no journal: it is only shown as a restart would be.
+    entry = journal_entry(planned, launch, remaining, status="pod_lost", pod=None, reason=dead)
     print(f"{planned.folder}: {restart_line(entry, 'begins')}", file=sys.stderr)
-    return first, left
+    return launch, remaining
 
 
 def _still_answering(cluster: Cluster, outcome: Record | UnopenedError) -> Cluster:
@@ -225,7 +230,7 @@ def _still_answering(cluster: Cluster, outcome: Record | UnopenedError) -> Clust
 
 def _with_ready_pods(cluster: Cluster, statuses: Sequence[PodStatus]) -> Cluster:
     """The cluster with only those of its pods that are ready according to their statuses."""
-    ready = {pod.pod for pod in statuses if pod.is_ready}
+    ready = {status.pod for status in statuses if status.is_ready}
     return replace(cluster, pods=tuple(pod for pod in cluster.pods if pod.name in ready))
 
 
@@ -282,11 +287,11 @@ class _LeasedRun:
         self._planned = planned
         self._supervision = supervision
         self._lease = lease
-        self._pods = [pod.name for pod in lease.pods for _ in range(pod.slots)]
-        """The name of each rank's pod, in the order of ranks."""
-        self._ranks = Ranks(folder, self._pods)
+        pods_of_ranks = [pod.name for pod in lease.pods for _ in range(pod.slots)]
+        self._number_of_ranks = len(pods_of_ranks)
+        self._ranks = Ranks(folder, pods_of_ranks)
         self._hangs = HangDetector(
-            folder, supervision.step_timeout, self._ranks.have_opened_the_run, self._pods
+            folder, supervision.step_timeout, self._ranks.have_opened_the_run, pods_of_ranks
         )
         names = {pod.address: pod.name for pod in lease.pods}
         self._log = RunLog(folder, supervision.show, names)
@@ -359,12 +364,13 @@ class _LeasedRun:
             time.sleep(LAUNCHER_POLL_SECONDS)
             self._log.read()
             now = time.monotonic()
-            if measured_at is None and len(self._ranks.files()) == len(self._pods):
+            if measured_at is None and len(self._ranks.files()) == self._number_of_ranks:
                 measured_at = now
             states = self._lease.states()
             status = process.poll()
             since_measured = 0.0
             hang = None
+            # A rank that has written its measurement is about to end, and works no more.
             if measured_at is None:
                 hang = self._hangs.look()
             else:

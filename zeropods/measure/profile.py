@@ -588,14 +588,15 @@ def _read_depths(lines: Lines, unread: Lines) -> list[Depth]:
         if top_figure is None:
             continue
         key, unit = top_figure
-        tops = {name: amount(figure, unit) for name, figure in TOP_CLASS.findall(table)}
+        amounts = {name: amount(figure, unit) for name, figure in TOP_CLASS.findall(table)}
         # A second table for a figure belongs to another depth, whose heading is missing.
-        has_depth = bool(depths) and not getattr(depths[-1], key)
-        if has_depth:
-            known_tops = {name: top for name, top in tops.items() if top is not None}
-            getattr(depths[-1], key).update(known_tops)
-        is_complete = bool(tops) and None not in tops.values() and table.endswith("}")
-        if not has_depth or not is_complete:
+        is_of_this_depth = bool(depths) and not getattr(depths[-1], key)
+        # Of a table that can be read in part, the part is used, and the line is told.
+        if is_of_this_depth:
+            readable = {name: value for name, value in amounts.items() if value is not None}
+            getattr(depths[-1], key).update(readable)
+        is_complete = bool(amounts) and None not in amounts.values() and table.endswith("}")
+        if not is_of_this_depth or not is_complete:
             unread.append((number, line))
     return depths
 
@@ -653,6 +654,7 @@ def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
     for number, line in lines:
         text = line.strip()
         indent = len(line) - len(line.lstrip())
+        # Modules that are indented as far, or further, have ended.
         open_modules = [outer for outer in open_modules if outer.indent < indent]
         if root is not None and not open_modules:
             # The root's own closing bracket, or a line that is no longer part of the tree.
@@ -661,11 +663,16 @@ def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
         match = MODULE.fullmatch(text)
         if root is None and not _is_root(match):
             continue
+        # The figures of a module that has parts are on lines of their own, within it.
+        figures_text = text
         if match:
             module = _add_module(match, number, indent, open_modules)
             root = root or module
-            text = match["leaf"] or ""
-        if _stands_for_figures(text) and not _take_figures(module, text):
+            figures_text = match["leaf"] or ""
+        if not _stands_for_figures(figures_text):
+            continue
+        has_taken_all = _take_figures(module, figures_text)
+        if not has_taken_all:
             unread.append((number, line))
     if root is None:
         return None, False

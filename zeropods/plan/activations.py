@@ -6,6 +6,7 @@ The counts are those of transformers 5.23 on a GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zeropods.plan.terms import Term, short, total
 from zeropods.plan.workload import EAGER, ELEMENT_BYTES, PLAIN, Workload, value
@@ -42,6 +43,15 @@ class Stack:
     def all_kept(self) -> int:
         """Bytes that all of its layers keep."""
         return self.layers * self.kept
+
+
+class BackwardMoment(NamedTuple):
+    """Bytes at one moment of the backward pass."""
+
+    saved_and_working: int
+    """What the forward pass saved and is not freed yet, and what the layer at work adds."""
+    gradients_made: int
+    """The parameters' gradients that exist by then, where none is divided."""
 
 
 class Activations:
@@ -129,9 +139,8 @@ class Activations:
         """Bytes that the layer at work adds, in the stack where they are most."""
         return max(stack.working for stack in self.stacks)
 
-    def backward(self) -> list[tuple[int, int]]:
-        """Pairs of bytes, where their sum can be largest: saved and at work, and of the parameters'
-        gradients that were made by then.
+    def backward(self) -> list[BackwardMoment]:
+        """The moments of the backward pass at which most bytes may exist.
 
         Gradients appear as activations are freed. Both change linearly over layers of one kind, so
         the maximum is at the last or the first layer of each side, or at the embedding. Where both
@@ -146,15 +155,16 @@ class Activations:
         below = sum(stack.all_kept for stack in self.stacks)
         moments = []
         for stack in reversed(self.stacks):
-            moments.append((self.ends + below + stack.working, made))
+            moments.append(BackwardMoment(self.ends + below + stack.working, made))
             below -= stack.all_kept
             # While the most is saved, the layer at work has a gradient only of its feed-forward
             # part's last matrix.
             other_layers = stack.parameters * (stack.layers - 1) // stack.layers
             at_first_layer = made + size * (other_layers + last_matrix)
-            moments.append((below + stack.working + stack.kept + table, at_first_layer))
+            at_work = below + stack.working + stack.kept + table
+            moments.append(BackwardMoment(at_work, at_first_layer))
             made += size * stack.parameters
-        moments.append((self.tied_gradients, made))
+        moments.append(BackwardMoment(self.tied_gradients, made))
         return moments
 
     def terms(self) -> list[Term]:

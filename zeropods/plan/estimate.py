@@ -419,17 +419,18 @@ def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estima
     pods = 1 if work.technique.is_alone else machines.pods
     slots = 1 if work.technique.is_alone else machines.slots
     work = replace(work, ranks=pods * slots)
-    room = request.gpu_memory_bytes
+    available = request.gpu_memory_bytes
     if machines.machine_bytes is not None:
-        room = machines.machine_bytes // math.ceil(work.ranks / machines.hosts)
+        # Main memory of a process, on the machine with most of them.
+        available = machines.machine_bytes // math.ceil(work.ranks / machines.hosts)
 
     def fits(rows: int) -> bool:
-        of_rows = _memory(replace(work, rows=rows), machines, by)
-        if of_rows.needed_bytes > room:
+        need = _memory(replace(work, rows=rows), machines, by)
+        if need.needed_bytes > available:
             return False
         if request.host_memory_bytes is None:
             return True
-        return slots * of_rows.memory.host_bytes <= request.host_memory_bytes
+        return slots * need.memory.host_bytes <= request.host_memory_bytes
 
     need = _memory(work, machines, by)
     time = step_time(work, machines)
@@ -490,7 +491,7 @@ def _memory(work: Workload, machines: Machines, by: Calibrated | None) -> _Need:
 
 
 def _samples(request: Request, work: Workload) -> int | None:
-    """Rows of the whole training on all pods; None where neither steps nor samples were asked
+    """Rows of an epoch, or of all steps, which are one epoch then; None where neither was asked
     for."""
     if request.steps is None:
         return request.samples

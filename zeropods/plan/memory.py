@@ -94,26 +94,33 @@ def plan_memory(
         formula = f"{context_bytes / GIB:.2g} GiB, a constant"
         terms.append(Term("CUDA and its libraries", context_bytes, formula, "context"))
 
-    gradients = total(states.on_gpu, "gradients")
-    most = _most_beside_states(work, activations, buffers, gradients, step.bytes)
+    gradient_bytes = total(states.on_gpu, "gradients")
+    # Gradients count with what is transient, since they are not there all the time.
+    lasting = total(states.on_gpu) - gradient_bytes
+    transient = _most_beside_states(work, activations, buffers, gradient_bytes, step.bytes)
+    # By then gradients that accumulated are reduced to a rank's share, as after a single pass.
     before_the_step = _states(replace(work, passes=1))
     return PlannedMemory(
         terms=tuple(terms),
         host_terms=_host_terms(work, states.on_host),
         state_bytes=total(before_the_step.on_gpu) + total(before_the_step.on_host),
-        peak_allocated_bytes=total(states.on_gpu) - gradients + most + workspaces,
+        peak_allocated_bytes=lasting + transient + workspaces,
     )
 
 
 def _most_beside_states(
-    work: Workload, activations: Activations, buffers: list[Term], gradients: int, step: int
+    work: Workload,
+    activations: Activations,
+    buffers: list[Term],
+    gradient_bytes: int,
+    step_bytes: int,
 ) -> int:
     """Bytes of tensors beside parameters and optimizer states at the worst moment, on the worst-off
     rank: in the loss, in the optimizer's step or in the backward pass.
 
     Args:
-        gradients: bytes of gradients that the GPU holds at the end of the backward pass.
-        step: bytes of the temporaries of the optimizer's step.
+        gradient_bytes: bytes of gradients that the GPU holds at the end of the backward pass.
+        step_bytes: bytes of the temporaries of the optimizer's step.
     """
     technique = work.technique
     # Buckets of stages 1 and 2 are made when the first gradient exists, and freed before the step.
@@ -122,15 +129,16 @@ def _most_beside_states(
     has_gradients_in_loss = work.passes > 1 or technique.divides_parameters
     in_loss = lasting_buffers + activations.in_loss()
     if has_gradients_in_loss:
-        in_loss += gradients
-    moments = [in_loss, lasting_buffers + gradients + step]
+        in_loss += gradient_bytes
+    candidates = [in_loss, lasting_buffers + gradient_bytes + step_bytes]
 
     # Whole gradients are made as the backward pass reaches them; a partition exists from the first
     # gradient on.
-    grow = _gradients_are_whole(work) and work.passes == 1
-    for kept, made in activations.backward():
-        moments.append(total(buffers) + kept + (made if grow else gradients))
-    return max(moments)
+    gradients_grow = _gradients_are_whole(work) and work.passes == 1
+    for moment in activations.backward():
+        gradients = moment.gradients_made if gradients_grow else gradient_bytes
+        candidates.append(total(buffers) + moment.saved_and_working + gradients)
+    return max(candidates)
 
 
 # Parameters, gradients and optimizer states, between a backward pass and the optimizer's step.

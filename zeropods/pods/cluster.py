@@ -608,11 +608,11 @@ def end_from_afar(cluster: Cluster) -> None:
     files.
 
     Raises:
-        UserError: a pod does not answer here, so that nothing was ended; unless they have long
-            shown no life.
+        UserError: some pods do not answer here, and their agents may have shown life lately;
+            nothing was ended.
     """
-    reason = pods_out_of_reach(cluster)
-    if not reason:
+    reason = why_out_of_reach(cluster)
+    if reason is None:
         ask_all(cluster.agents, cluster.secret, {"do": "end"}, STATUS_SECONDS)
         deadline = time.monotonic() + END_SECONDS
         while answers(cluster) and time.monotonic() < deadline:
@@ -626,7 +626,7 @@ def end_from_afar(cluster: Cluster) -> None:
 def _how_to_end(cluster: Cluster) -> str:
     """What to do about a cluster that cannot be ended from here now."""
     command = f"zeropods pods down --name {cluster.name}"
-    if shows_life(cluster) and cluster.machine is not None:
+    if would_show_life(cluster) and cluster.machine is not None:
         minutes = f"{LONG_SILENCE_SECONDS / 60:.0f} minutes"
         remedy = f"on {cluster.machine.hostname}: {command}"
         return f"{remedy}; once that machine is gone, here too after {minutes}"
@@ -634,8 +634,8 @@ def _how_to_end(cluster: Cluster) -> str:
     return f"{remedy}; if its pods have ended, remove {cluster.folder}"
 
 
-def pods_out_of_reach(cluster: Cluster) -> str:
-    """Which pods of a cluster cannot be told from here to end, and why; empty where all of them
+def why_out_of_reach(cluster: Cluster) -> str | None:
+    """Which pods of a cluster cannot be told from here to end, and why; None where all of them
     can."""
     if not cluster.pods:
         return "it has no pods yet that could be told to end"
@@ -643,15 +643,15 @@ def pods_out_of_reach(cluster: Cluster) -> str:
         statuses = cluster.statuses()
     except UserError as error:
         return str(error)
-    silent = [f"{pod.pod}: {pod.status}" for pod in statuses if not pod.is_ready]
+    silent = [f"{status.pod}: {status.status}" for status in statuses if not status.is_ready]
     if not silent:
-        return ""
+        return None
     return f"not all of its pods answer here ({'; '.join(silent)})"
 
 
-def shows_life(cluster: Cluster) -> bool:
-    """Whether the agents of a cluster touch its secret: those of this version do that are in the
-    folder's file system."""
+def would_show_life(cluster: Cluster) -> bool:
+    """Whether it could be seen in the cluster's folder that its agents live: they touch its secret
+    there, if they are of this version and share the folder."""
     return cluster.machine is not None and cluster.backend_class.shares_folder
 
 
@@ -672,4 +672,4 @@ def left_of_others() -> list[str]:
 def has_long_been_silent(cluster: Cluster) -> bool:
     """Whether its agents would show that they live, and none has done so for
     `LONG_SILENCE_SECONDS`."""
-    return shows_life(cluster) and seconds_of_silence(cluster.folder) > LONG_SILENCE_SECONDS
+    return would_show_life(cluster) and seconds_of_silence(cluster.folder) > LONG_SILENCE_SECONDS

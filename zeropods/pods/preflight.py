@@ -372,21 +372,22 @@ def shared_gpu(pod: PodChecks, others: Sequence[PodChecks]) -> Check | None:
 
 
 def _judged(
-    pod: PodChecks, end: CompletedProcess[str], time_before: float, time_after: float
+    pod: PodChecks, finished: CompletedProcess[str], time_before: float, time_after: float
 ) -> PodChecks:
     """A pod with the checks that it has made on itself, and that of its clock; or one that says why
     there are none.
 
     Args:
-        pod: with the checks that came before.
+        pod: the pod, with the check of its ssh.
+        finished: the probe that ran on it.
         time_before: when the pod was asked, in seconds since 1970.
         time_after: when it had answered.
     """
-    if end.returncode in NOT_STARTED:
+    if finished.returncode in NOT_STARTED:
         remedy = f"{sys.executable} is not on the pod; share the project folder"
         return replace(pod, checks=(*pod.checks, Check("python", "failed", "missing", remedy)))
     # The shell's start-up files may have written other lines before the answer.
-    lines = [line for line in end.stdout.splitlines() if line.startswith("{")]
+    lines = [line for line in finished.stdout.splitlines() if line.startswith("{")]
     try:
         answer = json.loads(lines[-1] if lines else "")
         checks = [Check(**check) for check in answer["checks"]]
@@ -398,7 +399,7 @@ def _judged(
             hostname=answer["hostname"],
         )
     except (ValueError, KeyError, TypeError):
-        value = _last_words(end.stderr) or f"ended with status {end.returncode}"
+        value = _last_words(finished.stderr) or f"ended with status {finished.returncode}"
         remedy = "install the same zeropods with its requirements on the pod"
         return replace(pod, checks=(*pod.checks, Check("python", "failed", value, remedy)))
 

@@ -244,8 +244,8 @@ def _set_logarithmic(axes: Axes, which: str) -> None:
 
 
 def _of_main_kind(lines: Sequence[Values], key: str) -> tuple[str | None, list[Values]]:
-    """The kind of memory that most rows have, and all rows, emptied where they have another kind
-    and are not drawn."""
+    """The kind of memory that most rows have; and the rows in their order, with `{}` in place of
+    each one of another kind, which is not drawn."""
     kinds = Counter(line[key] for line in lines if line[key] is not None)
     main = max(kinds, key=kinds.__getitem__, default=None)
     return main, [line if line[key] == main else {} for line in lines]
@@ -606,16 +606,16 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
     height = 2.2 + 2.2 * BAR_INCHES * max(2, len(shown))
     figure, (top, bottom) = new_axes(PAGE_WIDTH, height, rows=2)
 
-    peak_kind, rows = _of_main_kind(shown, "memory_kind")
-    peaks = [row.get("peak_memory_bytes") for row in rows]
+    peak_kind, rows_of_peak_kind = _of_main_kind(shown, "memory_kind")
+    peaks = [row.get("peak_memory_bytes") for row in rows_of_peak_kind]
     bars_beside(top, labels, {"peak": peaks}, GIB)
     top.set_xlabel(f"GiB {peak_kind or ''}")
     _set_title(top, "Peak of the fullest pod", len(shown), len(known))
 
-    plan_kind, rows = _of_main_kind(shown, "planned_kind")
+    plan_kind, rows_of_plan_kind = _of_main_kind(shown, "planned_kind")
     unit, unit_name = _memory_unit(plan_kind)
-    planned = [row.get("planned_bytes") for row in rows]
-    measured = [row.get("measured_bytes") for row in rows]
+    planned = [row.get("planned_bytes") for row in rows_of_plan_kind]
+    measured = [row.get("measured_bytes") for row in rows_of_plan_kind]
     bars_beside(bottom, labels, {"planned": planned, "measured": measured}, unit)
     bottom.set_xlabel(f"{unit_name} {plan_kind or ''}")
     _set_title(bottom, "Plan and measurement")

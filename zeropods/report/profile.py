@@ -485,15 +485,15 @@ def _iteration_bars(
     Args:
         columns: number of columns of the legend.
     """
-    times = [report.milliseconds for report in reports.values()]
-    widths = {part: [of_report[part] for of_report in times] for part in ITERATION_PARTS}
-    wholes = [sum(of_report.values()) for of_report in times]
-    narrowest = LABELLED_SHARE * max(wholes)
-    containers = stacked_bars(axes, list(reports), widths)
-    for bars, part_widths in zip(containers, widths.values(), strict=True):
+    by_report = [report.milliseconds for report in reports.values()]
+    by_part = {part: [report[part] for report in by_report] for part in ITERATION_PARTS}
+    totals = [sum(report.values()) for report in by_report]
+    least_labelled = LABELLED_SHARE * max(totals)
+    containers = stacked_bars(axes, list(reports), by_part)
+    for bars, milliseconds in zip(containers, by_part.values(), strict=True):
         labels = []
-        for width, whole in zip(part_widths, wholes, strict=True):
-            labels.append(f"{100 * width / whole:.0f} %" if width > narrowest else "")
+        for value, total in zip(milliseconds, totals, strict=True):
+            labels.append(f"{100 * value / total:.0f} %" if value > least_labelled else "")
         axes.bar_label(bars, labels, label_type="center", color="white", fontsize=9)
     axes.set_xlabel("ms")
     handles, names = axes.get_legend_handles_labels()

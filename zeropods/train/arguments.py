@@ -76,6 +76,14 @@ def flag(default: Any, text: str, choices: tuple[str, ...] = (), **bounds: float
     return field(default=default, metadata={"help": text, "choices": choices, "bounds": bounds})
 
 
+@dataclass(frozen=True)
+class Vocabularies:
+    """Ids by token."""
+
+    model: Mapping[str, int]
+    data: Mapping[str, int]
+
+
 def _fault_of(value: Any, *, choices: tuple[str, ...], bounds: Mapping[str, float], **_: Any) -> str | None:
     """What is wrong with the value of a flag, the value included; None where nothing is. See `flag`."""
     if choices and value not in choices:
@@ -226,26 +234,27 @@ class RunArguments:
         self.check_outputdir()
         self.check_resume()
         manifest = self.manifest()
-        name, rows = self.check_model()
+        name, embedding_rows = self.check_model()
         if manifest is None:
             return
-        vocabularies = [] if self.init == "random" else self._vocabularies(Path(name))
-        self.check_fit(name, rows, manifest.vocabulary_size, *vocabularies)
+        vocabularies = None if self.init == "random" else self._vocabularies(Path(name))
+        self.check_fit(name, embedding_rows, manifest.vocabulary_size, vocabularies)
 
-    def _vocabularies(self, model: Path) -> list[dict[str, int]]:
-        """The vocabularies of a model's folder and of the prepared set; none where either has no `tokenizer.json`."""
+    def _vocabularies(self, model: Path) -> Vocabularies | None:
+        """The vocabularies of a model's folder and of the prepared set; None where either has no `tokenizer.json`."""
         of_model = model / TOKENIZER
         of_data = Path(self.dataset_path) / "tokenizer" / TOKENIZER
         if not of_model.is_file() or not of_data.is_file():
-            return []
+            return None
         from tokenizers import Tokenizer
 
         check_digests(model, weights=False)
-        vocabularies = []
-        for path, remedy in ((of_model, "save the model again"), (of_data, "prepare the data again")):
+
+        def read(path: Path, remedy: str) -> dict[str, int]:
             read_object(path, remedy)
-            vocabularies.append(Tokenizer.from_file(str(path)).get_vocab())
-        return vocabularies
+            return Tokenizer.from_file(str(path)).get_vocab()
+
+        return Vocabularies(model=read(of_model, "save the model again"), data=read(of_data, "prepare the data again"))
 
     def check_outputdir(self) -> None:
         """Refuse a run folder that is a file, is below one, or is where this user may not write."""
@@ -262,21 +271,36 @@ class RunArguments:
         if self.resume not in NOT_NAMED and not Path(self.resume).is_dir():
             raise UserError(f"--resume {self.resume}: no such checkpoint; {RESUME_REMEDY}")
 
-    def check_fit(self, name: str, rows: int | None, tokens: int, *vocabularies: Mapping[str, int]) -> None:
-        """Refuse a model that does not fit the prepared set: its embedding has fewer `rows` than the set's tokenizer
-        has `tokens`, or its own tokenizer gives other ids. `vocabularies`: the model's and the set's, if known."""
-        own, prepared = vocabularies or ({}, {})
-        for token, index in own.items():
-            if prepared.get(token) != index:
-                other = f"gives {prepared[token]}" if token in prepared else "has no such token"
-                raise UserError(
-                    f"{self.model_flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's {other}; "
-                    f"prepare the data with --tokenizer {name}"
-                )
-        if rows is not None and tokens > rows:
+    def check_fit(
+        self, name: str, embedding_rows: int | None, vocabulary_size: int, vocabularies: Vocabularies | None
+    ) -> None:
+        """Refuse a model that does not fit the prepared set: its embedding is too small, or its tokenizer is another.
+
+        Args:
+            name: the model, for the message.
+            embedding_rows: rows of its embedding, if known.
+            vocabulary_size: number of tokens of the set's tokenizer.
+            vocabularies: those of both, if known.
+        """
+        if vocabularies is not None:
+            self._check_same_ids(name, vocabularies)
+        if embedding_rows is not None and vocabulary_size > embedding_rows:
             raise UserError(
-                f"{self.dataset_path}: its tokenizer has {tokens} tokens, {name} has {rows} embedding rows; "
-                "prepare the data with the model's own tokenizer"
+                f"{self.dataset_path}: its tokenizer has {vocabulary_size} tokens, {name} has {embedding_rows} "
+                "embedding rows; prepare the data with the model's own tokenizer"
+            )
+
+    def _check_same_ids(self, name: str, vocabularies: Vocabularies) -> None:
+        """Refuse a model whose tokenizer gives a token another id than the set's does."""
+        for token, index in vocabularies.model.items():
+            if vocabularies.data.get(token) == index:
+                continue
+            other = "has no such token"
+            if token in vocabularies.data:
+                other = f"gives {vocabularies.data[token]}"
+            raise UserError(
+                f"{self.model_flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's {other}; "
+                f"prepare the data with --tokenizer {name}"
             )
 
     def comparable(self) -> dict[str, object]:

@@ -27,7 +27,7 @@ from zeropods.errors import UserError
 from zeropods.plan.known_models import CAUSAL_TINY, known_config
 from zeropods.tables import progress
 from zeropods.train import processes
-from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments
+from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments, Vocabularies
 from zeropods.train.device import is_ampere
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, loading, source_options
@@ -240,8 +240,8 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
         set_dropout(config, arguments.dropout)
     model_class = _class_of(name, config)
     sizes = config.get_text_config()
-    vocabularies = [] if is_random else _vocabularies(name, tokenizer)
-    arguments.check_fit(name, sizes.vocab_size, len(tokenizer), *vocabularies)
+    vocabularies = None if is_random else _vocabularies(name, tokenizer)
+    arguments.check_fit(name, sizes.vocab_size, len(tokenizer), vocabularies)
     _check_length(arguments, positions_of(sizes))
     config._attn_implementation = _attention(arguments.attn_implementation, config, model_class)
     if is_random:
@@ -267,12 +267,12 @@ def _configuration(
         return AutoConfig.from_pretrained(arguments.source, trust_remote_code=False, **options)
 
 
-def _vocabularies(name: str, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, int]]:
-    """The vocabularies of a local model and of the data; none where the model brings no tokenizer."""
-    files_of_tokenizers = (Path(name) / file for file in ("tokenizer.json", "vocab.json"))
-    if not any(path.is_file() for path in files_of_tokenizers):
-        return []
-    return [load_causal_tokenizer(name).get_vocab(), tokenizer.get_vocab()]
+def _vocabularies(name: str, tokenizer: PreTrainedTokenizerBase) -> Vocabularies | None:
+    """The vocabularies of a local model and of the data; None where the model brings no tokenizer."""
+    tokenizer_files = (Path(name) / file for file in ("tokenizer.json", "vocab.json"))
+    if not any(path.is_file() for path in tokenizer_files):
+        return None
+    return Vocabularies(model=load_causal_tokenizer(name).get_vocab(), data=tokenizer.get_vocab())
 
 
 def _check_length(arguments: CausalArguments, positions: int | None) -> None:

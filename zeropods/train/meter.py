@@ -319,8 +319,8 @@ class LiveBytesRecorder(TrainerCallback):
     engine: Callable[[], Any]
     """Returns DeepSpeed's engine; None where there is none."""
     due: bool = field(default=False, init=False)
-    before: tuple[int, int] | None = field(default=None, init=False)
-    """Bytes of parameters and gradients."""
+    before_step: tuple[int, int] | None = field(default=None, init=False)
+    """Bytes of parameters and of gradients just before the optimizer's step, once they were counted."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         wanted = self.measured.first_step
@@ -331,35 +331,37 @@ class LiveBytesRecorder(TrainerCallback):
         engine = self.engine()
         if not self.due or engine is None:
             return
-        # In accelerate's view, DeepSpeed reduces the gradients, steps and drops the gradients in the backward pass.
+        # No callback comes between DeepSpeed's reduction of the gradients and its step, which drops them: to accelerate
+        # all of it is one backward pass. So the engine's `step` is replaced, for this one call.
         step = engine.step
 
-        def counted(*arguments: Any, **options: Any) -> Any:
+        def step_after_counting(*arguments: Any, **options: Any) -> Any:
+            # The class's own method is uncovered again.
             del engine.step
-            self._count_before(about["model"], about["optimizer"])
+            self._count_before_step(about["model"], about["optimizer"])
             return step(*arguments, **options)
 
-        engine.step = counted
+        engine.step = step_after_counting
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         if self.due and self.engine() is None:
-            self._count_before(about["model"], about["optimizer"])
+            self._count_before_step(about["model"], about["optimizer"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        if self.due and self.before is not None:
-            parameters, gradients = self.before
+        if self.due and self.before_step is not None:
+            parameters, gradients = self.before_step
             states = _bytes(held_tensors(about["optimizer"], STATES), besides=_parameters(about["model"]))
             self.measured.live_bytes = LiveBytes(parameters=parameters, gradients=gradients, optimizer=states)
         self.due = False
 
-    def _count_before(self, model: nn.Module, optimizer: Any) -> None:
+    def _count_before_step(self, model: nn.Module, optimizer: Any) -> None:
         gradients: list[Any] = []
         for parameter in model.parameters():
             gradients.append(parameter.grad)
             gradients.append(getattr(parameter, "grad_accum", None))
         gradients += held_tensors(optimizer, PARTITIONS)
         gradients += [master.grad for master in held_tensors(optimizer, MASTERS)]
-        self.before = (_bytes(_parameters(model)), _bytes(gradients, besides=_parameters(model)))
+        self.before_step = (_bytes(_parameters(model)), _bytes(gradients, besides=_parameters(model)))
 
 
 def _bytes(tensors: Iterable[Any], besides: Iterable[Any] = ()) -> int:

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.known_models import known_config
-from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.arguments import TextToSQLArguments, Vocabularies
 from zeropods.train.device import check_compiled, is_ampere, padding_multiple
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, source_options
@@ -63,7 +63,7 @@ class TextToSQL(Task):
         """
         arguments = self.arguments
         tokenizer = self.data.tokenizer
-        vocabularies = []
+        vocabularies = None
         if arguments.init == "random":
             name = arguments.model_id
             rate = USUAL_DROPOUT if arguments.dropout is None else arguments.dropout
@@ -76,8 +76,9 @@ class TextToSQL(Task):
             model = load_weights(T5ForTextToSQL, name, flag=arguments.model_flag, **options)
             tokenizer_files = (Path(name) / file for file in ("tokenizer.json", "spiece.model"))
             if any(path.is_file() for path in tokenizer_files):
-                vocabularies = [load_tokenizer(name, complete=False).get_vocab(), tokenizer.get_vocab()]
-        arguments.check_fit(name, model.config.vocab_size, len(tokenizer), *vocabularies)
+                own = load_tokenizer(name, complete=False)
+                vocabularies = Vocabularies(model=own.get_vocab(), data=tokenizer.get_vocab())
+        arguments.check_fit(name, model.config.vocab_size, len(tokenizer), vocabularies)
         model.config.prompt = self.data.manifest.prompt
         generation = model.generation_config
         generation.max_length = None
