@@ -5,12 +5,13 @@
     python -m benchmarks.reliability --trials 14 --alone
     python -m benchmarks.reliability --trials 56 --settings "zero2 x3" "ddp x2"
 
-Trains a tiny model on local pods, and breaks the run again and again at random moments until it is done. Each trial is
-of a fault, a technique and a number of pods, those that were tried least so far. It is kept in
+Trains a tiny model on local pods, breaks the run four times at random moments, and lets it train to its end. Each trial
+is of a fault, a technique and a number of pods, those that were tried least so far. It is kept in
 `results/reliability.json` as soon as it has ended, and `docs/reliability.md` is made from them; a later call adds the
-missing ones. A trial takes about 40 s on two cores. Faults of network and disk need root. With `--alone` each run is
-broken once and then trains to its end, so that its record tells its goodput. With `--busy 6` six processes compute
-beside it all the time; trials with and without them are counted apart, and make two tables.
+missing ones. A trial takes about 10 s on two quiet cores, and a minute beside six busy processes. Faults of network
+and disk need root. With `--alone` each run is broken once and then trains to its end, so that its record tells its
+goodput. With `--busy 6` six processes compute beside it all the time; trials with and without them are counted apart,
+and make two tables.
 """
 
 from __future__ import annotations
@@ -135,10 +136,13 @@ def _try_until(
         alike = [one for one in results["trials"] if one["busy"] == asked.busy]
         return [one for one in alike if not asked.alone or one["goodput"] is not None]
 
-    while len(done()) < asked.trials and time.monotonic() < deadline:
+    def is_enough() -> bool:
+        return len(done()) >= asked.trials or time.monotonic() > deadline
+
+    while not is_enough():
         seed = secrets.randbits(32)
         random = Random(seed)
-        launcher = LAUNCHERS[random.random() > DEEPSPEED_SHARE]
+        launcher = "deepspeed" if random.random() < DEEPSPEED_SHARE else "pdsh"
         setting = _least_tried(settings, done(), random)
         about: dict[str, Any] = {
             "seed": seed,
@@ -148,17 +152,20 @@ def _try_until(
         }
         expected = undisturbed[setting.name]
         with chain(data, setting, about["launcher"], random) as broken:
-            while one := _one(broken, done(), asked.faults, expected):
+            most_faults = 1 if asked.alone else FAULTS_OF_A_RUN
+            has_survived = True
+            while has_survived and broken.faults < most_faults and not is_enough():
+                one = _one(broken, done(), asked.faults, expected)
+                if one is None:
+                    break
                 broken.faults += 1
-                if asked.alone and one["survived"]:
+                has_survived = one["survived"]
+                if asked.alone and has_survived:
                     one["goodput"] = goodput(broken)
                 _keep(results, "trials", about | one)
-                is_enough = len(done()) >= asked.trials or broken.faults >= FAULTS_OF_A_RUN
-                if asked.alone or not one["survived"] or is_enough or time.monotonic() > deadline:
-                    break
-            is_whole = broken.faults >= FAULTS_OF_A_RUN and one is not None and one["survived"]
             # Beside busy processes it takes long, and the losses are the same.
-            if is_whole and not asked.busy:
+            trains_to_its_end = has_survived and broken.faults == FAULTS_OF_A_RUN and not asked.busy
+            if trains_to_its_end:
                 until(broken.is_over, WHOLE_RUN_SECONDS)
                 broken.log.read()
             if broken.is_finished():

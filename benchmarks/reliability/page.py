@@ -35,7 +35,8 @@ REMARKS = f"""\
 * losses other than the undisturbed run's: at some step of the whole run, by more than the same. Of these runs only
   `ddp` on three pods and more may have such: torch's DDP lays the gradients out anew after its first step, so in the
   first step after a restart the pods' gradients are added up in another order, and the rounding differs from there on.
-  With `find_unused_parameters=True`, which keeps the layout, all 300 losses of such a run were the undisturbed run's
+  With `ddp_find_unused_parameters=True` in `zeropods/train/job.py`, which keeps the layout, all 300 losses of such a
+  run were the undisturbed run's (tried once, by hand)
 * named: of the trials in which it was checked, those in which `record.json` or `restarts.json` name the right pod, the
   right rank where one was chosen, and the right reason
 * by itself: by `--restarts`, on a spare pod in place of a lost one; else the same command was called again
