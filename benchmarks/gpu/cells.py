@@ -36,6 +36,8 @@ class Cell:
     """Forward and backward passes of an optimizer step."""
     precision: str = "bf16"
     compile: str = "off"
+    checkpointing: bool = False
+    """Whether activations are recomputed in the backward pass."""
     multiple: int = MULTIPLE
     dropout: float | None = None
     steps: int | None = None

@@ -150,6 +150,7 @@ class Bench:
             "per_device_train_batch_size": batch,
             "gradient_accumulation_steps": cell.passes,
             "precision": cell.precision,
+            "gradient_checkpointing": cell.checkpointing,
             "eval_steps": 0,
             "save_steps": 0,
             # Nothing but a prediction reads the random weights, which are gigabytes.

@@ -74,6 +74,7 @@ def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Work
         technique=technique_named(cell.technique),
         zero=zero_settings(cell),
         passes=cell.passes,
+        checkpointing=cell.checkpointing,
     )
 
 

@@ -1,4 +1,4 @@
-"""One of the two calls on a GPU that is lent for minutes: measure what its part lists, within so many seconds.
+"""One of the calls on a GPU that is lent for minutes: measure what its part lists, within so many seconds.
 
     bash PACK/run.sh a 230                  # which calls, with what the pack brings on PYTHONPATH:
     python -m benchmarks.gpu.session a --seconds 230 --data DIR --out DIR [--device cpu]
@@ -241,12 +241,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu.session", description=__doc__.split("\n")[0], allow_abbrev=False
     )
-    what = "what to measure: a, the first facts; b, the tables; c, what is compiled"
+    what = "what to measure: a, the first facts; b, the tables; c, what is compiled; d, Qwen3"
     parser.add_argument("part", choices=sorted(parts()), help=what)
     parser.add_argument("--seconds", type=number, required=True, help="in which all has to be over")
     parser.add_argument("--began", type=float, default=time.time(), help="when they began, in seconds since 1970")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared sets and raw questions")
-    parser.add_argument("--out", type=Path, required=True, help="folder of part-a.tar.gz and part-b.tar.gz")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the part-NAME.tar.gz")
     parser.add_argument("--work", type=Path, help="folder of runs, with their weights (default: that of --out)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny models, does it work?")
     parser.add_argument("--pack", type=Path, help="the pack, whose code has to be this project's")
