@@ -10,8 +10,8 @@ from zeropods.techniques import technique_named
 ORIGINAL_BATCH = 32
 PROMPTS = ("question", "schema")
 """Prompts of the control and the cells compared with it, and of cells with the best batch."""
-MULTIPLE = 8
-"""Lengths are padded to multiples of this: few shapes for the compiler, and rows that tensor cores take whole."""
+MULTIPLES = {"off": 8, "blocks": 16, "graphs": 16}
+"""The multiple of tokens to which a run pads lengths on a GPU (zeropods.train.device), by the way it is compiled."""
 PREDICTED_QUESTIONS = 2_000
 QUESTIONS_ON_CPU = 64
 MODEL_OF_PREDICTION = "t5-small"
@@ -38,7 +38,8 @@ class Cell:
     compile: str = "off"
     checkpointing: bool = False
     """Whether activations are recomputed in the backward pass."""
-    multiple: int = MULTIPLE
+    multiple: int | None = None
+    """The multiple of tokens to which lengths are padded; None: the run's own choice."""
     dropout: float | None = None
     steps: int | None = None
     """Number of optimizer steps; None: as many as the time allows."""
@@ -53,6 +54,11 @@ class Cell:
     """Number of dev questions of `predict`."""
     keeps_model: bool = False
     """Whether the trained weights are saved: `predict` reads them."""
+
+    @property
+    def padded_to(self) -> int:
+        """The multiple of tokens to which lengths are padded."""
+        return MULTIPLES[self.compile] if self.multiple is None else self.multiple
 
     @property
     def is_causal(self) -> bool:
@@ -99,7 +105,7 @@ ABLATION: dict[str, tuple[dict[str, Any], str]] = {
     "ablation-blocks": ({"compile": "blocks"}, "without CUDA graphs: each layer compiled"),
     "ablation-uncompiled": ({"compile": "off"}, "without compilation"),
     "ablation-many-lengths": (
-        {"compile": "blocks", "multiple": 1}, "without CUDA graphs and without multiples of 8"
+        {"compile": "blocks", "multiple": 1}, "without CUDA graphs and without multiples of 16"
     ),
     "ablation-fp32": ({"precision": "fp32"}, "without BF16"),
     "ablation-whole-logits": ({"without": "label-positions"}, "with a loss over all positions"),
@@ -130,7 +136,7 @@ def comparison(steps: int) -> list[Cell]:
         precision="fp32",
         dropout=0.0,
         steps=steps,
-        multiple=MULTIPLE,
+        multiple=MULTIPLES["graphs"],
     )
     return [
         exact,

@@ -42,8 +42,8 @@ class Data:
     def padded(self, cell: Cell, batch: int) -> np.ndarray:
         """`shapes` of the batches that a cell trains on; the control pads every row to one length."""
         if cell.kind == "control":
-            return np.full_like(self.shapes(cell.prompt, batch, 1), cell.multiple)
-        shapes = self.shapes(cell.prompt, batch, cell.multiple, cell.passes)
+            return np.full_like(self.shapes(cell.prompt, batch, 1), cell.padded_to)
+        shapes = self.shapes(cell.prompt, batch, cell.padded_to, cell.passes)
         if cell.steps is None:
             return shapes
         return shapes[: cell.steps * cell.passes]

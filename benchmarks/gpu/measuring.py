@@ -171,7 +171,7 @@ class Bench:
                 "model_id": cell.model,
                 "dataset_path": self.data.sets[cell.prompt],
                 "per_device_eval_batch_size": 256,
-                "pad_to_multiple_of": cell.multiple,
+                "pad_to_multiple_of": cell.padded_to,
                 "compile": cell.compile,
                 "max_steps": lasts.steps,
             }

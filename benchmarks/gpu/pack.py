@@ -54,8 +54,6 @@ CONTENTS = "pack.json"
 DATA = "data.tar.gz"
 WHEELS = "wheels"
 CODE = ("zeropods/**/*", "benchmarks/**/*", "dsconfig/*.json", "tools/compile_ops.py", "*.py")
-NOT_CODE = {"__pycache__"}
-"""Folders of compiled files."""
 
 
 def code_digest(project: Path = PROJECT) -> str:
@@ -66,7 +64,9 @@ def code_digest(project: Path = PROJECT) -> str:
         paths |= set(project.glob(pattern))
     for path in sorted(paths):
         name = path.relative_to(project)
-        if path.is_file() and not NOT_CODE & set(name.parts):
+        # Compiled files, and hidden folders of tools: a copy of the tracked files has neither.
+        kept = not any(part == "__pycache__" or part.startswith(".") for part in name.parts)
+        if path.is_file() and kept:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{name} {content}\n".encode())
     return digest.hexdigest()

@@ -45,6 +45,9 @@ def test_a_pack_knows_the_code_that_made_it_by_its_content(tmp_path: Path) -> No
     compiled = tmp_path / "zeropods" / "__pycache__" / "a.pyc"
     compiled.parent.mkdir()
     compiled.write_bytes(b"0")
+    cache = tmp_path / "zeropods" / "sql" / ".ruff_cache" / "0.17" / "1"
+    cache.parent.mkdir(parents=True)
+    cache.write_bytes(b"0")
     assert code_digest(tmp_path) == before
     code.write_text("one = 2\n")
     assert code_digest(tmp_path) != before

@@ -331,23 +331,25 @@ def test_a_call_without_data_leaves_no_folder(tmp_path: Path, capsys: pytest.Cap
     assert os.listdir(tmp_path) == ["m.yaml"]
 
 
-def test_rows_are_padded_to_multiples_of_8_on_a_gpu_and_as_before_on_a_cpu(
+def test_rows_are_padded_to_multiples_of_8_on_a_gpu_of_16_where_compiled_and_as_they_are_on_a_cpu(
     prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def task(given: int | None = None) -> TextToSQL:
-        return TextToSQL(TextToSQLArguments(dataset_path=str(prepared), pad_to_multiple_of=given))
+    def task(given: int | None = None, how: str = "off") -> TextToSQL:
+        flags = {"dataset_path": str(prepared), "pad_to_multiple_of": given, "compile": how}
+        return TextToSQL(TextToSQLArguments(**flags))
 
-    def width(padded: TextToSQL) -> int:
-        row = np.ones(9, dtype=np.int32)
+    def width(padded: TextToSQL, tokens: int = 9) -> int:
+        row = np.ones(tokens, dtype=np.int32)
         batch = padded.batch([(row, row)])
         assert batch["labels"].shape == batch["input_ids"].shape
         return batch["input_ids"].shape[1]
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert (width(task()), width(task(1)), width(task(4))) == (16, 9, 12)
+    assert (width(task(), 17), width(task(how="blocks"), 17), width(task(8, "graphs"), 17)) == (24, 32, 24)
     assert task().settings() == task(8).settings() != task(1).settings()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert (width(task()), width(task(8))) == (9, 16)
+    assert (width(task()), width(task(8)), width(task(how="blocks"))) == (9, 16, 9)
     # Runs that were recorded before the flag have no such key.
     assert "pad_to_multiple_of" not in task().settings()
     assert task().settings() == task(1).settings() != task(8).settings()

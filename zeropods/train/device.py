@@ -77,6 +77,9 @@ CUDNN_ATTENTION = "ZEROPODS_CUDNN_ATTENTION"
 """Environment variable that lets attention use cuDNN, with the value 1."""
 GPU_MULTIPLE = 8
 """Multiple of tokens that lengths are padded to on a GPU: few shapes, and BF16 rows that are aligned to 16 bytes."""
+COMPILED_MULTIPLE = 16
+"""The same for compiled passes: the backward pass of memory-efficient attention asks whether a length is a multiple of
+16, and torch compiles each kind of layer once for every answer (seen with torch 2.11 on an H200: 7 to 18 s each)."""
 
 
 def choose_attention() -> None:
@@ -98,11 +101,14 @@ def choose_attention() -> None:
     torch.backends.cuda.enable_cudnn_sdp(wanted == "1")
 
 
-def padding_multiple(given: int | None = None) -> int:
-    """The multiple of tokens that lengths are padded to: the given one, else 8 on a GPU and 1 on a CPU."""
+def padding_multiple(given: int | None = None, compiled: bool = False) -> int:
+    """The multiple of tokens that lengths are padded to: the given one, else 8 on a GPU, 16 there for passes that are
+    compiled, and 1 on a CPU."""
     if given is not None:
         return given
-    return GPU_MULTIPLE if torch.cuda.is_available() else 1
+    if not torch.cuda.is_available():
+        return 1
+    return COMPILED_MULTIPLE if compiled else GPU_MULTIPLE
 
 
 # Which number format a run uses, and whether the hardware multiplies in it.
@@ -137,9 +143,11 @@ def resolve_precision(asked: str, model_id: str) -> str:
 
 # A T5 whose passes are compiled: fewer kernels to launch, or none at all.
 #
-# A small model with a small batch waits for kernel launches, not for arithmetic. `blocks` compiles each layer, once for
-# all of them and for all lengths, and fuses what lies between matrix products. `graphs` compiles encoder and decoder
-# whole and replays them as CUDA graphs, one for each pair of lengths: a whole pass is then a handful of launches.
+# A small model with a small batch waits for kernel launches, not for arithmetic. `blocks` compiles four kinds of layer,
+# the first and the others of encoder and decoder, each once for all lengths (`COMPILED_MULTIPLE`), and fuses what lies
+# between matrix products. `graphs` compiles encoder and decoder whole and replays them as CUDA graphs, one for each
+# pair of lengths: a whole pass is then a handful of launches. It has not been seen to work yet: with torch 2.11 on an
+# H200 a t5-small ended by SIGSEGV in its third step (docs/gpu.md).
 # Source: torch.compile's regional compilation, and CUDA graph trees (`mode="reduce-overhead"`).
 
 MOST_SHAPES = 256

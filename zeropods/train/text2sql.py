@@ -44,7 +44,7 @@ class TextToSQL(Task):
     @cached_property
     def multiple(self) -> int:
         """The multiple of tokens that rows are padded to: the flag's, or that of this device."""
-        return padding_multiple(self.arguments.pad_to_multiple_of)
+        return padding_multiple(self.arguments.pad_to_multiple_of, compiled=self.arguments.compile != "off")
 
     @cached_property
     def data(self) -> Prepared:
