@@ -146,7 +146,7 @@ def test_a_path_that_is_not_there_is_named_before_torch_is_imported(words: str, 
     before = sorted(here.rglob("*"))
     done = subprocess.run(
         [sys.executable, "-c", NO_TORCH, *words.split()],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     (line,) = done.stderr.splitlines()
     assert said in line and done.returncode == 1
@@ -183,7 +183,7 @@ def test_a_command_ends_well_where_a_standard_stream_is_closed(
     command = f"{sys.executable} -m zeropods {words} {closed}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ZEROPODS_HOME": str(here / "home")}
     done = subprocess.run(
-        ["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=120, check=False
+        ["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
 

@@ -13,7 +13,7 @@ from zeropods.pods.cluster import Cluster
 from zeropods.pods.ssh import make_key, ssh_argv
 from zeropods.programs import find_program
 
-SECONDS = 240.0
+SECONDS = 600.0
 Wrap = Callable[[list[str]], list[str]]
 SSHD_CONFIG = """
 ListenAddress {address}
@@ -98,7 +98,7 @@ def command(*arguments: object) -> list[str]:
 
 def zeropods(*arguments: object) -> subprocess.CompletedProcess[str]:
     """What such a call came to."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=600, check=False)
 
 
 def program(code: str) -> subprocess.Popen[str]:

@@ -79,7 +79,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for name in names():
         take_down(name)
-    until(lambda: not processes_of(folder), 20.0)
+    until(lambda: not processes_of(folder))
     assert not folder.exists() or not list(folder.iterdir())
 
 

@@ -14,7 +14,7 @@ from zeropods.data.prepare import prepare
 from zeropods.sweep.run import SWEEP_LOCK, trials
 from zeropods.workshop import STATES_EXAMPLES, Workshop
 
-LIMIT_SECONDS = 600
+LIMIT_SECONDS = 3_600
 
 
 def prepared_workshop(folder: Path, sample: Path, **settings: Any) -> Workshop:

@@ -15,7 +15,7 @@ from zeropods.data.wikisql import Example, read_split, source_of, target_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/")
-SECONDS = 240.0
+SECONDS = 600.0
 
 
 @dataclass

@@ -12,7 +12,7 @@ from tests.full.launches import ROOT
 from zeropods.launch import forks
 from zeropods.programs import child_environment, free_port, variable_set
 
-SECONDS = 240.0
+SECONDS = 600.0
 """Ranks that have not ended by then hang; before the limit of a test, which would not say where."""
 
 

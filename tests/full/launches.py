@@ -16,7 +16,7 @@ from zeropods.pods.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = ROOT / "tests" / "full" / "rank.py"
-WAIT_SECONDS = 240
+WAIT_SECONDS = 600.0
 
 
 def started(cluster: Cluster, folder: Path, *arguments: object, **flags: object) -> subprocess.Popen[str]:

@@ -29,7 +29,7 @@ from zeropods.pods.ssh import make_key, ssh_argv, start_sshd
 from zeropods.pods.wire import ask_all
 from zeropods.programs import free_port
 
-WAIT_SECONDS = 240.0
+WAIT_SECONDS = 600.0
 SECRET = secrets.token_hex(32)
 
 

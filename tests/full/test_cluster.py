@@ -135,14 +135,14 @@ def test_pods_end_with_the_process_that_holds_their_lease(home: Path) -> None:
     assert cluster.is_ready()
     holder.kill()
     holder.communicate()
-    until(lambda: not processes_of(home), 15.0)
+    until(lambda: not processes_of(home))
 
     def is_swept() -> bool:
         sweep()
         return not list(home.iterdir())
 
     # A process that is about to end shows no environment any more, and still counts as running.
-    until(is_swept, 5.0)
+    until(is_swept)
 
 
 def test_a_program_that_ends_takes_its_pods_down(home: Path) -> None:

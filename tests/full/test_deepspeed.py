@@ -78,7 +78,7 @@ def test_schedules_are_those_of_transformers_without_settings_of_their_own() -> 
 # Its own launcher over real pods: through `zeropods launch`, and by the command that `pods up` prints.
 
 
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 600
 ODD = ["""it's $5; 50% "off" `id` * \\ äö""", "$HOME", "*", "`id`", "a;b", "50%", ""]
 
 
@@ -145,7 +145,7 @@ def test_a_run_ends_with_its_runner_and_an_interrupted_one_ends_no_stranger_of_d
             said = killed.communicate(timeout=LIMIT_SECONDS)[1]
             assert killed.returncode == 1 and record(tmp_path / "killed")["status"] == "failed", said
             assert "SIGKILL" in record(tmp_path / "killed")["reason"]
-            until(lambda: not left(tmp_path), 15)
+            until(lambda: not left(tmp_path))
             assert stranger.poll() is None
         finally:
             stranger.kill()

@@ -24,7 +24,7 @@ from zeropods.export import export
 from zeropods.measure.record import read_record
 
 STEP = {"zero1": 20, "zero3": 2}
-SECONDS = 300.0
+SECONDS = 600.0
 """DeepSpeed may have to compile first."""
 
 

@@ -103,7 +103,7 @@ def test_a_rank_that_the_kernel_ended_is_named_with_its_pod_and_phase(home: Path
 # Ranks of one run, of which one waits for another.
 
 
-SECONDS = 240.0
+SECONDS = 600.0
 
 
 @contextmanager

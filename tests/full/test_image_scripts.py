@@ -37,7 +37,7 @@ def run(script: str, *words: str, **variables: object) -> subprocess.CompletedPr
     """Run a script of the image with further environment variables."""
     argv = [str(DOCKER / script), *words]
     environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize(
@@ -186,5 +186,5 @@ def test_the_image_s_debian_packages_are_known_to_apt() -> None:
     packages = [package for found in lists for package in found.split()]
     assert len(packages) > 12
     argv = ["apt-get", "install", "--simulate", "--no-install-recommends", *packages]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_lea
 ) -> None:
     prepared_workshop(tmp_path, sample, limit=400)
     process = begun(tmp_path, "02_train_single_pod", ZEROPODS_LIMIT="400", ZEROPODS_STEPS="100000")
-    until(lambda: [lock for lock in (tmp_path / "runs").glob("*/run.lock") if lock.read_text()], 90)
+    until(lambda: [lock for lock in (tmp_path / "runs").glob("*/run.lock") if lock.read_text()])
     (lock,) = (tmp_path / "runs").glob("*/run.lock")
     trainer = int(lock.read_text().split()[1])  # now: an interrupted run may remove its lock when it has saved
     assert process.stdout is not None
@@ -40,7 +40,7 @@ def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_lea
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=240)
     assert process.returncode == 130
-    until(lambda: not Path(f"/proc/{trainer}").exists(), 30)
+    until(lambda: not Path(f"/proc/{trainer}").exists())
 
 
 def test_papermill_sets_the_parameters_of_a_notebook(tmp_path: Path) -> None:

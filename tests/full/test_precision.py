@@ -106,7 +106,7 @@ def test_gradients_are_seen_as_they_are_sent_and_outputs_as_they_are_computed() 
         command = [sys.executable, "-c", BEHIND_ITS_BACK]
         environment = {**os.environ, **child_environment(), **place}
         ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
-    printed = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+    printed = [rank.communicate(timeout=600)[0].strip() for rank in ranks]
     assert printed == ["bf16; weights, master weights, optimizer states in fp32; gradients sent in fp16"] * 2
 
 

@@ -17,7 +17,7 @@ from tests.full.slurm_cluster import SlurmCluster
 
 STEPS = 100
 SMALL = ["--per_device_train_batch_size", 4, "--threads", 1]
-WAIT_SECONDS = 240
+WAIT_SECONDS = 600.0
 SRUN = """\
 #!/usr/bin/env bash
 # Stands for Pyxis, which adds these flags to srun: keeps them, and runs the rest outside of any container.

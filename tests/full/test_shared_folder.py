@@ -90,5 +90,5 @@ def test_a_cluster_of_another_session_is_ended_through_its_agents_where_they_can
         assert up.returncode == 0, up.stderr
         down = two.zeropods("pods", "down", "--name", "pods")
         assert down.stdout == "down: pods\n", down.stderr
-        until(lambda: not processes_of(home), 30)
+        until(lambda: not processes_of(home))
         assert not list(home.iterdir())

