@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.files import given_path
-from zeropods.pods.backends import NAMES
+from zeropods.pods.backends import BACKEND_NAMES
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -58,7 +58,7 @@ def _add_up(kinds: Any, add: Callable[..., Any]) -> None:
     slots_help = "processes per pod (default: its GPUs, at least 1)"
     flag("--slots", type=int, metavar="K", help=slots_help)
     backend_help = "where (default: cml in a CML session, else local)"
-    flag("--backend", choices=NAMES, help=backend_help)
+    flag("--backend", choices=BACKEND_NAMES, help=backend_help)
     flag("--name", default="pods", help="of the cluster")
     port_help = "where pods report (default: 6000, or a free one)"
     flag("--port", type=int, metavar="P", help=port_help)

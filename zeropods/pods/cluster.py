@@ -23,7 +23,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import home
 from zeropods.pods.agent import read_secret
-from zeropods.pods.backends import NAMES
+from zeropods.pods.backends import BACKEND_NAMES
 from zeropods.pods.backends.base import Backend, Settings, processes_of
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
@@ -308,7 +308,7 @@ def usual_backend() -> str:
     for name, backend in BACKENDS.items():
         if backend.is_for_here():
             return name
-    return NAMES[0]
+    return BACKEND_NAMES[0]
 
 
 def expected_here() -> Expectation:

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
-from zeropods.pods.backends import NAMES
+from zeropods.pods.backends import BACKEND_NAMES
 from zeropods.pods.backends.base import Backend, Settings
 from zeropods.pods.backends.local import SSH_PORT
 from zeropods.pods.cluster import (
@@ -170,7 +170,8 @@ def _hosts(
     if slots is not None:
         raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
     if backend is not None:
-        remedy = f"leave it out with a hostfile; without one, expected {' or '.join(NAMES)}"
+        expected = " or ".join(BACKEND_NAMES)
+        remedy = f"leave it out with a hostfile; without one, expected {expected}"
         raise UserError(f"backend {backend!r}: {remedy}")
     hosts = read_hostfile(Path(hostfile))
     if count is not None and count > len(hosts):
@@ -196,7 +197,8 @@ def _backend_for(hosts: tuple[Host, ...], backend: str | None) -> str:
     if not backend:
         return usual_backend()
     if backend not in BACKENDS:
-        raise UserError(f"backend {backend!r}: expected {' or '.join(NAMES)}")
+        expected = " or ".join(BACKEND_NAMES)
+        raise UserError(f"backend {backend!r}: expected {expected}")
     return backend
 
 

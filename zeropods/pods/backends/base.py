@@ -2,8 +2,8 @@
 
 A worker is a process that runs a pod's agent, on this machine or on another one. A new backend is a
 module with a subclass of `Backend`, an entry in `BACKENDS` (`pods/cluster.py`), and, where a user
-may choose it by its name, a name in `NAMES` (`pods/backends/__init__.py`). Everything else asks the
-class.
+may choose it by its name, a name in `BACKEND_NAMES` (`pods/backends/__init__.py`). Everything else
+asks the class.
 """
 
 from __future__ import annotations
