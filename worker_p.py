@@ -11,6 +11,9 @@ import sys
 
 from zeropods.errors import guarded
 
+FORK_SERVER = "zeropods.launch.forks"
+"""Module that a pod runs to fork ranks. It is named, not imported, since it needs what the pod itself does not."""
+
 
 def main() -> int:
     """Run as a pod until it ends."""
@@ -21,7 +24,7 @@ def main() -> int:
     parser.parse_args()
     from zeropods.pods.agent import main as warden
 
-    return warden()
+    return warden(FORK_SERVER)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from benchmarks.training import NO_BF16, our_trainer, timed_steps, trainer_argum
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
-from zeropods.launch.command import train_arguments
 from zeropods.launch.logs import LINE
+from zeropods.launch.script_call import train_arguments
 from zeropods.measure.record import read_record
 from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import Causal, causal_config, random_causal

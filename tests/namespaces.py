@@ -45,6 +45,8 @@ def are_possible() -> bool:
 class Namespaces(LocalWorkers):
     """Workers with a network each. Everything made for them carries a random name, kept in the cluster's folder."""
 
+    network = None
+
     @classmethod
     def gpus_of_pods(cls, count: int, slots: int | None) -> tuple[str, ...]:
         """Each sees all GPUs."""

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,20 +18,19 @@ from zeropods.launch.command import (
     Launch,
     check_plain,
     exported_variables,
-    flag_values,
     launcher_variables,
+    plan_alone,
     remote_argument,
     runner_argv,
     runner_environment,
     shell_line,
-    typed_flags,
 )
+from zeropods.launch.script_call import ConfigFile, ScriptCall
 from zeropods.launch.slurm import plan_slurm, verdict_of
 from zeropods.pods.hostfile import Host
 
 LAUNCH = Launch(
-    script=Path("/project/textsql_train.py"),
-    arguments=("--deepspeed", "zero1.json"),
+    call=ScriptCall(Path("/project/textsql_train.py"), ("--deepspeed", "zero1.json")),
     folder=Path("/project/runs/a"),
     hosts=(Host("10.0.0.1", 2), Host("10.0.0.2", 2)),
     master_port=29511,
@@ -97,9 +97,25 @@ def test_the_launchers_environment_has_our_ssh_and_no_secret() -> None:
 
 
 def test_flags_are_read_in_both_forms_and_typed_by_what_they_look_like() -> None:
-    words = ["--a", "1", "--b-c=2=3", "--flag", "--d", "1e-3", "--a", "-9", "--e", "True"]
-    assert flag_values(words) == {"a": "-9", "b_c": "2=3", "flag": "", "d": "1e-3", "e": "True"}
-    assert typed_flags("/theirs.py", words) == {"a": -9, "b_c": "2=3", "flag": "", "d": 0.001, "e": True}
+    words = ("--a", "1", "--b-c=2=3", "--flag", "--d", "1e-3", "--a", "-9", "--e", "True")
+    call = ScriptCall(Path("/theirs.py"), words)
+    assert call.texts == {"a": "-9", "b_c": "2=3", "flag": "", "d": "1e-3", "e": "True"}
+    assert call.values == {"a": -9, "b_c": "2=3", "flag": "", "d": 0.001, "e": True}
+
+
+def test_a_launch_reads_its_flags_and_its_configuration_once_whatever_else_of_it_changes(tmp_path: Path) -> None:
+    configuration = tmp_path / "zero.json"
+    configuration.write_text('{"zero_optimization": {"stage": 2}}')
+    script = tmp_path / "theirs.py"
+    script.touch()
+    call = ScriptCall.of(script, ["--deepspeed", str(configuration)])
+    planned = plan_alone(call, 2)
+    configuration.unlink()
+    moved = replace(planned, master_port=1)
+    assert moved.call.deepspeed is planned.call.deepspeed and moved.call.values is planned.call.values
+    assert moved.call.deepspeed == ConfigFile(str(configuration), {"zero_optimization": {"stage": 2}})
+    with pytest.raises(UserError, match=r"zero\.json: no such file"):
+        plan_alone(ScriptCall.of(script, call.arguments), 2)
 
 
 # As a SLURM job.
@@ -112,7 +128,7 @@ def test_the_command_submits_the_projects_own_job_file_with_what_was_asked_for(m
     monkeypatch.setenv("PATH", "/nowhere")
     words = ["--max_steps", "5", "--said", "a b", "--outputdir", "/runs/a 100%"]
     asked = {"pods": 2, "slots": 8, "partition": "gpu", "options": ("--nodes=3",)}
-    job = plan_slurm(ROOT / "tests" / "full" / "rank.py", words, needs_slurm=False, **asked)
+    job = plan_slurm(ScriptCall.of(ROOT / "tests" / "full" / "rank.py", words), needs_slurm=False, **asked)
     place = job.argv.index(str(ROOT / "slurm" / "train.sbatch"))
     assert job.argv[:2] == ["sbatch", "--parsable"]
     assert job.argv[place + 1 :] == [str(ROOT / "tests" / "full" / "rank.py"), *words]

@@ -191,7 +191,7 @@ class Watched:
             for each in beats:
                 write_beat(self.folder, replace(each, alive=self.beats))
             self.now += 1.0
-            found = self.hangs.look(self.now)
+            found = self.hangs.check(self.now)
         return None if found is None else f"{found.pod}: {found.reason}"
 
 
@@ -241,7 +241,7 @@ def test_heartbeats_of_an_earlier_attempt_tell_nothing(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     write_beat(tmp_path, beat())
     earlier = HangDetector(tmp_path, 10.0, lambda: False)
-    assert earlier.look(0.0) is None and earlier.look(99.0) is None and not earlier.ranks
+    assert earlier.check(0.0) is None and earlier.check(99.0) is None and not earlier.ranks
 
 
 def test_a_heartbeat_keeps_nothing_alive_of_what_a_rank_works_on(

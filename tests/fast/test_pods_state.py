@@ -19,6 +19,7 @@ from tests.made import SETTINGS, a_pod
 from zeropods import programs
 from zeropods.cli import main
 from zeropods.errors import UserError
+from zeropods.launch.notebook import pod_killed
 from zeropods.pods import cluster, leases
 from zeropods.pods.backends.cml import described
 from zeropods.pods.backends.local import WorkerProcess
@@ -67,21 +68,33 @@ def test_what_was_written_is_found_and_a_file_that_is_no_state_is_named() -> Non
 
 
 @pytest.mark.parametrize(
-    ("backend", "second", "shared"),
+    ("backend", "second", "shared", "network"),
     [
-        ("local", "127.0.1.2", True),
-        ("hosts", "127.0.1.2", True),
-        ("hosts", "10.0.0.2", False),
-        ("cml", "127.0.1.2", False),
+        ("local", "127.0.1.2", True, "loopback"),
+        ("hosts", "127.0.1.2", True, "hosts"),
+        ("hosts", "10.0.0.2", False, "hosts"),
+        ("cml", "127.0.1.2", False, "cml"),
         # Of another version, perhaps.
-        ("unknown", "127.0.1.2", True),
+        ("unknown", "127.0.1.2", True, "unknown"),
     ],
 )
-def test_pods_of_one_machine_share_it(backend: str, second: str, shared: bool) -> None:
+def test_pods_of_one_machine_share_it_and_the_backend_names_their_network(
+    backend: str, second: str, shared: bool, network: str
+) -> None:
     pods = (PODS[0], replace(PODS[1], address=second))
     found = whole("one", settings=replace(SETTINGS, backend=backend), pods=pods)
     assert [host.line() for host in found.hosts] == ["127.0.1.1 slots=2", f"{second} slots=2"]
-    assert found.shared_machine == shared
+    assert (found.shared_machine, found.network) == (shared, network)
+
+
+def test_only_a_pod_whose_whole_tree_is_here_is_killed_on_purpose(tmp_path: Path) -> None:
+    for backend in ("hosts", "cml", "unknown"):
+        elsewhere = whole("one", settings=replace(SETTINGS, backend=backend))
+        refusal = f"pod 'pod1' of one, on {backend}; expected a local one: "
+        with pytest.raises(UserError, match=refusal), pod_killed(elsewhere, "pod1", tmp_path):
+            pass
+    with pod_killed(whole("one"), "pod1", tmp_path):
+        pass
 
 
 def test_pods_under_different_accounts_are_logged_in_to_as_such() -> None:
@@ -165,7 +178,7 @@ def keep_of(machine: Machine | None, name: str) -> Path:
 def test_what_this_machine_left_is_swept_and_no_other_s() -> None:
     for machine, name in ((this_machine(), "mine"), (OTHER, "theirs"), (None, "old")):
         keep_of(machine, name)
-    cluster.sweep()
+    cluster.remove_ended_clusters()
     assert cluster.names() == ["old", "theirs"]
     assert cluster.find().name == "old"
     assert cluster.find("theirs").machine == OTHER
@@ -232,7 +245,7 @@ def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
     listed: dict[str, object], ended: bool, pending: bool
 ) -> None:
     worker = described({"id": "a", **listed}, SETTINGS)
-    assert (worker.has_ended, "it waits for 1 cores, 1 GiB" in worker.told) == (ended, pending)
+    assert (worker.has_ended, "it waits for 1 cores, 1 GiB" in worker.description) == (ended, pending)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +259,7 @@ def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
 )
 def test_what_a_cml_worker_waits_for_is_told(listed: dict[str, object], line: str) -> None:
     worker = described({"id": "a", **listed}, SETTINGS)
-    assert worker.told.startswith(line) and worker.has_ended == (listed["status"] == "timedout")
+    assert worker.description.startswith(line) and worker.has_ended == (listed["status"] == "timedout")
 
 
 # Leases: what is found below an agent, and what ends when.

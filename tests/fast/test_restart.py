@@ -13,6 +13,7 @@ from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.lost_pods_and_hangs import Ending
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.restart import calls_for_another, check_restarts, next_attempt
+from zeropods.launch.script_call import ScriptCall, flag_values
 from zeropods.measure.record import Record
 from zeropods.pods.cluster import Cluster
 from zeropods.train.arguments import PASSES, PROJECT, ROWS, Batch, batch_on
@@ -53,7 +54,8 @@ def restarted(
     opened: bool = True,
 ) -> tuple[Launch, Launch | str]:
     """A launch on the first pods of a cluster, and what follows when these are lost."""
-    asked = plan_launch(cluster, TRAIN, ["--outputdir", str(folder), *arguments], pods=pods)
+    call = ScriptCall.of(TRAIN, ["--outputdir", str(folder), *arguments])
+    asked = plan_launch(cluster, call, pods=pods)
     left = replace(cluster, pods=cluster.pods[lost:])
     return asked, next_attempt(asked, left, min_pods, opened=opened)
 
@@ -76,7 +78,8 @@ def test_a_run_goes_on_with_its_batch_on_the_pods_that_are_left(
     first, following = restarted(three, tmp_path, *arguments, **asked)
     assert isinstance(following, Launch)
     assert tuple(host.address for host in following.hosts) == addresses
-    assert command.flag_values(following.arguments[len(first.arguments) :]) == flags
+    assert following.changed_flags == flags
+    assert flag_values(following.arguments[len(first.arguments) :]) == flags
     assert command.identity(following) == command.identity(first)
 
 
@@ -133,4 +136,4 @@ def test_what_could_not_go_on_is_refused_before_it_starts(three: Cluster, tmp_pa
     with pytest.raises(UserError, match="--min-pods 4: the run starts on only 3"):
         check_restarts(asked, 1, 4)
     with pytest.raises(UserError, match=r"theirs.py is not one of our scripts; give --per_device_train_batch_size"):
-        check_restarts(replace(asked, script=Path("/theirs.py")), 1, 1)
+        check_restarts(replace(asked, call=ScriptCall(Path("/theirs.py"))), 1, 1)

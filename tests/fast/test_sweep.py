@@ -15,9 +15,10 @@ from zeropods.cli import main, parser
 from zeropods.errors import UserError
 from zeropods.files import folder_locked
 from zeropods.launch import command
-from zeropods.launch.command import Launch, flag_values
+from zeropods.launch.command import Launch
 from zeropods.launch.lost_pods_and_hangs import Ending
 from zeropods.launch.outcome import UnopenedError
+from zeropods.launch.script_call import flag_values
 from zeropods.report.plan import published
 from zeropods.sweep.matrix import ROWS, Matrix, at_tiny_scale, matrix_of, read_matrix, write_matrix
 from zeropods.sweep.results import Sweep, Trial

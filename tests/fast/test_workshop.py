@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, check_arguments, train_arguments
+from zeropods.launch.command import Launch, check_arguments
+from zeropods.launch.script_call import ScriptCall, train_arguments
 from zeropods.pods.hostfile import Host
 from zeropods.train.arguments import CausalArguments
 from zeropods.workshop import ROOT, CausalWorkshop, Workshop, read_recipes
@@ -121,8 +122,8 @@ def test_what_cannot_be_is_refused_in_a_line(call: Any, said: str) -> None:
 def test_a_recipe_agrees_with_the_script_and_its_configuration(name: str, task: str, tmp_path: Path) -> None:
     workshop = CausalWorkshop(recipe=name, task=task)
     flags = {key: value for key, value in workshop.on(workshop.basis.technique).items() if key != "slots"}
-    command = {"arguments": tuple(train_arguments(**flags)), "hosts": (Host("a", 1),), "master_port": 0}
-    check_arguments(Launch(script=ROOT / "causal_train.py", folder=tmp_path, **command))
+    call = ScriptCall(ROOT / "causal_train.py", tuple(train_arguments(**flags)))
+    check_arguments(Launch(call=call, folder=tmp_path, hosts=(Host("a", 1),), master_port=0))
     known: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     known |= {key: str(known[key]) for key in ("data", "outputdir")} | {"deepspeed": None}
     assert CausalArguments(**known).max_grad_norm == 1.0

@@ -18,6 +18,7 @@ from zeropods import pods
 from zeropods.errors import UserError, guarded
 from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.outcome import failure
+from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.pods.cluster import BACKENDS
 
@@ -66,7 +67,7 @@ def main() -> None:
     # A test may have started the cluster on this backend, which is not one of the package's.
     BACKENDS["namespaces"] = Namespaces
     cluster = pods.find(asked.name)
-    planned = plan_launch(cluster, script, arguments, pods=asked.pods)
+    planned = plan_launch(cluster, ScriptCall.of(script, arguments), pods=asked.pods)
     supervision = Supervision(
         show=lambda line: print(line, file=sys.stderr),
         argv=watched_argv if asked.watched else pdsh_argv,

@@ -22,7 +22,15 @@ from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.pods import processes
 from zeropods.pods.backends import local
-from zeropods.pods.cluster import KEY_FILE, SECRET_FILE, Cluster, read_cluster, sweep, take_down, workers_of
+from zeropods.pods.cluster import (
+    KEY_FILE,
+    SECRET_FILE,
+    Cluster,
+    read_cluster,
+    remove_ended_clusters,
+    take_down,
+    workers_of,
+)
 from zeropods.pods.processes import POD
 
 SLEEPER = "import time; time.sleep(300)"
@@ -138,7 +146,7 @@ def test_pods_end_with_the_process_that_holds_their_lease(home: Path) -> None:
     until(lambda: not processes_of(home))
 
     def is_swept() -> bool:
-        sweep()
+        remove_ended_clusters()
         return not list(home.iterdir())
 
     # A process that is about to end shows no environment any more, and still counts as running.

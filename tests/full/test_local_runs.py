@@ -26,6 +26,7 @@ from zeropods.launch.command import Launch
 from zeropods.launch.local import run_here, run_planned
 from zeropods.launch.notebook import train
 from zeropods.launch.outcome import UnopenedError
+from zeropods.launch.script_call import ScriptCall
 from zeropods.measure.record import read_record
 from zeropods.pods.hostfile import Host
 
@@ -167,7 +168,7 @@ def test_a_run_whose_process_ends_with_status_0_and_is_not_finished_has_failed(
     with pytest.raises(UserError, match="failed: ended with status 0 before it had opened the run"):
         train(script(LEAVES), outputdir=tmp_path / "run")
     launch = Launch(
-        script=script(f"config(); {LEAVES}"), arguments=("--outputdir", str(tmp_path / "of-a-sweep")),
+        call=ScriptCall(script(f"config(); {LEAVES}"), ("--outputdir", str(tmp_path / "of-a-sweep"))),
         folder=tmp_path / "of-a-sweep", hosts=(Host("here", 1),), master_port=0, launcher="none",
     )  # fmt: skip
     record = run_planned(launch)
@@ -187,7 +188,7 @@ def test_a_run_that_never_began_has_no_record(
 ) -> None:
     folder = tmp_path / "run"
     launch = Launch(
-        script=script(body), arguments=("--outputdir", str(folder)), folder=folder, hosts=(Host("here", 1),),
+        call=ScriptCall(script(body), ("--outputdir", str(folder))), folder=folder, hosts=(Host("here", 1),),
         master_port=0, launcher="none",
     )  # fmt: skip
     with pytest.raises(UnopenedError) as caught:

@@ -19,7 +19,7 @@ from tests.full.demo import LIMIT_SECONDS, begun, executed, outputs, prepared_wo
 from tests.full.forks import train_ranks
 from tests.full.launches import ROOT, until
 from tests.nvml import environment, folder_with_gpus
-from zeropods.launch.command import train_arguments
+from zeropods.launch.script_call import train_arguments
 from zeropods.measure.record import Record, read_json, read_record
 from zeropods.report.run import largest_difference
 

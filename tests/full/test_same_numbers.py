@@ -20,6 +20,7 @@ from zeropods.errors import UserError
 from zeropods.files import plain_values_only
 from zeropods.launch.command import plan_launch
 from zeropods.launch.outcome import failure
+from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import run_launch
 from zeropods.measure.calibration import planned
 from zeropods.measure.profile_checks import check
@@ -74,7 +75,8 @@ def flags(name: str, ranks: int) -> list[object]:
 def over_pods(cluster: Cluster, pods: int, name: str, prepared: Path, folder: Path) -> None:
     """Train on so many pods of a cluster."""
     given = [*TINY, *CURVE, *flags(name, pods), "--dataset_path", prepared, "--outputdir", folder]
-    planned = plan_launch(cluster, "textsql_train.py", [str(argument) for argument in given], pods=pods)
+    call = ScriptCall.of("textsql_train.py", [str(argument) for argument in given])
+    planned = plan_launch(cluster, call, pods=pods)
     record = run_launch(planned, cluster)
     assert (record.status, record.pods) == ("ok", pods), failure(folder, record)
 

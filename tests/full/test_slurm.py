@@ -15,7 +15,8 @@ from tests.full.conftest import ROOT, TINY
 from tests.full.launches import RANK, record, train, until
 from tests.full.slurm_cluster import SlurmCluster
 from zeropods.errors import UserError
-from zeropods.launch.slurm import JOB, SlurmError, look, plan_slurm, run_slurm
+from zeropods.launch.script_call import ScriptCall
+from zeropods.launch.slurm import JOB, SlurmError, job_now, plan_slurm, run_slurm
 from zeropods.launch.supervisor import Supervision
 
 WAIT_SECONDS = 600.0
@@ -32,7 +33,8 @@ def here(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
 def launched(folder: Path, *arguments: object, pods: int = 1, **asked: Any) -> dict:
     """The record of a launch of the stand-in rank, and the lines that it showed."""
     shown: list[str] = []
-    submission = plan_slurm(RANK, ["--outputdir", str(folder), *map(str, arguments)], pods=pods, **asked)
+    call = ScriptCall.of(RANK, ["--outputdir", str(folder), *map(str, arguments)])
+    submission = plan_slurm(call, pods=pods, **asked)
     return {**run_slurm(submission, Supervision(show=shown.append)).to_json(), "shown": shown}
 
 
@@ -59,7 +61,8 @@ def test_two_nodes_train_one_model_once(here: SlurmCluster, prepared: Path, tmp_
     found, number = record(folder), job_of(folder)
     assert (found["status"], found["technique"], found["pods"], found["slots"]) == ("ok", "ddp", 2, 1)
     assert len({rank["host"] for rank in found["ranks"]} & {"pod1", "pod2", "pod3"}) == 2
-    assert run_slurm(plan_slurm("textsql_train.py", [*map(str, flags)], pods=2)).status == "ok"
+    call = ScriptCall.of("textsql_train.py", [*map(str, flags)])
+    assert run_slurm(plan_slurm(call, pods=2)).status == "ok"
     assert job_of(folder) == number
 
 
@@ -83,7 +86,7 @@ def test_a_rank_that_fails_fails_the_run_with_its_reason_and_node_and_a_rejected
         launched(folder, options=("--time=soon",))
     assert (folder / "record.json").read_bytes() == before
     # One that SLURM does not know is no error.
-    assert look(4_000_000)["JobState"] == "FORGOTTEN"
+    assert job_now(4_000_000)["JobState"] == "FORGOTTEN"
 
 
 def test_the_rank_that_was_killed_is_named_with_its_node(here: SlurmCluster, tmp_path: Path) -> None:

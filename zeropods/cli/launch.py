@@ -18,6 +18,7 @@ from zeropods.tables import digits, said_above, whole
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
+    from zeropods.launch.script_call import ScriptCall
     from zeropods.launch.supervisor import Supervision
     from zeropods.pods.cluster import Cluster
 
@@ -96,6 +97,7 @@ def _add_slurm_flags(verb: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Result:
     """Run the launch and return its record."""
     from zeropods.launch.command import check_inputs
+    from zeropods.launch.script_call import ScriptCall
     from zeropods.launch.supervisor import Supervision
     from zeropods.pods.hostfile import read_hostfile
 
@@ -110,13 +112,15 @@ def run(arguments: argparse.Namespace) -> Result:
     if arguments.hostfile is not None:
         # A fault in it is reported before anything that the run would lack.
         read_hostfile(arguments.hostfile)
-    check_inputs(arguments.command[0], arguments.command[1:])
+    script, *words = arguments.command
+    call = ScriptCall.of(script, words)
+    check_inputs(call)
     if arguments.launcher == "slurm":
-        result = _as_job(arguments, supervision)
+        result = _as_job(arguments, call, supervision)
     elif arguments.launcher == "pdsh":
-        result = _on_pods(arguments, supervision)
+        result = _on_pods(arguments, call, supervision)
     else:
-        result = _on_this_machine(arguments, supervision)
+        result = _on_this_machine(arguments, call, supervision)
     if arguments.questions and result.get("status") == "ok":
         result["score"] = _score(result["folder"], arguments.questions)
     return result
@@ -259,16 +263,15 @@ def exit_status(result: Result) -> int:
     return INTERRUPTED if result["status"] == "interrupted" else 1
 
 
-def _on_pods(arguments: argparse.Namespace, supervision: Supervision) -> Result:
+def _on_pods(arguments: argparse.Namespace, call: ScriptCall, supervision: Supervision) -> Result:
     """Run on the pods of a cluster."""
     from zeropods.launch import command
     from zeropods.launch.restart import check_restarts
     from zeropods.launch.supervisor import run_launch
 
-    script, *flags = arguments.command
     with _cluster(arguments) as cluster:
         planned = command.plan_launch(
-            cluster, script, flags, pods=arguments.num_pods, export=arguments.export
+            cluster, call, pods=arguments.num_pods, export=arguments.export
         )
         check_restarts(planned, supervision.restarts, supervision.min_pods)
         variables = command.launcher_variables(planned)
@@ -283,18 +286,19 @@ def _on_pods(arguments: argparse.Namespace, supervision: Supervision) -> Result:
     return {**record.to_json(), "folder": str(planned.folder)}
 
 
-def _on_this_machine(arguments: argparse.Namespace, supervision: Supervision) -> Result:
+def _on_this_machine(
+    arguments: argparse.Namespace, call: ScriptCall, supervision: Supervision
+) -> Result:
     """Run with a process for each slot of this machine."""
     from zeropods.launch import command
     from zeropods.launch.local import run_here
     from zeropods.measure.record import read_record
     from zeropods.pods.gpus import check_gpus_for
 
-    script, *flags = arguments.command
     # Only a check: the ranks inherit them anyway.
     command.exported_variables(arguments.export, {})
-    planned = command.plan_alone(script, flags, arguments.slots)
-    if supervision.restarts and command.flag_values(flags).get("resume") == "never":
+    planned = command.plan_alone(call, arguments.slots)
+    if supervision.restarts and call.texts.get("resume") == "never":
         reason = "would start over at each restart; leave out this or --restarts"
         raise UserError(f"--resume never: {reason}")
     argv = command.runner_argv(planned, Path())
@@ -306,11 +310,10 @@ def _on_this_machine(arguments: argparse.Namespace, supervision: Supervision) ->
     return {**record.to_json(), "folder": str(planned.folder)}
 
 
-def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
+def _as_job(arguments: argparse.Namespace, call: ScriptCall, supervision: Supervision) -> Result:
     """Run as a job of SLURM."""
     from zeropods.launch.slurm import plan_slurm, run_slurm
 
-    script, *flags = arguments.command
     options = []
     if arguments.time_limit is not None:
         options.append(f"--time={arguments.time_limit}")
@@ -318,8 +321,7 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
         options.append(f"--account={arguments.account}")
     options += arguments.sbatch_option or ()
     submission = plan_slurm(
-        script,
-        flags,
+        call,
         pods=arguments.num_pods or 1,
         slots=arguments.slots or 1,
         cpus_per_slot=arguments.cpus_per_slot or 4,

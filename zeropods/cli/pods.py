@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.files import given_path
+from zeropods.pods.backends import BACKEND_NAMES
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -57,7 +58,7 @@ def _add_up(kinds: Any, add: Callable[..., Any]) -> None:
     slots_help = "processes per pod (default: its GPUs, at least 1)"
     flag("--slots", type=int, metavar="K", help=slots_help)
     backend_help = "where (default: cml in a CML session, else local)"
-    flag("--backend", choices=["local", "cml"], help=backend_help)
+    flag("--backend", choices=BACKEND_NAMES, help=backend_help)
     flag("--name", default="pods", help="of the cluster")
     port_help = "where pods report (default: 6000, or a free one)"
     flag("--port", type=int, metavar="P", help=port_help)
@@ -247,7 +248,7 @@ def _described(cluster: Cluster) -> Result:
         "backend": cluster.backend,
         "machine": None if cluster.machine is None else cluster.machine.hostname,
         "here": not cluster.is_elsewhere,
-        "network": "loopback" if cluster.backend == "local" else cluster.backend,
+        "network": cluster.network,
         # If other pods have another one, `ssh_config` says so.
         "ssh_port": cluster.pods[0].ssh_port,
         "hostfile": str(cluster.hostfile),

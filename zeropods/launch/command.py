@@ -16,24 +16,23 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods import files
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
+from zeropods.launch.script_call import ScriptCall
 from zeropods.measure.record import RECORD, Record, read_json, read_record
 from zeropods.pods.gpus import VISIBLE, own_gpus
 from zeropods.pods.hostfile import Host, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
-from zeropods.train.arguments import NO_FP16, PROJECT, TextToSQLArguments, arguments_of, parse_flags
+from zeropods.train.arguments import NO_FP16
 from zeropods.train.config_check import check_config
-from zeropods.train.deepspeed import check_operation, read_config
+from zeropods.train.deepspeed import check_operation
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
@@ -65,8 +64,6 @@ SECRET_NAME = re.compile(
 with a secret."""
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """Matches what a remote shell, pdsh or DeepSpeed would misread, and what is not UTF-8."""
-STARTERS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
-"""Programs that people put before a script; a launch names the script itself."""
 BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
 
 
@@ -75,8 +72,8 @@ class Launch:
     """One run of a script on some pods. Paths are absolute: every pod sees the same project
     folder."""
 
-    script: Path
-    arguments: tuple[str, ...]
+    call: ScriptCall
+    """The script and its arguments, whose flags are read once."""
     folder: Path
     """The run folder, the script's `--outputdir`."""
     hosts: tuple[Host, ...]
@@ -91,9 +88,21 @@ class Launch:
     """Names of the exported variables that the user asked for."""
     restarts: int = 0
     """Number of restarts so far, including the one that began this attempt."""
-    asked: Launch | None = None
+    original: Launch | None = None
     """The launch that the user asked for, where this one replaces it, perhaps on fewer pods or with
     other flags."""
+    changed_flags: dict[str, str] = field(default_factory=dict)
+    """The flags with which it differs from that launch."""
+
+    @property
+    def script(self) -> Path:
+        """The script that every rank runs."""
+        return self.call.script
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The words of the script's command line."""
+        return self.call.arguments
 
     @property
     def world_size(self) -> int:
@@ -118,8 +127,7 @@ class Launch:
 
 def plan_launch(
     cluster: Cluster,
-    script: str | Path,
-    arguments: Sequence[str],
+    call: ScriptCall,
     *,
     pods: int | None = None,
     export: Sequence[str] = (),
@@ -149,8 +157,7 @@ def plan_launch(
     exported = exported_variables(export, fixed)
     return plan_on(
         hosts,
-        script,
-        arguments,
+        call,
         has_no_gpu=cluster.hides_gpus or (cluster.shared_machine and own_gpus() == 0),
         ssh_config=cluster.ssh_config,
         exported=exported,
@@ -158,9 +165,7 @@ def plan_launch(
     )
 
 
-def plan_alone(
-    script: str | Path, arguments: Sequence[str], processes: int | None = None
-) -> Launch:
+def plan_alone(call: ScriptCall, processes: int | None = None) -> Launch:
     """A launch on this machine alone as data, with its arguments checked; starts nothing.
 
     Args:
@@ -170,18 +175,17 @@ def plan_alone(
     # With `processes`, the plan may be meant for a machine that is still to be rented.
     is_for_this_machine = processes is None
     has_no_gpu = is_for_this_machine and own_gpus() == 0
-    planned = plan_on(hosts, script, arguments, has_no_gpu=has_no_gpu, launcher="none")
-    config = flag_values(planned.arguments).get("deepspeed")
-    if is_for_this_machine and config is not None and arguments_of(planned.script) is not None:
+    planned = plan_on(hosts, call, has_no_gpu=has_no_gpu, launcher="none")
+    is_ours = call.kind is not None
+    if is_for_this_machine and is_ours and call.deepspeed is not None:
         # Over pods the preflight looks.
-        check_operation(read_config(Path(config)), config, on_gpu=own_gpus() > 0)
+        check_operation(call.deepspeed.config, call.deepspeed.path, on_gpu=own_gpus() > 0)
     return planned
 
 
 def plan_on(
     hosts: tuple[Host, ...],
-    script: str | Path,
-    arguments: Sequence[str],
+    call: ScriptCall,
     *,
     has_no_gpu: bool = False,
     **more: Any,
@@ -192,11 +196,9 @@ def plan_on(
         has_no_gpu: whether the ranks are known to have no GPU.
         more: further fields of `Launch`.
     """
-    path = find_script(script)
     planned = Launch(
-        script=path,
-        arguments=tuple(arguments),
-        folder=run_folder(path, arguments),
+        call=call,
+        folder=call.folder,
         hosts=hosts,
         master_port=free_port(),
         **more,
@@ -211,30 +213,29 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
 
     One of our scripts would refuse wrong flags itself, but only after half a minute on every pod.
     """
-    check_plain("script", planned.script)
-    flags = flag_values(planned.arguments)
-    kind = arguments_of(planned.script)
-    typed = typed_flags(planned.script, planned.arguments)
-    if has_no_gpu and kind is not None and typed["precision"] == "fp16":
+    call = planned.call
+    check_plain("script", call.script)
+    values = call.values
+    is_ours = call.kind is not None
+    if has_no_gpu and is_ours and values["precision"] == "fp16":
         raise UserError(NO_FP16)
-    if typed.get("max_train_seconds") and planned.world_size > 1:
+    if values.get("max_train_seconds") and planned.world_size > 1:
         raise UserError(
             "--max_train_seconds: clocks of several processes differ; give --max_steps instead"
         )
-    if "deepspeed" in flags:
-        path = Path(flags["deepspeed"])
-        known = {**typed, "world_size": planned.world_size}
-        fp16_fault = None if kind is None else kind.fp16_fault
-        check_config(read_config(path), path, known, fp16_fault, ours=kind is not None)
+    if call.deepspeed is not None:
+        path = Path(call.deepspeed.path)
+        known = {**values, "world_size": planned.world_size}
+        fp16_fault = None if call.kind is None else call.kind.fp16_fault
+        check_config(call.deepspeed.config, path, known, fp16_fault, ours=is_ours)
 
 
-def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = True) -> None:
+def check_inputs(call: ScriptCall, *, data: bool = True) -> None:
     """Check the flags of a script of ours, the model and, if `data`, the data that they name,
     before a pod is used."""
-    kind = arguments_of(find_script(script))
-    if kind is None:
+    flags = call.parsed
+    if flags is None:
         return
-    flags = parse_flags(kind, arguments)
     if data:
         flags.check_inputs()
     else:
@@ -279,8 +280,8 @@ def remembered(folder: Path) -> dict[str, Any] | None:
 def identity(launch: Launch) -> dict[str, Any]:
     """What makes two launches the same run; the port, the lease and what a restart has changed do
     not count."""
-    launch = launch.asked or launch
-    flags = flag_values(launch.arguments)
+    launch = launch.original or launch
+    flags = launch.call.texts
     config = Path(flags.get("deepspeed", ""))
     manifest = Path(flags.get("dataset_path", flags.get("data", ""))) / MANIFEST
     config_digest = None
@@ -446,69 +447,3 @@ def runner_environment(
             )
     kept = {name: value for name, value in environment.items() if name not in secret}
     return {**kept, **launcher_variables(launch), "DS_ENV_FILE": str(env_file)}
-
-
-# A script's flags, read and written without loading the script
-
-
-def train_arguments(**flags: Any) -> list[str]:
-    """A script's arguments; a flag without a value is left out."""
-    arguments = []
-    for name, value in flags.items():
-        if value is not None:
-            arguments += [f"--{name}", str(value)]
-    return arguments
-
-
-def flag_values(arguments: Sequence[str]) -> dict[str, str]:
-    """Values of `--name value` and `--name=value`, by the name of the dataclass field; the last one
-    wins."""
-    values: dict[str, str] = {}
-    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
-        if not argument.startswith("--"):
-            continue
-        name, equals, value = argument[2:].partition("=")
-        if not equals and not following.startswith("--"):
-            value = following
-        values[name.replace("-", "_")] = value
-    return values
-
-
-def run_folder(script: str | Path, arguments: Sequence[str]) -> Path:
-    """The folder in which a script with these arguments leaves its run."""
-    kind = arguments_of(script) or TextToSQLArguments
-    return Path(flag_values(arguments).get("outputdir", kind.outputdir)).resolve()
-
-
-def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, object]:
-    """Flags by name with typed values: those of our scripts with defaults, others by what they look
-    like."""
-    kind = arguments_of(script)
-    if kind is not None:
-        return asdict(parse_flags(kind, arguments))
-    typed: dict[str, object] = {}
-    for name, text in flag_values(arguments).items():
-        typed[name] = text
-        for read in (float, int):
-            with suppress(ValueError):
-                typed[name] = read(text)
-        if text in ("True", "False"):
-            typed[name] = text == "True"
-    return typed
-
-
-def find_script(name: str | Path) -> Path:
-    """Path of a script in the working folder, else of one in the project."""
-    folders = dict.fromkeys((Path.cwd(), PROJECT))
-    for folder in folders:
-        path = (folder / name).resolve()
-        if not path.is_file():
-            continue
-        if path.suffix == ".ipynb":
-            raise UserError(f"{name}: a notebook; run it with papermill; a launch needs a script")
-        return path
-    remedy = ""
-    if str(name) in STARTERS:
-        remedy = "; name the script itself, as in -- textsql_train.py"
-    places = " or in ".join(str(folder) for folder in folders)
-    raise UserError(f"{name}: no such script in {places}{remedy}")

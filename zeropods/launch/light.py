@@ -19,15 +19,15 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from zeropods.launch.command import run_folder
 from zeropods.launch.forks import Forked, fork
 from zeropods.launch.ranks import start_watched
+from zeropods.launch.script_call import ScriptCall
 from zeropods.pods.gpus import POD_GPUS, VISIBLE, gpus_of_slots
 from zeropods.pods.processes import FORKS_VARIABLE
-from zeropods.train.arguments import arguments_of
 
 POD_LAUNCHER = "deepspeed.launcher.launch"
 """Name of the module that DeepSpeed's runner runs on each pod."""
@@ -122,16 +122,16 @@ def watch_ranks() -> None:
         if env is None or RANK not in env or not is_python or more:
             return popen(command, env=env, **more)
         script, *arguments = command[2:]
+        call = ScriptCall(Path(script), tuple(arguments))
 
         def begin(output: int) -> subprocess.Popen[bytes] | Forked:
-            if server and arguments_of(script) is not None:
+            if server and call.kind is not None:
                 forked = fork(server, command[2:], env, (0, output, output))
                 if forked is not None:
                     return forked
             return popen(command, env=env, stdout=output, stderr=output)
 
-        folder = run_folder(script, arguments)
-        return start_watched(int(env[RANK]), folder, begin, sys.stdout.fileno())
+        return start_watched(int(env[RANK]), call.folder, begin, sys.stdout.fileno())
 
     vars(subprocess)["Popen"] = start
     vars(time)["sleep"] = lambda seconds: sleep(min(seconds, LONGEST_SLEEP_SECONDS))

@@ -43,7 +43,6 @@ from zeropods.pods.processes import (
     start_bound,
 )
 from zeropods.programs import child_environment
-from zeropods.train.arguments import arguments_of
 
 PROCESS_POLL_SECONDS = 0.2
 END_GRACE_SECONDS = 30.0
@@ -112,7 +111,7 @@ def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record
 
     def start(output: IO[bytes]) -> Sequence[Started]:
         server = None
-        if arguments_of(planned.script):
+        if planned.call.kind is not None:
             server = own_server()
         if server is not None:
             ranks = _fork_ranks(planned, server, output)
@@ -268,7 +267,7 @@ class _LocalAttempt:
                 launcher_status=_common_status(self._statuses),
                 since_start=time.monotonic() - began,
                 timeout_seconds=self._timeout_seconds,
-                hang=self._hangs.look(),
+                hang=self._hangs.check(),
             )
             if verdict is not None:
                 return verdict

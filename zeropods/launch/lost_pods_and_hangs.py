@@ -282,10 +282,10 @@ class HangDetector:
         self._pods = dict(enumerate(pods))
         self._step_timeout = step_timeout
         self._opened = opened
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
         self._longest_pause = 0.0
 
-    def look(self, now: float | None = None) -> Ending | None:
+    def check(self, now: float | None = None) -> Ending | None:
         """The verdict on a run that hangs; None while it goes on. Call this several times per
         second.
 
@@ -294,20 +294,20 @@ class HangDetector:
         """
         if now is None:
             now = time.monotonic()
-        has_just_looked = (
-            self._looked_at is not None and now - self._looked_at < HEARTBEAT_POLL_SECONDS
+        was_just_checked = (
+            self._checked_at is not None and now - self._checked_at < HEARTBEAT_POLL_SECONDS
         )
-        if self._step_timeout == 0 or has_just_looked:
+        if self._step_timeout == 0 or was_just_checked:
             return self.verdict
         if self.verdict is None and self._opened():
-            last_look = self._looked_at or now
-            away = now - last_look
+            last_check = self._checked_at or now
+            away = now - last_check
             if away <= LATE_POLL_SECONDS:
                 away = 0.0
             self._note(now, away)
             if self.ranks:
                 self.verdict = self._verdict_on_ranks(now)
-        self._looked_at = now
+        self._checked_at = now
         return self.verdict
 
     def limit(self) -> float:

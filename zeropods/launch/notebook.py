@@ -22,9 +22,10 @@ import psutil
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.launch.command import plan_alone, plan_launch, shell_line, train_arguments
+from zeropods.launch.command import plan_alone, plan_launch, shell_line
 from zeropods.launch.local import run_here, run_planned
 from zeropods.launch.outcome import failure, written_at
+from zeropods.launch.script_call import ScriptCall, train_arguments
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import LAUNCH_LOCK
 from zeropods.measure.run_folder import locked
@@ -81,7 +82,8 @@ def launch(
         min_pods: fewest pods for a restart, 1 if not given; if given, it may also begin on so few
             if others are dead.
     """
-    planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
+    call = ScriptCall.of(script, train_arguments(**flags))
+    planned = plan_launch(cluster, call, pods=pods, export=export)
     supervision = Supervision(
         timeout_seconds=timeout_seconds,
         step_timeout=step_timeout,
@@ -107,10 +109,10 @@ def command_line(
     A command for pods may be changed and run as it is; nothing supervises it, and no record says
     what a lost pod cost.
     """
-    arguments = train_arguments(**flags)
+    call = ScriptCall.of(script, train_arguments(**flags))
     if cluster is None:
-        return shell_line([sys.executable, str(command.find_script(script)), *arguments])
-    planned = plan_launch(cluster, script, arguments, pods=pods)
+        return shell_line([sys.executable, str(call.script), *call.arguments])
+    planned = plan_launch(cluster, call, pods=pods)
     argv = command.runner_argv(planned, cluster.hostfile)
     return shell_line(argv, command.launcher_variables(planned))
 
@@ -138,7 +140,8 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
     for flags in runs:
         folder = Path(flags["outputdir"]).resolve()
         arguments = train_arguments(**{**flags, "outputdir": folder, "slots": None})
-        launches.append(plan_alone(script, arguments, flags.get("slots", 1)))
+        call = ScriptCall.of(script, arguments)
+        launches.append(plan_alone(call, flags.get("slots", 1)))
     # A finished run is recognised without starting the script, which refuses a folder with another
     # finished run.
     waiting = []
@@ -185,7 +188,7 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
             launch(cluster, outputdir=folder, restarts=1, **flags)
     """
     names = [known.name for known in cluster.pods]
-    if cluster.backend != "local" or pod not in names:
+    if not cluster.backend_class.can_be_killed or pod not in names:
         where = f"{cluster.name}, on {cluster.backend}"
         raise UserError(f"pod {pod!r} of {where}; expected a local one: {names}")
     pointer = folder / "checkpoints" / POINTER

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, flag_values, plan_launch, train_arguments, typed_flags
+from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.outcome import UnopenedError, with_pod
+from zeropods.launch.script_call import ScriptCall, train_arguments
 from zeropods.measure.record import Record
 from zeropods.train.arguments import PASSES, ROWS, Batch, batch_on
 from zeropods.train.checkpoints import MANIFEST
@@ -39,7 +40,7 @@ def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None
 
 def batch_of(launch: Launch) -> Batch | None:
     """The batch of each rank; None for a script that is not ours and is not given both flags."""
-    flags = typed_flags(launch.script, launch.arguments)
+    flags = launch.call.values
     rows = flags.get(ROWS)
     passes = flags.get(PASSES)
     if isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0:
@@ -61,23 +62,23 @@ def calls_for_another(end: Record | UnopenedError) -> bool:
     return all(rank.status not in ("failed", "oom") for rank in end.ranks)
 
 
-def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -> Launch | str:
+def next_attempt(original: Launch, left: Cluster, min_pods: int, *, opened: bool) -> Launch | str:
     """The launch on the most pods that keep the effective batch size, or the reason why there is
     none.
 
     Args:
-        asked: the launch that the user asked for.
+        original: the launch that the user asked for.
         left: the cluster with the pods that still answer.
         opened: whether an attempt of this launch has opened the run.
     """
-    pods = min(len(left.pods), len(asked.hosts))
+    pods = min(len(left.pods), len(original.hosts))
     if pods < min_pods:
         return f"too few pods are left ({len(left.pods)}, --min-pods {min_pods})"
-    batch = batch_of(asked)
+    batch = batch_of(original)
     assert batch is not None
-    effective = batch.rows * batch.passes * asked.world_size
-    resume = flag_values(asked.arguments).get("resume", "auto")
-    saved = next((asked.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
+    effective = batch.rows * batch.passes * original.world_size
+    resume = original.call.texts.get("resume", "auto")
+    saved = next((original.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
     # An earlier attempt of this launch has already done what a `--resume` other than `auto` asks
     # for.
     is_done = resume != "auto" and opened and (resume == "never" or saved is not None)
@@ -90,19 +91,20 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
         changes = {}
         for name, value in same.flags.items():
             if value != batch.flags[name]:
-                changes[name] = value
-        changed = train_arguments(**changes, resume="auto" if is_done else None)
+                changes[name] = str(value)
+        if is_done:
+            changes["resume"] = "auto"
         # The last value of a flag counts.
-        arguments = [*asked.arguments, *changed]
-        planned = plan_launch(left, asked.script, arguments, pods=number, export=asked.export)
-        return replace(planned, asked=asked)
+        call = ScriptCall.of(original.script, [*original.arguments, *train_arguments(**changes)])
+        planned = plan_launch(left, call, pods=number, export=original.export)
+        return replace(planned, original=original, changed_flags=changes)
     fewer = f", nor among fewer (at least {min_pods})" if len(numbers) > 1 else ""
     why = f"an effective batch of {effective} rows cannot be divided evenly among {pods} pods"
     return f"{why}{fewer}"
 
 
 def journal_entry(
-    asked: Launch, following: Launch, left: Cluster, **ended: object
+    original: Launch, following: Launch, left: Cluster, **ended: object
 ) -> dict[str, object]:
     """What ended an attempt, and how the run goes on, as an entry of `JOURNAL`.
 
@@ -121,8 +123,8 @@ def journal_entry(
     return {
         **ended,
         "pods": names[:used],
-        "unused": names[used : len(asked.hosts)],
-        "flags": flag_values(following.arguments[len(asked.arguments) :]),
+        "unused": names[used : len(original.hosts)],
+        "flags": following.changed_flags,
     }
 
 

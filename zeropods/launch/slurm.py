@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from zeropods import files
 from zeropods.errors import UserError
@@ -17,6 +16,7 @@ from zeropods.launch.command import Launch
 from zeropods.launch.logs import LAUNCH_LOG, RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, judge
 from zeropods.launch.outcome import Ranks, record_run
+from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import Supervision
 from zeropods.measure.exits import remove_exits
 from zeropods.measure.record import LAUNCH_LOCK, Record, read_json
@@ -112,8 +112,7 @@ class Submission:
 
 
 def plan_slurm(
-    script: str | Path,
-    arguments: list[str],
+    call: ScriptCall,
     *,
     pods: int = 1,
     slots: int = 1,
@@ -131,7 +130,7 @@ def plan_slurm(
     """
     # `slurm/job.sh` derives rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
-    launch = command.plan_on(hosts, script, arguments, launcher="slurm")
+    launch = command.plan_on(hosts, call, launcher="slurm")
     partition_options = () if partition is None else (f"--partition={partition}",)
     nodes = _nodes(partition_options, needs_slurm=needs_slurm)
     _check_number_of_nodes(nodes, pods, partition)
@@ -220,7 +219,7 @@ def _job_to_follow(
     launch = submission.launch
     path = launch.folder / JOB
     submitted = read_json(path) if path.is_file() else None
-    if not submitted or look(submitted["job"])["JobState"] in FINAL_STATES:
+    if not submitted or job_now(submitted["job"])["JobState"] in FINAL_STATES:
         return _submit(submission, supervision, ranks, log)
     number: int = submitted["job"]
     if command.remembered(launch.folder) != command.identity(launch):
@@ -317,7 +316,7 @@ class _JobFollower:
         hang = None
         if self._running_since is not None:
             seconds = now - self._running_since
-            hang = self._hangs.look()
+            hang = self._hangs.check()
         return judge(
             signal_name=next(iter(self._signals), None),
             since_start=seconds,
@@ -338,7 +337,7 @@ class _JobFollower:
         """
         self._queried_at = now
         try:
-            self._job = look(self._number)
+            self._job = job_now(self._number)
         except SlurmError as error:
             silent = now - self._answered_at
             if silent > PATIENCE_SECONDS and not must_end:
@@ -426,7 +425,7 @@ class SlurmError(UserError):
     """SLURM refused, or did not answer."""
 
 
-def look(number: int) -> dict[str, str]:
+def job_now(number: int) -> dict[str, str]:
     """What SLURM knows about a job now, by its field names (scontrol(1)); a value is empty where
     SLURM has none."""
     try:

@@ -59,8 +59,7 @@ from zeropods.pods.rendezvous import Pod
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import child_environment
 from zeropods.tables import progress
-from zeropods.train.arguments import arguments_of
-from zeropods.train.deepspeed import CPU_ADAM, operation_of, read_config
+from zeropods.train.deepspeed import CPU_ADAM, operation_of
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster, PodStatus
@@ -245,31 +244,39 @@ def _attempt(
     try:
         _check_pods(planned, cluster)
     except UserError as error:
-        statuses = cluster.statuses()[: len(planned.hosts)]
-        dead = [pod.pod for pod in statuses if not pod.is_ready]
-        if not dead:
+        dead_pod = _first_dead_pod(planned, cluster)
+        if dead_pod is None:
             raise
         # The pod was there a moment ago, so it counts as lost, like one that dies during the run.
-        verdict = Ending("pod_lost", str(error), dead[0])
+        verdict = Ending("pod_lost", str(error), dead_pod)
         return UnopenedError(planned.folder, verdict, ()), time.time()
     run = secrets.token_hex(8)
     marked = replace(planned, exported={**planned.exported, RUN: run})
     pods = cluster.pods[: len(planned.hosts)]
     # The ranks of a script that is not ours are not forked, so no pod has to import torch for them.
-    forks = arguments_of(planned.script) is not None
+    forks = planned.call.kind is not None
     with exits_noted(planned.folder), RunLease(pods, cluster.secret, run, forks=forks) as lease:
         command.remember(planned)
         return _LeasedRun(marked, supervision, lease).run()
 
 
+def _first_dead_pod(planned: Launch, cluster: Cluster) -> str | None:
+    """Name of the first pod of a launch that does not answer; None where all do."""
+    for status in cluster.statuses()[: len(planned.hosts)]:
+        if not status.is_ready:
+            return status.pod
+    return None
+
+
 def _check_pods(planned: Launch, cluster: Cluster) -> None:
     """Refuse a launch for which its pods lack something; `UserError` says what."""
-    # An optimizer in main memory is stepped by CPU Adam, which has to be compiled.
-    config = command.flag_values(planned.arguments).get("deepspeed")
-    offload = config is not None and operation_of(read_config(Path(config))) == CPU_ADAM
+    deepspeed = planned.call.deepspeed
     needed: tuple[str, ...] = (str(planned.script),)
-    if config:
-        needed = (*needed, config)
+    offload = False
+    if deepspeed is not None:
+        needed = (*needed, deepspeed.path)
+        # An optimizer in main memory is stepped by CPU Adam, which has to be compiled.
+        offload = operation_of(deepspeed.config) == CPU_ADAM
     expected = Expectation.of_this_machine(
         Path.cwd(), needed, master_port=planned.master_port, offload=offload
     )
@@ -372,7 +379,7 @@ class _LeasedRun:
             hang = None
             # A rank that has written its measurement is about to end, and works no more.
             if measured_at is None:
-                hang = self._hangs.look()
+                hang = self._hangs.check()
             else:
                 since_measured = now - measured_at
             verdict = judge(

@@ -13,7 +13,7 @@ from typing import Any
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import Manifest, read_manifest
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, typed_flags
+from zeropods.launch.command import Launch
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure import environment
 from zeropods.measure.record import (
@@ -26,8 +26,7 @@ from zeropods.measure.record import (
     write_record,
 )
 from zeropods.techniques import technique_of
-from zeropods.train.arguments import PASSES, ROWS, arguments_of
-from zeropods.train.deepspeed import read_config
+from zeropods.train.arguments import PASSES, ROWS
 
 UNKNOWN_TEXT = "unknown"
 """Stands for a text that only the ranks would have found out."""
@@ -66,8 +65,8 @@ def record_unopened(planned: Launch, end: UnopenedError) -> None:
 
 def _requested(planned: Launch) -> RunConfig:
     """What a launch asks for, as far as its arguments and its data say so."""
-    kind = arguments_of(planned.script)
-    flags = typed_flags(planned.script, planned.arguments)
+    kind = planned.call.kind
+    flags = planned.call.values
     called: Mapping[str, str] = {} if kind is None else kind.called
     data = str(flags.get(called.get("dataset_path", "dataset_path"), ""))
     manifest = _manifest(Path(data))
@@ -80,8 +79,8 @@ def _requested(planned: Launch) -> RunConfig:
         if manifest.task != "lm":
             prompt = manifest.prompt
     config = None
-    if flags.get("deepspeed"):
-        config = read_config(Path(str(flags["deepspeed"])))
+    if planned.call.deepspeed is not None:
+        config = planned.call.deepspeed.config
     rows = _whole(flags.get(ROWS))
     passes = _whole(flags.get(PASSES))
     ranks = planned.world_size
@@ -125,7 +124,7 @@ def _manifest(data: Path) -> Manifest | None:
     return None
 
 
-def _task(flags: dict[str, object], manifest: Manifest | None) -> str:
+def _task(flags: Mapping[str, object], manifest: Manifest | None) -> str:
     if manifest is not None:
         return manifest.task
     return str(flags.get("task", UNKNOWN_TEXT))

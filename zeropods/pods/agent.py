@@ -51,7 +51,6 @@ everything under it."""
 FAILURE_SECONDS = 5.0
 """Seconds that the master has to take the reason why there is no pod."""
 LONG_SECONDS = 86_400.0
-FORK_SERVER = "zeropods.launch.forks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +78,16 @@ class Orders:
     """The pod's GPUs, as a value of CUDA_VISIBLE_DEVICES; None for those that this process sees."""
 
 
-def main() -> int:
+def main(fork_server: str) -> int:
     """Run as a pod until it ends and return the exit status; `UserError` where its orders are
     wrong.
 
     The process forks before it does any of a pod's work: the parent, the warden, has nothing to do
     but to outlive the agent and to end the processes that the agent had under it.
+
+    Args:
+        fork_server: module that the pod runs, with the path of its socket, to fork the ranks of a
+            run.
     """
     is_bound_to_stdin = sys.argv[1:] == [BY_STDIN]
     if is_bound_to_stdin:
@@ -110,7 +113,7 @@ def main() -> int:
         os.setsid()
         end_with_parent(warden, signal.SIGTERM)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        return asyncio.run(_Agent(orders, secret, folder).live())
+        return asyncio.run(_Agent(orders, secret, folder, fork_server).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -186,7 +189,7 @@ class _Agent:
     """The process below the warden. Its folder is private and empty, for the keys, configuration
     and log of sshd."""
 
-    def __init__(self, orders: Orders, secret: bytes, folder: Path) -> None:
+    def __init__(self, orders: Orders, secret: bytes, folder: Path, fork_server: str) -> None:
         self._orders = orders
         self._secret = secret
         self._host_key = make_key(folder / HOST_KEY, "")
@@ -196,6 +199,7 @@ class _Agent:
         self._server = Server(self._secret, purpose, self._answer)
         self._folder = folder
         self._sshd: subprocess.Popen[bytes] | None = None
+        self._fork_server_module = fork_server
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._leases = Leases(self._daemons, self._end)
 
@@ -299,7 +303,7 @@ class _Agent:
         with suppress(OSError):
             socket_path.unlink(missing_ok=True)
             self._fork_server = processes.start_bound(
-                [sys.executable, "-m", FORK_SERVER, str(socket_path)],
+                [sys.executable, "-m", self._fork_server_module, str(socket_path)],
                 cwd=ROOT,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

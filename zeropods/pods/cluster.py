@@ -23,6 +23,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import home
 from zeropods.pods.agent import read_secret
+from zeropods.pods.backends import BACKEND_NAMES
 from zeropods.pods.backends.base import Backend, Settings, processes_of
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
@@ -42,6 +43,7 @@ BACKENDS: dict[str, type[Backend]] = {
     "cml": CmlWorkers,
     "hosts": OwnHosts,
 }
+"""The backends by name."""
 STATE_FILE = "state.json"
 HOSTFILE = "hostfile"
 SSH_CONFIG = "ssh_config"
@@ -62,6 +64,13 @@ LEASE_RENEWAL_SECONDS = 5.0
 """Longest time between two renewals of a lease."""
 RENEWALS_PER_LEASE = 5
 """Least number of renewals in the time of a lease: a few may be lost."""
+
+
+class UnknownWorkers(LocalWorkers):
+    """Stands for a backend that this process does not know: of it only the state is read."""
+
+    can_be_killed = False
+    network = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,12 @@ class Cluster:
         One that this process does not know, of another version or of a test, counts as processes
         of this machine, as most backends are.
         """
-        return BACKENDS.get(self.backend, LocalWorkers)
+        return BACKENDS.get(self.backend, UnknownWorkers)
+
+    @property
+    def network(self) -> str:
+        """What the network between the pods is called."""
+        return self.backend_class.network or self.backend
 
     @property
     def is_elsewhere(self) -> bool:
@@ -287,6 +301,14 @@ def workers_of(cluster: Cluster) -> Backend:
             f"{known}: end it with the version of zeropods that started it"
         )
     return BACKENDS[cluster.backend](cluster.folder, cluster.settings)
+
+
+def usual_backend() -> str:
+    """Name of the backend from which pods come where none is named and there is no hostfile."""
+    for name, backend in BACKENDS.items():
+        if backend.is_for_here():
+            return name
+    return BACKEND_NAMES[0]
 
 
 def expected_here() -> Expectation:
@@ -557,7 +579,7 @@ def remove_files(folder: Path) -> None:
             path.unlink()
 
 
-def sweep() -> None:
+def remove_ended_clusters() -> None:
     """Remove what is left of clusters whose workers were processes of this machine and have all
     ended.
 

@@ -110,7 +110,7 @@ class Leases:
         if run.has_ended:
             return {"error": f"run {name} {HAS_ENDED}"}
         run.lease_end = time.monotonic() + seconds
-        processes = self._look().runs.get(name, ())
+        processes = self._processes_now().runs.get(name, ())
         return {
             "processes": len(processes),
             "seen": run.seen,
@@ -119,7 +119,7 @@ class Leases:
 
     def ask_for_stacks(self, name: str) -> None:
         """Ask a run's ranks for the stacks of their threads."""
-        ask_for_stacks(self._look().runs.get(name, ()))
+        ask_for_stacks(self._processes_now().runs.get(name, ()))
 
     async def end_run(self, name: str, grace_seconds: float) -> dict[str, object]:
         """End a run for good: SIGTERM, later SIGKILL; return how many of its processes are left,
@@ -140,7 +140,7 @@ class Leases:
     def status(self) -> dict[str, object]:
         """Runs that are open or have processes, with their process counts, and the seconds left of
         the pod's lease."""
-        processes = self._look().runs
+        processes = self._processes_now().runs
         open_runs = {name for name, run in self._runs.items() if not run.has_ended}
         counts = {
             name: len(processes.get(name, ())) for name in sorted(open_runs | processes.keys())
@@ -163,7 +163,7 @@ class Leases:
 
     def _check(self) -> None:
         """Begin to end what no longer has a lease; an open run or session uses the pod."""
-        running, sessions = self._look()
+        running, sessions = self._processes_now()
         for name, run in self._runs.items():
             if run.lease_end <= time.monotonic():
                 run.has_ended = True
@@ -178,7 +178,7 @@ class Leases:
             neglect = "renewed" if self._kind == KERNEL_LEASE else "used"
             self._end(f"its {self._kind} lease was not {neglect} for {self._seconds:g} s")
 
-    def _look(self) -> PodProcesses:
+    def _processes_now(self) -> PodProcesses:
         """What lives on the pod now; it is noted for each run, and an unknown run gets a short
         lease."""
         living = pod_processes(self._daemons())

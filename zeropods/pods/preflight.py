@@ -426,7 +426,7 @@ class GpuState:
     total_bytes: int
 
 
-def look(expected: Expectation, gpus: Sequence[GpuState]) -> list[Check]:
+def checks_here(expected: Expectation, gpus: Sequence[GpuState]) -> list[Check]:
     """All checks of this machine except that of its clock, in the order of the table's columns."""
     checks = []
     if expected.programs:
@@ -640,7 +640,7 @@ def main() -> int:
     expected = Expectation(**json.loads(sys.argv[1]))
     gpus = gpu_states()
     answer = {
-        "checks": [asdict(check) for check in look(expected, gpus)],
+        "checks": [asdict(check) for check in checks_here(expected, gpus)],
         "gpus": [gpu.uuid for gpu in gpus[: expected.slots]],
         "hostname": socket.gethostname(),
         "time_seconds": time.time(),

@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
+from zeropods.pods.backends import BACKEND_NAMES
 from zeropods.pods.backends.base import Backend, Settings
-from zeropods.pods.backends.cml import is_session
 from zeropods.pods.backends.local import SSH_PORT
 from zeropods.pods.cluster import (
     BACKENDS,
@@ -28,14 +28,15 @@ from zeropods.pods.cluster import (
     hold,
     locked,
     read_cluster,
+    remove_ended_clusters,
     require_this_machine,
-    sweep,
+    usual_backend,
     workers_of,
     write_cluster,
     write_files,
 )
 from zeropods.pods.gpus import HIDDEN, own_gpus, too_few
-from zeropods.pods.hostfile import Host, own_slots, read_hostfile
+from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.leases import LEASES
 from zeropods.pods.machine import name_of_process, this_machine
 from zeropods.pods.processes import deferred, ending_in_order
@@ -105,17 +106,15 @@ def up(
         seconds=seconds,
     )
     hosts = _hosts(hostfile, ssh_config, count, slots, backend)
-    backend = "hosts" if hosts else _backend_without_hosts(backend)
-    if backend not in BACKENDS:
-        raise UserError(f"backend {backend!r}: expected local or cml")
-    BACKENDS[backend].check_request(nvidia_gpu)
+    backend_name = _backend_for(hosts, backend)
+    BACKENDS[backend_name].check_request(nvidia_gpu)
     if lease not in LEASES:
         raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
     number = len(hosts) or count or 0
     settings = Settings(
         count=number,
         slots=slots,
-        backend=backend,
+        backend=backend_name,
         lease=lease,
         lease_seconds=lease_seconds or LEASES[lease],
         cpu=cpu,
@@ -123,12 +122,12 @@ def up(
         nvidia_gpu=own_gpus() if nvidia_gpu is None else nvidia_gpu,
         hosts=tuple(host.line() for host in hosts),
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
-        gpus=_gpus_of_pods(backend, number, slots, nvidia_gpu),
+        gpus=_gpus_of_pods(backend_name, number, slots, nvidia_gpu),
     )
     folder = folder_of(name_of_process("kernel") if name is None else name)
     pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder whose path pdsh cannot take
     required_programs(*PROGRAMS)
-    sweep()
+    remove_ended_clusters()
     with ending_in_order(), locked(folder):
         standing = _standing(folder, settings)
         cluster = standing or _make(folder, settings, port, seconds)
@@ -139,10 +138,7 @@ def up(
 
 def slots_per_pod(count: int) -> int:
     """Number of slots of each pod that `up(count)` starts: its GPUs, at least 1."""
-    if is_session():
-        # Each CML worker has as many GPUs as this session.
-        return own_slots()
-    return max(1, own_gpus() // count)
+    return BACKENDS[usual_backend()].slots_of_pods(count)
 
 
 # What is asked for
@@ -174,7 +170,8 @@ def _hosts(
     if slots is not None:
         raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
     if backend is not None:
-        remedy = "leave it out with a hostfile; without one, expected local or cml"
+        expected = " or ".join(BACKEND_NAMES)
+        remedy = f"leave it out with a hostfile; without one, expected {expected}"
         raise UserError(f"backend {backend!r}: {remedy}")
     hosts = read_hostfile(Path(hostfile))
     if count is not None and count > len(hosts):
@@ -192,11 +189,17 @@ def _check_without_hostfile(ssh_config: str | Path | None, count: int | None) ->
         raise UserError("--count: not given; say how many pods, or name a --hostfile")
 
 
-def _backend_without_hosts(backend: str | None) -> str:
-    """The backend that was asked for, else the one for where this process runs."""
-    if backend:
-        return backend
-    return "cml" if is_session() else "local"
+def _backend_for(hosts: tuple[Host, ...], backend: str | None) -> str:
+    """Name of the backend of the user's own hosts where there are any, else of the one that was
+    asked for, else of the usual one."""
+    if hosts:
+        return "hosts"
+    if not backend:
+        return usual_backend()
+    if backend not in BACKENDS:
+        expected = " or ".join(BACKEND_NAMES)
+        raise UserError(f"backend {backend!r}: expected {expected}")
+    return backend
 
 
 def _gpus_of_pods(
@@ -319,9 +322,9 @@ def _gather(
             started = [worker for worker in workers.list() if worker.id in cluster.workers]
             for worker in started:
                 if worker.has_ended:
-                    raise UserError(f"cluster {cluster.name} did not come up: {worker.told}")
+                    raise UserError(f"cluster {cluster.name} did not come up: {worker.description}")
             if time.monotonic() >= deadline:
-                missing = [worker.told for worker in started if worker.id not in registered]
+                missing = [worker.description for worker in started if worker.id not in registered]
                 reason = "; ".join(missing) or "they did not become ready"
                 number = f"{len(registered)} of {count} pods after {seconds:g} s"
                 raise UserError(f"cluster {cluster.name}: {number}: {reason}")

@@ -111,7 +111,7 @@ def _checked_flags(value: object) -> dict[str, object]:
     return flags
 
 
-def _by_name(value: object) -> object:
+def _as_mapping(value: object) -> object:
     """A mapping of a text that is given alone, and so stands for every model or prompt."""
     if isinstance(value, str):
         return {ALL_OTHERS: value}
@@ -122,7 +122,7 @@ Text = Annotated[StrictStr, Field(pattern=r"\S")]
 Count = Annotated[StrictInt, Field(ge=1)]
 Axis = Annotated[tuple[Value, ...], BeforeValidator(_as_list), Field(min_length=1)]
 Flags = Annotated[Mapping[str, Any], BeforeValidator(_checked_flags)]
-TextByName = Annotated[Mapping[Text, Text], BeforeValidator(_by_name)]
+TextByName = Annotated[Mapping[Text, Text], BeforeValidator(_as_mapping)]
 
 
 class Axes(BaseModel):

@@ -18,22 +18,16 @@ from zeropods.errors import UserError, told_differences
 from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import folder_locked, is_path
 from zeropods.launch import command
-from zeropods.launch.command import (
-    Launch,
-    find_script,
-    flag_values,
-    runner_argv,
-    train_arguments,
-)
+from zeropods.launch.command import Launch, runner_argv
 from zeropods.launch.local import run_planned
 from zeropods.launch.outcome import UnopenedError
+from zeropods.launch.script_call import ScriptCall, find_script, flag_values, train_arguments
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.plan.known_models import CAUSAL_TINY
-from zeropods.pods.backends.cml import is_session
-from zeropods.pods.cluster import Cluster
-from zeropods.pods.gpus import HIDDEN, VISIBLE, shared_gpus
+from zeropods.pods.cluster import BACKENDS, Cluster, usual_backend
+from zeropods.pods.gpus import HIDDEN, VISIBLE
 from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.machine import name_of_process
 from zeropods.pods.processes import ending_in_order
@@ -103,20 +97,7 @@ def run_sweep(
         _answer(sweep.trials, matrix)
         supervision = Supervision(argv=argv, timeout_seconds=matrix.timeout_seconds)
         without_gpus = pods_have_no_gpu(matrix, cluster, hostfile)
-        waiting = [trial for trial in sweep.trials if not trial.is_measured]
-        if without_gpus and any(trial.cell.is_one_process for trial in waiting):
-            said_above(
-                "runs of one process train without GPUs too, "
-                "like the pods with which they are compared"
-            )
-        with progress("sweep", "runs", len(waiting)) as bar:
-            for number, trial in enumerate(waiting, 1):
-                place = f"run {number} of {len(waiting)}: {trial.name}"
-                said_above(f"{place} begins")
-                _run_and_write(sweep, trial, next_cluster, supervision, without_gpus=without_gpus)
-                said_above(f"{place} {_outcome(trial)}")
-                _answer([trial], matrix)
-                bar.update(1)
+        _run_waiting(sweep, next_cluster, supervision, without_gpus=without_gpus)
         return sweep
 
 
@@ -151,6 +132,35 @@ def _answer(planned: Sequence[Trial], matrix: Matrix) -> None:
         if trial.status == "ok" and has_model_of_its_own:
             folders.append(trial.launch.folder)
     answer_runs(folders, matrix.questions)
+
+
+def _run_waiting(
+    sweep: Sweep,
+    next_cluster: Callable[[], Cluster],
+    supervision: Supervision,
+    *,
+    without_gpus: bool,
+) -> None:
+    """Run the trials of a sweep that have no result yet, one after the other, and let their models
+    answer.
+
+    Args:
+        next_cluster: gives the pods for the next run.
+        without_gpus: whether runs of one process, which have no pod, are to train without GPUs.
+    """
+    waiting = [trial for trial in sweep.trials if not trial.is_measured]
+    if without_gpus and any(trial.cell.is_one_process for trial in waiting):
+        said_above(
+            "runs of one process train without GPUs too, like the pods with which they are compared"
+        )
+    with progress("sweep", "runs", len(waiting)) as bar:
+        for number, trial in enumerate(waiting, 1):
+            place = f"run {number} of {len(waiting)}: {trial.name}"
+            said_above(f"{place} begins")
+            _run_and_write(sweep, trial, next_cluster, supervision, without_gpus=without_gpus)
+            said_above(f"{place} {_outcome(trial)}")
+            _answer([trial], sweep.matrix)
+            bar.update(1)
 
 
 def _run_and_write(
@@ -218,9 +228,7 @@ def _run_alone(launch: Launch, supervision: Supervision, *, without_gpus: bool) 
 
 def _run_on_pods(trial: Trial, cluster: Cluster, supervision: Supervision) -> Record:
     """Run a trial on the pods of a cluster."""
-    planned = command.plan_launch(
-        cluster, trial.launch.script, trial.launch.arguments, pods=trial.cell.pods
-    )
+    planned = command.plan_launch(cluster, trial.launch.call, pods=trial.cell.pods)
     record = run_launch(planned, cluster, supervision)
     if record.status == "interrupted":
         # The supervisor has caught the signal, which was meant for the whole sweep.
@@ -246,15 +254,20 @@ def _take_refusal(trial: Trial, error: UserError | OSError) -> None:
 
 
 def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None:
-    """Refuse what a run would refuse before its first step; the sweep's own data are checked only
-    if `are_prepared`."""
+    """Refuse what a run would refuse before its first step.
+
+    Args:
+        are_prepared: whether the sweep has prepared its own data meanwhile: then models and data
+            are looked at again, the sweep's own data for the first time.
+    """
     trial_of_cell = {trial.cell: trial for trial in trials}
     for trial in trial_of_cell.values():
         try:
-            command.check_arguments(trial.launch)
+            if not are_prepared:
+                command.check_arguments(trial.launch)
             # The data that lie there may have been prepared by an earlier matrix.
             data = are_prepared or not trial.is_prepared
-            command.check_inputs(trial.launch.script, trial.launch.arguments, data=data)
+            command.check_inputs(trial.launch.call, data=data)
         except UserError as error:
             raise UserError(f"{trial.cell.name}: {error}") from None
 
@@ -266,8 +279,8 @@ def refuse_other_runs(trials: Sequence[Trial]) -> None:
         identity = command.remembered(folder)
         if identity is None:
             continue
-        old = _by_flag(identity)
-        new = _by_flag(command.identity(trial.launch))
+        old = _values_by_flag(identity)
+        new = _values_by_flag(command.identity(trial.launch))
         changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if changed:
             difference = told_differences(old, new, changed[:1])
@@ -276,7 +289,7 @@ def refuse_other_runs(trials: Sequence[Trial]) -> None:
             )
 
 
-def _by_flag(identity: Mapping[str, Any]) -> dict[str, object]:
+def _values_by_flag(identity: Mapping[str, Any]) -> dict[str, object]:
     """The identity of a run with each of its flags under a key of its own."""
     values: dict[str, object] = {**identity, "arguments": None}
     for name, value in flag_values(identity["arguments"]).items():
@@ -464,9 +477,10 @@ def pods_have_no_gpu(matrix: Matrix, given: Cluster | None, hostfile: Path | Non
     if given is not None:
         return given.hides_gpus
     count = most_pods(matrix)
-    if count == 0 or hostfile is not None or is_session():
+    if count == 0 or hostfile is not None:
         return False
-    return HIDDEN in shared_gpus(count, matrix.slots)
+    backend = BACKENDS[usual_backend()]
+    return HIDDEN in backend.gpus_of_pods(count, matrix.slots)
 
 
 def most_pods(matrix: Matrix) -> int:
@@ -504,8 +518,7 @@ def _launch_of(matrix: Matrix, script: Path, cell: Cell, repeat: int, out: Path)
         hosts = [Host(f"pod{number}", matrix.slots) for number in range(1, cell.pods + 1)]
         launcher = "pdsh"
     return Launch(
-        script=script,
-        arguments=tuple(train_arguments(**flags, outputdir=folder)),
+        call=ScriptCall(script, tuple(train_arguments(**flags, outputdir=folder))),
         folder=folder,
         hosts=tuple(hosts),
         master_port=0,

@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.launch.command import PROJECT, exported_variables
+from zeropods.launch.command import exported_variables
 from zeropods.measure import environment
 from zeropods.measure.calibration import PROBE_AGAIN, MachineProbe, read_probe
 from zeropods.measure.memory import resident_bytes
@@ -27,6 +27,7 @@ from zeropods.pods.gpus import HIDDEN, VISIBLE, visible_gpus
 from zeropods.pods.preflight import TIMED_OUT, Expectation, run_all
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import free_port
+from zeropods.train.arguments import PROJECT
 
 MOST_SECONDS = 40.0
 LOCAL = 2

@@ -1,7 +1,9 @@
 """What a backend is: it starts a cluster's workers, tells how they are, and ends them.
 
 A worker is a process that runs a pod's agent, on this machine or on another one. A new backend is a
-subclass of `Backend`, and an entry in `BACKENDS` (`pods/cluster.py`).
+module with a subclass of `Backend`, an entry in `BACKENDS` (`pods/cluster.py`), and, where a user
+may choose it by its name, a name in `BACKEND_NAMES` (`pods/backends/__init__.py`). Everything else
+asks the class.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from zeropods.errors import UserError
-from zeropods.pods.hostfile import is_loopback
+from zeropods.pods.hostfile import is_loopback, own_slots
 from zeropods.pods.machine import this_machine
 from zeropods.pods.processes import Process, find_process, is_alive
 
@@ -51,7 +53,7 @@ class Worker:
 
     id: str
     has_ended: bool
-    told: str
+    description: str
     """Which worker it is, what it does or how it ended, and what it said or where to read that."""
 
 
@@ -102,6 +104,11 @@ class Backend(ABC):
     then the end of that process is the end of the worker."""
     shares_folder: ClassVar[bool]
     """Whether the agents have the cluster's folder, in which they show that they live."""
+    can_be_killed: ClassVar[bool] = False
+    """Whether the whole pod, with its ranks, is below its worker's process on this machine, so that
+    killing that tree is like a power cut."""
+    network: ClassVar[str | None] = None
+    """What the network between the pods is called; None for the name of the backend."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder = folder
@@ -110,6 +117,12 @@ class Backend(ABC):
         """Why `start` could not create a worker; None where it has created all."""
 
     # What is known before there are any workers
+
+    @classmethod
+    def is_for_here(cls) -> bool:
+        """Whether pods come from this backend where none is named: whether this process runs where
+        the backend has its workers."""
+        return False
 
     @classmethod
     def check_request(cls, nvidia_gpu: int | None) -> None:
@@ -134,6 +147,12 @@ class Backend(ABC):
         # These pods have machines, and so GPUs, of their own; the preflight looks whether that is
         # true.
         return ()
+
+    @classmethod
+    def slots_of_pods(cls, count: int) -> int:
+        """Number of slots of each of `count` pods where none is asked for: its GPUs, at least 1."""
+        # These pods have as many GPUs each as this machine.
+        return own_slots()
 
     @classmethod
     def shares_this_machine(cls, addresses: Iterable[str]) -> bool:

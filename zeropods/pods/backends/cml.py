@@ -59,6 +59,11 @@ class CmlWorkers(ProcessWorkers):
         self._module = cml_module()
 
     @classmethod
+    def is_for_here(cls) -> bool:
+        """Whether this process runs in a session of CML that can start workers."""
+        return is_session()
+
+    @classmethod
     def check_request(cls, nvidia_gpu: int | None) -> None:
         """Refuse to start workers outside of a session; any number of GPUs may be asked for."""
         cml_module()

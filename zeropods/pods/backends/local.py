@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import ClassVar
 
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import ROOT
 from zeropods.pods.agent import ORDERS
 from zeropods.pods.backends.base import RECORDS, Backend, Settings, Worker, WorkerProcess
-from zeropods.pods.gpus import shared_gpus
+from zeropods.pods.gpus import own_gpus, shared_gpus
 from zeropods.pods.machine import this_machine
 from zeropods.pods.processes import Process, end
 from zeropods.pods.ssh import account
@@ -152,10 +153,16 @@ class LocalWorkers(ProcessWorkers):
 
     has_processes_here = True
     shares_folder = True
+    can_be_killed = True
+    network: ClassVar[str | None] = "loopback"
 
     @classmethod
     def gpus_of_pods(cls, count: int, slots: int | None) -> tuple[str, ...]:
         return shared_gpus(count, slots)
+
+    @classmethod
+    def slots_of_pods(cls, count: int) -> int:
+        return max(1, own_gpus() // count)
 
     def master_address(self) -> str:
         return "127.0.0.1"

@@ -1,0 +1,149 @@
+"""A script and the words of its command line: its flags are read here once, without loading the
+script.
+
+A flag that comes twice counts with its last value. What our own scripts would refuse is refused
+here with the same message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from zeropods.errors import UserError
+from zeropods.train.arguments import (
+    PROJECT,
+    RunArguments,
+    TextToSQLArguments,
+    arguments_of,
+    parse_flags,
+)
+from zeropods.train.deepspeed import Config, read_config
+
+STARTERS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
+"""Programs that people put before a script; a launch names the script itself."""
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A DeepSpeed configuration that was read from its file."""
+
+    path: str
+    """The path as it is written on the command line."""
+    config: Config
+
+
+@dataclass(frozen=True)
+class ScriptCall:
+    """A script with the words of its command line.
+
+    Its flags are read when they are needed first, and are then kept, as is the DeepSpeed
+    configuration that they name: whoever has the call reads neither of them again.
+    """
+
+    script: Path
+    arguments: tuple[str, ...] = ()
+    """The words after the script, as they are executed."""
+
+    @classmethod
+    def of(cls, name: str | Path, arguments: Sequence[str]) -> ScriptCall:
+        """The call of a script in the working folder, or else in the project; `UserError` where it
+        is in neither of them."""
+        return cls(find_script(name), tuple(arguments))
+
+    @property
+    def kind(self) -> type[RunArguments] | None:
+        """The class of the script's flags; None for a script that is not one of ours."""
+        return arguments_of(self.script)
+
+    @cached_property
+    def texts(self) -> Mapping[str, str]:
+        """The flags that are written on the command line, with their values as they are written."""
+        return flag_values(self.arguments)
+
+    @cached_property
+    def parsed(self) -> RunArguments | None:
+        """All flags of one of our scripts, those that were left out with their defaults; None for
+        another script. `UserError` where the script would refuse them."""
+        if self.kind is None:
+            return None
+        return parse_flags(self.kind, self.arguments)
+
+    @cached_property
+    def values(self) -> Mapping[str, object]:
+        """The flags by name with typed values: those of our scripts with defaults, and those of
+        another script by what they look like. `UserError` as for `parsed`."""
+        if self.parsed is not None:
+            return asdict(self.parsed)
+        return {name: _value_of(text) for name, text in self.texts.items()}
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which the script leaves its run."""
+        kind = self.kind or TextToSQLArguments
+        return Path(self.texts.get("outputdir", kind.outputdir)).resolve()
+
+    @cached_property
+    def deepspeed(self) -> ConfigFile | None:
+        """The DeepSpeed configuration; None where none is named. `UserError` where it cannot be
+        read."""
+        path = self.texts.get("deepspeed")
+        if path is None:
+            return None
+        return ConfigFile(path, read_config(Path(path)))
+
+
+def train_arguments(**flags: Any) -> list[str]:
+    """A script's arguments; a flag without a value is left out."""
+    arguments = []
+    for name, value in flags.items():
+        if value is not None:
+            arguments += [f"--{name}", str(value)]
+    return arguments
+
+
+def flag_values(arguments: Sequence[str]) -> dict[str, str]:
+    """Values of `--name value` and `--name=value`, by the name of the dataclass field; the last one
+    wins."""
+    values: dict[str, str] = {}
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
+        if not argument.startswith("--"):
+            continue
+        name, equals, value = argument[2:].partition("=")
+        if not equals and not following.startswith("--"):
+            value = following
+        values[name.replace("-", "_")] = value
+    return values
+
+
+def find_script(name: str | Path) -> Path:
+    """Path of a script in the working folder, else of one in the project."""
+    folders = dict.fromkeys((Path.cwd(), PROJECT))
+    for folder in folders:
+        path = (folder / name).resolve()
+        if not path.is_file():
+            continue
+        if path.suffix == ".ipynb":
+            raise UserError(f"{name}: a notebook; run it with papermill; a launch needs a script")
+        return path
+    remedy = ""
+    if str(name) in STARTERS:
+        remedy = "; name the script itself, as in -- textsql_train.py"
+    places = " or in ".join(str(folder) for folder in folders)
+    raise UserError(f"{name}: no such script in {places}{remedy}")
+
+
+def _value_of(text: str) -> object:
+    """The value of a flag of a script whose flags are not known, by what it looks like: a whole
+    number, a number, a truth value, or else text."""
+    if text in ("True", "False"):
+        return text == "True"
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(text)
+    return text
