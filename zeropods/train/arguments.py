@@ -375,7 +375,9 @@ class CausalArguments(RunArguments):
     model_name_or_path: str = flag("bigscience/bloom-560m", "id or path")
     tokenizer_name: str | None = flag(None, "for raw data (default: the model's own)")
     outputdir: str = flag("runs/causal", "the run folder")
-    task: str | None = flag(None, "squad | lm (default: the set's, or squad)", CAUSAL_TASKS)
+    task: str | None = flag(
+        None, f"{' | '.join(CAUSAL_TASKS)} (default: the set's, or {CAUSAL_TASKS[0]})", CAUSAL_TASKS
+    )
     data: str = flag("squad", "set, folder or hub id")
     dataset_config: str | None = flag(None, "such as en for allenai/c4 (default: none)")
     text_field: str | None = flag(None, "in JSON lines or Parquet (default: text)")
