@@ -61,8 +61,7 @@ def model_config(folder: Path) -> dict[str, Any]:
 def task_of(folder: Path) -> str:
     """The task that a model was trained for, by its run, else by its configuration.
 
-    The configuration has the prompt of a task, or is that of a T5 from before there were other
-    tasks than text-to-SQL.
+    The configuration has the prompt of a task. A T5 without one counts as one for text-to-SQL.
 
     Raises:
         UserError: neither says which.

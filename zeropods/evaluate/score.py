@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from evaluate import EvaluationModule
 
 
-class Asked(Protocol):
+class WithQuestion(Protocol):
     """An example that a model answers."""
 
     @property
@@ -42,7 +42,7 @@ class Asked(Protocol):
         """What the model is asked."""
 
 
-AnyExample = TypeVar("AnyExample", bound=Asked)
+AnyExample = TypeVar("AnyExample", bound=WithQuestion)
 Metric = Callable[[str, Sequence[str]], float]
 """A custom metric: a function of a prediction and the right answers."""
 Graded = dict[str, list[Any]]
