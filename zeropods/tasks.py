@@ -13,7 +13,6 @@ The tables lie in the rooms that have what they name, since nothing on this floo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -155,6 +154,6 @@ def answering_tasks() -> list[LearningTask]:
     return [task for task in TASKS.values() if task.has_answers]
 
 
-def hub_tasks() -> Iterator[LearningTask]:
+def hub_tasks() -> list[LearningTask]:
     """The tasks whose raw data may be on the hub."""
-    return (task for task in TASKS.values() if task.reads_hub)
+    return [task for task in TASKS.values() if task.reads_hub]
