@@ -61,7 +61,7 @@ def read_lines(folder: Path, split: str) -> Iterator[Line]:
 
 
 def file_of(folder: Path, split: str) -> Path:
-    path = folder / f"{split}.txt"
+    path = Path(folder) / f"{split}.txt"
     if not path.is_file():
         raise UserError(f"{path}: no such file; give a folder that has it")
     return path
