@@ -38,7 +38,7 @@ LONGEST_FUNCTION = 50
 MOST_BRANCHES = 15
 
 FLOORS = (
-    {"chatter", "cml_task", "errors", "files", "outputs", "programs", "tables", "techniques"},
+    {"chatter", "cml_task", "errors", "files", "outputs", "programs", "tables", "tasks", "techniques"},
     {"data", "measure", "plan", "pods", "sql"},
     {"evaluate", "export", "launch", "report", "train"},
     {"sweep"},

@@ -30,6 +30,7 @@ from zeropods.pods.start import slots_per_pod
 from zeropods.programs import in_kernel, wait_passively
 from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.tables import Table, progress
+from zeropods.tasks import TASKS
 from zeropods.techniques import DSCONFIG, NAMES, technique_named
 from zeropods.train.arguments import PASSES, PROJECT, ROWS, WORDS, CausalArguments, batch_on
 
@@ -43,7 +44,7 @@ Flags = dict[str, Any]
 """Flags of a training script, or the arguments of `train` and `launch` for a run."""
 EMBEDDED_SAMPLE = "sample"
 RUNS = Path("runs/notebooks")
-FETCHED = {"wikisql": "text2sql", "squad": "squad", "wikitext-2": "lm"}
+FETCHED = {task.dataset: task.name for task in TASKS.values() if task.dataset is not None}
 """Data sets that `zeropods data get` knows, and the task of each."""
 
 
@@ -569,7 +570,7 @@ class CausalWorkshop(WorkshopSettings):
             return self.area / "data" / f"{EMBEDDED_SAMPLE}-{self.task}"
         if name in FETCHED:
             return self.area / "data" / name
-        is_folder = (ROOT / name).exists() or self.task == "squad"
+        is_folder = (ROOT / name).exists() or not TASKS[self.task].reads_hub
         return ROOT / name if is_folder else name
 
     @property

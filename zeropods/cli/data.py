@@ -14,21 +14,10 @@ from zeropods.errors import UserError
 from zeropods.files import given_path
 from zeropods.outputs import out_folder
 from zeropods.tables import counted, progress
+from zeropods.tasks import TASKS, TEXT2SQL, task_or_unknown
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
-
-PREPARED_TASKS = ("text2sql", "squad", "lm")
-TASKS_BY_FLAG = {
-    "prompt": ("text2sql",),
-    "max_source_tokens": ("text2sql",),
-    "plain_vocabulary": ("text2sql",),
-    "max_seq_length": ("squad", "lm"),
-    "loss_on": ("squad", "lm"),
-    "dataset_config": ("lm",),
-    "text_field": ("lm",),
-}
-"""Flags of `prepare` that not every task has, and the tasks that have them."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -49,7 +38,8 @@ def _add_data_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     sample_help = "write a small data set, generated from a seed"
     flag = add(kinds, "sample", sample_help, _run_data_sample).add_argument
     task_help = "WikiSQL's layout, SQuAD's, or WikiText's"
-    flag("--task", choices=PREPARED_TASKS, default=PREPARED_TASKS[0], help=task_help)
+    with_sample = [task.name for task in TASKS.values() if task.has_sample]
+    flag("--task", choices=with_sample, default=TEXT2SQL, help=task_help)
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
     seed_help = "a different seed gives different questions"
     flag("--seed", type=int, default=0, metavar="N", help=seed_help)
@@ -72,7 +62,7 @@ def _add_prepare(verbs: Any, add: Callable[..., Any]) -> None:
     verb.set_defaults(readable=readable_prepare)
     flag = verb.add_argument
     task_help = "queries, answers, or plain text"
-    flag("--task", choices=PREPARED_TASKS, default=PREPARED_TASKS[0], help=task_help)
+    flag("--task", choices=list(TASKS), default=TEXT2SQL, help=task_help)
     data_help = "folder as made by data get; lm: or a hub id"
     flag("--data", type=given_path, required=True, metavar="DATA", help=data_help)
     tokenizer_help = "hub id, folder, spiece.model, t5-tiny, gpt-tiny"
@@ -137,25 +127,36 @@ def made_text(result: Result) -> str:
 def _run_prepare(arguments: argparse.Namespace) -> Result:
     from zeropods.data.prepare import Preparation, prepare
 
+    task = TASKS[arguments.task]
+    tasks_by_flag = _tasks_by_flag()
     settings = {}
-    for name in TASKS_BY_FLAG:
+    for name in tasks_by_flag:
         value = getattr(arguments, name)
         if value is not None:
             settings[name] = value
     for name, value in settings.items():
-        if arguments.task not in TASKS_BY_FLAG[name]:
+        if name not in task.preparation_flags:
             flag = f"--{name.replace('_', '-')}"
-            tasks = " and ".join(TASKS_BY_FLAG[name])
+            tasks = " and ".join(tasks_by_flag[name])
             reason = f"a flag of task {tasks}, not of {arguments.task}"
             raise UserError(f"{flag} {value}: {reason}; leave it out")
     settings["complete_vocabulary"] = not settings.pop("plain_vocabulary", False)
     for name in ("task", "data", "tokenizer", "limit"):
         settings[name] = getattr(arguments, name)
     preparation = Preparation(**settings)
-    unit = "documents" if arguments.task == "lm" else "rows"
-    with progress("prepare", unit) as bar:
+    with progress("prepare", task.unit) as bar:
         manifest, made = prepare(preparation, arguments.out, bar.update, replaces=False)
     return {"out": str(arguments.out), "made": made, **asdict(manifest)}
+
+
+def _tasks_by_flag() -> dict[str, list[str]]:
+    """The flags of `prepare` that not every task has, each with the names of the tasks that have
+    it."""
+    names_of_tasks: dict[str, list[str]] = {}
+    for task in TASKS.values():
+        for flag in task.preparation_flags:
+            names_of_tasks.setdefault(flag, []).append(task.name)
+    return names_of_tasks
 
 
 def readable_prepare(result: Result) -> str:
@@ -178,7 +179,7 @@ def _split_text(split: Mapping[str, Any], task: str) -> str:
     """The sizes of a split, and what of it was cut, lost or cannot be read."""
     facts = [counted(split["rows"], "row")]
     sides = ["source"]
-    if task == "text2sql":
+    if not task_or_unknown(task).is_one_text:
         sides.append("target")
     for side in sides:
         lengths = split[side]

@@ -21,6 +21,7 @@ from zeropods.export import DTYPES
 from zeropods.files import given_path, is_path, no_file
 from zeropods.outputs import out_file, out_folder
 from zeropods.tables import Table, counted, progress, whole
+from zeropods.tasks import TASKS, answering_tasks, task_with_prompt
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -56,7 +57,7 @@ def _add_predict(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--out", type=out_file, metavar="FILE", help=out_help)
     flag("--score", action="store_true", help="score the answers too, into score.SPLIT.json")
     task_help = "for a model that records none (default: text2sql)"
-    flag("--task", choices=["text2sql", "squad"], help=task_help)
+    flag("--task", choices=[task.name for task in answering_tasks()], help=task_help)
     tokens_help = "per answer (default: 96 for queries, 32 for SQuAD)"
     flag("--max-new-tokens", type=whole, metavar="N", help=tokens_help)
     beams_help = "beams of a search; 1 is greedy"
@@ -158,7 +159,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
     _check_split(task, arguments.data, split)
 
     # Only now, since torch and transformers take seconds.
-    from zeropods.evaluate.generate import TASKS, predict
+    from zeropods.evaluate.generate import ANSWERERS, predict
 
     decoding = _given(arguments, "max_new_tokens", "batch_size", "num_beams")
     decoding["constrained"] = not arguments.unconstrained
@@ -169,7 +170,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
             arguments.data,
             split,
             out,
-            replace(TASKS[task].usual, **decoding),
+            replace(ANSWERERS[task].usual, **decoding),
             task=task,
             progress=bar.update,
             **options,
@@ -189,26 +190,24 @@ def _checked_task(arguments: argparse.Namespace) -> str:
 
     task = arguments.task
     if task is None and arguments.prompt:
-        task = "text2sql"
-    if task == "squad":
+        task = task_with_prompt(arguments.prompt).name
+    if task is not None and TASKS[task].is_one_text:
         check_source(arguments.model)
     else:
         model_folder(arguments.model)
     task = answer_task(arguments.model, task)
-    if task == "text2sql":
+    if TASKS[task].chooses_prompt:
         chosen_prompt(arguments.model, arguments.prompt, bool(arguments.force_prompt))
     return task
 
 
 def _check_split(task: str, data: Path, split: str) -> None:
     """Refuse questions that are not there."""
-    from zeropods.data.squad import squad_file
-    from zeropods.data.wikisql import source_files
+    from zeropods.data.prepare import TASK_DATA
 
-    if task == "squad":
-        squad_file(data, split)
-    else:
-        source_files(data, split)
+    check = TASK_DATA[task].check
+    if check is not None:
+        check(data, split)
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

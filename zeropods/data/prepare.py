@@ -1,7 +1,7 @@
 """`zeropods prepare`: turn raw data into a tokenized set with its tokenizer and manifest.
 
-A task's raw data are read and tokenized by `WikiSQLData`, `SquadData` or `TextData`; this module
-serves all three.
+A task's raw data are read and tokenized as `TASK_DATA` says, for example by `WikiSQLData`; this
+module serves all tasks.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from zeropods.data.manifest import (
     TokenStatistics,
     read_manifest,
 )
-from zeropods.data.squad import SquadData
+from zeropods.data.squad import SquadData, read_squad, squad_file
 from zeropods.data.text import TextData, hub_name
 from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer, load_tokenizer
 from zeropods.data.wikisql import (
@@ -45,12 +45,15 @@ from zeropods.data.wikisql import (
     PROMPTS,
     WikiSQLData,
     count_examples,
+    read_split,
+    source_files,
     wikisql_splits,
 )
 from zeropods.errors import UserError, told_differences
 from zeropods.files import sha256, write_json
 from zeropods.outputs import new_folder
 from zeropods.plan.known_models import T5_TINY
+from zeropods.tasks import LM, SQUAD, TASKS, TEXT2SQL, LearningTask
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -65,16 +68,34 @@ TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
 NOT_IN_MANIFEST = "versions, --plain-vocabulary or --text-field"
 """What may differ from a set that is there although all that its manifest shows is the same."""
 
-RawData = WikiSQLData | SquadData | TextData
-"""A task's raw data, opened: they yield texts for a tokenizer, and rows of tokens by split."""
+
+class RawData(Protocol):
+    """A task's raw data, opened."""
+
+    splits: list[str]
+    """`train`, and whichever of `dev` and `test` exist."""
+    hashes: dict[str, str]
+    """What identifies the data: the SHA-256 of each file, or the revision of a data set on the
+    hub."""
+
+    def texts(self) -> Iterator[str]:
+        """The texts that a tokenizer is trained on."""
+
+    def rows(
+        self,
+        split: str,
+        tokenizer: PreTrainedTokenizerBase,
+        progress: Callable[[int], object],
+    ) -> TokenRows:
+        """The rows of a split; `progress` is called with the number done since its last call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
     """The request to `prepare`; fields that belong to other tasks have no effect."""
 
-    task: str = "text2sql"
-    """`text2sql`, `squad` or `lm`."""
+    task: str = TEXT2SQL
+    """Name of a task: `text2sql`, `squad` or `lm`."""
     data: Path | str
     """A folder; for `lm` also the id of a data set on the hub, which is streamed."""
     tokenizer: str
@@ -100,18 +121,30 @@ class Preparation:
             raise UserError(f"prompt {self.prompt!r}; expected {' or '.join(PROMPTS)}")
         if self.loss_on not in (None, *LOSSES):
             raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
-        if self.task == "lm" and self.loss_on == "answer":
+        if self.loss_on == "answer" and not self.kind.has_answers:
             raise UserError(
-                "loss_on 'answer': text of the task lm has no answers; leave it out, or use all"
+                f"loss_on 'answer': text of the task {self.task} has no answers; "
+                "leave it out, or use all"
             )
         _check_least("--limit", self.limit, 1)
         _check_least("--max-source-tokens", self.max_source_tokens, FEWEST_TOKENS)
         _check_least("--max-seq-length", self.max_seq_length, FEWEST_TOKENS)
 
     @property
+    def kind(self) -> LearningTask:
+        """The task; `KeyError` where there is none of that name."""
+        return TASKS[self.task]
+
+    @property
     def is_causal(self) -> bool:
         """Whether each row is a single text, as causal models read it."""
-        return self.task != "text2sql"
+        return self.kind.is_one_text
+
+    @property
+    def prompt_of_task(self) -> str:
+        """The prompt, if the task has a choice of them; otherwise its only one."""
+        prompts = self.kind.prompts
+        return self.prompt if self.prompt in prompts else prompts[0]
 
     @property
     def source_limit(self) -> int:
@@ -121,36 +154,11 @@ class Preparation:
     @property
     def loss(self) -> str:
         """Which tokens of a causal row carry a loss: `answer` or `all`."""
-        default = "answer" if self.task == "squad" else "all"
-        return self.loss_on or default
+        return self.loss_on or self.kind.loss_on
 
     def open(self) -> RawData:
         """Open the raw data; `UserError` if they do not exist."""
-        match self.task:
-            case "text2sql":
-                return WikiSQLData(
-                    Path(self.data),
-                    limit=self.limit,
-                    prompt=self.prompt,
-                    max_source_tokens=self.source_limit,
-                )
-            case "squad":
-                return SquadData(
-                    Path(self.data),
-                    limit=self.limit,
-                    max_seq_length=self.max_seq_length,
-                    loss_on=self.loss,
-                )
-            case "lm":
-                return TextData(
-                    self.data,
-                    dataset_config=self.dataset_config,
-                    text_field=self.text_field,
-                    limit=self.limit,
-                    max_seq_length=self.max_seq_length,
-                )
-            case _:
-                raise KeyError(self.task)
+        return TASK_DATA[self.task].open(self)
 
     def rows(self) -> int:
         """text2sql: number of examples requested, in all splits together."""
@@ -162,6 +170,61 @@ class Preparation:
 def _check_least(flag: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise UserError(f"{flag} {value}; expected at least {least}")
+
+
+# The raw data of each task.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """How the raw data of a task are read."""
+
+    open: Callable[[Preparation], RawData]
+    """Opens them to be turned into rows of tokens; `UserError` if they do not exist."""
+    read: Callable[[Path, str], Iterable[Any]] | None = None
+    """Yields the examples of a split of a folder, each with an `index` and a `question`; None for
+    text, which has none."""
+    check: Callable[[Path, str], object] | None = None
+    """Raises `UserError` where the files of such a split are missing, without reading them."""
+
+
+def _open_wikisql(wanted: Preparation) -> RawData:
+    return WikiSQLData(
+        Path(wanted.data),
+        limit=wanted.limit,
+        prompt=wanted.prompt,
+        max_source_tokens=wanted.source_limit,
+    )
+
+
+def _open_squad(wanted: Preparation) -> RawData:
+    return SquadData(
+        Path(wanted.data),
+        limit=wanted.limit,
+        max_seq_length=wanted.max_seq_length,
+        loss_on=wanted.loss,
+    )
+
+
+def _open_text(wanted: Preparation) -> RawData:
+    return TextData(
+        wanted.data,
+        dataset_config=wanted.dataset_config,
+        text_field=wanted.text_field,
+        limit=wanted.limit,
+        max_seq_length=wanted.max_seq_length,
+    )
+
+
+TASK_DATA = {
+    TEXT2SQL: TaskData(open=_open_wikisql, read=read_split, check=source_files),
+    SQUAD: TaskData(open=_open_squad, read=read_squad, check=squad_file),
+    LM: TaskData(open=_open_text),
+}
+"""How the raw data of each task are read, by its name."""
+
+
+# The set that is made of them.
 
 
 def prepare(
@@ -218,7 +281,7 @@ def _settings(wanted: Preparation) -> dict[str, Any]:
         "task": wanted.task,
         "data": str(Path(wanted.data).resolve() if is_folder else wanted.data),
         "tokenizer": wanted.tokenizer,
-        "prompt": wanted.task if is_causal else wanted.prompt,
+        "prompt": wanted.prompt_of_task,
         "limit": wanted.limit,
         "max_source_tokens": None if is_causal else wanted.source_limit,
         "max_target_tokens": None if is_causal else MAX_TARGET_TOKENS,
@@ -306,13 +369,15 @@ def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
         "versions": _versions(),
         "limit": wanted.limit,
     }
-    if wanted.is_causal:
+    if wanted.task != TEXT2SQL:
+        # Its sets are older than other tasks, and have kept their keys.
         document["task"] = wanted.task
+    if wanted.is_causal:
         document["max_seq_length"] = wanted.max_seq_length
         document["text_field"] = wanted.text_field
         document["loss_on"] = wanted.loss
     else:
-        document["prompt"] = wanted.prompt
+        document["prompt"] = wanted.prompt_of_task
         document["complete_vocabulary"] = wanted.complete_vocabulary
         document["max_tokens"] = [wanted.source_limit, MAX_TARGET_TOKENS]
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

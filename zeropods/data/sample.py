@@ -43,6 +43,7 @@ from zeropods.errors import UserError
 from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 from zeropods.sql.table import Cell, SQLTable
+from zeropods.tasks import LM, SQUAD, TEXT2SQL
 
 FACTS_FOLDER = Path(__file__).with_name("facts")
 QUESTION_COUNTS = {"train": 24_000, "dev": 600, "test": 600}
@@ -123,7 +124,7 @@ class FactTable(SQLTable):
     columns: tuple[FactColumn, ...]
 
 
-def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> dict[str, object]:
+def write_sample(out: Path, seed: int = 0, task: str = TEXT2SQL) -> dict[str, object]:
     """Write a generated data set for a task into the folder `out`; the same seed gives the same
     bytes.
 
@@ -135,8 +136,7 @@ def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> dict[str, 
         What `zeropods data sample --json` prints: `folder`, whether it was `written` now, `seed`,
         and counts by split, such as that of `questions`; for text also the `bytes` of each file.
     """
-    generators = {"text2sql": _wikisql_files, "squad": _squad_files, "lm": _text_files}
-    generate = generators[task]
+    generate = GENERATORS[task]
     files, counts = generate(Random(seed))
     is_new = not out.exists() or not any(out.iterdir())
     if is_new:
@@ -730,3 +730,7 @@ def _article(town: str, rng: Random) -> str:
         wins=wins,
         points=points,
     )
+
+
+GENERATORS = {TEXT2SQL: _wikisql_files, SQUAD: _squad_files, LM: _text_files}
+"""What makes the files of a sample, by its task."""

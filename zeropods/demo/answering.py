@@ -30,11 +30,12 @@ from zeropods.data.wikisql import (
 )
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_config, model_folder, prepared_of, raw_data_of, task_of
-from zeropods.evaluate.score_json import TEXT2SQL, QueryScore
+from zeropods.evaluate.score_json import QueryScore
 from zeropods.measure.record import CONFIG
 from zeropods.report.entry import Entry, find_runs, read_entry
 from zeropods.sql.query import AGGREGATES, Execution, Query, is_usable
 from zeropods.sql.table import Cell, SQLTable
+from zeropods.tasks import TEXT2SQL
 
 if TYPE_CHECKING:
     from zeropods.evaluate.generate import QueryAnswerer

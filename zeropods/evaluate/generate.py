@@ -26,10 +26,10 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, Pre
 
 from zeropods.data.encoding import fingerprint, first_tokens
 from zeropods.data.manifest import FILE, read_manifest
-from zeropods.data.prepare import Preparation
-from zeropods.data.squad import SquadEncoder, SquadExample, answer_in, read_squad
+from zeropods.data.prepare import TASK_DATA, Preparation
+from zeropods.data.squad import SquadEncoder, SquadExample, answer_in
 from zeropods.data.tokenizers import with_ends
-from zeropods.data.wikisql import Example, read_split, source_of
+from zeropods.data.wikisql import Example, source_of
 from zeropods.errors import UserError
 from zeropods.evaluate.models import (
     SavedModel,
@@ -39,9 +39,10 @@ from zeropods.evaluate.models import (
     trained_length,
 )
 from zeropods.evaluate.score import Prediction, check_place, write_predictions
-from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, TextScore, text_score
+from zeropods.evaluate.score_json import TextScore, text_score
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
 from zeropods.sql.query import Query, format_query, parse_query
+from zeropods.tasks import LM, SQUAD, TEXT2SQL
 from zeropods.train.sampler import load_split
 
 Progress = Callable[[int], object]
@@ -99,7 +100,8 @@ class Answerer(ABC):
     usual: ClassVar[Generation]
     """How answers are generated unless the caller asks otherwise."""
     task_options: ClassVar[tuple[str, ...]]
-    """Names of the arguments of `load` that only this task has."""
+    """Names of the options that not every task has: arguments of `load`, and `unconstrained` where
+    answers may be free."""
 
     saved: SavedModel
 
@@ -165,7 +167,7 @@ class QueryAnswerer(Answerer):
     """A T5 that writes queries on tables."""
 
     usual = Generation()
-    task_options = ("prompt", "force_prompt")
+    task_options = ("prompt", "force_prompt", "unconstrained")
 
     prompt: str
 
@@ -428,14 +430,12 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
 
 # What a model is asked to do, by task.
 
-TASKS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer]] = {
+ANSWERERS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer]] = {
     TEXT2SQL: QueryAnswerer,
     SQUAD: QuestionAnswerer,
 }
-READERS: dict[str, Callable[[Path, str], Iterable[Any]]] = {
-    TEXT2SQL: read_split,
-    SQUAD: read_squad,
-}
+"""What answers the examples of each task, by its name; its `load` takes a folder, a precision and
+those of the task's own options that are not about decoding."""
 
 
 def predict(
@@ -470,7 +470,7 @@ def predict(
     task = answer_task(model, task)
     given = {name: value for name, value in options.items() if value is not None}
     _check_options(task, given, how)
-    answerer: Answerer = TASKS[task].load(model, precision, **given)
+    answerer: Answerer = ANSWERERS[task].load(model, precision, **given)
     answers, speed = answerer.timed(_examples(task, Path(data), split, limit), how, progress)
     write_predictions(out, answers)
     if out.name == f"predictions.{split}.jsonl":
@@ -482,21 +482,27 @@ def predict(
 
 def _check_options(task: str, given: Iterable[str], how: Generation | None) -> None:
     """Refuse an option that is for another task."""
-    task_options = TASKS[task].task_options
-    wrong = [name for name in given if name not in task_options]
-    is_unconstrained = how is not None and not how.constrained
-    if is_unconstrained and task != TEXT2SQL:
-        wrong.append("unconstrained")
-    if wrong:
-        flag = wrong[0].replace("_", "-")
-        other_task = SQUAD if wrong[0] in QuestionAnswerer.task_options else TEXT2SQL
-        raise UserError(f"--{flag}: is for {other_task}, but this task is {task}; leave it out")
+    options = list(given)
+    if how is not None and not how.constrained:
+        options.append("unconstrained")
+    for name in options:
+        if name not in ANSWERERS[task].task_options:
+            flag = name.replace("_", "-")
+            others = _tasks_with_option(name)
+            raise UserError(f"--{flag}: is for {others}, but this task is {task}; leave it out")
+
+
+def _tasks_with_option(name: str) -> str:
+    """The names of the tasks that have an option."""
+    tasks = [task for task, answerer in ANSWERERS.items() if name in answerer.task_options]
+    return " and ".join(tasks)
 
 
 def _examples(task: str, data: Path, split: str, limit: int | None) -> list[Any]:
     """The first `limit` examples of a split, or all of them."""
-    examples = READERS[task](data, split)
-    return list(islice(examples, limit))
+    read = TASK_DATA[task].read
+    assert read is not None  # A model answers its examples.
+    return list(islice(read(data, split), limit))
 
 
 # A text, whose tokens a causal model predicts.

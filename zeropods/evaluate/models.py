@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, Any
 from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.wikisql import PROMPTS, split_of
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
+from zeropods.evaluate.score_json import SCORES, UNSEEN_SPLITS
 from zeropods.files import has_weights, is_path, no_folder, read_object, sha256
 from zeropods.measure.record import CONFIG, RECORD, RunConfig, read_json, read_record
+from zeropods.tasks import (
+    T5_SCRIPT,
+    TEXT2SQL,
+    answering_tasks,
+    task_or_unknown,
+    task_with_prompt,
+    tasks_of,
+)
 from zeropods.train.arguments import OWN
 
 if TYPE_CHECKING:
@@ -53,7 +61,7 @@ def model_config(folder: Path) -> dict[str, Any]:
 def task_of(folder: Path) -> str:
     """The task that a model was trained for, by its run, else by its configuration.
 
-    The configuration of a text-to-SQL model has a prompt, or is that of a T5.
+    The configuration has the prompt of a task. A T5 without one counts as one for text-to-SQL.
 
     Raises:
         UserError: neither says which.
@@ -61,10 +69,12 @@ def task_of(folder: Path) -> str:
     prompt = model_config(folder).get("prompt")
     task = _run_config(folder).get("task")
     if not task:
-        is_text2sql = prompt in PROMPTS or is_t5(folder)
-        task = TEXT2SQL if is_text2sql else prompt
+        task = task_with_prompt(prompt).name
+        if task not in SCORES and is_t5(folder):
+            task = TEXT2SQL
     if task not in SCORES:
-        raise UserError(f"{folder}: does not record its task; give --task {TEXT2SQL} or {SQUAD}")
+        expected = " or ".join(kind.name for kind in answering_tasks())
+        raise UserError(f"{folder}: does not record its task; give --task {expected}")
     return str(task)
 
 
@@ -75,12 +85,14 @@ def answer_task(model: Path, asked: str | None = None) -> str:
         UserError: the model answers no questions, or none of that task.
     """
     task = asked or task_of(model)
-    is_folder = Path(model).is_dir()
-    if task == SQUAD and is_folder and is_t5(model):
-        raise UserError(f"--task {task}: {model} is a T5, which is for {TEXT2SQL}; leave it out")
-    if task == LM:
+    kind = task_or_unknown(task)
+    if not kind.has_answers:
         fault = "was trained on plain text and answers no questions"
         raise UserError(f"{model}: {fault}; see zeropods perplexity, or --task")
+    is_folder = Path(model).is_dir()
+    if kind.is_one_text and is_folder and is_t5(model):
+        tasks_of_t5 = " or ".join(other.name for other in tasks_of(T5_SCRIPT))
+        raise UserError(f"--task {task}: {model} is a T5, which is for {tasks_of_t5}; leave it out")
     return task
 
 
@@ -147,7 +159,7 @@ def raw_data(run: Path) -> tuple[Path, str]:
     if has_weights(run) and not (run / RECORD).is_file():
         fault = "a model folder, which does not record where its data are"
         raise UserError(f"{run}: {fault}; give --data DIR")
-    if read_record(run).task == LM:
+    if not task_or_unknown(read_record(run).task).has_answers:
         fault = "was trained on plain text and answers no questions"
         raise UserError(f"{run}: {fault}; see zeropods perplexity")
     data_and_split = raw_data_of(prepared_of(run), UNSEEN_SPLITS)

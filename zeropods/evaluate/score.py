@@ -12,24 +12,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 
 from pydantic import Field
 
-from zeropods.data.squad import SquadExample, read_squad
+from zeropods.data.squad import read_squad
 from zeropods.data.wikisql import Example, read_split, table_ids
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import Interval, QueryScore, SquadScore
+from zeropods.evaluate.score_json import AnswerScore, Interval, QueryScore, SquadScore
 from zeropods.files import validated_lines, write_text
 from zeropods.measure.intervals import score_interval
 from zeropods.sql.query import AGGREGATES, Query, format_query
 from zeropods.tables import counted
+from zeropods.tasks import SQUAD, TASKS, TEXT2SQL
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
 
 
-AnyExample = TypeVar("AnyExample", Example, SquadExample)
+class WithQuestion(Protocol):
+    """An example that a model answers."""
+
+    @property
+    def index(self) -> int:
+        """Its place in its split, from 0."""
+
+    @property
+    def question(self) -> str:
+        """What the model is asked."""
+
+
+AnyExample = TypeVar("AnyExample", bound=WithQuestion)
 Metric = Callable[[str, Sequence[str]], float]
 """A custom metric: a function of a prediction and the right answers."""
 Graded = dict[str, list[Any]]
@@ -47,10 +60,24 @@ METRIC_ERRORS = (
 """Errors by which a custom metric fails on a value that it did not expect."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreRequest:
+    """A file of answers, the examples that they belong to, and what is to be measured."""
+
+    predictions: Path
+    data: Path
+    """Folder of the raw data."""
+    split: str
+    rouge: bool
+    """Whether the answers are also compared as texts."""
+    custom: Mapping[str, Metric]
+    """Custom metrics by name."""
+
+
 def score(
     predictions: Path, data: Path, split: str, *, rouge: bool = False, metrics: Sequence[str] = ()
-) -> QueryScore | SquadScore:
-    """Score a file of either task and write `score.SPLIT.json` beside it.
+) -> AnswerScore:
+    """Score a file of any task and write `score.SPLIT.json` beside it.
 
     The file may hold only a part of the split: examples without a prediction are not counted. A
     file in the form of WikiSQL's official evaluator holds a line for each example of the split.
@@ -59,22 +86,22 @@ def score(
         metrics: custom metrics, each as `module:function`.
 
     Raises:
-        UserError: predictions and data do not fit together, or `rouge` is requested for SQuAD's
-            answers.
+        UserError: predictions and data do not fit together, or `rouge` is requested for a task that
+            does not have it.
     """
-    custom = custom_metrics(metrics)
-    result: QueryScore | SquadScore
-    if _line_type(predictions) is _AnswerLine:
-        if rouge:
-            fault = "is for text2sql, but these predictions are for squad"
-            raise UserError(f"--rouge: {fault}; leave it out")
-        answers = read_predictions(predictions)
-        squad_pairs = _paired(predictions, split, answers, read_squad(data, split))
-        result = _squad_score(squad_pairs, custom)
-    else:
-        known_tables = set[str]() if split == "train" else table_ids(data, "train")
-        query_pairs = _query_pairs(predictions, data, split)
-        result = _query_score(query_pairs, known_tables, rouge, custom)
+    request = ScoreRequest(
+        predictions=predictions,
+        data=data,
+        split=split,
+        rouge=rouge,
+        custom=custom_metrics(metrics),
+    )
+    task = _task_of_lines(predictions)
+    if rouge and not TASKS[task].has_rouge:
+        with_rouge = " and ".join(kind.name for kind in TASKS.values() if kind.has_rouge)
+        fault = f"is for {with_rouge}, but these predictions are for {task}"
+        raise UserError(f"--rouge: {fault}; leave it out")
+    result = SCORERS[task](request)
     result.write(Path(predictions).parent, split)
     return result
 
@@ -119,7 +146,7 @@ def _query_pairs(path: Path, data: Path, split: str) -> list[tuple[Prediction, E
     if _line_type(path) is _OfficialLine:
         return _official_pairs(path, split, list(read_split(data, split)))
     predictions = read_predictions(path)
-    return _paired(path, split, predictions, read_split(data, split))
+    return paired(path, split, predictions, read_split(data, split))
 
 
 def _official_pairs(
@@ -152,13 +179,17 @@ def _official_pairs(
     return pairs
 
 
-def _paired(
+def paired(
     path: Path,
     split: str,
     predictions: Sequence[Prediction],
     examples: Iterable[AnyExample],
 ) -> list[tuple[Prediction, AnyExample]]:
-    """Each prediction paired with its example."""
+    """Each prediction of a file paired with its example.
+
+    Raises:
+        UserError: a prediction names no example, or was made for another question.
+    """
     by_index = {example.index: example for example in examples}
     pairs = []
     for number, prediction in enumerate(predictions, 1):
@@ -180,24 +211,23 @@ def _paired(
     return pairs
 
 
-def _query_score(
-    pairs: Sequence[tuple[Prediction, Example]],
-    known_tables: set[str],
-    rouge: bool,
-    custom: Mapping[str, Metric],
-) -> QueryScore:
-    """The score of text-to-SQL; `known_tables` holds the ids of the tables of train."""
+def _query_score(request: ScoreRequest) -> QueryScore:
+    """The score of text-to-SQL."""
+    known_tables = set[str]()
+    if request.split != "train":
+        known_tables = table_ids(request.data, "train")
+    pairs = _query_pairs(request.predictions, request.data, request.split)
     texts = [prediction.text for prediction, _ in pairs]
     gold = [format_query(example.query, example.table.header) for _, example in pairs]
     examples = [example for _, example in pairs]
     graded = _graded_queries(pairs)
-    if rouge:
+    if request.rouge:
         metric = load_metric("rouge_f1")
         graded |= metric.compute(predictions=texts, references=gold, average=False)
     whole = _accuracies(graded, range(len(pairs)))
     answered = [(text, (right,)) for text, right in zip(texts, gold, strict=True)]
     indices = [example.index for example in examples]
-    custom_means, custom_intervals = custom_scores(custom, answered, indices)
+    custom_means, custom_intervals = custom_scores(request.custom, answered, indices)
     return replace(
         whole,
         intervals={**whole.intervals, **custom_intervals},
@@ -281,9 +311,11 @@ def _accuracies(graded: Graded, places: Sequence[int]) -> QueryScore:
     )
 
 
-def _squad_score(
-    pairs: Sequence[tuple[Prediction, SquadExample]], custom: Mapping[str, Metric]
-) -> SquadScore:
+def _squad_score(request: ScoreRequest) -> SquadScore:
+    """The score of answers to SQuAD's questions."""
+    predictions = read_predictions(request.predictions)
+    examples = read_squad(request.data, request.split)
+    pairs = paired(request.predictions, request.split, predictions, examples)
     answered = [(prediction.text, example.answers) for prediction, example in pairs]
     graded: Graded = load_metric("squad_accuracy").compute(
         predictions=[text for text, _ in answered],
@@ -292,7 +324,7 @@ def _squad_score(
     )
     intervals = {name: score_interval(values) for name, values in graded.items()}
     indices = [prediction.index for prediction, _ in pairs]
-    custom_means, custom_intervals = custom_scores(custom, answered, indices)
+    custom_means, custom_intervals = custom_scores(request.custom, answered, indices)
     return SquadScore(
         examples=len(pairs),
         exact_match=fmean(graded["exact_match"]),
@@ -300,6 +332,13 @@ def _squad_score(
         intervals={**intervals, **custom_intervals},
         own_metrics=custom_means,
     )
+
+
+SCORERS: dict[str, Callable[[ScoreRequest], AnswerScore]] = {
+    TEXT2SQL: _query_score,
+    SQUAD: _squad_score,
+}
+"""What grades the answers of each task, by its name."""
 
 
 # Custom metrics: one function each, named on the command line.
@@ -401,8 +440,8 @@ def _custom_value(function: Metric, prediction: str, right: Sequence[str], place
 # Prediction files: one JSON object per line.
 #
 # Text-to-SQL: `{"index", "question", "prediction", "query": {"sel", "agg", "conds"} | null}`;
-# SQuAD: `{"index", "id", "question", "prediction"}`. Each line names its example, so that a file
-# may hold any part of a split.
+# SQuAD: `{"index", "id", "question", "prediction"}`; any other task: `{"index", "task", "question",
+# "prediction"}`. Each line names its example, so that a file may hold any part of a split.
 #
 # WikiSQL's official evaluator (`evaluate.py` of github.com/salesforce/WikiSQL) reads another form,
 # and others publish their predictions in it: `{"query": {"sel", "agg", "conds"}}` or `{"query":
@@ -421,7 +460,9 @@ class Prediction:
     query: Query | None = None
     """None where the answer could not be read as a query, and for SQuAD."""
     id: str | None = None
-    """The question's id in SQuAD; None for text-to-SQL."""
+    """The question's id in SQuAD; None for other tasks."""
+    task: str | None = None
+    """The task; None for text-to-SQL and SQuAD, whose lines are told apart by their keys."""
 
     def to_json(self) -> dict[str, object]:
         """The JSON object of this prediction's line in a prediction file."""
@@ -430,7 +471,9 @@ class Prediction:
             "question": self.question,
             "prediction": self.text,
         }
-        if self.id is not None:
+        if self.task is not None:
+            line["task"] = self.task
+        elif self.id is not None:
             line["id"] = self.id
         elif self.query is not None:
             line["query"] = self.query.to_json()
@@ -469,6 +512,11 @@ class _AnswerLine(Prediction):
     id: str = field()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TaskLine(Prediction):
+    task: str = field()
+
+
 NO_ERROR_KEY: Final = object()
 
 
@@ -484,7 +532,7 @@ class _OfficialLine:
 MEND_OFFICIAL = "correct it, or write the file again"
 
 
-def _line_type(path: Path) -> type[_QueryLine | _AnswerLine | _OfficialLine]:
+def _line_type(path: Path) -> type[_QueryLine | _AnswerLine | _TaskLine | _OfficialLine]:
     """What the lines of a prediction file are, by the keys of its first line.
 
     Raises:
@@ -492,6 +540,8 @@ def _line_type(path: Path) -> type[_QueryLine | _AnswerLine | _OfficialLine]:
     """
     place, first = next(validated_lines(dict[str, object], path, "predict again"))
     if "index" in first or "prediction" in first:
+        if "task" in first:
+            return _TaskLine
         is_answer = "id" in first and "query" not in first
         return _AnswerLine if is_answer else _QueryLine
     if "query" in first or "error" in first:
@@ -501,6 +551,22 @@ def _line_type(path: Path) -> type[_QueryLine | _AnswerLine | _OfficialLine]:
         f"{place}: keys {keys}; expected a line that zeropods predict writes "
         "(index, question, prediction, query) or one of WikiSQL's official evaluator (query, error)"
     )
+
+
+def _task_of_lines(path: Path) -> str:
+    """The task of a prediction file, by its first line; raises what `_line_type` raises."""
+    line_type = _line_type(path)
+    if line_type is _AnswerLine:
+        return SQUAD
+    if line_type is not _TaskLine:
+        return TEXT2SQL
+    place, first = next(validated_lines(_TaskLine, path, "predict again"))
+    if first.task not in SCORERS:
+        expected = ", ".join(SCORERS)
+        raise UserError(
+            f"{place}: task is {first.task!r:.60}: expected one of {expected}; predict again"
+        )
+    return first.task
 
 
 def read_predictions(path: Path) -> list[Prediction]:
@@ -528,5 +594,6 @@ def read_predictions(path: Path) -> list[Prediction]:
             text=line.text,
             query=line.query,
             id=line.id if line_type is _AnswerLine else None,
+            task=line.task if line_type is _TaskLine else None,
         )
     return list(predictions.values())

@@ -13,10 +13,8 @@ from annotated_types import Ge, Le
 from zeropods.errors import UserError
 from zeropods.files import validated, write_json
 from zeropods.measure.record import read_json
+from zeropods.tasks import LM, SQUAD, TEXT2SQL
 
-TEXT2SQL: Final = "text2sql"
-SQUAD: Final = "squad"
-LM: Final = "lm"
 UNSEEN_SPLITS: Final = ("test", "dev")
 """Splits that training does not see; a run is judged by the first that was scored."""
 
@@ -33,7 +31,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskScore:
+class Score:
     """What the scores of all tasks have in common.
 
     A file may hold further keys, but no value of another type.
@@ -41,19 +39,27 @@ class TaskScore:
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"strict": True, "allow_inf_nan": False}
 
+    task: str
+
     def write(self, folder: Path, split: str) -> None:
         """Write `score.SPLIT.json` atomically."""
         write_json(Path(folder) / f"score.{split}.json", asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryScore(TaskScore):
+class AnswerScore(Score):
+    """What the scores of answers have in common."""
+
+    examples: int
+    exact_match: Share
+    """Share of answers whose text is that of a right one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryScore(AnswerScore):
     """Accuracy of queries; what could not be measured is None."""
 
     task: Literal["text2sql"] = TEXT2SQL
-    examples: int
-    exact_match: Share
-    """Share of predictions whose text is that of the gold query."""
     logical_form_accuracy: Share
     """Share of predictions with the gold query's column, aggregate and conditions."""
     execution_accuracy: Share | None
@@ -76,12 +82,10 @@ class QueryScore(TaskScore):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquadScore(TaskScore):
+class SquadScore(AnswerScore):
     """Means over the answered questions, from 0 to 1, not to 100."""
 
     task: Literal["squad"] = SQUAD
-    examples: int
-    exact_match: Share
     f1: Share
     intervals: dict[str, Interval | None]
     own_metrics: dict[str, float] = field(default_factory=dict)
@@ -89,7 +93,7 @@ class SquadScore(TaskScore):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextScore(TaskScore):
+class TextScore(Score):
     """How well a text is predicted, token by token."""
 
     task: Literal["lm"] = LM
@@ -124,8 +128,8 @@ def text_score(loss_sum: float, tokens: int) -> TextScore:
     return TextScore(tokens=tokens, loss=loss, perplexity=math.exp(loss))
 
 
-Score = QueryScore | SquadScore | TextScore
 SCORES: dict[str, type[Score]] = {TEXT2SQL: QueryScore, SQUAD: SquadScore, LM: TextScore}
+"""The type of the scores of each task, by its name."""
 
 
 def read_score(path: Path) -> Score:

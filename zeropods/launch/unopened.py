@@ -25,6 +25,7 @@ from zeropods.measure.record import (
     compose_record,
     write_record,
 )
+from zeropods.tasks import task_or_unknown
 from zeropods.techniques import technique_of
 from zeropods.train.arguments import PASSES, ROWS
 
@@ -76,7 +77,7 @@ def _requested(planned: Launch) -> RunConfig:
     if manifest is not None:
         train_rows = manifest.splits["train"].rows
         dataset = {"path": data, "content_key": manifest.content_key}
-        if manifest.task != "lm":
+        if task_or_unknown(manifest.task).has_answers:
             prompt = manifest.prompt
     config = None
     if planned.call.deepspeed is not None:

@@ -17,6 +17,7 @@ from annotated_types import Ge
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.tables import counted, digits
+from zeropods.tasks import task_or_unknown
 from zeropods.techniques import technique_text
 
 if TYPE_CHECKING:
@@ -217,8 +218,8 @@ class RankMeasurement(StrictPart):
     source_tokens: int = 0
     """Number of real tokens that were read, over the steps that were timed."""
     target_tokens: int = 0
-    """Number of tokens that carry a loss; in the tasks of `ONE_TEXT` they are among those that were
-    read."""
+    """Number of tokens that carry a loss; in tasks whose rows are one text they are among those
+    that were read."""
     padded_tokens: int = 0
     """Number of tokens of both sides, padding included, over the same steps."""
     largest_batch: BatchShape | None = None
@@ -498,7 +499,7 @@ def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: b
     if ends_here:
         return line
     run = shlex.quote(str(folder))
-    if scored or record.task == "lm":
+    if scored or not task_or_unknown(record.task).has_answers:
         summary = shlex.quote(f"{folder}-summary")
         return f"{line}; next: zeropods summary {run} --out {summary}"
     return f"{line}; next: zeropods predict --model {run} --score"
@@ -669,9 +670,6 @@ def lost_connection(reason: str | None) -> bool:
 
 # Figures that a record contains although they follow from what its ranks measured.
 
-ONE_TEXT = ("squad", "lm")
-"""Tasks in which a row is one text: the tokens that carry a loss are among those that were read."""
-
 
 def precision_of_ranks(ranks: Sequence[RankMeasurement]) -> MeasuredPrecision | None:
     """The number formats that the ranks measured; None where no rank did. What ranks differ in
@@ -723,6 +721,7 @@ def samples_per_second(ranks: Sequence[RankMeasurement], effective_batch_size: i
 def real_tokens(rank: RankMeasurement, task: str) -> int:
     """Number of tokens without padding, over the steps that were timed: source and target, or all
     of a text."""
-    if task in ONE_TEXT:
+    if task_or_unknown(task).is_one_text:
+        # The tokens that carry a loss are among those that were read.
         return rank.source_tokens
     return rank.source_tokens + rank.target_tokens

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL
 from zeropods.measure.calibration import WHAT, Judged
 from zeropods.measure.record import PHASES, PRECISION_PARTS, MeasuredPrecision, RunConfig
 from zeropods.plan.machines import GIGA
@@ -16,6 +15,7 @@ from zeropods.report.entry import CUSTOM_METRIC, ROUGE, Entry, accuracy_lines
 from zeropods.report.formulas import Values
 from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
 from zeropods.tables import GIB, MIB, Table, digits
+from zeropods.tasks import TEXT2SQL, task_or_unknown
 
 NOT_MEASURED = "n/a"
 SETTINGS_TITLE = "Settings"
@@ -157,7 +157,10 @@ def run_table(entry: Entry, *, whole: bool) -> Table:
 def accuracy_columns(tasks: set[str], lines: Iterable[Values]) -> list[Column]:
     """The accuracy columns of the tasks, and one for each ROUGE measure and custom metric that a
     line has."""
-    columns = [column for column, tasks_with_it in ACCURACY if tasks & tasks_with_it]
+    figures: set[str] = set()
+    for task in tasks:
+        figures.update(task_or_unknown(task).figures)
+    columns = [column for column in ACCURACY if column.key in figures]
     keys = dict.fromkeys(itertools.chain.from_iterable(lines))
     for key in keys:
         is_custom = key.startswith(CUSTOM_METRIC) and not key.endswith("_interval")
@@ -443,20 +446,17 @@ SECTIONS: dict[str, tuple[Column, ...]] = {
         Column("cost", "cost", "at the price given", digits),
     ),
 }
-QUERY_TASKS = {TEXT2SQL}
-QUESTION_TASKS = {TEXT2SQL, SQUAD}
-TEXT_TASKS = {LM}
-ACCURACY: tuple[tuple[Column, set[str]], ...] = (
-    (Column("split", "split"), QUESTION_TASKS | TEXT_TASKS),
-    (Column("tables", "tables"), QUERY_TASKS),
-    (Column("examples", "examples", "", COUNT), QUESTION_TASKS),
-    (Column("exact_match", "exact match", "", THREE), QUESTION_TASKS),
-    (Column("logical_form_accuracy", "logical form", "", THREE), QUERY_TASKS),
-    (Column("execution_accuracy", "execution", "", THREE), QUERY_TASKS),
-    (Column("executable", "executable", "", COUNT), QUERY_TASKS),
-    (Column("f1", "F1", "", THREE), {SQUAD}),
-    (Column("text_tokens", "tokens", "", COUNT), TEXT_TASKS),
-    (Column("text_loss", "loss of the text", "nats/token", FOUR), TEXT_TASKS),
-    (Column("perplexity", "perplexity", "", TWO), TEXT_TASKS),
+ACCURACY = (
+    Column("split", "split"),
+    Column("tables", "tables"),
+    Column("examples", "examples", "", COUNT),
+    Column("exact_match", "exact match", "", THREE),
+    Column("logical_form_accuracy", "logical form", "", THREE),
+    Column("execution_accuracy", "execution", "", THREE),
+    Column("executable", "executable", "", COUNT),
+    Column("f1", "F1", "", THREE),
+    Column("text_tokens", "tokens", "", COUNT),
+    Column("text_loss", "loss of the text", "nats/token", FOUR),
+    Column("perplexity", "perplexity", "", TWO),
 )
-"""Columns of accuracy, each with the tasks that have it."""
+"""Columns of accuracy; each task has some of them."""

@@ -17,7 +17,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, Score, score_of
+from zeropods.evaluate.score_json import Score, score_of
 from zeropods.files import no_folder
 from zeropods.measure.record import (
     CONFIG,
@@ -33,6 +33,7 @@ from zeropods.measure.record import (
 from zeropods.programs import is_held
 from zeropods.report.formulas import Values
 from zeropods.tables import counted
+from zeropods.tasks import TASKS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -305,12 +306,6 @@ ACCURACY_MEASURES = (
 IN_FILE = {"text_loss": "loss", "text_tokens": "tokens"}
 """Names in a score file by our own keys: the file's names would say too little next to the figures
 of a run."""
-JUDGING_MEASURES = {
-    TEXT2SQL: ("execution", "execution_accuracy"),
-    SQUAD: ("F1", "f1"),
-    LM: ("perplexity", "perplexity"),
-}
-"""Label and key of the measure by which a run of each task is judged."""
 ACCURACY_KEYS = (
     "split",
     "tables",
@@ -370,7 +365,7 @@ def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Values]:
 
 def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
     """Accuracy by key, as means over scores of the same tables."""
-    task = scores[0].task
+    task = TASKS[scores[0].task]
     figures = [_figures(score) for score in scores]
     values: Values = {}
     for key in figures[0]:
@@ -387,14 +382,11 @@ def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
     if values["text_loss"] is not None:
         # Perplexities are powers: their mean would not match the mean loss.
         values["perplexity"] = math.exp(values["text_loss"])
-    kind, key = JUDGING_MEASURES[task]
-    if values[key] is None:
-        # No query could be run.
-        kind = "logical form"
-        key = "logical_form_accuracy"
+    measured = [measure for measure in task.judged_by if values[measure[1]] is not None]
+    kind, key = measured[0] if measured else task.judged_by[-1]
     return {
         "split": split,
-        "tables": tables if task == TEXT2SQL else None,
+        "tables": tables if "tables" in task.figures else None,
         **values,
         "inference_kind": kind,
         "inference_result": values[key],

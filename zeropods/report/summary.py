@@ -14,7 +14,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import writing
 from zeropods.measure.record import RunConfig, no_rate
 from zeropods.plan.machines import GIGA
@@ -42,6 +41,7 @@ from zeropods.report.plots import (
     throughput_plot,
 )
 from zeropods.tables import GIB, Table, markdown_text
+from zeropods.tasks import TEXT2SQL
 
 PAGE_TEMPLATE = Path(__file__).with_name("page.html")
 PAGE_TITLE = "Runs side by side"

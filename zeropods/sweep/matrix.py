@@ -24,8 +24,8 @@ from pydantic import (
 
 from zeropods import files, techniques
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import LM
 from zeropods.plan.known_models import tiny_name
+from zeropods.tasks import task_with_prompt
 from zeropods.train.arguments import (
     PASSES,
     ROWS,
@@ -507,11 +507,13 @@ def _data_faults(matrix: Matrix) -> Iterator[str]:
 def _question_faults(matrix: Matrix) -> Iterator[str]:
     if matrix.questions is None:
         return
+    prompts = [cell.prompt for cell in matrix.cells]
+    unanswered = [prompt for prompt in prompts if not task_with_prompt(prompt).has_answers]
     runs = None
     if arguments_of(matrix.script) is None:
         runs = f"of {matrix.script}"
-    elif any(cell.prompt == LM for cell in matrix.cells):
-        runs = f"with prompt {LM}"
+    elif unanswered:
+        runs = f"with prompt {unanswered[0]}"
     if runs is not None:
         reason = f"runs {runs} answer none, so nothing can be scored"
         yield f"questions: {matrix.questions}; {reason}; leave it out"

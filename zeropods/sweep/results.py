@@ -19,7 +19,7 @@ from zeropods import files
 from zeropods.data.manifest import read_manifest
 from zeropods.errors import UserError
 from zeropods.evaluate.models import prepared_of, raw_data
-from zeropods.evaluate.score_json import TextScore, score_of
+from zeropods.evaluate.score_json import AnswerScore, score_of
 from zeropods.launch.command import Launch
 from zeropods.measure.record import Record
 from zeropods.programs import end_with_parent
@@ -256,7 +256,7 @@ def _has_more_to_answer(run: Path, questions: int) -> bool:
     if split_and_score is None:
         return True
     split, score = split_and_score
-    if isinstance(score, TextScore) or score.examples == 0:
+    if not isinstance(score, AnswerScore) or score.examples == 0:
         return True
     manifest = read_manifest(prepared_of(run))
     known = manifest.splits.get(split)

@@ -15,7 +15,6 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, told_differences
-from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import folder_locked, is_path
 from zeropods.launch import command
 from zeropods.launch.command import Launch, runner_argv
@@ -42,6 +41,7 @@ from zeropods.sweep.matrix import (
 )
 from zeropods.sweep.results import RESULT_STATUSES, SWEEP_FILE, Sweep, Trial, answer_runs
 from zeropods.tables import digits, progress, said_above
+from zeropods.tasks import task_with_prompt
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import (
     MAX_SEQ_LENGTH,
@@ -376,8 +376,7 @@ def _check_raw_data(matrix: Matrix, data: str, cell: Cell) -> None:
 
 def _generated_data(matrix: Matrix, cell: Cell, out: Path) -> str:
     """The folder of the generated data for the task of a cell, which are made first."""
-    is_causal = arguments_of(matrix.script) is CausalArguments
-    task = cell.prompt if is_causal else TEXT2SQL
+    task = task_with_prompt(cell.prompt).name
     folder = out / f"{GENERATED_DATA}-{task}"
     write_sample(folder, task=task)
     return str(folder)
@@ -390,7 +389,11 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
     tokenizer = named.get(cell.model, named.get(ALL_OTHERS, cell.model))
     if arguments_of(matrix.script) is not CausalArguments:
         return Preparation(
-            data=Path(data), tokenizer=tokenizer, prompt=cell.prompt, limit=matrix.limit
+            task=task_with_prompt(cell.prompt).name,
+            data=Path(data),
+            tokenizer=tokenizer,
+            prompt=cell.prompt,
+            limit=matrix.limit,
         )
     flags = matrix.flags_of(cell)
     settings = {}

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
+from zeropods import tasks
 from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
 from zeropods.files import TOKENIZER, check_digests, check_utf8, check_weights, has_weights, no_folder, read_object
@@ -29,8 +30,8 @@ from zeropods.train.foreign_flags import faults_of
 PROJECT = Path(__file__).resolve().parents[2]
 NO_FP16 = "--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32"
 INITS = ("pretrained", "random")
-TASKS = ("squad", "lm")
-TEXT2SQL = "text2sql"
+CAUSAL_TASKS = tuple(task.name for task in tasks.tasks_of(tasks.CAUSAL_SCRIPT))
+"""Names of the tasks of causal models, the default first."""
 OWN = "data"
 """Folder, within the run folder, of the prepared set that a run makes from raw data."""
 COMMON = ("model_id", "dataset_path", "epochs", "max_steps", "warmup_steps")
@@ -313,10 +314,10 @@ class RunArguments:
 class TextToSQLArguments(RunArguments):
     """Flags of `textsql_train.py`: the original script's, under the same names, and others that it lacked."""
 
-    script: ClassVar[str] = "textsql_train.py"
+    script: ClassVar[str] = tasks.T5_SCRIPT
     task_class: ClassVar[str] = "zeropods.train.text2sql:TextToSQL"
     description: ClassVar[str] = "Fine-tune T5 on text-to-SQL."
-    prompts: ClassVar[tuple[str, ...]] = ("schema", "question")
+    prompts: ClassVar[tuple[str, ...]] = tasks.prompts_of(tasks.T5_SCRIPT)
     fp16_fault: ClassVar[str | None] = "T5's activations overflow FP16 and the loss becomes NaN"
 
     model_id: str = flag("t5-small", "id, folder, known shape")
@@ -349,9 +350,9 @@ class TextToSQLArguments(RunArguments):
     def manifest(self) -> Manifest:
         """The manifest of the set at `--dataset_path`."""
         found = read_manifest(Path(self.dataset_path))
-        if found.task != TEXT2SQL:
+        if tasks.task_or_unknown(found.task).script != self.script:
             place = f"--dataset_path {self.dataset_path}"
-            raise UserError(f"{place}: prepared for {found.task}; train on it with causal_train.py")
+            raise UserError(f"{place}: prepared for {found.task}; train on it with {tasks.CAUSAL_SCRIPT}")
         return found
 
 
@@ -359,7 +360,7 @@ class TextToSQLArguments(RunArguments):
 class CausalArguments(RunArguments):
     """Flags of `causal_train.py`; the defaults are the SQuAD workshop's settings."""
 
-    script: ClassVar[str] = "causal_train.py"
+    script: ClassVar[str] = tasks.CAUSAL_SCRIPT
     task_class: ClassVar[str] = "zeropods.train.causal:Causal"
     description: ClassVar[str] = "Fine-tune a causal language model on questions (squad) or on plain text (lm)."
     called: ClassVar[Mapping[str, str]] = {
@@ -369,12 +370,14 @@ class CausalArguments(RunArguments):
         "max_steps": "max_train_steps",
         "warmup_steps": "num_warmup_steps",
     }
-    prompts: ClassVar[tuple[str, ...]] = TASKS
+    prompts: ClassVar[tuple[str, ...]] = tasks.prompts_of(tasks.CAUSAL_SCRIPT)
 
     model_name_or_path: str = flag("bigscience/bloom-560m", "id or path")
     tokenizer_name: str | None = flag(None, "for raw data (default: the model's own)")
     outputdir: str = flag("runs/causal", "the run folder")
-    task: str | None = flag(None, "squad | lm (default: the set's, or squad)", TASKS)
+    task: str | None = flag(
+        None, f"{' | '.join(CAUSAL_TASKS)} (default: the set's, or {CAUSAL_TASKS[0]})", CAUSAL_TASKS
+    )
     data: str = flag("squad", "set, folder or hub id")
     dataset_config: str | None = flag(None, "such as en for allenai/c4 (default: none)")
     text_field: str | None = flag(None, "in JSON lines or Parquet (default: text)")
@@ -400,25 +403,31 @@ class CausalArguments(RunArguments):
         super().__post_init__()
         if self.generation_prompt is not None and not self.save_model:
             raise UserError("--save_model False --generation_prompt: only a saved model continues it; leave one out")
-        if self.task == "lm" and self.loss_on == "answer":
-            raise UserError("--loss_on answer: the text of --task lm has no answers; leave it out")
+        if self.loss_on == "answer" and not self.task_of_raw_data.has_answers:
+            raise UserError(f"--loss_on answer: the text of --task {self.task} has no answers; leave it out")
+
+    @property
+    def task_of_raw_data(self) -> tasks.LearningTask:
+        """The task for which raw data are prepared: the flag's, or the default."""
+        return tasks.TASKS[self.task or CAUSAL_TASKS[0]]
 
     def manifest(self) -> Manifest | None:
         """The manifest of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
         given = Path(self.data)
         place = f"--data {self.data}"
         if not (given / FILE).is_file():
-            if self.task != "lm":
+            if not self.task_of_raw_data.reads_hub:
+                on_hub = " or ".join(task.name for task in tasks.hub_tasks())
                 for name in ("dataset_config", "text_field"):
                     if getattr(self, name) is not None:
-                        raise UserError(f"--{name} {getattr(self, name)}: is for --task lm; leave it out")
+                        raise UserError(f"--{name} {getattr(self, name)}: is for --task {on_hub}; leave it out")
                 if not given.is_dir() and not (Path(self.outputdir) / OWN / FILE).is_file():
-                    made = f"zeropods data get squad --out {shlex.quote(self.data)}"
+                    made = f"zeropods data get {self.task_of_raw_data.dataset} --out {shlex.quote(self.data)}"
                     raise UserError(f"{place}: {no_folder(given)}; give a prepared set, or fetch raw data: {made}")
             return None
         found = read_manifest(given)
-        if found.task not in TASKS:
-            raise UserError(f"{place}: prepared for {found.task}; train on it with textsql_train.py")
+        if tasks.task_or_unknown(found.task).script != self.script:
+            raise UserError(f"{place}: prepared for {found.task}; train on it with {tasks.T5_SCRIPT}")
         said: dict[str, int | str | None] = {
             "task": found.task,
             "max_seq_length": found.max_seq_length,

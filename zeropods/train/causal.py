@@ -26,8 +26,9 @@ from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.known_models import CAUSAL_TINY, known_config
 from zeropods.tables import progress
+from zeropods.tasks import task_or_unknown
 from zeropods.train import processes
-from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments, Vocabularies
+from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, CausalArguments, Vocabularies
 from zeropods.train.device import is_ampere
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, loading, source_options
@@ -99,16 +100,16 @@ class Causal(Task):
     def _preparation(self) -> Preparation:
         """How the raw data at `--data` are to be prepared."""
         arguments = self.arguments
-        task = arguments.task or TASKS[0]
+        task = arguments.task_of_raw_data
         # What is no folder may be a hub id of text.
-        is_folder = Path(arguments.data).is_dir() or task == "squad"
+        is_folder = Path(arguments.data).is_dir() or not task.reads_hub
         tokenizer = arguments.tokenizer_name
         if not tokenizer:
             # Our own small models have a tokenizer that is trained on the data.
             is_own = arguments.init == "random" and arguments.model_id in CAUSAL_TINY
             tokenizer = GPT_TINY if is_own else arguments.model_id
         return Preparation(
-            task=task,
+            task=task.name,
             data=Path(arguments.data) if is_folder else arguments.data,
             tokenizer=tokenizer,
             max_seq_length=arguments.max_seq_length or MAX_SEQ_LENGTH,
@@ -151,7 +152,7 @@ class Causal(Task):
         model = load_causal(self._complete_arguments(), self.data.tokenizer)
         if self.arguments.generation_prompt is not None:
             self._check_prompt(self.arguments.generation_prompt, positions_of(model.config))
-        if manifest.task == "squad":
+        if task_or_unknown(manifest.task).has_answers:
             model.config.prompt = manifest.prompt
         return model
 
@@ -175,7 +176,8 @@ class Causal(Task):
 
         losses: dict[str, tuple[float, int]] = {}
         """Sum of the token losses and number of tokens, by split."""
-        if self.data.manifest.task == "lm" and self.arguments.max_eval_steps is None:
+        has_answers = task_or_unknown(self.data.manifest.task).has_answers
+        if not has_answers and self.arguments.max_eval_steps is None:
             if trainer.evaluated is not None:
                 losses["dev"] = trainer.evaluated
             test = load_split(self.data.folder, "test")

@@ -20,6 +20,7 @@ from zeropods.errors import UserError
 from zeropods.measure import environment, record
 from zeropods.measure.run_folder import Opening, is_claimed, open_run
 from zeropods.programs import compile_in_turns, free_port
+from zeropods.tasks import task_or_unknown
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
 from zeropods.train.arguments import INITS, PASSES, ROWS, RunArguments, batch_on
@@ -194,6 +195,7 @@ def _config(task: Task, opening: Opening, argv: list[str], hosts: list[str], dev
     """What `config.json` says of a run; the arguments are those of `open_folder`."""
     arguments = task.arguments
     data = task.data
+    has_answers = task_or_unknown(data.manifest.task).has_answers
     ranks = processes.world_size()
     # Set by DeepSpeed's launcher or torchrun. DeepSpeed's comes first: on a CPU accelerate adds LOCAL_WORLD_SIZE=1.
     slots = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or ranks)
@@ -211,7 +213,7 @@ def _config(task: Task, opening: Opening, argv: list[str], hosts: list[str], dev
         "slots": slots,
         "world_size": ranks,
         "precision": task.precision,
-        "prompt": None if data.manifest.task == "lm" else data.manifest.prompt,
+        "prompt": data.manifest.prompt if has_answers else None,
         "per_device_train_batch_size": arguments.per_device_train_batch_size,
         "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
         "effective_batch_size": task.effective_batch_size(),

@@ -1,0 +1,199 @@
+"""A task that the package does not know, added by this file alone: to write the words of a line in reverse, by a T5."""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import pytest
+
+from tests.full.conftest import TINY
+from zeropods import tasks
+from zeropods.cli import main
+from zeropods.data import prepare
+from zeropods.data.encoding import Encoder, TokenRows, count_lost
+from zeropods.data.manifest import read_manifest
+from zeropods.data.prepare import Preparation, TaskData
+from zeropods.errors import UserError
+from zeropods.evaluate import generate, score, score_json
+from zeropods.evaluate.generate import Answerer, Generation
+from zeropods.evaluate.models import load_model, task_of
+from zeropods.evaluate.score import Prediction, ScoreRequest, paired, read_predictions, write_predictions
+from zeropods.evaluate.score_json import AnswerScore, Interval, read_score
+from zeropods.files import sha256
+from zeropods.measure.intervals import score_interval
+from zeropods.measure.record import read_record
+from zeropods.tasks import T5_SCRIPT, LearningTask
+from zeropods.train import run_parsed
+from zeropods.train.arguments import CausalArguments
+
+NAME = "reverse"
+
+# What the task is.
+
+TASK = LearningTask(
+    name=NAME,
+    script=T5_SCRIPT,
+    prompts=(NAME,),
+    figures=("split", "examples", "exact_match"),
+    judged_by=(("exact match", "exact_match"),),
+)
+
+# Its raw data: `SPLIT.txt`, a line of words each.
+
+
+@dataclass(frozen=True)
+class Line:
+    index: int
+    question: str
+
+    @property
+    def answer(self) -> str:
+        return " ".join(reversed(self.question.split()))
+
+
+def read_lines(folder: Path, split: str) -> Iterator[Line]:
+    for index, line in enumerate(file_of(folder, split).read_text().splitlines()):
+        yield Line(index, line)
+
+
+def file_of(folder: Path, split: str) -> Path:
+    path = Path(folder) / f"{split}.txt"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; give a folder that has it")
+    return path
+
+
+class Lines:
+    """The lines of a folder as rows of tokens."""
+
+    def __init__(self, wanted: Preparation) -> None:
+        self.folder = Path(wanted.data)
+        self.splits = ["train", "dev", "test"]
+        self.hashes = {f"{split}.txt": sha256(file_of(self.folder, split)) for split in self.splits}
+
+    def texts(self) -> Iterator[str]:
+        return (line.question for line in read_lines(self.folder, "train"))
+
+    def rows(self, split: str, tokenizer: Any, progress: Callable[[int], object]) -> TokenRows:
+        encode = Encoder(tokenizer)
+        lines = list(read_lines(self.folder, split))
+        answers = [line.answer for line in lines]
+        labels = encode(answers)
+        decoded = tokenizer.batch_decode(labels, skip_special_tokens=True)
+        progress(len(lines))
+        sources = encode([line.question for line in lines])
+        return TokenRows(sources, labels, targets_lost=count_lost(answers, decoded))
+
+
+# Its answers and their score.
+
+
+@dataclass(frozen=True)
+class Reverser(Answerer):
+    usual = Generation(max_new_tokens=16)
+    task_options = ()
+
+    @classmethod
+    def load(cls, folder: Path, precision: str = "fp32") -> "Reverser":
+        return cls(load_model(folder, precision, causal=False))
+
+    def _encoded(self, examples: Sequence[Line], how: Generation) -> list[list[int]]:
+        return [self.tokenizer(line.question).input_ids for line in examples]
+
+    def _batch(self, examples: list[Line], prompts: list[Any], how: Generation) -> list[Prediction]:
+        ids = self.saved.generated(prompts, **how.options)
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [answer_to(line, text) for line, text in zip(examples, texts, strict=True)]
+
+
+def answer_to(line: Line, text: str) -> Prediction:
+    return Prediction(index=line.index, question=line.question, text=text, task=NAME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReverseScore(AnswerScore):
+    task: Literal["reverse"] = "reverse"
+    intervals: dict[str, Interval | None]
+
+
+def grade(request: ScoreRequest) -> ReverseScore:
+    lines = read_lines(request.data, request.split)
+    pairs = paired(request.predictions, request.split, read_predictions(request.predictions), lines)
+    right = [float(prediction.text == line.answer) for prediction, line in pairs]
+    intervals = {"exact_match": score_interval(right)}
+    return ReverseScore(examples=len(right), exact_match=fmean(right), intervals=intervals)
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task has its line in each table for as long as a test runs."""
+    monkeypatch.setitem(tasks.TASKS, NAME, TASK)
+    monkeypatch.setitem(prepare.TASK_DATA, NAME, TaskData(open=Lines, read=read_lines, check=file_of))
+    monkeypatch.setitem(score_json.SCORES, NAME, ReverseScore)
+    monkeypatch.setitem(score.SCORERS, NAME, grade)
+    monkeypatch.setitem(generate.ANSWERERS, NAME, Reverser)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """24 lines of three words in each split."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rng = random.Random(0)
+    for split in ("train", "dev", "test"):
+        lines = [" ".join(rng.sample(["one", "two", "three", "four", "five"], 3)) for _ in range(24)]
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_task_of_one_file_is_prepared_trained_answered_scored_and_summed_up(data: Path, tmp_path: Path) -> None:
+    made = tmp_path / "set"
+    flags = ["--task", NAME, "--data", str(data), "--tokenizer", "t5-tiny", "--out", str(made)]
+    assert main(["prepare", *flags]) == 0
+    manifest = read_manifest(made)
+    assert (manifest.task, manifest.prompt, manifest.splits["train"].rows) == (NAME, NAME, 24)
+    assert manifest.splits["test"].targets_lost == 0
+
+    with pytest.raises(UserError, match=r"prepared for reverse; train on it with textsql_train\.py"):
+        CausalArguments(data=str(made)).manifest()
+    run = tmp_path / "run"
+    place = ["--dataset_path", str(made), "--outputdir", str(run)]
+    steps = ["--max_steps", "3", "--eval_steps", "0", "--memory_interval", "0", "--threads", "1"]
+    assert run_parsed([T5_SCRIPT, *TINY, *place, *steps]) == 0
+    assert (read_record(run).task, read_record(run).prompt, task_of(run / "model")) == (NAME, NAME, NAME)
+
+    # The data and the split that training has not seen are found by what the run says.
+    assert main(["predict", "--model", str(run), "--score"]) == 0
+    answers = read_predictions(run / "predictions.test.jsonl")
+    right = [answer.text == line.answer for answer, line in zip(answers, read_lines(data, "test"), strict=True)]
+    scored = read_score(run / "score.test.json")
+    assert isinstance(scored, ReverseScore)
+    assert (scored.examples, scored.exact_match) == (24, fmean(right))
+
+    # An untrained model is right by chance alone: some answers are written down as right.
+    own = [answer_to(line, line.answer if line.index < 18 else "no") for line in read_lines(data, "test")]
+    write_predictions(run / "predictions.test.jsonl", own)
+    where = ["--data", str(data), "--split", "test"]
+    assert main(["score", str(run / "predictions.test.jsonl"), *where]) == 0
+    assert main(["summary", str(run), "--out", str(tmp_path / "summary")]) == 0
+    (row,) = json.loads((tmp_path / "summary" / "summary.json").read_text())["groups"]
+    assert (row["task"], row["split"], row["examples"]) == (NAME, "test", 24)
+    assert (row["inference_kind"], row["inference_result"], row["exact_match"]) == ("exact match", 0.75, 0.75)
+
+
+def test_answers_of_such_a_task_are_refused_like_those_of_any_other(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = [answer_to(line, "no") for line in read_lines(data, "test")]
+    path = tmp_path / "predictions.test.jsonl"
+    write_predictions(path, own)
+    where = ["--data", str(data), "--split", "test"]
+    assert main(["score", str(path), *where, "--rouge"]) == 1
+    assert "--rouge: is for text2sql, but these predictions are for reverse; leave it out" in capsys.readouterr().err
+    path.write_text(path.read_text().replace('"task": "reverse"', '"task": "other"'))
+    assert main(["score", str(path), *where]) == 1
+    assert "task is 'other': expected one of text2sql, squad, reverse; predict again" in capsys.readouterr().err
