@@ -330,7 +330,7 @@ class TextToSQLArguments(RunArguments):
     generation_num_beams: int = flag(1, "beams per prediction", least=1)
     scaled_rates: bool = flag(False, "embeddings learn faster")
     warmup_steps: int = flag(0, "learning-rate warmup steps", least=0)
-    pad_to_multiple_of: int | None = flag(None, "of tokens (default: GPU 8, compiled 16; CPU 1)", least=1, most=1_024)
+    pad_to_multiple_of: int | None = flag(None, "of tokens (GPU 8, compiled 16; CPU 1)", least=1, most=1_024)
     compile: str = flag("off", "off | blocks | graphs (unproven)", ("off", "blocks", "graphs"))
     tf32: bool = flag(False, "TF32 on GPUs that have it")
 
