@@ -69,9 +69,9 @@ SCHEDULES = {
 }
 """Schedules by DeepSpeed's name: each one's name for `--lr_scheduler_type`, and its parameters."""
 STEPS = ("optimizer_steps", "max_steps", "max_train_steps")
-"""Names of the number of optimizer steps: once the data are known, and as flags."""
+"""Names of the number of optimizer steps: of the run, once its data are known, and of the flags."""
 OFFLOADS = (("offload_optimizer", 1, "1, 2 or 3"), ("offload_param", 3, "3"))
-"""Blocks that offload, each with the least stage that it needs, and in words with all such stages."""
+"""Blocks that offload; the least stage that each needs, and in words all such stages."""
 PROFILE_STEP = 1
 """The step after which DeepSpeed profiles where the key is absent."""
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -181,7 +181,7 @@ def _faults_of_keys(block: Config, before: str, *, ours: bool) -> Faults:
             if parent not in BY_TYPE:
                 yield place, f": {_unknown(name, before)}"
         elif value == "auto":
-            # A script that is not ours may fill in more, but not here.
+            # Of other scripts it is not known what they fill in, but for these blocks.
             is_checked = ours or parent in BY_TYPE
             if is_checked and not key.fills:
                 yield place, AUTO
