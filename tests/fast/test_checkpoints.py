@@ -40,7 +40,7 @@ def save(folder: Path, step: int, *, save: str = "first", origin: Origin | None 
     files = {}
     for rank in range(3):
         files.update(checkpoints.hashed(place, rank, 3))
-    checkpoints.complete(folder, step, origin or an_origin(), files)
+    checkpoints.mark_complete(folder, step, origin or an_origin(), files)
     return place
 
 
@@ -157,7 +157,7 @@ def test_a_file_that_came_while_the_step_was_saved_is_refused(folder: Path) -> N
     (place / ".nfs0001").touch()
     (place / "late.pt").touch()
     with pytest.raises(UserError, match=r"late\.pt appeared or disappeared"):
-        checkpoints.complete(folder, 30, an_origin(), files)
+        checkpoints.mark_complete(folder, 30, an_origin(), files)
     assert found(folder)[0] == "checkpoint-20"
 
 

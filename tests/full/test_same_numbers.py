@@ -27,7 +27,7 @@ from zeropods.measure.profile_checks import check
 from zeropods.measure.record import PRECISION_PARTS, read_record
 from zeropods.plan.known_models import known_config
 from zeropods.pods.cluster import Cluster
-from zeropods.train.checkpoints import Origin, complete, hashed, read_manifest
+from zeropods.train.checkpoints import Origin, hashed, mark_complete, read_manifest
 from zeropods.train.resume import Checkpoints
 
 EFFECTIVE_BATCH = 12
@@ -357,7 +357,7 @@ def test_a_pickle_that_is_no_plain_value_is_not_opened_though_its_manifest_fits(
     import torch
 
     torch.save(Trap(tmp_path / "made"), saved / f"global_step{SAVED}" / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
-    complete(saved.parent, SAVED, read_manifest(saved).origin, hashed(saved))
+    mark_complete(saved.parent, SAVED, read_manifest(saved).origin, hashed(saved))
     with pytest.raises(UserError, match=rf"global_step{SAVED}: contains \S*, which is not a plain value; the file"):
         fitted(saved)
     assert not (tmp_path / "made").exists()

@@ -1,6 +1,7 @@
-"""Fine-tuning on any number of ranks: one engine for both training scripts, whose runs differ in their `job.Task`.
+"""Fine-tuning on any number of ranks: one engine for both training scripts.
 
-`run_script` is all that a script does: parse the flags and train. It imports torch only after the threads are set up.
+Their runs differ in their `job.Task`. `run_script` is all that a script does: parse the flags and
+train. It imports torch only after the threads are set up.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from zeropods.programs import prepare_compiling, wait_passively
 from zeropods.train.early_exit import no_success_by_exit
 
 UNUSED = ("datasets", "scipy", "sklearn")
-"""Packages that transformers imports wherever they are installed; a run uses none, except to prepare raw data."""
+"""Packages that transformers imports wherever they are installed. A run uses none of them, except
+to prepare raw data."""
 
 
 def run_script() -> int:
-    """Run a script of the project with this process's arguments; returns the exit status.
+    """Run a script of the project with this process's arguments, and return its exit status.
 
     Flags, and the files that they name, are checked first: imports take many seconds.
     """
@@ -43,7 +45,9 @@ def run_script() -> int:
         flags = parse_flags(SCRIPTS[Path(sys.argv[0]).name], sys.argv[1:])
         if is_first:
             if flags.deepspeed is not None:
-                check_run(read_config(Path(flags.deepspeed)), flags, int(os.environ.get("WORLD_SIZE", "1")))
+                config = read_config(Path(flags.deepspeed))
+                ranks = int(os.environ.get("WORLD_SIZE", "1"))
+                check_run(config, flags, ranks)
             flags.check_inputs()
     except UserError as error:
         # All ranks have the same flags: only one of them says what is wrong.
@@ -61,10 +65,11 @@ def run_script() -> int:
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """Make imports within this block faster: hide packages that transformers imports wherever they are installed.
+    """Make imports within this block faster: hide the packages that transformers need not import.
 
-    Imports take most of the time of a small run, and pods on one machine share its cores for them. Modules are loaded
-    by the thousand and none of them is garbage, so the garbage collector does not scan them, now or later.
+    Imports take most of the time of a small run, and pods on one machine share its cores for them.
+    Modules are loaded by the thousand and none of them is garbage, so the garbage collector does
+    not scan them, now or later.
     """
     hidden = [name for name in UNUSED if name not in sys.modules]
     gc.disable()
@@ -80,10 +85,14 @@ def quick_imports() -> Iterator[None]:
 
 
 def run_parsed(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:
-    """Train as `argv` says, which begins with the script's name; only one rank raises an error that all ranks share.
+    """Train as `argv` says, and return the exit status.
+
+    Only one rank raises an error that all ranks share.
 
     Args:
-        age_seconds: returns how many seconds ago the run's process began; 0 where several runs share a process.
+        argv: the script's name, and its arguments.
+        age_seconds: returns how many seconds ago the run's process began; 0 where several runs
+            share a process.
     """
     from zeropods.train.arguments import SCRIPTS, parse_flags
     from zeropods.train.processes import SharedError
@@ -91,7 +100,8 @@ def run_parsed(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0
 
     flags = parse_flags(SCRIPTS[Path(argv[0]).name], argv[1:])
     try:
-        fine_tune(resolve_name(flags.task_class)(flags), list(argv), age_seconds())
+        task = resolve_name(flags.task_class)(flags)
+        fine_tune(task, list(argv), age_seconds())
     except SharedError as error:
         if os.environ.get("RANK", "0") == "0":
             raise

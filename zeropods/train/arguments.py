@@ -1,7 +1,7 @@
-"""The flags of the training scripts: fields of a dataclass with their help and bounds, read strictly.
+"""The flags of the training scripts: fields of a dataclass with help and bounds, read strictly.
 
-A launch and a sweep also read them before anything starts, and check the model and the data that they name, so nothing
-here imports torch or transformers.
+A launch and a sweep also read them before anything starts, and check the model and the data that
+they name, so nothing here imports torch or transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 from zeropods import tasks
 from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
-from zeropods.files import TOKENIZER, check_digests, check_utf8, check_weights, has_weights, no_folder, read_object
+from zeropods.files import (
+    TOKENIZER,
+    check_digests,
+    check_utf8,
+    check_weights,
+    has_weights,
+    no_folder,
+    read_object,
+)
 from zeropods.measure.record import read_config
 from zeropods.outputs import writing_fault
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
@@ -35,45 +43,72 @@ CAUSAL_TASKS = tuple(task.name for task in tasks.tasks_of(tasks.CAUSAL_SCRIPT))
 OWN = "data"
 """Folder, within the run folder, of the prepared set that a run makes from raw data."""
 COMMON = ("model_id", "dataset_path", "epochs", "max_steps", "warmup_steps")
-"""Settings that every script has, some under another name: the model (a hub id, a local folder or the name of a known
-shape); the name of the data; passes over the train split; optimizer steps, -1 for as many as these passes take; and the
-number of steps over which the learning rate rises."""
-SCHEDULES = (
-    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+"""Settings that every script has, some under another name: the model (a hub id, a local folder or
+the name of a known shape); the name of the data; passes over the train split; optimizer steps, -1
+for as many as these passes take; and the number of steps over which the learning rate rises."""
+LR_SCHEDULES = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
     "reduce_lr_on_plateau",
-)  # fmt: skip
-"""transformers' schedules that need no settings of their own, since there are no flags for such settings."""
+)
+"""transformers' schedules that need no settings of their own, as there are no
+flags for such settings."""
 MAX_SEQ_LENGTH = 512
 """Default number of tokens per row of raw data: the workshop's value."""
 MOST_ROWS = 2**31 - 1
 MOST_SEED = 2**32 - 1
 """Largest seed that NumPy's generators accept."""
 MOST_THREADS = 1_024
-"""Most threads of a process: more than any machine has cores. Too many threads or processes crash the whole machine."""
-NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval", "save_total_limit", "save_model")
+"""Most threads of a process: more than any machine has cores. Too many crash the whole machine."""
+NO_SETTINGS = (
+    "local_rank",
+    "resume",
+    "outputdir",
+    "memory_interval",
+    "save_total_limit",
+    "save_model",
+)
 """Flags that change where and how a run is recorded, not what it does."""
 NOT_NAMED = ("auto", "never")
 """Values of `--resume` that name no checkpoint."""
 RESUME_REMEDY = "give auto, never or the folder of a complete checkpoint"
 LATER = {"compile": "off", "pad_to_multiple_of": 1, "tf32": False}
-"""Flags that were added after runs had been recorded: at these values a run is the same as one from before the flag."""
+"""Flags that were added after runs had been recorded. At these values a run is the same as one from
+before the flag."""
 BOUNDS = {
     "least": ("at least", operator.ge),
     "above": ("more than", operator.gt),
     "most": ("at most", operator.le),
     "below": ("less than", operator.lt),
 }
-"""Bounds of a flag by name: the words for each in a message, and the comparison that holds within it."""
+"""Bounds of a flag by name: the words for each in a message, and the comparison that holds within
+it."""
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 METAVARS = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}
-WORDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+WORDS: dict[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+}
 
 Flags = TypeVar("Flags", bound="RunArguments")
 
 
 def flag(default: Any, text: str, choices: tuple[str, ...] = (), **bounds: float) -> Any:
-    """A dataclass field with its help, and with the values that it may have besides the default: one of `choices`, or a
-    finite number within `bounds`, whose names are those of `BOUNDS`."""
+    """A dataclass field that is a flag.
+
+    Args:
+        default: a value that it may always have.
+        text: its help.
+        choices: the other values that it may have; empty where any may be given.
+        bounds: bounds of a finite number, by the names of `BOUNDS`.
+    """
     return field(default=default, metadata={"help": text, "choices": choices, "bounds": bounds})
 
 
@@ -85,28 +120,45 @@ class Vocabularies:
     data: Mapping[str, int]
 
 
-def _fault_of(value: Any, *, choices: tuple[str, ...], bounds: Mapping[str, float], **_: Any) -> str | None:
-    """What is wrong with the value of a flag, the value included; None where nothing is. See `flag`."""
+def _fault_of(
+    value: Any, *, choices: tuple[str, ...], bounds: Mapping[str, float], **_: Any
+) -> str | None:
+    """What is wrong with the value of a flag, the value included; None where nothing is.
+
+    Args:
+        choices: see `flag`, and so for `bounds`.
+    """
     if choices and value not in choices:
-        return f"{value!r}; expected {', '.join(choices)}"
-    words = " and ".join(f"{BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
-    if bounds and not math.isfinite(value):
-        return f"{value}; expected a finite number, {words}"
+        expected = ", ".join(choices)
+        return f"{value!r}; expected {expected}"
+    if not bounds:
+        return None
+    parts = []
     for name, bound in bounds.items():
-        holds = BOUNDS[name][1]
+        words, _holds = BOUNDS[name]
+        parts.append(f"{words} {bound}")
+    expected = " and ".join(parts)
+    if not math.isfinite(value):
+        return f"{value}; expected a finite number, {expected}"
+    for name, bound in bounds.items():
+        _words, holds = BOUNDS[name]
         if not holds(value, bound):
-            return f"{value}; expected {words}"
+            return f"{value}; expected {expected}"
     return None
 
 
 @dataclass(kw_only=True)
 class RunArguments:
-    """The flags that every training script has. A script's own class adds others, and its own defaults."""
+    """The flags that every training script has.
+
+    A script's own class adds others, and its own defaults.
+    """
 
     script: ClassVar[str]
     """Name of the script's file, at the top of the project."""
     task_class: ClassVar[str]
-    """Module and class of its `job.Task`, by name, so that a run of one script loads nothing of the other."""
+    """Module and class of its `job.Task`, by name, so that a run of one script loads nothing of the
+    other."""
     description: ClassVar[str]
     called: ClassVar[Mapping[str, str]] = {name: name for name in COMMON}
     """The script's own name for each setting of `COMMON`."""
@@ -117,7 +169,9 @@ class RunArguments:
 
     outputdir: str = flag("runs/run", "the run folder")
     init: str = flag("pretrained", "random, or a RUN")
-    per_device_train_batch_size: int = flag(32, "rows per process and pass", least=1, most=MOST_ROWS)
+    per_device_train_batch_size: int = flag(
+        32, "rows per process and pass", least=1, most=MOST_ROWS
+    )
     per_device_eval_batch_size: int = flag(64, "the same for evaluation", least=1, most=MOST_ROWS)
     gradient_accumulation_steps: int = flag(1, "passes per optimizer step", least=1, most=MOST_ROWS)
     gradient_checkpointing: bool = flag(False, "recompute activations")
@@ -125,7 +179,7 @@ class RunArguments:
     precision: str = flag("auto", "fp32 | bf16 | fp16 | auto", ("auto", "fp32", "bf16", "fp16"))
     dropout: float | None = flag(None, "dropout rate (default: the model's own)", least=0, below=1)
     learning_rate: float = flag(3e-4, "peak rate of AdamW", least=0)
-    lr_scheduler_type: str = flag("linear", "transformers' schedule", SCHEDULES)
+    lr_scheduler_type: str = flag("linear", "transformers' schedule", LR_SCHEDULES)
     weight_decay: float = flag(0.0, "AdamW's weight decay", least=0)
     adam_beta2: float = flag(0.999, "AdamW's second decay rate", least=0, below=1)
     max_grad_norm: float = flag(1.0, "clip gradients to this norm", least=0)
@@ -143,10 +197,13 @@ class RunArguments:
     seed: int = flag(42, "for weights, order, dropout", least=0, most=MOST_SEED)
     local_rank: int = flag(-1, "set by DeepSpeed's launcher")
 
-    # Settings that the engine reads for every script, with the values that hold where a script has no such flag.
-    model_id = dataset_path = ""
+    # Settings that the engine reads for every script, with the values that hold where a script has
+    # no such flag.
+    model_id = ""
+    dataset_path = ""
     epochs = 0.0
-    max_steps = warmup_steps = 0
+    max_steps = 0
+    warmup_steps = 0
     adam_beta1 = 0.9
     max_train_seconds = 0.0
     scaled_rates = False
@@ -156,29 +213,39 @@ class RunArguments:
     dataloader_num_workers = 0
 
     def __post_init__(self) -> None:
-        for name, own in self.called.items():
-            setattr(self, name, getattr(self, own))
-        faults = []
-        for each in fields(self):
-            value = getattr(self, each.name)
-            fault = None if value == each.default else _fault_of(value, **each.metadata)
-            if fault is not None:
-                faults.append(f"--{each.name} {fault}")
-        if faults:
-            raise UserError("; ".join(faults))
+        for setting, name_here in self.called.items():
+            setattr(self, setting, getattr(self, name_here))
+        self._check_values()
         if self.precision == "fp16" and self.fp16_fault is not None:
             raise UserError(f"--precision fp16: {self.fp16_fault}; use bf16 or fp32")
         if not self.outputdir:
             raise UserError("--outputdir '': expected a folder; '.' means the current folder")
         check_utf8(self.outputdir, "--outputdir")
         if self.init not in INITS and not has_weights(Path(self.init) / "model"):
-            raise UserError(f"--init {self.init!r}; expected {', '.join(INITS)} or the folder of a finished run")
+            expected = ", ".join(INITS)
+            raise UserError(
+                f"--init {self.init!r}; expected {expected} or the folder of a finished run"
+            )
         saves_what_it_evaluates = self.eval_steps == self.save_steps != 0
         if self.wants_best_model and not saves_what_it_evaluates:
             raise UserError(
-                f"--eval_steps {self.eval_steps} and --save_steps {self.save_steps}: the best model is chosen "
-                "from checkpoints that were evaluated; give both the same value above 0, or neither"
+                f"--eval_steps {self.eval_steps} and --save_steps {self.save_steps}: the best "
+                "model is chosen from checkpoints that were evaluated; "
+                "give both the same value above 0, or neither"
             )
+
+    def _check_values(self) -> None:
+        """Refuse values that are out of bounds or none of the choices; the message has them all."""
+        faults = []
+        for flag_field in fields(self):
+            value = getattr(self, flag_field.name)
+            if value == flag_field.default:
+                continue
+            fault = _fault_of(value, **flag_field.metadata)
+            if fault is not None:
+                faults.append(f"--{flag_field.name} {fault}")
+        if faults:
+            raise UserError("; ".join(faults))
 
     @property
     def model_flag(self) -> str:
@@ -194,7 +261,9 @@ class RunArguments:
 
     @property
     def source(self) -> str:
-        """The source of the weights: what the model flag names, or the model of the run that `--init` names.
+        """The source of the weights.
+
+        It is what the model flag names, or the model of the run that `--init` names.
 
         Raises:
             UserError: that run trained another model than the call names.
@@ -204,33 +273,53 @@ class RunArguments:
         trained = read_config(Path(self.init)).model_id
         if trained != self.model_id:
             raise UserError(
-                f"--init {self.init}: its model is {trained}, not {self.model_id}; give {self.model_flag} {trained}"
+                f"--init {self.init}: its model is {trained}, not {self.model_id}; "
+                f"give {self.model_flag} {trained}"
             )
         return str(Path(self.init) / "model")
 
     def manifest(self) -> Manifest | None:
-        """The prepared set's manifest, checked against the flags; None for raw data, of which SQuAD's must exist."""
+        """The prepared set's manifest, checked against the flags.
+
+        Returns:
+            None for raw data, of which SQuAD's must exist.
+        """
         raise NotImplementedError
 
     def check_model(self) -> tuple[str, int | None]:
-        """The model's name and embedding rows, None if unknown here; `UserError` if unsuitable or without weights."""
+        """The model's name, and the number of its embedding rows.
+
+        Returns:
+            None for a number that is not known here.
+
+        Raises:
+            UserError: the model has no weights, or is of another kind.
+        """
         if self.init == "random":
             kind = "t5" if isinstance(self, TextToSQLArguments) else "causal"
             return self.model_id, known_config(self.model_id, kind)["vocab_size"]
         name = self.source
         if name in (*T5_TINY, *CAUSAL_TINY) and not Path(name).is_dir():
-            raise UserError(f"{self.model_flag} {name}: has no pretrained weights; give --init random")
+            raise UserError(
+                f"{self.model_flag} {name}: has no pretrained weights; give --init random"
+            )
         check_weights(Path(name))
         path = Path(name) / "config.json"
-        config = read_object(path, "save the model again") if path.is_file() else {}
+        config: Mapping[str, Any] = {}
+        if path.is_file():
+            config = read_object(path, "save the model again")
         if config.get("is_encoder_decoder") and not isinstance(self, TextToSQLArguments):
-            raise UserError(f"{self.model_flag} {name}: {config.get('model_type')!r} is not a causal language model")
+            model_type = config.get("model_type")
+            raise UserError(
+                f"{self.model_flag} {name}: {model_type!r} is not a causal language model"
+            )
         return name, config.get("vocab_size")
 
     def check_inputs(self) -> None:
-        """Refuse a model or data that are missing or do not fit each other, and a run folder that cannot be made.
+        """Refuse a model or data that are missing, or do not fit each other.
 
-        No hub is asked: a run will do that.
+        Also refused are a run folder that cannot be made, and a checkpoint that is not there. No
+        hub is asked: a run will do that.
         """
         self.check_outputdir()
         self.check_resume()
@@ -242,7 +331,11 @@ class RunArguments:
         self.check_fit(name, embedding_rows, manifest.vocabulary_size, vocabularies)
 
     def _vocabularies(self, model: Path) -> Vocabularies | None:
-        """The vocabularies of a model's folder and of the prepared set; None where either has no `tokenizer.json`."""
+        """The vocabularies of a model's folder and of the prepared set.
+
+        Returns:
+            None where either has no `tokenizer.json`.
+        """
         of_model = model / TOKENIZER
         of_data = Path(self.dataset_path) / "tokenizer" / TOKENIZER
         if not of_model.is_file() or not of_data.is_file():
@@ -255,7 +348,10 @@ class RunArguments:
             read_object(path, remedy)
             return Tokenizer.from_file(str(path)).get_vocab()
 
-        return Vocabularies(model=read(of_model, "save the model again"), data=read(of_data, "prepare the data again"))
+        return Vocabularies(
+            model=read(of_model, "save the model again"),
+            data=read(of_data, "prepare the data again"),
+        )
 
     def check_outputdir(self) -> None:
         """Refuse a run folder that is a file, is below one, or is where this user may not write."""
@@ -264,18 +360,28 @@ class RunArguments:
             raise UserError(f"--outputdir {self.outputdir}: {place} is a file; name a folder")
         if fault is not None:
             raise UserError(
-                f"--outputdir {self.outputdir}: {place} cannot be written to ({fault}); choose another folder"
+                f"--outputdir {self.outputdir}: {place} cannot be written to ({fault}); "
+                "choose another folder"
             )
 
     def check_resume(self) -> None:
-        """Refuse a checkpoint to resume from that is not there; whether it is complete is seen when it is resumed."""
+        """Refuse a checkpoint to resume from that is not there.
+
+        Whether it is complete is seen when it is resumed.
+        """
         if self.resume not in NOT_NAMED and not Path(self.resume).is_dir():
             raise UserError(f"--resume {self.resume}: no such checkpoint; {RESUME_REMEDY}")
 
     def check_fit(
-        self, name: str, embedding_rows: int | None, vocabulary_size: int, vocabularies: Vocabularies | None
+        self,
+        name: str,
+        embedding_rows: int | None,
+        vocabulary_size: int,
+        vocabularies: Vocabularies | None,
     ) -> None:
-        """Refuse a model that does not fit the prepared set: its embedding is too small, or its tokenizer is another.
+        """Refuse a model that does not fit the prepared set.
+
+        Its embedding is too small, or its tokenizer is another.
 
         Args:
             name: the model, for the message.
@@ -287,32 +393,37 @@ class RunArguments:
             self._check_same_ids(name, vocabularies)
         if embedding_rows is not None and vocabulary_size > embedding_rows:
             raise UserError(
-                f"{self.dataset_path}: its tokenizer has {vocabulary_size} tokens, {name} has {embedding_rows} "
-                "embedding rows; prepare the data with the model's own tokenizer"
+                f"{self.dataset_path}: its tokenizer has {vocabulary_size} tokens, {name} has "
+                f"{embedding_rows} embedding rows; prepare the data with the model's own tokenizer"
             )
 
     def _check_same_ids(self, name: str, vocabularies: Vocabularies) -> None:
         """Refuse a model whose tokenizer gives a token another id than the set's does."""
         for token, index in vocabularies.model.items():
-            if vocabularies.data.get(token) == index:
+            index_in_data = vocabularies.data.get(token)
+            if index_in_data == index:
                 continue
             other = "has no such token"
-            if token in vocabularies.data:
-                other = f"gives {vocabularies.data[token]}"
+            if index_in_data is not None:
+                other = f"gives {index_in_data}"
             raise UserError(
-                f"{self.model_flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's {other}; "
-                f"prepare the data with --tokenizer {name}"
+                f"{self.model_flag} {name}: its tokenizer gives {token!r} id {index}, "
+                f"the prepared set's {other}; prepare the data with --tokenizer {name}"
             )
 
     def comparable(self) -> dict[str, object]:
         """The flags that must be equal for two calls to mean the same run."""
-        flags = {k: v for k, v in asdict(self).items() if k not in NO_SETTINGS}
-        return {k: v for k, v in flags.items() if k not in LATER or v != LATER[k]}
+        settings = {}
+        for name, value in asdict(self).items():
+            is_as_before = name in LATER and value == LATER[name]
+            if name not in NO_SETTINGS and not is_as_before:
+                settings[name] = value
+        return settings
 
 
 @dataclass(kw_only=True)
 class TextToSQLArguments(RunArguments):
-    """Flags of `textsql_train.py`: the original script's, under the same names, and others that it lacked."""
+    """Flags of `textsql_train.py`: the original script's, under the same names, and more."""
 
     script: ClassVar[str] = tasks.T5_SCRIPT
     task_class: ClassVar[str] = "zeropods.train.text2sql:TextToSQL"
@@ -330,7 +441,9 @@ class TextToSQLArguments(RunArguments):
     generation_num_beams: int = flag(1, "beams per prediction", least=1)
     scaled_rates: bool = flag(False, "embeddings learn faster")
     warmup_steps: int = flag(0, "learning-rate warmup steps", least=0)
-    pad_to_multiple_of: int | None = flag(None, "of tokens (GPU 8, compiled 16; CPU 1)", least=1, most=1_024)
+    pad_to_multiple_of: int | None = flag(
+        None, "of tokens (GPU 8, compiled 16; CPU 1)", least=1, most=1_024
+    )
     compile: str = flag("off", "off | blocks | graphs (unproven)", ("off", "blocks", "graphs"))
     tf32: bool = flag(False, "TF32 on GPUs that have it")
 
@@ -339,21 +452,30 @@ class TextToSQLArguments(RunArguments):
         if self.compile != "graphs":
             return
         if self.gradient_accumulation_steps > 1:
+            passes = self.gradient_accumulation_steps
             raise UserError(
-                f"--compile graphs --gradient_accumulation_steps {self.gradient_accumulation_steps}: the next pass "
+                f"--compile graphs --gradient_accumulation_steps {passes}: the next pass "
                 "overwrites a graph's gradients; use 1 pass, or --compile blocks"
             )
-        if self.deepspeed is not None or self.gradient_checkpointing:
-            other = "--gradient_checkpointing True" if self.deepspeed is None else f"--deepspeed {self.deepspeed}"
-            raise UserError(f"--compile graphs {other}: cannot be recorded as a graph; use --compile blocks")
+        other = None
+        if self.deepspeed is not None:
+            other = f"--deepspeed {self.deepspeed}"
+        elif self.gradient_checkpointing:
+            other = "--gradient_checkpointing True"
+        if other is not None:
+            raise UserError(
+                f"--compile graphs {other}: cannot be recorded as a graph; use --compile blocks"
+            )
 
     def manifest(self) -> Manifest:
         """The manifest of the set at `--dataset_path`."""
-        found = read_manifest(Path(self.dataset_path))
-        if tasks.task_or_unknown(found.task).script != self.script:
+        manifest = read_manifest(Path(self.dataset_path))
+        if tasks.task_or_unknown(manifest.task).script != self.script:
             place = f"--dataset_path {self.dataset_path}"
-            raise UserError(f"{place}: prepared for {found.task}; train on it with {tasks.CAUSAL_SCRIPT}")
-        return found
+            raise UserError(
+                f"{place}: prepared for {manifest.task}; train on it with {tasks.CAUSAL_SCRIPT}"
+            )
+        return manifest
 
 
 @dataclass(kw_only=True)
@@ -362,7 +484,9 @@ class CausalArguments(RunArguments):
 
     script: ClassVar[str] = tasks.CAUSAL_SCRIPT
     task_class: ClassVar[str] = "zeropods.train.causal:Causal"
-    description: ClassVar[str] = "Fine-tune a causal language model on questions (squad) or on plain text (lm)."
+    description: ClassVar[str] = (
+        "Fine-tune a causal language model on questions (squad) or on plain text (lm)."
+    )
     called: ClassVar[Mapping[str, str]] = {
         "model_id": "model_name_or_path",
         "dataset_path": "data",
@@ -395,16 +519,23 @@ class CausalArguments(RunArguments):
     num_warmup_steps: int = flag(0, "learning-rate warmup steps", least=0)
     max_eval_steps: int | None = flag(None, "passes per evaluation (default: all)", least=1)
     eval_on_start: bool = flag(False, "before the first step too")
-    attn_implementation: str = flag("sdpa", "or eager, flash_attention_2", ("eager", "sdpa", "flash_attention_2"))
+    attn_implementation: str = flag(
+        "sdpa", "or eager, flash_attention_2", ("eager", "sdpa", "flash_attention_2")
+    )
     dataloader_num_workers: int = flag(0, "0: the rank itself", least=0, most=128)
     generation_prompt: str | None = flag(None, "text to continue at the end (default: none)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.generation_prompt is not None and not self.save_model:
-            raise UserError("--save_model False --generation_prompt: only a saved model continues it; leave one out")
+            raise UserError(
+                "--save_model False --generation_prompt: only a saved model continues it; "
+                "leave one out"
+            )
         if self.loss_on == "answer" and not self.task_of_raw_data.has_answers:
-            raise UserError(f"--loss_on answer: the text of --task {self.task} has no answers; leave it out")
+            raise UserError(
+                f"--loss_on answer: the text of --task {self.task} has no answers; leave it out"
+            )
 
     @property
     def task_of_raw_data(self) -> tasks.LearningTask:
@@ -412,51 +543,114 @@ class CausalArguments(RunArguments):
         return tasks.TASKS[self.task or CAUSAL_TASKS[0]]
 
     def manifest(self) -> Manifest | None:
-        """The manifest of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
-        given = Path(self.data)
-        place = f"--data {self.data}"
-        if not (given / FILE).is_file():
+        """The manifest of the set at `--data`, whose settings the flags may not contradict.
+
+        Returns:
+            None for raw data.
+        """
+        data = Path(self.data)
+        if not (data / FILE).is_file():
             if not self.task_of_raw_data.reads_hub:
-                on_hub = " or ".join(task.name for task in tasks.hub_tasks())
-                for name in ("dataset_config", "text_field"):
-                    if getattr(self, name) is not None:
-                        raise UserError(f"--{name} {getattr(self, name)}: is for --task {on_hub}; leave it out")
-                if not given.is_dir() and not (Path(self.outputdir) / OWN / FILE).is_file():
-                    made = f"zeropods data get {self.task_of_raw_data.dataset} --out {shlex.quote(self.data)}"
-                    raise UserError(f"{place}: {no_folder(given)}; give a prepared set, or fetch raw data: {made}")
+                self._check_raw_data(data)
             return None
-        found = read_manifest(given)
-        if tasks.task_or_unknown(found.task).script != self.script:
-            raise UserError(f"{place}: prepared for {found.task}; train on it with {tasks.T5_SCRIPT}")
-        said: dict[str, int | str | None] = {
-            "task": found.task,
-            "max_seq_length": found.max_seq_length,
-            "loss_on": found.loss_on,
-            "tokenizer_name": found.tokenizer,
+        manifest = read_manifest(data)
+        if tasks.task_or_unknown(manifest.task).script != self.script:
+            raise UserError(
+                f"--data {self.data}: prepared for {manifest.task}; "
+                f"train on it with {tasks.T5_SCRIPT}"
+            )
+        self._check_beside(manifest)
+        return manifest
+
+    def _check_raw_data(self, data: Path) -> None:
+        """Refuse raw data that are missing, and flags that are for data of a hub."""
+        on_hub = " or ".join(task.name for task in tasks.hub_tasks())
+        for name in ("dataset_config", "text_field"):
+            value = getattr(self, name)
+            if value is not None:
+                raise UserError(f"--{name} {value}: is for --task {on_hub}; leave it out")
+        # An earlier attempt of the run has prepared them.
+        is_prepared = (Path(self.outputdir) / OWN / FILE).is_file()
+        if not data.is_dir() and not is_prepared:
+            dataset = self.task_of_raw_data.dataset
+            command = f"zeropods data get {dataset} --out {shlex.quote(self.data)}"
+            raise UserError(
+                f"--data {self.data}: {no_folder(data)}; "
+                f"give a prepared set, or fetch raw data: {command}"
+            )
+
+    def _check_beside(self, manifest: Manifest) -> None:
+        """Refuse flags that contradict the settings with which the set was prepared."""
+        prepared_with: dict[str, int | str | None] = {
+            "task": manifest.task,
+            "max_seq_length": manifest.max_seq_length,
+            "loss_on": manifest.loss_on,
+            "tokenizer_name": manifest.tokenizer,
             "dataset_config": None,
             "text_field": None,
         }
-        for name, value in said.items():
-            asked = getattr(self, name)
-            if asked is not None and asked != value:
-                shown = "is a prepared set already" if value is None else f"was prepared with {value}"
-                raise UserError(f"--{name} {asked}: {place} {shown}; leave the flag out, or prepare the data again")
-        return found
+        for name, value in prepared_with.items():
+            wanted = getattr(self, name)
+            if wanted is None or wanted == value:
+                continue
+            contradiction = f"was prepared with {value}"
+            if value is None:
+                contradiction = "is a prepared set already"
+            raise UserError(
+                f"--{name} {wanted}: --data {self.data} {contradiction}; "
+                "leave the flag out, or prepare the data again"
+            )
 
 
-SCRIPTS: dict[str, type[RunArguments]] = {kind.script: kind for kind in (TextToSQLArguments, CausalArguments)}
+SCRIPTS: dict[str, type[RunArguments]] = {
+    TextToSQLArguments.script: TextToSQLArguments,
+    CausalArguments.script: CausalArguments,
+}
 """The project's own training scripts by their files' names, at the top of the project."""
 
 
 def arguments_of(script: str | Path) -> type[RunArguments] | None:
-    """The class of flags of one of our scripts, by the script's name or path; None for any other script."""
+    """The class of flags of one of our scripts; None for any other script.
+
+    Args:
+        script: its name or path.
+    """
     path = Path(script)
-    ours = path == Path(path.name) or path == PROJECT / path.name
-    return SCRIPTS.get(path.name) if ours else None
+    is_in_project = path in (Path(path.name), PROJECT / path.name)
+    if not is_in_project:
+        return None
+    return SCRIPTS.get(path.name)
 
 
 def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
-    """Read flags strictly: no abbreviations, no unknown flags; `UserError` names the flag, the value and the remedy."""
+    """Read flags strictly: no abbreviations, and no unknown flags.
+
+    Raises:
+        UserError: it names the flag, the value and the remedy.
+    """
+    parser = _parser_of(kind)
+    # A flag's name may be written with dashes instead of underscores.
+    words = [re.sub(r"^--[\w-]+", _with_underscores, word) for word in argv]
+    _check_names(kind, words)
+    try:
+        values, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise UserError(str(error).removeprefix("argument ")) from None
+    if unknown:
+        raise UserError(
+            f"{unknown[0]}: not a flag of {kind.script}, nor the value of one; see --help"
+        )
+    faults = []
+    for name, value in vars(values).items():
+        if isinstance(value, _Unreadable):
+            faults.append(f"--{name}: {value.fault}")
+    if faults:
+        raise UserError("; ".join(faults))
+    return kind(**vars(values))
+
+
+def _parser_of(kind: type[RunArguments]) -> argparse.ArgumentParser:
+    """The parser of a script's flags; a value that cannot be read becomes an `_Unreadable`."""
     parser = argparse.ArgumentParser(
         prog=kind.script,
         description=kind.description,
@@ -465,38 +659,47 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         exit_on_error=False,
     )
     hints = get_type_hints(kind)
-    for each in fields(kind):
-        # A flag of type `X | None` is read as X.
-        of_a_union = get_args(hints[each.name])
-        value_kind = of_a_union[0] if of_a_union else hints[each.name]
-        more: dict[str, Any] = {"metavar": METAVARS[value_kind], "help": each.metadata["help"]}
+    for flag_field in fields(kind):
+        value_kind = hints[flag_field.name]
+        kinds_of_union = get_args(value_kind)
+        if kinds_of_union:
+            # A flag of type `X | None` is read as X.
+            value_kind = kinds_of_union[0]
+        options: dict[str, Any] = {
+            "default": flag_field.default,
+            "type": partial(_value, value_kind),
+            "metavar": METAVARS[value_kind],
+            "help": flag_field.metadata["help"],
+        }
         if value_kind is bool:
             # The flag alone means True.
-            more |= {"nargs": "?", "const": True}
-        parser.add_argument(f"--{each.name}", default=each.default, type=partial(_value, value_kind), **more)
-    # A flag's name may be written with dashes instead of underscores.
-    words = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in argv]
-    names = [each.name for each in fields(kind)]
+            options["nargs"] = "?"
+            options["const"] = True
+        parser.add_argument(f"--{flag_field.name}", **options)
+    return parser
+
+
+def _with_underscores(flag_name: re.Match[str]) -> str:
+    """A flag's name with underscores in place of dashes, but for the two before it."""
+    return "--" + flag_name[0][2:].replace("-", "_")
+
+
+def _check_names(kind: type[RunArguments], words: Sequence[str]) -> None:
+    """Refuse flags that a script does not have; the message says what each is called here."""
+    names = [flag_field.name for flag_field in fields(kind)]
     # The other script's name for a setting leads to this script's.
-    called = {other.called[name]: kind.called[name] for other in SCRIPTS.values() for name in COMMON}
+    called = {}
+    for other in SCRIPTS.values():
+        for setting in COMMON:
+            called[other.called[setting]] = kind.called[setting]
     faults = faults_of(words, names, called, kind.script)
     if faults:
         raise UserError("; ".join(faults))
-    try:
-        values, unknown = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        raise UserError(str(error).removeprefix("argument ")) from None
-    if unknown:
-        raise UserError(f"{unknown[0]}: not a flag of {kind.script}, nor the value of one; see --help")
-    unreadable = [f"--{name}: {value.fault}" for name, value in vars(values).items() if isinstance(value, _Unreadable)]
-    if unreadable:
-        raise UserError("; ".join(unreadable))
-    return kind(**vars(values))
 
 
 @dataclass(frozen=True)
 class _Unreadable:
-    """Stands for the value of a flag that cannot be read, so that all of them can be named at once."""
+    """Stands for a flag's value that cannot be read, so that all of them can be named at once."""
 
     fault: str
 
@@ -504,15 +707,20 @@ class _Unreadable:
 def _value(kind: type, text: str) -> Any:
     """The value of a flag of this type, or `_Unreadable`."""
     try:
-        return TRUTH[text.lower()] if kind is bool else kind(text)
+        if kind is bool:
+            return TRUTH[text.lower()]
+        return kind(text)
     except (KeyError, ValueError):
         return _Unreadable(f"{text!r}; expected {WORDS[kind]}")
 
 
-# The batch of N ranks: the share of each in an optimizer step, so that the effective batch size is the same for any N.
+# The batch of N ranks: the share of each in an optimizer step, so that the effective batch size is
+# the same for any N.
 
-ROWS, PASSES = "per_device_train_batch_size", "gradient_accumulation_steps"
-"""Flags of a training script that set the share of a rank."""
+ROWS = "per_device_train_batch_size"
+"""Flag of a training script for the rows of a rank in a forward pass."""
+PASSES = "gradient_accumulation_steps"
+"""Flag for the number of these passes in an optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -531,12 +739,23 @@ class Batch:
 
 
 def batch_on(ranks: int, effective: int, most_rows: int) -> Batch | None:
-    """The share of each rank in `effective` rows per step; None where they do not divide evenly among the ranks.
+    """The share of each rank in an optimizer step.
 
-    The rows per pass are the largest divisor of the share up to `most_rows`, since more may not fit into memory.
+    The rows per pass are the largest divisor of the share up to `most_rows`, since more may not fit
+    into memory.
+
+    Args:
+        effective: rows of all ranks in a step.
+
+    Returns:
+        None where the rows do not divide evenly among the ranks.
     """
-    if not 1 <= ranks <= effective or effective % ranks:
+    if not 1 <= ranks <= effective:
+        return None
+    if effective % ranks != 0:
         return None
     share = effective // ranks
-    rows = next(rows for rows in range(min(most_rows, share), 0, -1) if share % rows == 0)
+    rows = min(most_rows, share)
+    while share % rows != 0:
+        rows -= 1
     return Batch(rows, share // rows)

@@ -2,10 +2,10 @@
 
 How `checkpoints/checkpoint-STEP` of a run folder comes to count:
 
-    rank 0: make_room -> all ranks write -> all ranks: hashed(their share) -> rank 0: complete
+    rank 0: make_room -> all ranks write -> all ranks: hashed(their share) -> rank 0: mark_complete
 
-A writer may be killed at any moment: without its manifest, which is written last, a checkpoint does not count. The
-caller of `make_room`, `complete` or `prune` holds the run's lock.
+A writer may be killed at any moment: without its manifest, which is written last, a checkpoint does
+not count. The caller of `make_room`, `mark_complete` or `prune` holds the run's lock.
 """
 
 from __future__ import annotations
@@ -30,20 +30,24 @@ from zeropods.measure.record import STRICT
 
 MANIFEST = "manifest.json"
 POINTER = "latest.json"
-"""File that names the checkpoint saved last, for a reader whose listing of a shared folder is a minute old. It is a
-hint: the checkpoint that it names is verified like any other."""
+"""File that names the checkpoint saved last, for a reader whose listing of a shared folder is a
+minute old. It is a hint: the checkpoint that it names is verified like any other."""
 STATE = "trainer_state.json"
 UNIVERSAL = "universal"
-"""Folder of checkpoints in the form that any number of ranks can load; they are made when they are needed."""
+"""Folder of checkpoints in the form that any number of ranks can load. They are made
+when they are needed."""
 NAME = re.compile(r"checkpoint-(\d{1,18})", re.ASCII)
 NUMBERED = re.compile(r"(?:pp_rank_|rng_state_)(\d+)")
-"""Names, with the rank, of the files that DeepSpeed and transformers write on each rank; rank 0 writes the others."""
+"""Names, with the rank, of the files that DeepSpeed and transformers write on each rank. Rank 0
+writes the others."""
 DIVIDED = "_optim_states.pt"
-"""End of the names of DeepSpeed's files with a rank's shard of the FP32 weights and of the optimizer's states."""
+"""End of the names of DeepSpeed's files with a rank's shard: of the FP32 weights, and of the
+optimizer's states."""
 THREADS = 4
-"""Threads that hash files. Hashing releases the GIL; a disk or a server is seldom faster than four cores can hash."""
+"""Threads that hash files. Hashing releases the GIL; a disk or a server is seldom faster than four
+cores can hash."""
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
-"""Errors of network file systems that cannot sync a folder, whose entries are on their server already."""
+"""Errors of network file systems that cannot sync a folder; entries are on their server already."""
 
 
 class UnsoundError(Exception):
@@ -52,7 +56,10 @@ class UnsoundError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The run and model that a checkpoint belongs to: those that saved it, or those that a run may resume from."""
+    """The run and model that a checkpoint belongs to.
+
+    It is the origin of the run that saved it, or the one that a run may resume from.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -67,14 +74,24 @@ class Origin:
     def other_model(self, wanted: Origin) -> str | None:
         """Why a checkpoint of this origin does not fit the wanted model; None where it does."""
         for key in sorted(wanted.model):
-            if self.model.get(key) != wanted.model.get(key):
-                return f"belongs to another model: {key} {self.model.get(key)}, expected {wanted.model.get(key)}"
+            value = self.model.get(key)
+            expected = wanted.model.get(key)
+            if value != expected:
+                return f"belongs to another model: {key} {value}, expected {expected}"
         return None
 
     def other_run(self, wanted: Origin) -> str | None:
-        """Why such a checkpoint does not belong to the wanted run; None where settings and model are the same."""
-        other = None if self.settings == wanted.settings else f"belongs to run {self.run_id}, which has other settings"
-        return self.other_model(wanted) or other
+        """Why a checkpoint of this origin does not belong to the wanted run.
+
+        Returns:
+            None where both the model and the settings are the same.
+        """
+        fault = self.other_model(wanted)
+        if fault is not None:
+            return fault
+        if self.settings != wanted.settings:
+            return f"belongs to run {self.run_id}, which has other settings"
+        return None
 
 
 Refuse = Callable[[Origin], str | None]
@@ -109,16 +126,31 @@ class CheckpointManifest:
 
     def sealed(self) -> CheckpointManifest:
         """The same manifest with the digest that it should have."""
-        return replace(self, digest=digest({key: value for key, value in asdict(self).items() if key != "digest"}))
+        fields = asdict(self)
+        del fields["digest"]
+        return replace(self, digest=digest(fields))
 
     def shards(self) -> str | None:
-        """The folder, relative to the checkpoint, of the shards that ZeRO's ranks saved; None without ZeRO."""
-        return next((str(Path(name).parent) for name in self.files if name.endswith(DIVIDED)), None)
+        """The folder of the shards that ZeRO's ranks saved, relative to the checkpoint.
+
+        Returns:
+            None for a checkpoint without ZeRO.
+        """
+        for name in self.files:
+            if name.endswith(DIVIDED):
+                return str(Path(name).parent)
+        return None
 
 
 def digest(document: Any) -> str:
     """SHA-256 of a JSON document, whatever the order of its keys."""
-    text = json.dumps(document, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        document,
+        sort_keys=True,
+        ensure_ascii=False,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -128,13 +160,24 @@ def name_of(step: int) -> str:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Steps of everything that looks like a checkpoint, newest first, including the one that the pointer names."""
+    """Steps of everything that looks like a checkpoint, newest first.
+
+    Args:
+        folder: `checkpoints/` of a run folder; it may be missing.
+    """
     names = {path.name for path in folder.glob("*")}
     with suppress(OSError, ValueError, KeyError, TypeError):
-        pointed = str(json.loads((folder / POINTER).read_bytes())["checkpoint"])
-        # The listing of a shared folder may be old on this machine, so this name is looked up by itself.
-        names |= {pointed} if (folder / pointed).is_dir() else set()
-    return sorted((int(found[1]) for found in map(NAME.fullmatch, names) if found), reverse=True)
+        newest = str(json.loads((folder / POINTER).read_bytes())["checkpoint"])
+        # The listing of a shared folder may be old on this machine, so this name is looked up by
+        # itself.
+        if (folder / newest).is_dir():
+            names.add(newest)
+    steps = []
+    for name in names:
+        match = NAME.fullmatch(name)
+        if match:
+            steps.append(int(match[1]))
+    return sorted(steps, reverse=True)
 
 
 # Saving
@@ -143,14 +186,15 @@ def saved_steps(folder: Path) -> list[int]:
 def make_room(folder: Path, step: int) -> Path:
     """Make the empty folder that a step is to be written into, and return it.
 
-    Anything that was there is removed, so that files of a killed save do not mix with the new ones. So are checkpoints
-    in universal form, made for other numbers of ranks, which are needed only at the beginning of an attempt.
+    Anything that was there is removed, so that files of a killed save do not mix with the new ones.
+    So are checkpoints in universal form, made for other numbers of ranks, which are needed only at
+    the beginning of an attempt.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".discarded-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    for left in folder.glob(f".{POINTER}.*"):
-        left.unlink(missing_ok=True)
+    for discarded in folder.glob(".discarded-*"):
+        shutil.rmtree(discarded, ignore_errors=True)
+    for unfinished in folder.glob(f".{POINTER}.*"):
+        unfinished.unlink(missing_ok=True)
     place = folder / name_of(step)
     discard(folder / UNIVERSAL)
     discard(place)
@@ -161,35 +205,64 @@ def make_room(folder: Path, step: int) -> Path:
 def names_in(checkpoint: Path) -> set[str]:
     """Paths of the files below a checkpoint but its manifest, relative, with `/`.
 
-    Names that begin with a dot are left out: network file systems' deleted files, and writers' unfinished ones.
+    Names that begin with a dot are left out: network file systems' deleted files, and writers'
+    unfinished ones.
     """
-    paths = (path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return {path.relative_to(checkpoint).as_posix() for path in paths} - {MANIFEST}
+    names = set()
+    for path in checkpoint.rglob("*"):
+        if path.is_file() and not path.name.startswith("."):
+            names.add(path.relative_to(checkpoint).as_posix())
+    return names - {MANIFEST}
 
 
-def hashed(checkpoint: Path, rank: int = 0, world_size: int = 1, *, sync: bool = True) -> dict[str, SavedFile]:
-    """Sizes and digests of a rank's share of the files below a checkpoint; `sync` forces these files to the disk.
+def hashed(
+    checkpoint: Path, rank: int = 0, world_size: int = 1, *, sync: bool = True
+) -> dict[str, SavedFile]:
+    """Sizes and digests of a rank's share of the files below a checkpoint.
 
-    A rank's share is what it wrote, which its machine still has in memory; every file belongs to some rank, even one
-    whose name is of no known kind. `OSError` where a file cannot be read.
+    A rank's share is what it wrote, which its machine still has in memory; every file belongs to
+    some rank, even one whose name is of no known kind.
+
+    Args:
+        sync: whether these files are forced to the disk.
+
+    Returns:
+        The files by path, relative to the checkpoint, in the order of these paths.
+
+    Raises:
+        OSError: a file cannot be read.
     """
 
-    def one(name: str) -> SavedFile:
-        with os.fdopen(os.open(checkpoint / name, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+    def hash_file(name: str) -> SavedFile:
+        handle = os.open(checkpoint / name, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(handle, "rb") as file:
             if sync:
-                os.fsync(file.fileno())
-            return SavedFile(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
+                os.fsync(handle)
+            size = os.fstat(handle).st_size
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return SavedFile(size, sha256)
 
-    numbers = {name: NUMBERED.search(name) for name in sorted(names_in(checkpoint))}
-    names = [name for name, found in numbers.items() if (int(found[1]) if found else 0) % world_size == rank]
+    share = []
+    for name in sorted(names_in(checkpoint)):
+        if _writer_of(name) % world_size == rank:
+            share.append(name)
     with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(names, pool.map(one, names), strict=True))
+        return dict(zip(share, pool.map(hash_file, share), strict=True))
 
 
-def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile]) -> None:
+def _writer_of(name: str) -> int:
+    """The rank that wrote a file, as its name says; 0 for a name without a rank."""
+    match = NUMBERED.search(name)
+    if match is None:
+        return 0
+    return int(match[1])
+
+
+def mark_complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile]) -> None:
     """Make a checkpoint count, once all ranks have written and hashed their files.
 
-    Everything else is on the disk before the manifest is written, and the manifest before the pointer.
+    Everything else is on the disk before the manifest is written, and the manifest before the
+    pointer.
 
     Args:
         files: the files of all ranks.
@@ -204,9 +277,11 @@ def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile
             f"{place}: {strange[0]} appeared or disappeared while the step was being saved; "
             "make sure nothing else writes there"
         )
-    manifest = CheckpointManifest(step=step, origin=origin, files=dict(sorted(files.items()))).sealed()
-    for each in (*(Path(root) for root, _, _ in os.walk(place, topdown=False)), folder, folder.parent):
-        sync_folder(each)
+    in_order = dict(sorted(files.items()))
+    manifest = CheckpointManifest(step=step, origin=origin, files=in_order).sealed()
+    written_folders = [Path(root) for root, _, _ in os.walk(place, topdown=False)]
+    for written in [*written_folders, folder, folder.parent]:
+        sync_folder(written)
     write_json(place / MANIFEST, asdict(manifest))
     sync_folder(place)
     write_json(folder / POINTER, {"checkpoint": place.name, "manifest": manifest.digest})
@@ -214,21 +289,28 @@ def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder, if it exists: rename it, so that its name is free at once, then delete its content.
+    """Remove a folder, if it exists.
 
-    The new name is no checkpoint's, and takes no room on a full disk; `make_room` removes what a killed process left.
+    It is renamed, so that its name is free at once, and then its content is deleted.
+
+    The new name is no checkpoint's, and takes no room on a full disk; `make_room` removes what a
+    killed process left.
     """
     if not folder.exists():
         return
     away = folder.with_name(f".discarded-{folder.name}-{secrets.token_hex(4)}")
     os.rename(folder, away)
-    # If a power cut undid the rename once files were deleted, there would be a broken checkpoint under the old name.
+    # If a power cut undid the rename once files were deleted, there would be a broken checkpoint
+    # under the old name.
     sync_folder(folder.parent)
     shutil.rmtree(away, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's entries to the disk: without this, a renamed file may be gone after a power cut."""
+    """Force a folder's entries to the disk.
+
+    Without this, a renamed file may be gone after a power cut.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -240,11 +322,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None = None) -> list[str]:
-    """Delete checkpoints older than that of `step` until `keep` are left; return their names, oldest first.
+    """Delete checkpoints older than that of `step` until `keep` are left.
 
-    The newest ones stay, with the best one in place of the oldest of these; with `keep` 1 both the newest and the best
-    stay. A checkpoint without a manifest of this run was made by another run, or by a save that did not finish: it is
-    neither counted nor touched.
+    The newest ones stay, with the best one in place of the oldest of these; with `keep` 1 both the
+    newest and the best stay. A checkpoint without a manifest of this run was made by another run,
+    or by a save that did not finish: it is neither counted nor touched.
 
     Args:
         folder: `checkpoints/` of a run folder.
@@ -252,41 +334,53 @@ def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None =
         keep: number of checkpoints that may stay, at least 1.
         best: name of the best model's checkpoint, where one is known.
 
+    Returns:
+        The names of those that were deleted, oldest first.
+
     Raises:
         UnsoundError: the checkpoint of `step` does not verify, byte by byte; nothing was deleted.
     """
 
-    def is_ours(saved: int) -> bool:
-        with suppress(UnsoundError):
-            manifest = read_manifest(folder / name_of(saved))
-            return manifest.origin.run_id == origin.run_id and manifest.step == saved
-        return False
-
-    older = [name_of(saved) for saved in saved_steps(folder) if saved < step and is_ours(saved)]
-    room = keep - 1
+    older = []
+    for saved in saved_steps(folder):
+        if saved < step and _is_of_run(folder, saved, origin.run_id):
+            older.append(name_of(saved))
+    kept_older = keep - 1
     if best in older:
-        room -= 1
+        kept_older -= 1
     newest_first = [name for name in older if name != best]
-    surplus = newest_first[max(0, room) :]
+    surplus = newest_first[max(0, kept_older) :]
     surplus.reverse()
     if surplus:
-        verified(folder / name_of(step), lambda found: found.other_run(origin))
+        verified(folder / name_of(step), lambda saved_by: saved_by.other_run(origin))
     for name in surplus:
         discard(folder / name)
     return surplus
+
+
+def _is_of_run(folder: Path, step: int, run_id: str) -> bool:
+    """Whether a step's checkpoint has a sound manifest of this run; its files are not looked at."""
+    try:
+        manifest = read_manifest(folder / name_of(step))
+    except UnsoundError:
+        return False
+    return manifest.origin.run_id == run_id and manifest.step == step
 
 
 # Verifying
 
 
 def newest_good(
-    folder: Path, refused: Refuse, passed_over: Callable[[Path, str], None] = lambda path, why: None
+    folder: Path,
+    refused: Refuse,
+    passed_over: Callable[[Path, str], None] = lambda path, why: None,
 ) -> tuple[Path, CheckpointManifest] | None:
     """The newest whole checkpoint of a run, with its manifest; None where there is none.
 
     Args:
         folder: `checkpoints/` of a run folder; it may be missing.
-        passed_over: called with each newer checkpoint, newest first, and the reason why it does not count.
+        passed_over: called with each newer checkpoint, newest first, and the reason why it does not
+            count.
     """
     for step in saved_steps(folder):
         place = folder / name_of(step)
@@ -298,9 +392,12 @@ def newest_good(
 
 
 def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
-    """The manifest of a checkpoint that holds all of its files, unchanged, and no others; else `UnsoundError`.
+    """The manifest of a checkpoint that holds all of its files, unchanged, and no others.
 
     The manifest's names must be those found below the folder, so none of them can lead out of it.
+
+    Raises:
+        UnsoundError: the checkpoint does not count; the message says why.
     """
     if not checkpoint.is_dir():
         raise UnsoundError("no such checkpoint")
@@ -316,28 +413,41 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
         what = "missing" if name in manifest.files else "not in the manifest"
         raise UnsoundError(f"{name}: {what}")
     try:
-        # Sizes come first: a truncated file is found without reading the others.
-        for name, expected in manifest.files.items():
-            size = (checkpoint / name).stat().st_size
-            if size != expected.bytes:
-                raise UnsoundError(f"{name}: {size} bytes, expected {expected.bytes}")
-        for name, found in hashed(checkpoint, sync=False).items():
-            if found != manifest.files.get(name):
-                raise UnsoundError(f"{name}: its bytes have changed since it was saved (SHA-256)")
+        _check_content(checkpoint, manifest)
     except OSError as error:
-        place = os.path.relpath(error.filename, checkpoint) if error.filename else checkpoint.name
+        place = checkpoint.name
+        if error.filename:
+            place = os.path.relpath(error.filename, checkpoint)
         raise UnsoundError(f"{place}: cannot be read ({error.strerror})") from None
     return manifest
 
 
+def _check_content(checkpoint: Path, manifest: CheckpointManifest) -> None:
+    """Refuse files that do not have the sizes and the digests of the manifest."""
+    # Sizes come first: a truncated file is seen without reading the others.
+    for name, expected in manifest.files.items():
+        size = (checkpoint / name).stat().st_size
+        if size != expected.bytes:
+            raise UnsoundError(f"{name}: {size} bytes, expected {expected.bytes}")
+    for name, file in hashed(checkpoint, sync=False).items():
+        if file != manifest.files.get(name):
+            raise UnsoundError(f"{name}: its bytes have changed since it was saved (SHA-256)")
+
+
 def read_manifest(checkpoint: Path) -> CheckpointManifest:
-    """The manifest of a checkpoint; `UnsoundError` where it is missing, cannot be read or is damaged."""
+    """The manifest of a checkpoint.
+
+    Raises:
+        UnsoundError: it is missing, cannot be read or is damaged.
+    """
     from pydantic import TypeAdapter, ValidationError
 
+    path = checkpoint / MANIFEST
     try:
-        manifest = TypeAdapter(CheckpointManifest).validate_json((checkpoint / MANIFEST).read_bytes())
+        manifest = TypeAdapter(CheckpointManifest).validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise UnsoundError(f"no {MANIFEST}: the save did not finish, or something else wrote it") from None
+        fault = f"no {MANIFEST}: the save did not finish, or something else wrote it"
+        raise UnsoundError(fault) from None
     except OSError as error:
         raise UnsoundError(f"{MANIFEST}: cannot be read ({error.strerror})") from None
     except ValidationError as error:

@@ -1,8 +1,9 @@
-"""The check of a DeepSpeed configuration, asked by a launch, a sweep and each run before anything starts.
+"""The check of a DeepSpeed configuration, before anything starts.
 
-A configuration passes where a run with it is right to the end: `deepspeed_keys` says that of each key by itself, this
-module of keys together and beside the flags. All faults are reported at once, each with what to do about it. Nothing
-here imports torch or DeepSpeed.
+A launch, a sweep and each run ask for it. A configuration passes where a run with it is right to
+the end: `deepspeed_keys` says that of each key by itself, this module of keys together and beside
+the flags. All faults are reported at once, each with what to do about it. Nothing here imports
+torch or DeepSpeed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from zeropods.train.arguments import PASSES, ROWS, RunArguments
 from zeropods.train.deepspeed import Config
 from zeropods.train.deepspeed_keys import COUNT, KEYS, NAMED_WITHOUT, POSITIVE, REMOVE, Key
 
-OPTIMIZER, SCHEDULER = "optimizer.params", "scheduler.params"
+OPTIMIZER = "optimizer.params"
+SCHEDULER = "scheduler.params"
 BY_TYPE = (OPTIMIZER, SCHEDULER)
 """Blocks whose keys depend on the `type` beside them."""
 MAX_RATE = f"{SCHEDULER}.warmup_max_lr"
@@ -39,8 +41,8 @@ DEFAULTS: dict[str, Any] = {
     f"{SCHEDULER}.warmup_num_steps": 1_000,
     f"{SCHEDULER}.total_num_steps": None,
 }
-"""Values that DeepSpeed 0.19 silently uses where a key is absent (accelerate, for the accumulation); None: the key must
-be there."""
+"""Values that DeepSpeed 0.19 silently uses where a key is absent; None: the key must be there. That
+of the accumulation is accelerate's."""
 TORCH_WEIGHT_DECAY = 0.01
 """The same of PyTorch's AdamW, which `torch_adam` chooses."""
 SAME = {
@@ -65,9 +67,13 @@ SCHEDULES = {
     "WarmupDecayLR": ("linear", RATES | {"total_num_steps"}),
     "WarmupCosineLR": ("cosine", WARMUP | {"total_num_steps", "warmup_min_ratio", "cos_min_ratio"}),
 }
-"""Schedules by DeepSpeed's name: the name of each for `--lr_scheduler_type`, and its parameters."""
+"""Schedules by DeepSpeed's name: each one's name for `--lr_scheduler_type`, and its parameters."""
 STEPS = ("optimizer_steps", "max_steps", "max_train_steps")
-"""Names of the number of optimizer steps: as it is known once the data are, and of the scripts' flags."""
+"""Names of the number of optimizer steps: of the run, once its data are known, and of the flags."""
+OFFLOADS = (("offload_optimizer", 1, "1, 2 or 3"), ("offload_param", 3, "3"))
+"""Blocks that offload; the least stage that each needs, and in words all such stages."""
+PROFILE_STEP = 1
+"""The step after which DeepSpeed profiles where the key is absent."""
 PRECISIONS = ("fp32", "bf16", "fp16")
 AUTO = ' "auto": nothing fills it in; give a value, or leave it out'
 MOST_SHOWN = 60
@@ -75,7 +81,8 @@ MOST_SHOWN = 60
 LIKE_COMMENTS = ("_", "/", "#", "$")
 """First characters of the keys that people use as comments, which JSON does not have."""
 NEAR = 0.8
-"""Least similarity of a misspelled key to the one that is offered: `comms_config` is no misspelled `comms_logger`."""
+"""Least similarity of a misspelled key to the one that is offered: `comms_config` is no misspelled
+`comms_logger`."""
 BLOCKS = frozenset(place.rpartition(".")[0] for place in KEYS) - {""}
 """Objects whose keys are known."""
 
@@ -86,10 +93,15 @@ def check_run(config: Config, flags: RunArguments, ranks: int, **known: object) 
     Args:
         ranks: number of processes.
         known: what else is known of the run, see `check_config`.
+
+    Raises:
+        UserError: a run would not follow the configuration rightly to its end.
     """
-    if flags.deepspeed is not None:
-        arguments = {**asdict(flags), "adam_beta1": flags.adam_beta1, "world_size": ranks, **known}
-        check_config(config, flags.deepspeed, arguments, flags.fp16_fault)
+    if flags.deepspeed is None:
+        return
+    # A script without a flag of that name has the value that holds for it.
+    arguments = {**asdict(flags), "adam_beta1": flags.adam_beta1, "world_size": ranks, **known}
+    check_config(config, flags.deepspeed, arguments, flags.fp16_fault)
 
 
 def check_config(
@@ -100,21 +112,27 @@ def check_config(
     *,
     ours: bool = True,
 ) -> None:
-    """Refuse a configuration that a run would not follow rightly to its end; the message has all faults.
+    """Refuse a configuration that a run would not follow rightly to its end.
 
     Args:
         path: where the configuration was read from, for messages.
-        arguments: the script's flags by name, typed; where they are known, also `world_size`, the number of
-            processes, and `optimizer_steps`. Missing ones are not compared.
+        arguments: the script's flags by name, typed; where they are known, also `world_size`, the
+            number of processes, and `optimizer_steps`. Missing ones are not compared.
         fp16_fault: why the model does not train in FP16; None where it does.
-        ours: whether the script is one of this project's. Of others it is not known what they can do, so that only
-            names, types and contradictions are checked.
+        ours: whether the script is one of this project's. Of others it is not known what they can
+            do, so that only names, types and contradictions are checked.
+
+    Raises:
+        UserError: the message has all faults.
     """
     faults: dict[str, str] = {}
     for place, fault in _faults(config, arguments, fp16_fault, ours=ours):
         # What is wrong with a key in itself comes before what it contradicts.
         faults.setdefault(place, fault)
-    lines = [f"{place if place.isprintable() else _shown(place)}{fault}" for place, fault in faults.items()]
+    lines = []
+    for place, fault in faults.items():
+        shown_place = place if place.isprintable() else _shown(place)
+        lines.append(f"{shown_place}{fault}")
     if len(lines) == 1:
         raise UserError(f"--deepspeed {path}: {lines[0]}")
     if lines:
@@ -123,11 +141,13 @@ def check_config(
 
 
 Faults = Iterator[tuple[str, str]]
-"""Places of keys, with the blocks around them (`zero_optimization.stage`), each with the rest of the message: the
-value, what is wrong, and what to do."""
+"""Places of keys, with the blocks around them (`zero_optimization.stage`), each with the rest of
+the message: the value, what is wrong, and what to do."""
 
 
-def _faults(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None, *, ours: bool) -> Faults:
+def _faults(
+    config: Config, arguments: Mapping[str, Any], fp16_fault: str | None, *, ours: bool
+) -> Faults:
     """All faults; of some keys there are several."""
     yield from _faults_of_keys(config, "", ours=ours)
     if ours:
@@ -145,7 +165,9 @@ def _faults(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None
 
 
 def _faults_of_keys(block: Config, before: str, *, ours: bool) -> Faults:
-    """Unknown names, wrong types, `auto` that nothing fills in, and what is refused, in a block and those within it.
+    """Faults of each key by itself, in a block and those within it.
+
+    They are unknown names, wrong types, `auto` that nothing fills in, and what is refused.
 
     Args:
         before: place of the block with a dot after it; empty at the top.
@@ -158,30 +180,38 @@ def _faults_of_keys(block: Config, before: str, *, ours: bool) -> Faults:
             # Which keys such a block has depends on the type beside it.
             if parent not in BY_TYPE:
                 yield place, f": {_unknown(name, before)}"
-            continue
-        if value == "auto":
-            if not key.fills and (ours or parent in BY_TYPE):
+        elif value == "auto":
+            # Of other scripts it is not known what they fill in, but for these blocks.
+            is_checked = ours or parent in BY_TYPE
+            if is_checked and not key.fills:
                 yield place, AUTO
-            continue
-        fault = _fault_of(key, value, ours=ours)
-        if fault is not None:
-            yield place, fault
-        elif isinstance(value, dict) and place in BLOCKS:
-            yield from _faults_of_keys(value, f"{place}.", ours=ours)
-        elif isinstance(value, dict) and ours:
-            yield from _autos(value, f"{place}.")
+        else:
+            yield from _faults_of_value(place, key, value, ours=ours)
+
+
+def _faults_of_value(place: str, key: Key, value: object, *, ours: bool) -> Faults:
+    """Faults of a value that is not `auto`; of an object that is none itself, those within it."""
+    fault = _fault_of(key, value, ours=ours)
+    if fault is not None:
+        yield place, fault
+    elif isinstance(value, dict) and place in BLOCKS:
+        yield from _faults_of_keys(value, f"{place}.", ours=ours)
+    elif isinstance(value, dict) and ours:
+        yield from _autos(value, f"{place}.")
 
 
 def _fault_of(key: Key, value: object, *, ours: bool) -> str | None:
     """What is wrong with a value that is not `auto`; None where nothing is."""
-    if key.verdict == "refused" and key.unless.holds(value):
+    is_refused = key.verdict == "refused"
+    if is_refused and key.unless.holds(value):
         return None
     if not key.kind.holds(value):
         return f" {_shown(value)}; expected {key.kind.words}"
-    if key.verdict == "refused" and ours:
-        value_too = "" if isinstance(value, dict) else f" {_shown(value)}"
-        return f"{value_too}: {key.because}; {key.remedy}"
-    return None
+    if not is_refused or not ours:
+        return None
+    if isinstance(value, dict):
+        return f": {key.because}; {key.remedy}"
+    return f" {_shown(value)}: {key.because}; {key.remedy}"
 
 
 def _autos(block: Config, before: str) -> Faults:
@@ -197,9 +227,12 @@ def _unknown(name: str, before: str) -> str:
     """What is wrong with a name that DeepSpeed does not know in a block, and what to do."""
     if name.startswith(LIKE_COMMENTS):
         return "taken for a key, since JSON has no comments; remove it"
-    homes = [place for place, key in KEYS.items() if place.endswith(f".{name}") and key.verdict == "works"]
-    if len(homes) == 1:
-        return f"unknown to DeepSpeed here; its place is {homes[0]}"
+    right_places = []
+    for place, key in KEYS.items():
+        if place.endswith(f".{name}") and key.verdict == "works":
+            right_places.append(place)
+    if len(right_places) == 1:
+        return f"unknown to DeepSpeed here; its place is {right_places[0]}"
     known = [place.removeprefix(before) for place in KEYS if place.startswith(before)]
     near = get_close_matches(name, known, 1, NEAR)
     remedy = f"did you mean {near[0]}?" if near else REMOVE
@@ -212,7 +245,8 @@ def _unknown(name: str, before: str) -> str:
 def _missing(config: Config) -> Faults:
     """What accelerate or DeepSpeed does not begin without."""
     if "zero_optimization" not in config:
-        yield "zero_optimization", ' missing; write "zero_optimization": {"stage": 1}, or leave out --deepspeed for DDP'
+        write = 'write "zero_optimization": {"stage": 1}, or leave out --deepspeed for DDP'
+        yield "zero_optimization", f" missing; {write}"
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys():
         yield "train_micro_batch_size_per_gpu", ' missing; write "auto"'
 
@@ -225,7 +259,8 @@ def _faults_of_stage_0(config: Config, arguments: Mapping[str, Any]) -> Faults:
     precision = arguments.get("precision", "fp32")
     stage = _object(config, "zero_optimization").get("stage", 0)
     if "zero_optimization" in config and stage == 0 and precision != "fp32":
-        fault = f" 0, --precision {precision}: is right in FP32 only; write 1, 2 or 3, or give --precision fp32"
+        remedy = "write 1, 2 or 3, or give --precision fp32"
+        fault = f" 0, --precision {precision}: is right in FP32 only; {remedy}"
         yield "zero_optimization.stage", fault
 
 
@@ -233,45 +268,70 @@ def _faults_of_zero(config: Config, arguments: Mapping[str, Any]) -> Faults:
     """Keys of ZeRO that do nothing at a stage, that do not go together, or that are given twice."""
     zero = _object(config, "zero_optimization")
     stage = zero.get("stage", 0)
-    known = stage if KEYS["zero_optimization.stage"].kind.holds(stage) else 0
-    for name, least, stages in (("offload_optimizer", 1, "1, 2 or 3"), ("offload_param", 3, "3")):
-        if is_offloaded(config, name) and known < least:
-            yield f"zero_optimization.{name}", f" with stage {stage}: has no effect; needs stage {stages}"
-    if _object(zero, "offload_optimizer").get("ratio", 1) != 1 and known < 3:
-        yield "zero_optimization.offload_optimizer.ratio", f" with stage {stage}: needs stage 3; remove it"
-    if zero.get("compute_grad_norm") is False:
-        clipping = config.get("gradient_clipping", CLIPPING)
-        if clipping == "auto":
-            clipping = arguments.get("max_grad_norm", 0)
-        if known not in (1, 2) or clipping or is_offloaded(config, "offload_optimizer"):
-            fault = " false: needs stage 1 or 2, --max_grad_norm 0 and no offload; remove it"
-            yield "zero_optimization.compute_grad_norm", fault
+    # A stage that is none is a fault of that key; the others are then seen as without ZeRO.
+    known_stage = stage if KEYS["zero_optimization.stage"].kind.holds(stage) else 0
+    for name, least, stages in OFFLOADS:
+        if is_offloaded(config, name) and known_stage < least:
+            fault = f" with stage {stage}: has no effect; needs stage {stages}"
+            yield f"zero_optimization.{name}", fault
+    offloads_a_part = _object(zero, "offload_optimizer").get("ratio", 1) != 1
+    if offloads_a_part and known_stage < 3:
+        fault = f" with stage {stage}: needs stage 3; remove it"
+        yield "zero_optimization.offload_optimizer.ratio", fault
+    wants_no_norm = zero.get("compute_grad_norm") is False
+    if wants_no_norm and _needs_norm(config, known_stage, arguments):
+        fault = " false: needs stage 1 or 2, --max_grad_norm 0 and no offload; remove it"
+        yield "zero_optimization.compute_grad_norm", fault
     for name in NAMED_WITHOUT:
-        if name in zero and f"stage3_{name}" in zero:
-            yield f"zero_optimization.{name}", f": stage3_{name} is the same key; remove one of them"
+        same = f"stage3_{name}"
+        if name in zero and same in zero:
+            yield f"zero_optimization.{name}", f": {same} is the same key; remove one of them"
 
 
-def _faults_of_precision(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None) -> Faults:
-    """Precisions that contradict `--precision`, which decides where a block is absent or has `auto`."""
+def _needs_norm(config: Config, stage: int, arguments: Mapping[str, Any]) -> bool:
+    """Whether DeepSpeed needs the norm of the gradients, so that it may not be left out."""
+    clipping = config.get("gradient_clipping", CLIPPING)
+    if clipping == "auto":
+        clipping = arguments.get("max_grad_norm", 0)
+    return stage not in (1, 2) or bool(clipping) or is_offloaded(config, "offload_optimizer")
+
+
+def _faults_of_precision(
+    config: Config, arguments: Mapping[str, Any], fp16_fault: str | None
+) -> Faults:
+    """Precisions that contradict `--precision`.
+
+    The flag decides where a block is absent or has `auto`.
+    """
     bf16 = lookup(config, "bf16.enabled")
     fp16 = lookup(config, "fp16.enabled")
     precision = arguments.get("precision")
     if fp16 is True and fp16_fault is not None:
-        yield "fp16.enabled", f' true: {fp16_fault}; use bf16, and write "auto" here, or leave fp16 out'
+        remedy = 'use bf16, and write "auto" here, or leave fp16 out'
+        yield "fp16.enabled", f" true: {fp16_fault}; {remedy}"
     if precision == "auto":
-        # What it comes to depends on the machine; it is never FP16.
-        if isinstance(bf16, bool):
-            same = "bf16" if bf16 else "fp32"
-            yield "bf16.enabled", f' {_shown(bf16)}, --precision auto; write "auto", or give --precision {same}'
-        if fp16 is True:
-            yield "fp16.enabled", ' true, --precision auto; write "auto", or give --precision fp16'
+        yield from _faults_beside_auto(bf16, fp16)
     elif precision in PRECISIONS:
         for name, enabled in (("bf16", bf16), ("fp16", fp16)):
-            if isinstance(enabled, bool) and enabled != (precision == name):
-                fault = f' {_shown(enabled)}, --precision {precision}; write "auto", or give both the same'
-                yield f"{name}.enabled", fault
+            is_wanted = precision == name
+            if isinstance(enabled, bool) and enabled != is_wanted:
+                remedy = 'write "auto", or give both the same'
+                yield f"{name}.enabled", f" {_shown(enabled)}, --precision {precision}; {remedy}"
     if bf16 is True and fp16 is True:
         yield "fp16.enabled", " true, bf16.enabled true; leave one of them out"
+
+
+def _faults_beside_auto(bf16: object, fp16: object) -> Faults:
+    """Precisions that are given beside `--precision auto`.
+
+    What it comes to depends on the machine; it is never FP16.
+    """
+    if isinstance(bf16, bool):
+        same = "bf16" if bf16 else "fp32"
+        remedy = f'write "auto", or give --precision {same}'
+        yield "bf16.enabled", f" {_shown(bf16)}, --precision auto; {remedy}"
+    if fp16 is True:
+        yield "fp16.enabled", ' true, --precision auto; write "auto", or give --precision fp16'
 
 
 def _faults_of_optimizer(config: Config) -> Faults:
@@ -283,37 +343,46 @@ def _faults_of_optimizer(config: Config) -> Faults:
         yield "optimizer.type", ' missing; write "AdamW", or leave optimizer out'
         return
     if str(kind).lower() not in ADAM:
-        yield "optimizer.type", f' {_shown(kind)}: other runs have AdamW; write "AdamW", or leave optimizer out'
+        remedy = 'write "AdamW", or leave optimizer out'
+        yield "optimizer.type", f" {_shown(kind)}: other runs have AdamW; {remedy}"
         return
     uses_torch = lookup(config, f"{OPTIMIZER}.torch_adam") is True
     for name in _object(config, OPTIMIZER):
-        if f"{OPTIMIZER}.{name}" not in KEYS:
+        place = f"{OPTIMIZER}.{name}"
+        if place not in KEYS:
             fault = _unknown(name, before=f"{OPTIMIZER}.")
-            yield f"{OPTIMIZER}.{name}", f": {fault}"
+            yield place, f": {fault}"
         elif uses_torch and name not in OF_TORCH:
-            yield f"{OPTIMIZER}.{name}", ": unknown to PyTorch's AdamW, which torch_adam chooses; remove it"
+            yield place, ": unknown to PyTorch's AdamW, which torch_adam chooses; remove it"
 
 
 def _faults_of_schedule(config: Config, arguments: Mapping[str, Any]) -> Faults:
-    """A schedule that is none of those with a flag, or has keys of another; blocks that would override flags."""
+    """A schedule that is none of those with a flag, or has keys of another.
+
+    Also an optimizer or a schedule that would override flags.
+    """
     if "optimizer" in config and arguments.get("scaled_rates"):
         yield "optimizer", ": overrides --scaled_rates True; remove one of them"
     if "scheduler" not in config:
         return
-    if arguments.get("max_train_seconds"):
-        yield "scheduler", f": overrides --max_train_seconds {arguments['max_train_seconds']}; remove one of them"
+    seconds = arguments.get("max_train_seconds")
+    if seconds:
+        yield "scheduler", f": overrides --max_train_seconds {seconds}; remove one of them"
     kind = lookup(config, "scheduler.type")
     if not isinstance(kind, str) or kind not in SCHEDULES:
-        expected = f"expected {', '.join(SCHEDULES)}; without it --lr_scheduler_type decides"
-        yield "scheduler.type", f" {kind!r}; {expected}"
+        kinds = ", ".join(SCHEDULES)
+        fault = f" {kind!r}; expected {kinds}; without it --lr_scheduler_type decides"
+        yield "scheduler.type", fault
         return
     flag, names = SCHEDULES[kind]
     for name in _object(config, SCHEDULER):
         if name not in names:
-            yield f"{SCHEDULER}.{name}", f": unknown to {kind}; expected {', '.join(sorted(names))}"
+            expected = ", ".join(sorted(names))
+            yield f"{SCHEDULER}.{name}", f": unknown to {kind}; expected {expected}"
     given = arguments.get("lr_scheduler_type", flag)
     if given != flag:
-        yield "scheduler.type", f" {kind!r}, --lr_scheduler_type {given}; give --lr_scheduler_type {flag}"
+        remedy = f"give --lr_scheduler_type {flag}"
+        yield "scheduler.type", f" {kind!r}, --lr_scheduler_type {given}; {remedy}"
 
 
 def _faults_of_profiler(config: Config, arguments: Mapping[str, Any]) -> Faults:
@@ -321,12 +390,15 @@ def _faults_of_profiler(config: Config, arguments: Mapping[str, Any]) -> Faults:
     if lookup(config, "flops_profiler.enabled") is not True:
         return
     after = lookup(config, "flops_profiler.profile_step")
-    after = 1 if after is None else after
+    if after is None:
+        after = PROFILE_STEP
     steps: Any = next((arguments[name] for name in STEPS if name in arguments), None)
-    if COUNT.holds(after) and POSITIVE.holds(steps) and steps <= after:
+    are_counts = COUNT.holds(after) and POSITIVE.holds(steps)
+    if are_counts and steps <= after:
         # One step after the profiled one is left for samples/s, where there are so many.
         most = max(0, steps - 2)
-        fault = f" {after}, the run has {steps} optimizer steps; there would be no profile: give {most} or less"
+        remedy = f"there would be no profile: give {most} or less"
+        fault = f" {after}, the run has {steps} optimizer steps; {remedy}"
         yield "flops_profiler.profile_step", fault
 
 
@@ -339,50 +411,77 @@ def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Faults:
     _, of_schedule = SCHEDULES.get(kind, ("", frozenset[str]()))
     for key, (expected, because) in _expected(arguments).items():
         block, _, name = key.rpartition(".")
-        if block and block.split(".")[0] not in config:
-            continue
-        if block == SCHEDULER and name not in of_schedule:
+        has_no_block = block != "" and block.split(".")[0] not in config
+        is_of_another_schedule = block == SCHEDULER and name not in of_schedule
+        if has_no_block or is_of_another_schedule:
             continue
         value = lookup(config, key)
-        if value is None and key == MAX_RATE and kind == "WarmupLR":
-            # It takes the optimizer's rate, which is the flag's.
-            continue
         if value is None:
+            # WarmupLR takes the optimizer's rate, which is the flag's.
+            takes_rate = key == MAX_RATE and kind == "WarmupLR"
             default = _default(config, key)
-            if key in DEFAULTS and default != expected:
-                taken = "but DeepSpeed needs it" if default is None else f"so DeepSpeed would use {default}"
-                yield key, f' missing, {taken}; {because}: write "auto"'
-        elif value != "auto" and value != expected:
+            if key in DEFAULTS and default != expected and not takes_rate:
+                yield key, _fault_of_absence(default, because)
+        elif value not in ("auto", expected):
             yield key, f' {value!r}, {because}; write "auto", or give both the same'
+
+
+def _fault_of_absence(default: object, because: str) -> str:
+    """What is wrong where a key is absent, whose flag says something else than the default."""
+    consequence = f"so DeepSpeed would use {default}"
+    if default is None:
+        consequence = "but DeepSpeed needs it"
+    return f' missing, {consequence}; {because}: write "auto"'
 
 
 def _default(config: Config, key: str) -> Any:
     """The value that is used where a key is absent; None where the key must be there."""
-    if key == f"{OPTIMIZER}.weight_decay" and lookup(config, f"{OPTIMIZER}.torch_adam") is True:
+    uses_torch = lookup(config, f"{OPTIMIZER}.torch_adam") is True
+    if uses_torch and key == f"{OPTIMIZER}.weight_decay":
         return TORCH_WEIGHT_DECAY
     return DEFAULTS.get(key)
 
 
 def _expected(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """The value that each key must have, and in words what sets it; only for flags that are known."""
-    given = {name: (value, f"--{name} {value}") for name, value in arguments.items()}
-    expected = {key: given[name] for key, names in SAME.items() for name in names if name in given}
-    expected[f"{OPTIMIZER}.eps"] = EPSILON, f"AdamW here uses {EPSILON}"
-    warmup, total = f"{SCHEDULER}.warmup_num_steps", f"{SCHEDULER}.total_num_steps"
+    """The value that each key must have, and in words what sets it.
+
+    Only keys whose flag is known are compared.
+    """
+    expected: dict[str, tuple[Any, str]] = {}
+    for key, names in SAME.items():
+        for name in names:
+            if name in arguments:
+                expected[key] = (arguments[name], f"--{name} {arguments[name]}")
+    expected[f"{OPTIMIZER}.eps"] = (EPSILON, f"AdamW here uses {EPSILON}")
+
+    warmup = f"{SCHEDULER}.warmup_num_steps"
     if warmup in expected:
+        warmup_steps, because = expected[warmup]
         # DeepSpeed does not accept 0.
-        expected[warmup] = max(1, expected[warmup][0]), expected[warmup][1]
-    if total in expected and expected[total][0] <= 0:
-        del expected[total]
-    if (steps := arguments.get("optimizer_steps")) is not None:
-        expected[total] = steps, f"the run has {steps} optimizer steps"
+        expected[warmup] = (max(1, warmup_steps), because)
+
+    total = f"{SCHEDULER}.total_num_steps"
+    if total in expected:
+        most_steps, _ = expected[total]
+        if most_steps <= 0:
+            # The flag sets no number of steps.
+            del expected[total]
+    steps = arguments.get("optimizer_steps")
+    if steps is not None:
+        expected[total] = (steps, f"the run has {steps} optimizer steps")
+
     if {ROWS, PASSES, "world_size"} <= arguments.keys():
-        rows, passes, ranks = (arguments[name] for name in (ROWS, PASSES, "world_size"))
-        whole = rows * passes * ranks
-        expected["train_batch_size"] = whole, f"{rows} rows x {passes} passes x {ranks} processes = {whole}"
+        rows = arguments[ROWS]
+        passes = arguments[PASSES]
+        ranks = arguments["world_size"]
+        batch = rows * passes * ranks
+        because = f"{rows} rows x {passes} passes x {ranks} processes = {batch}"
+        expected["train_batch_size"] = (batch, because)
+
     if "adam_beta2" in arguments:
         betas = [arguments.get("adam_beta1", 0.9), arguments["adam_beta2"]]
-        expected[f"{OPTIMIZER}.betas"] = betas, f"the flags give {betas} (--adam_beta2 {betas[1]})"
+        because = f"the flags give {betas} (--adam_beta2 {betas[1]})"
+        expected[f"{OPTIMIZER}.betas"] = (betas, because)
     return expected
 
 

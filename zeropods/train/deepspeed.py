@@ -1,6 +1,7 @@
 """A DeepSpeed configuration: read, directed into the run folder, and what it needs of this machine.
 
-`config_check` says whether a run may begin with it. A launch reads it too, so only the `spare_` functions import torch.
+`config_check` says whether a run may begin with it. A launch reads it too, so only the `spare_`
+functions import torch.
 """
 
 from __future__ import annotations
@@ -18,14 +19,22 @@ from zeropods.programs import lacking_for_operation, variable_set
 from zeropods.techniques import is_offloaded, lookup
 
 Config = dict[str, Any]
-CPU_ADAM, FUSED_ADAM = "cpu_adam", "fused_adam"
-"""Operations that DeepSpeed compiles for the optimizer's step: of offload, and of an optimizer without offload."""
+CPU_ADAM = "cpu_adam"
+"""Operation that DeepSpeed compiles for the step of an optimizer that is offloaded."""
+FUSED_ADAM = "fused_adam"
+"""The same for an optimizer without offload."""
 
 
 def read_config(path: Path) -> Config:
-    """The JSON object in a file; `UserError` if there is no file or no object in it."""
+    """The JSON object in a file.
+
+    Raises:
+        UserError: there is no file, or no object in it.
+    """
     if not path.is_file():
-        raise UserError(f"--deepspeed {path}: {no_file(path)}; expected one like dsconfig/zero1.json")
+        raise UserError(
+            f"--deepspeed {path}: {no_file(path)}; expected one like dsconfig/zero1.json"
+        )
     return read_object(path, "correct the file")
 
 
@@ -48,44 +57,59 @@ def effective_config(template: Config, run_folder: Path) -> Config:
 
 
 def operation_of(config: Mapping[str, Any]) -> str | None:
-    """Name of the operation that DeepSpeed runs the optimizer's step with; None where that is PyTorch's own."""
+    """Name of the operation that DeepSpeed runs the optimizer's step with.
+
+    Returns:
+        None where PyTorch's own optimizer is used.
+    """
+    has_optimizer = "optimizer" in config
     if lookup(config, "optimizer.params.torch_adam") is True:
         return None
-    if "optimizer" not in config and lookup(config, "zero_force_ds_cpu_optimizer") is False:
+    if not has_optimizer and lookup(config, "zero_force_ds_cpu_optimizer") is False:
         return None
     if is_offloaded(config, "offload_optimizer"):
         return CPU_ADAM
-    return FUSED_ADAM if "optimizer" in config else None
+    if has_optimizer:
+        return FUSED_ADAM
+    return None
 
 
 def check_operation(config: Mapping[str, Any], path: str | Path, *, on_gpu: bool) -> None:
-    """Refuse a configuration whose operation is not compiled, and cannot be compiled on this machine.
+    """Refuse a configuration whose operation is not compiled and cannot be compiled here.
 
     Args:
         path: where the configuration was read from, for messages.
         on_gpu: whether the run is on a GPU of this machine.
+
+    Raises:
+        UserError: what compiling needs and this machine lacks.
     """
     operation = operation_of(config)
     if operation is None:
         return
     lacking = lacking_for_operation(operation, cuda=on_gpu and operation == FUSED_ADAM)
-    if lacking:
-        missing = ", ".join(f"no {name} ({remedy})" for name, remedy in lacking.items())
-        remedy = "install it" if len(lacking) == 1 else "install them"
-        raise UserError(
-            f"--deepspeed {path}: DeepSpeed must compile {operation} for its optimizer, and here is {missing}; {remedy}"
-        )
+    if not lacking:
+        return
+    missing = ", ".join(f"no {name} ({source})" for name, source in lacking.items())
+    remedy = "install it" if len(lacking) == 1 else "install them"
+    raise UserError(
+        f"--deepspeed {path}: DeepSpeed must compile {operation} for its optimizer, "
+        f"and here is {missing}; {remedy}"
+    )
 
 
 # torch's compiler, which DeepSpeed would load for an optimizer that a run does not have.
 
 
 def spare_compiler(config: Mapping[str, Any]) -> None:
-    """Import DeepSpeed's Muon without torch's compiler, unless the configuration asks for that optimizer.
+    """Import DeepSpeed's Muon without torch's compiler, unless the configuration asks for Muon.
 
-    DeepSpeed imports Muon to check whether the optimizer of a run is one, and decorates it to be compiled: loading the
-    compiler costs each rank more than a second and 40 MB. Other optimizers compile nothing, so results stay the same.
-    Source: deepspeed/runtime/zero/utils.py, `is_zero_supported_optimizer`; torch/_dynamo/eval_frame.py, `_optimize`.
+    DeepSpeed imports Muon to check whether the optimizer of a run is one, and decorates it to be
+    compiled: loading the compiler costs each rank more than a second and 40 MB. Other optimizers
+    compile nothing, so results stay the same.
+
+    Source: deepspeed/runtime/zero/utils.py, `is_zero_supported_optimizer`;
+    torch/_dynamo/eval_frame.py, `_optimize`.
     """
     optimizer = config.get("optimizer") or {}
     if str(optimizer.get("type", "")).lower() == "muon":
@@ -97,14 +121,17 @@ def spare_compiler(config: Mapping[str, Any]) -> None:
 
 # DeepSpeed's operation that adds tensors up in shared memory, which training never calls.
 #
-# DeepSpeed (0.19.8, comm/torch.py) loads it wherever ranks have no GPU, for tensor-parallel inference. Loading it
-# compiles it, or waits for the process that does; each rank then puts a buffer of 66 MiB into `/dev/shm`, which stays
-# there however the rank ends, and which a container with the usual 64 MiB has no room for (ops/csrc/cpu/comm/shm.cpp).
+# DeepSpeed (0.19.8, comm/torch.py) loads it wherever ranks have no GPU, for tensor-parallel
+# inference. Loading it compiles it, or waits for the process that does; each rank then puts a
+# buffer of 66 MiB into `/dev/shm`, which stays there however the rank ends, and which a container
+# with the usual 64 MiB has no room for (ops/csrc/cpu/comm/shm.cpp).
 
 
 def spare_shared_memory() -> None:
     """Let DeepSpeed create its process groups without that operation, in this process."""
     import deepspeed.ops
 
-    # Reading the attribute would first try the compilers of every operation; nothing else is looked up in this dict.
-    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
+    # Reading the attribute would first try the compilers of every operation. Nothing else is looked
+    # up in this dict.
+    compatible = vars(deepspeed.ops).setdefault("__compatible_ops__", {})
+    compatible["deepspeed_shm_comm"] = False

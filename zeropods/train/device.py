@@ -1,7 +1,11 @@
-"""The device that a process trains on: its memory, number formats, speed, and operations of a model that suit it."""
+"""The device that a process trains on: its memory, its number formats and its speed.
+
+Here is also what suits a model to it: lengths, compiled passes, cheaper operations on a CPU.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -25,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class CudaCounters(Counters):
-    """Memory peaks of the process, and of torch's allocator on its GPU, whose peaks are reset at the start."""
+    """Memory peaks of the process, and of torch's allocator on its GPU.
+
+    The peaks of the allocator are reset at the start.
+    """
 
     def __init__(self) -> None:
         torch.cuda.init()
@@ -33,8 +40,10 @@ class CudaCounters(Counters):
 
     def peaks(self) -> PhasePeak:
         """The peaks since the last reset."""
-        held = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-        return replace(super().peaks(), **{f"peak_{kind}_bytes": most for kind, most in held.items()})
+        allocated = torch.cuda.max_memory_allocated()
+        reserved = torch.cuda.max_memory_reserved()
+        peaks = super().peaks()
+        return replace(peaks, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved)
 
     def reset(self) -> bool:
         """Reset all peaks; False where the kernel's peak of the process cannot be reset."""
@@ -43,17 +52,24 @@ class CudaCounters(Counters):
 
 
 def held_bytes() -> dict[str, float | None]:
-    """Bytes that the process and torch's allocator on its GPU hold now; columns of `memory/N.csv`."""
-    values: dict[str, float | None] = {"resident_bytes": resident_bytes()}
+    """Bytes that the process, and torch's allocator on its GPU, hold now.
+
+    Returns:
+        The bytes by column of `memory/N.csv`; those of the allocator only in a process that uses a
+        GPU.
+    """
+    columns: dict[str, float | None] = {"resident_bytes": resident_bytes()}
     if torch.cuda.is_initialized():
-        values["allocated_bytes"] = torch.cuda.memory_allocated()
-        values["reserved_bytes"] = torch.cuda.memory_reserved()
-    return values
+        columns["allocated_bytes"] = torch.cuda.memory_allocated()
+        columns["reserved_bytes"] = torch.cuda.memory_reserved()
+    return columns
 
 
 def gpu_name() -> str | None:
     """Name of this process's GPU; None on a CPU."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_name()
 
 
 def gpu_by_nvml() -> Gpu | None:
@@ -61,8 +77,17 @@ def gpu_by_nvml() -> Gpu | None:
     if not torch.cuda.is_available():
         return None
     device: Any = torch.cuda.get_device_properties()
-    bus = f"{device.pci_domain_id:08X}:{device.pci_bus_id:02X}:{device.pci_device_id:02X}.0"
-    return find_gpu([f"GPU-{device.uuid}", f"MIG-{device.uuid}", bus])
+    domain = f"{device.pci_domain_id:08X}"
+    bus = f"{device.pci_bus_id:02X}"
+    slot = f"{device.pci_device_id:02X}"
+    return find_gpu([f"GPU-{device.uuid}", f"MIG-{device.uuid}", f"{domain}:{bus}:{slot}.0"])
+
+
+def device_type() -> str:
+    """The type of device that this process computes on: `cuda` or `cpu`."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "cpu"
 
 
 def synchronize() -> None:
@@ -75,22 +100,29 @@ def synchronize() -> None:
 
 CUDNN_ATTENTION = "ZEROPODS_CUDNN_ATTENTION"
 """Environment variable that lets attention use cuDNN, with the value 1."""
+CPU_MULTIPLE = 1
+"""Multiple of tokens that lengths are padded to on a CPU, where every further token takes time."""
 GPU_MULTIPLE = 8
-"""Multiple of tokens that lengths are padded to on a GPU: few shapes, and BF16 rows that are aligned to 16 bytes."""
+"""The same on a GPU: few shapes, and BF16 rows that are aligned to 16 bytes."""
 COMPILED_MULTIPLE = 16
-"""The same for compiled passes: the backward pass of memory-efficient attention asks whether a length is a multiple of
-16, and torch compiles each kind of layer once for every answer (seen with torch 2.11 on an H200: 7 to 18 s each)."""
+"""The same for compiled passes. The backward pass of memory-efficient attention asks whether a
+length is a multiple of 16, and torch compiles each kind of layer once for every answer (seen with
+torch 2.11 on an H200: 7 to 18 s each)."""
 
 
 def choose_attention() -> None:
-    """Keep attention away from cuDNN, unless the environment asks for cuDNN; for a process that trains or answers.
+    """Keep attention away from cuDNN, unless the environment asks for it.
 
-    With a cuDNN above 9.15, as torch has it from 2.11 on, attention in BF16 or FP16 tries cuDNN first on GPUs of
-    compute capability 9.0 and 10.0 (torch's sdp_utils.cpp, `check_prefer_cudnn_attention`). cuDNN builds a plan for
-    each new shape, which takes up to a second, and batches here have hundreds of shapes; each token of an answer makes
-    a new one. Measured on an H200 (results/gpu): t5-small trains at 481 samples/s without cuDNN and at 266 with it,
-    over 60 steps; 2,000 answers come at 345 questions/s without, 512 at 65 with it. `ZEROPODS_CUDNN_ATTENTION=1`
-    measures it again.
+    It is called in each process that trains or answers.
+
+    With a cuDNN above 9.15, as torch has it from 2.11 on, attention in BF16 or FP16 tries cuDNN
+    first on GPUs of compute capability 9.0 and 10.0 (torch's sdp_utils.cpp,
+    `check_prefer_cudnn_attention`). cuDNN builds a plan for each new shape, which takes up to a
+    second, and batches here have hundreds of shapes; each token of an answer makes a new one.
+
+    Measured on an H200 (results/gpu): t5-small trains at 481 samples/s without cuDNN and at 266
+    with it, over 60 steps; 2,000 answers come at 345 questions/s without, 512 at 65 with it.
+    `ZEROPODS_CUDNN_ATTENTION=1` measures it again.
 
     Raises:
         UserError: the variable has another value than 0 or 1.
@@ -102,60 +134,89 @@ def choose_attention() -> None:
 
 
 def padding_multiple(given: int | None = None, compiled: bool = False) -> int:
-    """The multiple of tokens that lengths are padded to: the given one, else 8 on a GPU, 16 there for passes that are
-    compiled, and 1 on a CPU."""
+    """The multiple of tokens that lengths are padded to: the given one, or what suits the device.
+
+    Args:
+        compiled: whether the passes of the model are compiled.
+    """
     if given is not None:
         return given
     if not torch.cuda.is_available():
-        return 1
-    return COMPILED_MULTIPLE if compiled else GPU_MULTIPLE
+        return CPU_MULTIPLE
+    if compiled:
+        return COMPILED_MULTIPLE
+    return GPU_MULTIPLE
 
 
 # Which number format a run uses, and whether the hardware multiplies in it.
 
 
 def is_ampere() -> bool:
-    """Whether this process's GPU has TF32 and can have FlashAttention-2: compute capability 8.0 or later."""
+    """Whether this process's GPU has TF32, and can have FlashAttention-2.
+
+    GPUs of compute capability 8.0 or later have both.
+    """
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def multiplies_bf16() -> bool:
-    """Whether this machine has BF16 arithmetic; without it PyTorch's BF16 is 200 times slower than FP32."""
+    """Whether this machine has BF16 arithmetic.
+
+    Without it PyTorch's BF16 is 200 times slower than FP32.
+    """
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
-def resolve_precision(asked: str, model_id: str) -> str:
-    """`fp32`, `bf16` or `fp16`; `auto` chooses BF16 where the hardware has it and the model gains from it.
+def resolve_precision(precision: str, model_id: str) -> str:
+    """The number format of a run: `fp32`, `bf16` or `fp16`.
 
     Args:
+        precision: the value of `--precision`. `auto` chooses BF16 where the hardware has it and the
+            model gains from it, and else FP32.
         model_id: the model's name or folder.
+
+    Raises:
+        UserError: FP16 without a GPU.
     """
-    if asked == "fp16" and not torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available()
+    if precision == "fp16" and not has_gpu:
         raise UserError(NO_FP16)
-    if asked != "auto":
-        return asked
-    # A CPU builds and keeps a BF16 kernel for each new length, which takes longer than a tiny model saves.
-    gains_nothing = model_id.endswith("-tiny") and not torch.cuda.is_available()
-    return "bf16" if multiplies_bf16() and not gains_nothing else "fp32"
+    if precision != "auto":
+        return precision
+    # A CPU builds and keeps a BF16 kernel for each new length, which takes longer than a tiny model
+    # saves.
+    gains_nothing = model_id.endswith("-tiny") and not has_gpu
+    if multiplies_bf16() and not gains_nothing:
+        return "bf16"
+    return "fp32"
 
 
 # A T5 whose passes are compiled: fewer kernels to launch, or none at all.
 #
-# A small model with a small batch waits for kernel launches, not for arithmetic. `blocks` compiles four kinds of layer,
-# the first and the others of encoder and decoder, each once for all lengths (`COMPILED_MULTIPLE`), and fuses what lies
-# between matrix products. `graphs` compiles encoder and decoder whole and replays them as CUDA graphs, one for each
-# pair of lengths: a whole pass is then a handful of launches. It has not been seen to work yet: with torch 2.11 on an
-# H200 a t5-small ended by SIGSEGV in its third step (docs/gpu.md).
+# A small model with a small batch waits for kernel launches, not for arithmetic.
+#
+# `blocks` compiles four kinds of layer, the first and the others of encoder and decoder, each once
+# for all lengths (`COMPILED_MULTIPLE`), and fuses what lies between matrix products.
+#
+# `graphs` compiles encoder and decoder whole and replays them as CUDA graphs, one for each pair of
+# lengths: a whole pass is then a handful of launches. It has not been seen to work yet: with torch
+# 2.11 on an H200 a t5-small ended by SIGSEGV in its third step (docs/gpu.md).
+#
 # Source: torch.compile's regional compilation, and CUDA graph trees (`mode="reduce-overhead"`).
 
 MOST_SHAPES = 256
-"""Number of graphs of one function before torch gives up compiling it; each pair of lengths has two."""
+"""Number of graphs of one function before torch gives up compiling it.
+
+Each pair of lengths has two graphs.
+"""
 
 
 def compile_model(model: Any, how: str) -> None:
-    """Compile a T5's layers, or encoder and decoder, in place; names of parameters, and so saved files, do not change.
+    """Compile a T5's layers, or its encoder and decoder, in place.
+
+    Names of parameters, and so saved files, do not change.
 
     Args:
         how: `off`, `blocks` or `graphs`.
@@ -164,8 +225,9 @@ def compile_model(model: Any, how: str) -> None:
         return
     import torch._dynamo
 
-    torch._dynamo.config.recompile_limit = max(MOST_SHAPES, torch._dynamo.config.recompile_limit)
-    # Compiling again for each new length would never end, so lengths are symbols from the beginning.
+    settings = torch._dynamo.config
+    settings.recompile_limit = max(MOST_SHAPES, settings.recompile_limit)
+    # Compiling again for each new length would never end, so lengths are symbols from the start.
     for stack in (model.encoder, model.decoder):
         if how == "graphs":
             stack.compile(dynamic=True, mode="reduce-overhead")
@@ -181,60 +243,93 @@ def check_compiled(how: str, deepspeed: str | None) -> None:
     zero = read_config(Path(deepspeed)).get("zero_optimization") or {}
     if zero.get("stage") == 3:
         raise UserError(
-            f"--compile {how} --deepspeed {deepspeed}: its stage 3 fetches weights within a layer; leave --compile out"
+            f"--compile {how} --deepspeed {deepspeed}: its stage 3 fetches weights within a layer; "
+            "leave --compile out"
         )
 
 
-# A model made of operations that suit a CPU; names of parameters, and so saved files, do not change.
+# A model made of operations that suit a CPU.
 #
-# Dropout at a quarter of the cost: 16 random bits per element instead of a Bernoulli draw, and a mask of bits.
+# Names of parameters, and so saved files, do not change.
 #
-# On a CPU `bernoulli_` draws with one thread and takes a fifth of T5's training step. Sixteen bits of
-# the same generator, compared with a threshold, give the rate to within 1 in 65,536. The mask sets all bits
-# of an element or none, so that one `and` applies it: `where` takes three to seven times as long.
+# Dropout at a quarter of the cost: 16 random bits per element instead of a Bernoulli draw, and a
+# mask of bits.
+#
+# On a CPU `bernoulli_` draws with one thread and takes a fifth of T5's training step. Sixteen bits
+# of the same generator, compared with a threshold, give the rate to within 1 in 65,536. The mask
+# sets all bits of an element or none, so that one `and` applies it: `where` takes three to seven
+# times as long.
 
 LEVELS = 1 << 16
-WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Number of values that 16 random bits have."""
+ELEMENTS_PER_DRAW = 4
+"""Number of elements whose 16 bits come from one random number of 64 bits."""
+INTEGER_TYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types by the number of bytes of an element."""
 
 
 class _Dropout(torch.autograd.Function):
+    """Dropout of a CPU tensor whose elements have 2, 4 or 8 bytes."""
+
     @staticmethod
     def forward(ctx: Any, values: Tensor, rate: float) -> Tensor:
-        dropped = min(round(rate * LEVELS), LEVELS - 1)
-        words = torch.empty((values.numel() + 3) // 4, dtype=torch.int64)
-        # Draw from the range of all 64 bits; otherwise the top bit of every fourth element would be 0.
-        bits = words.random_(-(1 << 63), None).view(torch.int16)[: values.numel()]
-        # -1, all bits set, for each element that stays, and 0 for the others; the scale keeps the mean.
-        kept = torch.ge(bits, dropped - LEVELS // 2, out=torch.empty_like(bits)).neg_().view(values.shape)
-        ctx.scale = LEVELS / (LEVELS - dropped)
-        ctx.save_for_backward(kept)
-        # Free both before the result is made.
-        del words, bits
-        return _masked(values, kept, ctx.scale)
+        # Of `LEVELS` values of 16 bits, so many drop an element. At least one value keeps it, since
+        # the scale would be infinite otherwise.
+        dropping_levels = min(round(rate * LEVELS), LEVELS - 1)
+        keep_mask = _keep_mask(values.shape, dropping_levels)
+        # The scale keeps the mean.
+        ctx.scale = LEVELS / (LEVELS - dropping_levels)
+        ctx.save_for_backward(keep_mask)
+        return _masked(values, keep_mask, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _masked(gradients[0], ctx.saved_tensors[0], ctx.scale), None
+        (keep_mask,) = ctx.saved_tensors
+        return _masked(gradients[0], keep_mask, ctx.scale), None
 
 
-def _masked(values: Tensor, kept: Tensor, scale: float) -> Tensor:
-    return (values.view(WORDS[values.element_size()]) & kept).view(values.dtype).mul_(scale)
+def _keep_mask(shape: torch.Size, dropping_levels: int) -> Tensor:
+    """A mask of 16 bits an element: -1, which sets all bits, for one that stays, and 0 for others.
+
+    The random bits are freed when this returns, before the masked values are made.
+    """
+    size = shape.numel()
+    draws = math.ceil(size / ELEMENTS_PER_DRAW)
+    words = torch.empty(draws, dtype=torch.int64)
+    # Draw from the range of all 64 bits; otherwise the top bit of every fourth element would be 0.
+    words.random_(-(1 << 63), None)
+    bits = words.view(torch.int16)[:size]
+    # As signed numbers, 16 bits begin at -LEVELS / 2.
+    threshold = dropping_levels - LEVELS // 2
+    mask = torch.empty_like(bits)
+    # Written into the mask as 1 or 0, without a tensor of truth values in between.
+    torch.ge(bits, threshold, out=mask)
+    return mask.neg_().view(shape)
+
+
+def _masked(values: Tensor, keep_mask: Tensor, scale: float) -> Tensor:
+    """The values, times `scale`, where the mask is -1; zeros where it is 0."""
+    as_integers = values.view(INTEGER_TYPES[values.element_size()])
+    kept_bits = as_integers & keep_mask
+    return kept_bits.view(values.dtype).mul_(scale)
 
 
 class BitDropout(nn.Dropout):
     """Drops elements at the rate of `nn.Dropout`, on a CPU with cheaper masks."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Zero each element with probability `p` while training, and scale the others by 1 / (1 - p)."""
+        """In training, zero elements with probability `p` and scale the others by 1 / (1 - p)."""
         if not self.training or input.device.type != "cpu":
             return super().forward(input)
-        return _Dropout.apply(input, self.p) if self.p else input
+        if not self.p:
+            return input
+        return _Dropout.apply(input, self.p)
 
 
 # Products with weights that no longer change, laid out once in the format that oneDNN multiplies.
 #
-# On AMD, MKL multiplies FP32 without AVX-512, at half the speed; on CPUs that have no AVX-512 both are equally fast.
+# On AMD, MKL multiplies FP32 without AVX-512, at half the speed; on CPUs that have no AVX-512 both
+# are equally fast.
 
 
 class PackedLinear(nn.Module):
@@ -254,12 +349,23 @@ class PackedLinear(nn.Module):
 def prepack(model: PreTrainedModel) -> None:
     """Replace the linear layers of a model that only predicts, in place, on a CPU with AVX-512.
 
-    PyTorch's operations for this have no public name: where they are missing, layers stay as they are. The head stays,
-    since its rows are embeddings too.
+    PyTorch's operations for this have no public name: where they are missing, layers stay as they
+    are. The head stays, since its rows are embeddings too.
     """
-    head, known = model.get_output_embeddings(), hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if model.device.type == "cpu" and known and torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-        _replace(model, nn.Linear, lambda layer: layer if layer is head else PackedLinear(layer))
+    if model.device.type != "cpu":
+        return
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return
+    head = model.get_output_embeddings()
+
+    def packed(layer: nn.Linear) -> nn.Module:
+        if layer is head:
+            return layer
+        return PackedLinear(layer)
+
+    _replace(model, nn.Linear, packed)
 
 
 def suit_cpu(model: nn.Module) -> None:
@@ -267,62 +373,81 @@ def suit_cpu(model: nn.Module) -> None:
     _replace(model, nn.Dropout, lambda dropout: BitDropout(dropout.p))
 
 
-def _replace(model: nn.Module, kind: type[nn.Module], made: Callable[[Any], nn.Module]) -> None:
+def _replace(
+    model: nn.Module, kind: type[nn.Module], replacement: Callable[[Any], nn.Module]
+) -> None:
+    """Put `replacement(child)` in the place of each child that is of exactly this kind."""
+    # A list, since the modules are replaced while they are walked.
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is kind:
-                setattr(module, name, made(child))
+                setattr(module, name, replacement(child))
 
 
 # How fast this machine multiplies matrices: the peak that a CPU's manufacturer does not publish.
 
-SECONDS = 0.06
-"""Seconds of measurement for one size, after a warm-up multiplication."""
+MEASURING_SECONDS = 0.06
+"""Seconds for which one size, or one operation, is measured, after a warm-up round."""
 SIDES = {"cpu": (256, 512, 1_024), "cuda": (2_048, 4_096, 8_192)}
 """Sides of the square matrices that are tried: small ones wait for memory, large ones take long."""
+TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""torch's types of numbers by this project's names of precisions."""
 
 
 def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
-    """FLOP/s of matrix multiplications on this rank's device by side, with all cores that the process may use.
+    """FLOP/s of matrix multiplications on this rank's device.
 
-    Two n x n matrices take 2 n^3 FLOP. Afterwards the number of threads is as before, and the GPU cache is emptied.
-    A size that would take too long is not tried: some CPUs only emulate BF16.
+    Two n x n matrices take 2 n^3 FLOP. A size that would take too long is not tried: some CPUs only
+    emulate BF16. Afterwards the number of threads is as before, and the GPU cache is emptied.
 
     Args:
         precision: `fp32` (without TF32, as a run trains), `bf16` or `fp16`.
-        cores: number of cores to use instead of all.
+        cores: number of cores to use; None: all that the process may use.
+
+    Returns:
+        The rates by side of the matrices.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    threads, rates = torch.get_num_threads(), dict[int, float]()
-
-    def product_seconds(side: int) -> float:
-        # A separate generator: the run's own random numbers must depend on its seed alone.
-        options: Any = {"dtype": dtype, "device": device, "generator": torch.Generator(device).manual_seed(0)}
-        left, right = torch.randn(side, side, **options), torch.randn(side, side, **options)
-        product = torch.empty_like(left)
-        return fastest_seconds(lambda: torch.matmul(left, right, out=product), SECONDS)
-
+    device = device_type()
+    dtype = TORCH_TYPES.get(precision, torch.float32)
+    threads_before = torch.get_num_threads()
+    rates: dict[int, float] = {}
     torch.set_num_threads(cores or len(os.sched_getaffinity(0)))
     try:
         for side in SIDES[device]:
-            if rates and 2 * side**3 / max(rates.values()) > SECONDS:
+            flop = 2 * side**3
+            if rates and flop / max(rates.values()) > MEASURING_SECONDS:
                 break
-            rates[side] = 2 * side**3 / product_seconds(side)
+            rates[side] = flop / _product_seconds(side, dtype, device)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads_before)
         if device == "cuda":
             torch.cuda.empty_cache()
     return rates
+
+
+def _product_seconds(side: int, dtype: torch.dtype, device: str) -> float:
+    """Seconds of the product of two matrices; they are freed when this returns."""
+    # A separate generator: the run's own random numbers must depend on its seed alone.
+    generator = torch.Generator(device).manual_seed(0)
+    left = torch.randn(side, side, dtype=dtype, device=device, generator=generator)
+    right = torch.randn(side, side, dtype=dtype, device=device, generator=generator)
+    product = torch.empty_like(left)
+    return fastest_seconds(lambda: torch.matmul(left, right, out=product), MEASURING_SECONDS)
 
 
 OPERATIONS = 500
 """Number of small operations in a row, followed by their gradients."""
 
 
-def python_seconds(seconds: float = SECONDS) -> float:
-    """Seconds that one small operation and its gradient cost besides arithmetic: most of a small model's step."""
-    small = torch.ones(16, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
+def python_seconds(seconds: float = MEASURING_SECONDS) -> float:
+    """Seconds that one small operation and its gradient cost besides arithmetic.
+
+    A step of a small model consists mostly of this.
+
+    Args:
+        seconds: how long to measure, after a warm-up round.
+    """
+    small = torch.ones(16, device=device_type(), requires_grad=True)
 
     def operations() -> None:
         value = small
@@ -334,13 +459,19 @@ def python_seconds(seconds: float = SECONDS) -> float:
 
 
 def fastest_seconds(action: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest of as many rounds of `action` as fit into `seconds`, after a warm-up round."""
+    """Seconds of the fastest round of `action`.
+
+    Args:
+        seconds: how long to repeat it, after a warm-up round.
+    """
     action()
     synchronize()
-    fastest, began = float("inf"), time.perf_counter()
+    fastest = float("inf")
+    began = time.perf_counter()
     while time.perf_counter() - began < seconds:
-        mark = time.perf_counter()
+        round_began = time.perf_counter()
         action()
         synchronize()
-        fastest = min(fastest, time.perf_counter() - mark)
+        round_seconds = time.perf_counter() - round_began
+        fastest = min(fastest, round_seconds)
     return fastest

@@ -1,4 +1,4 @@
-"""Flags that a script does not have: what those of other projects' scripts are called here, and what was meant."""
+"""Flags that a script does not have: what other projects' flags are called here."""
 
 from __future__ import annotations
 
@@ -59,15 +59,24 @@ SETTINGS = {
 }
 """Names that other projects have for a setting, and the name of the setting here."""
 WAYS = {
-    "save_checkpoint": "checkpoints are saved every epoch; --save_steps N saves every N steps, 0 never",
-    "max_seq_length": "rows are cut when they are prepared, by zeropods prepare --max-source-tokens N",
-    "tokenizer_name": "the prepared set brings its tokenizer, which zeropods prepare --tokenizer NAME chooses",
+    "save_checkpoint": (
+        "checkpoints are saved every epoch; --save_steps N saves every N steps, 0 never"
+    ),
+    "max_seq_length": (
+        "rows are cut when they are prepared, by zeropods prepare --max-source-tokens N"
+    ),
+    "tokenizer_name": (
+        "the prepared set brings its tokenizer, which zeropods prepare --tokenizer NAME chooses"
+    ),
     "dataset_config": "it is for a text at the hub, on which causal_train.py trains",
     "attn_implementation": "T5 has one kind of attention",
     "subset": "the rows are limited when they are prepared, by zeropods prepare --limit N",
     "max_eval_steps": "the rows are limited when they are prepared, by zeropods prepare --limit N",
     "optim": "every run trains with AdamW",
-    "report_to": "a run keeps its record and TensorBoard's events in its run folder; nothing is sent anywhere",
+    "report_to": (
+        "a run keeps its record and TensorBoard's events in its run folder; "
+        "nothing is sent anywhere"
+    ),
     "push_to_hub": "zeropods export RUN --out DIR makes a model folder that can be uploaded",
     "use_lora": "all weights are trained; there are no adapters",
     "load_in_4bit": "all weights are trained, in the type that --precision names",
@@ -98,11 +107,17 @@ WAYS = {
     "generation_prompt": "ask a trained T5 with zeropods predict or zeropods demo",
 }
 """What takes the place of a flag for which a script has no flag of its own."""
-BARE_DEEPSPEED = "--deepspeed: needs a file; give dsconfig/TECHNIQUE.json, as in --deepspeed dsconfig/zero2.json"
+BARE_DEEPSPEED = (
+    "--deepspeed: needs a file; give dsconfig/TECHNIQUE.json, as in --deepspeed dsconfig/zero2.json"
+)
 
 
-def faults_of(words: Sequence[str], flags: Collection[str], called: Mapping[str, str], script: str) -> list[str]:
-    """A line for each word of a call that is not a flag of a script, and for `--deepspeed` without its file.
+def faults_of(
+    words: Sequence[str], flags: Collection[str], called: Mapping[str, str], script: str
+) -> list[str]:
+    """What is wrong with the flags of a call: a line for each that the script does not have.
+
+    There is also a line for `--deepspeed` without its file.
 
     Args:
         words: the call's arguments, with flags in the form `--some_name` or `--some_name=value`.
@@ -115,24 +130,29 @@ def faults_of(words: Sequence[str], flags: Collection[str], called: Mapping[str,
         name = word.removeprefix("--").partition("=")[0]
         is_flag = word.startswith("--") and name != ""
         following = words[number + 1 : number + 2]
-        if word == "--deepspeed" and (not following or following[0].startswith("--")):
+        has_no_value = not following or following[0].startswith("--")
+        if word == "--deepspeed" and has_no_value:
             faults.append(BARE_DEEPSPEED)
         elif is_flag and name not in (*flags, "help"):
-            faults.append(f"--{name}: not a flag of {script}; {_remedy(name, flags, called)}")
+            remedy = _remedy(name, flags, called)
+            faults.append(f"--{name}: not a flag of {script}; {remedy}")
+    # Each fault is named once, in the order of the words.
     return list(dict.fromkeys(faults))
 
 
 def _remedy(name: str, flags: Collection[str], called: Mapping[str, str]) -> str:
     """What to give in place of a flag that a script does not have."""
     known = {flag: flag for flag in flags}
-    for other, setting in {**SETTINGS, **called}.items():
-        own = called.get(setting, setting)
-        if own in flags:
-            known.setdefault(other, own)
+    for other_name, setting in {**SETTINGS, **called}.items():
+        name_here = called.get(setting, setting)
+        if name_here in flags:
+            known.setdefault(other_name, name_here)
     if name in known:
         return f"did you mean --{known[name]}?"
     setting = SETTINGS.get(name, name)
     if setting in WAYS:
         return WAYS[setting]
     near = get_close_matches(name, known, 1)
-    return f"did you mean --{known[near[0]]}?" if near else "see --help"
+    if near:
+        return f"did you mean --{known[near[0]]}?"
+    return "see --help"

@@ -1,7 +1,8 @@
-"""The number formats that a run really computes in, as its tensors show them in the first step of an attempt.
+"""The number formats that a run really computes in, as the first step of an attempt shows them.
 
-The configuration says what was asked for; libraries may do something else. So the formats are read off the weights, the
-optimizer's tensors, the gradients that collective operations send, and the outputs of linear layers.
+The configuration says what was asked for; libraries may do something else. So the formats are read
+off the weights, the optimizer's tensors, the gradients that collective operations send, and the
+outputs of linear layers.
 """
 
 from __future__ import annotations
@@ -19,26 +20,39 @@ from transformers.pytorch_utils import Conv1D
 from zeropods.measure.record import MeasuredPrecision, RankMeasurement
 from zeropods.train.meter import MASTERS, held_tensors
 
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+NAMES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+}
 """This project's names of number formats; others keep torch's."""
-REDUCE = ("reduce_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
+REDUCE = (
+    "reduce_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+)
 ALL_REDUCE = ("allreduce_", "allreduce_coalesced_")
-"""torch's collective operations that add tensors up over ranks, by their names in `torch.ops.c10d`."""
+"""torch's collective operations that add tensors up over ranks, as `torch.ops.c10d` names them."""
 
 
 @dataclass(eq=False)
 class PrecisionRecorder(TrainerCallback):
-    """Measures the precision of the first step, and leaves nothing behind; use it as a context around training.
+    """Measures the precision of the first step; use it as a context around training.
 
-    Nothing is computed: hooks look at tensors that are there anyway, so losses stay the same to the last bit. The hooks
-    are removed when the first step ends. Layers that torch compiles get none, since a hook would become a part of their
-    graph; a model's head is never compiled here, so that at least one layer is seen.
+    Nothing is computed: hooks look at tensors that are there anyway, so losses stay the same to the
+    last bit. The hooks are removed when the first step ends, so that nothing is left behind.
+
+    Layers that torch compiles get no hook, since it would become a part of their graph; a model's
+    head is never compiled here, so that at least one layer is seen.
     """
 
     measured: RankMeasurement
     """Receives the precision."""
     world_size: int
     sent: CollectiveFormats = field(init=False)
+    """Formats of the gradients that this rank sent to others."""
     outputs: set[torch.dtype] = field(default_factory=set, init=False)
     """Formats of what linear layers returned."""
     hooks: ExitStack = field(default_factory=ExitStack, init=False)
@@ -52,28 +66,32 @@ class PrecisionRecorder(TrainerCallback):
     def __exit__(self, *_: object) -> None:
         self.hooks.close()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **training: Any) -> None:
         if state.global_step != self.measured.first_step:
             return
-        for layer in uncompiled_linear_layers(about["model"]):
+        for layer in uncompiled_linear_layers(training["model"]):
             hook = layer.register_forward_hook(self._see_output)
             self.hooks.callback(hook.remove)
         if self.world_size > 1:
             self.sent.watch(self.hooks)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **training: Any) -> None:
         self.hooks.close()
-        before = self.measured.measured_precision
-        if before is not None and before.optimizer_states is not None:
+        precision = self.measured.measured_precision
+        is_complete = precision is not None and precision.optimizer_states is not None
+        if is_complete:
             return
-        # Where FP16 gradients overflow, the first step updates nothing, and states come with a later one.
-        states = name_of(tensor.dtype for tensor in moments(about["optimizer"]))
-        if before is not None:
-            before.optimizer_states = states
+        model = training["model"]
+        optimizer = training["optimizer"]
+        # Where FP16 gradients overflow, the first step updates nothing, and states come with a
+        # later one.
+        states = name_of(tensor.dtype for tensor in moments(optimizer))
+        if precision is not None:
+            precision.optimizer_states = states
             return
         self.measured.measured_precision = MeasuredPrecision(
-            weights=name_of(parameter.dtype for parameter in about["model"].parameters()),
-            master_weights=name_of(tensor.dtype for tensor in updated_weights(about["optimizer"])),
+            weights=name_of(parameter.dtype for parameter in model.parameters()),
+            master_weights=name_of(tensor.dtype for tensor in updated_weights(optimizer)),
             optimizer_states=states,
             gradients_sent=name_of(self.sent.formats()),
             linear_output=name_of(self.outputs),
@@ -86,13 +104,17 @@ class PrecisionRecorder(TrainerCallback):
 
 def name_of(formats: Iterable[torch.dtype]) -> str | None:
     """The name of a number format; of several, all names; None for none, and for integers."""
-    names = {NAMES.get(each, str(each).removeprefix("torch.")) for each in formats if each.is_floating_point}
+    names = set()
+    for dtype in formats:
+        if dtype.is_floating_point:
+            torchs_name = str(dtype).removeprefix("torch.")
+            names.add(NAMES.get(dtype, torchs_name))
     return " and ".join(sorted(names)) or None
 
 
 def uncompiled_linear_layers(model: nn.Module) -> Iterator[nn.Module]:
     """Linear layers outside the parts of a model that torch compiles."""
-    compiled = set[nn.Module]()
+    compiled: set[nn.Module] = set()
     for module in model.modules():
         if module._compiled_call_impl is not None:
             compiled.update(module.modules())
@@ -103,8 +125,14 @@ def uncompiled_linear_layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def updated_weights(optimizer: Any) -> list[Tensor]:
-    """The weights that an optimizer updates: DeepSpeed's masters, else those in the optimizer's groups."""
-    return list(held_tensors(optimizer, MASTERS)) or list(held_tensors(optimizer, ["param_groups"]))
+    """The weights that an optimizer updates.
+
+    They are DeepSpeed's master weights where it has some, else those in the optimizer's groups.
+    """
+    masters = list(held_tensors(optimizer, MASTERS))
+    if masters:
+        return masters
+    return list(held_tensors(optimizer, ["param_groups"]))
 
 
 def moments(optimizer: Any) -> Iterator[Tensor]:
@@ -117,30 +145,38 @@ def moments(optimizer: Any) -> Iterator[Tensor]:
 class CollectiveFormats:
     """The number formats of gradients, seen where torch hands tensors to a collective operation.
 
-    DeepSpeed calls the operations from Python, and DDP from C++. Both pass torch's dispatcher, in which a kernel above
-    the backend's looks at the tensors and passes them on. Source: torch/csrc/distributed/c10d/Ops.cpp.
+    DeepSpeed calls the operations from Python, and DDP from C++. Both pass torch's dispatcher, in
+    which a kernel above the backend's looks at the tensors and passes them on. Source:
+    torch/csrc/distributed/c10d/Ops.cpp.
     """
 
     def __init__(self) -> None:
-        self.reduced = set[torch.dtype]()
-        self.all_reduced = set[torch.dtype]()
+        self.reduced: set[torch.dtype] = set()
+        self.all_reduced: set[torch.dtype] = set()
 
     def watch(self, until: ExitStack) -> None:
         """Watch every collective operation of this process until the stack is closed."""
         library = until.enter_context(torch.library._scoped_library("c10d", "IMPL"))
-        for names, formats in ((REDUCE, self.reduced), (ALL_REDUCE, self.all_reduced)):
-            for name in names:
-                operation = getattr(torch.ops.c10d, name).default
-                for key in ("AutogradCPU", "AutogradCUDA"):
-                    library.impl(name, watching(operation, formats), key, with_keyset=True)
+        for name in REDUCE:
+            _watch_operation(library, name, self.reduced)
+        for name in ALL_REDUCE:
+            _watch_operation(library, name, self.all_reduced)
 
     def formats(self) -> set[torch.dtype]:
         """Formats of the gradients that were sent.
 
-        Gradients are reduced, or else all-reduced. Where there is a reduction, all-reductions are something else: with
-        `stage3_use_all_reduce_for_fetch_params` ZeRO-3 fetches parameters by them.
+        Gradients are reduced, or else all-reduced. Where there is a reduction, all-reductions are
+        something else: with `stage3_use_all_reduce_for_fetch_params` ZeRO-3 fetches parameters by
+        them.
         """
         return self.reduced or self.all_reduced
+
+
+def _watch_operation(library: torch.library.Library, name: str, formats: set[torch.dtype]) -> None:
+    """Note the formats of what a collective operation gets, on CPUs and on GPUs."""
+    operation = getattr(torch.ops.c10d, name).default
+    for key in ("AutogradCPU", "AutogradCUDA"):
+        library.impl(name, watching(operation, formats), key, with_keyset=True)
 
 
 def watching(operation: Any, formats: set[torch.dtype]) -> Callable[..., Any]:

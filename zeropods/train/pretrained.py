@@ -20,34 +20,60 @@ from zeropods.files import SUFFIX, check_digests, check_weights, first_line
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 
-FAULTS = (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
+FAULTS = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 """Exceptions that loading a model raises."""
-NO_SIZES = {"_name_or_path", "transformers_version", "architectures", "dtype", "use_cache", "prompt"}
+NO_SIZES = {
+    "_name_or_path",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "use_cache",
+    "prompt",
+}
 """Keys of a configuration that say nothing about the model's tensors and operations."""
 
 
 def configuration_of(model: PreTrainedModel) -> dict[str, object]:
-    """Configuration by which a plan knows a model; whether its head and embeddings are tied is read from the model."""
+    """Configuration by which a plan knows a model.
+
+    Whether its head and its embeddings are tied is read from the model itself.
+    """
     head = model.get_output_embeddings()
-    table = model.get_input_embeddings()
-    given = {name: value for name, value in model.config.to_dict().items() if name not in NO_SIZES}
+    embeddings = model.get_input_embeddings()
+    are_tied = head is not None and head.weight is embeddings.weight
+    values = {}
+    for name, value in model.config.to_dict().items():
+        if name not in NO_SIZES:
+            values[name] = value
     # Some families have infinite bounds, which a record cannot hold as numbers.
-    finite: dict[str, object] = json.loads(json.dumps(given, default=str), parse_constant=str)
-    return {**finite, "tie_word_embeddings": head is not None and head.weight is table.weight}
+    finite: dict[str, object] = json.loads(json.dumps(values, default=str), parse_constant=str)
+    return {**finite, "tie_word_embeddings": are_tied}
 
 
-def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "float32", **options: Any) -> Any:
+def load_weights(
+    model_class: Any, name: str, *, flag: str = "", dtype: str = "float32", **options: Any
+) -> Any:
     """Load a model of the class, with the weights of `name`, on the CPU.
 
     Args:
         model_class: a model's class, or one of transformers' `Auto` classes.
         name: a local folder or a hub id.
-        flag: the flag that named a model to train, for the message where it cannot be loaded; empty for other models.
+        flag: the flag that named a model to train, for the message where it cannot be loaded; empty
+            for other models.
         dtype: type of the weights, by PyTorch's name.
         options: arguments of `from_pretrained`, including those of `source_options`.
 
     Raises:
-        UserError: it cannot be read, or a tensor is missing or of another size; transformers would draw it at random.
+        UserError: it cannot be read, or a tensor is missing or of another size; transformers would
+            draw it at random.
     """
     model = None
     fault = None
@@ -56,7 +82,7 @@ def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "f
     logging.set_verbosity_error()
     try:
         with loading(name, flag):
-            model, found = model_class.from_pretrained(
+            model, information = model_class.from_pretrained(
                 name,
                 dtype=dtype,
                 use_safetensors=True,
@@ -64,26 +90,29 @@ def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "f
                 ignore_mismatched_sizes=True,
                 **options,
             )
-            fault = _fault_of_tensors(found["missing_keys"], found["mismatched_keys"])
+            fault = _fault_of_tensors(information["missing_keys"], information["mismatched_keys"])
     except RuntimeError as error:
         # This is how ZeRO-3 reports a tensor of another size.
-        lines = [line.strip() for line in str(error).split("\n") if "size mismatch" in line]
-        if not lines:
+        mismatches = [line for line in str(error).split("\n") if "size mismatch" in line]
+        if not mismatches:
             raise
-        fault = lines[0].rstrip(".")
+        fault = mismatches[0].strip().rstrip(".")
     finally:
         logging.set_verbosity(level)
     if is_deepspeed_zero3_enabled():
         # Only rank 0 has read the tensors, so it may be the only one that knows of a fault.
         fault = next(filter(None, processes.gathered(fault)), None)
     if fault is not None and flag:
-        raise UserError(f"{flag} {name!r}: {fault}; save the model again, or train it with --init random")
+        remedy = "save the model again, or train it with --init random"
+        raise UserError(f"{flag} {name!r}: {fault}; {remedy}")
     if fault is not None:
         raise UserError(f"{name}: {fault}; save the model again")
     return model
 
 
-def _fault_of_tensors(missing: Collection[str], mismatched: Collection[tuple[str, Any, Any]]) -> str | None:
+def _fault_of_tensors(
+    missing: Collection[str], mismatched: Collection[tuple[str, Any, Any]]
+) -> str | None:
     """What is wrong with a model's weights; None where nothing is.
 
     Args:
@@ -94,25 +123,36 @@ def _fault_of_tensors(missing: Collection[str], mismatched: Collection[tuple[str
         return f"its weights have no tensor {min(missing)!r}"
     if mismatched:
         name, saved, expected = min(mismatched)
-        return f"its tensor {name!r} has size {list(saved)}, but its config.json says {list(expected)}"
+        size = list(saved)
+        expected_size = list(expected)
+        return f"its tensor {name!r} has size {size}, but its config.json says {expected_size}"
     return None
 
 
 def source_options(name: str) -> dict[str, Any]:
-    """Options with which `from_pretrained` finds a model; refuse a folder whose weights are missing or wrong."""
+    """Options with which `from_pretrained` finds a model.
+
+    Raises:
+        UserError: `name` is a folder whose weights are missing or wrong.
+    """
     check_weights(Path(name))
     check_digests(Path(name))
     return hub_options(name)
 
 
 def check_source(arguments: RunArguments) -> PreTrainedConfig | None:
-    """The model's configuration, None for random weights; refuse what it or its files' headers show to be unusable."""
+    """The configuration of the model that a run names; None for random weights.
+
+    Raises:
+        UserError: the configuration, or the headers of the model's files, show that it is unusable.
+    """
     if arguments.init == "random":
         return None
     name = arguments.source
     with loading(name, arguments.model_flag):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **hub_options(name))
         for path in Path(name).glob(f"*{SUFFIX}"):
+            # Opening a file reads its header.
             with safe_open(path, "pt"):
                 pass
     return config
@@ -135,5 +175,8 @@ def loading(name: str, flag: str = "") -> Iterator[None]:
         remedy = "expected a run, a model folder or a hub id"
         if flag:
             place = f"{flag} {name!r}"
-            remedy = "give a hub id that can be reached, a local folder, or --init random with a known shape"
+            remedy = (
+                "give a hub id that can be reached, a local folder, "
+                "or --init random with a known shape"
+            )
         raise UserError(f"{place}: cannot be loaded ({reason}); {remedy}") from None

@@ -1,4 +1,7 @@
-"""Checkpoints of several ranks: saved together, verified by rank 0, and resumed, also on another number of ranks."""
+"""Checkpoints of several ranks.
+
+They are saved together, verified by rank 0, and resumed, also on another number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ from zeropods.train.checkpoints import CheckpointManifest, Origin, SavedFile, Un
 REMEDY = "free or repair the disk, then run again: it resumes from the previous checkpoint"
 UNDIVIDED = (checkpoints.STATE, "scheduler.pt")
 """Files that each checkpoint holds undivided, and that resuming reads."""
+CONVERTER_ERRORS = (ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError)
+"""What DeepSpeed's converter raises where it cannot convert a checkpoint."""
 
 log = logging.getLogger(__name__)
 
@@ -41,43 +46,72 @@ class Checkpoints:
     keep: int | None = None
     """Number of checkpoints that may stay once a newer one is whole; None: all."""
 
-    def save(self, step: int, write: Callable[[], None], best: Callable[[], str | None] = lambda: None) -> None:
+    def save(
+        self,
+        step: int,
+        write: Callable[[], None],
+        best: Callable[[], str | None] = lambda: None,
+    ) -> None:
         """Save a checkpoint of an optimizer step, then prune older checkpoints.
 
         Args:
             write: writes this rank's files into the step's folder.
-            best: returns the folder of the best model's checkpoint, which is never deleted; it is called after writing.
+            best: returns the folder of the best model's checkpoint, which is never deleted; it is
+                called after writing.
 
         Raises:
-            UserError: the disk is full, or may not be written; earlier checkpoints stay as they are.
+            UserError: the disk is full, or may not be written; earlier checkpoints stay as they
+                are.
         """
         place = self.folder / checkpoints.name_of(step)
-        in_one_line = said_in_one_line(self.folder, place.name, REMEDY)
-        own = (processes.rank(), processes.world_size())
         try:
-            processes.on_rank_zero(in_one_line(lambda: checkpoints.make_room(self.folder, step)))
-            in_one_line(write)()
-            processes.gathered(None)
-            files: dict[str, SavedFile] = {}
-            for theirs in processes.on_every_rank(in_one_line(lambda: checkpoints.hashed(place, *own))):
-                files |= theirs
-            processes.on_rank_zero(in_one_line(lambda: checkpoints.complete(self.folder, step, self.origin, files)))
+            self._write(step, place, write)
         except UserError:
-            # The run's record still has to be written: free the space that an unfinished checkpoint takes.
+            # The run's record still has to be written: free the space that an unfinished checkpoint
+            # takes.
             if not (place / checkpoints.MANIFEST).exists():
                 with contextlib.suppress(OSError):
                     checkpoints.discard(place)
             raise
-        if self.keep is None or processes.rank() != 0:
-            return
-        # Checkpoints that cannot be deleted take space, but are no reason to end a run.
+        if self.keep is not None and processes.rank() == 0:
+            self._prune(step, self.keep, best)
+
+    def _write(self, step: int, place: Path, write: Callable[[], None]) -> None:
+        """Write a checkpoint into the folder `place` with all ranks, and make it count."""
+        in_one_line = said_in_one_line(self.folder, place.name, REMEDY)
+        files: dict[str, SavedFile] = {}
+
+        @in_one_line
+        def make_room() -> None:
+            checkpoints.make_room(self.folder, step)
+
+        @in_one_line
+        def hash_share() -> dict[str, SavedFile]:
+            return checkpoints.hashed(place, processes.rank(), processes.world_size())
+
+        @in_one_line
+        def mark_complete() -> None:
+            checkpoints.mark_complete(self.folder, step, self.origin, files)
+
+        processes.on_rank_zero(make_room)
+        in_one_line(write)()
+        # No rank lists the files before all have written theirs.
+        processes.gathered(None)
+        for share in processes.on_every_rank(hash_share):
+            files.update(share)
+        processes.on_rank_zero(mark_complete)
+
+    def _prune(self, step: int, keep: int, best: Callable[[], str | None]) -> None:
+        """Delete older checkpoints; those that cannot be deleted are no reason to end a run."""
         try:
-            kept = best()
-            for name in checkpoints.prune(self.folder, step, self.origin, self.keep, Path(kept).name if kept else None):
-                log.info("%s deleted: --save_total_limit %d", self.folder / name, self.keep)
+            best_checkpoint = best()
+            best_name = Path(best_checkpoint).name if best_checkpoint else None
+            for name in checkpoints.prune(self.folder, step, self.origin, keep, best_name):
+                log.info("%s deleted: --save_total_limit %d", self.folder / name, keep)
         except OSError as error:
             log.warning("%s: older checkpoints cannot be deleted (%s)", self.folder, error.strerror)
         except UnsoundError as unsound:
+            place = self.folder / checkpoints.name_of(step)
             _say(f"{place}: {unsound}; older checkpoints stay", logging.WARNING)
 
     def check(self, checkpoint: Path, place: str, remedy: str) -> CheckpointManifest:
@@ -90,19 +124,24 @@ class Checkpoints:
             UserError: it is not whole, or not of this model.
         """
 
-        def checked() -> CheckpointManifest:
+        def verify() -> CheckpointManifest:
             try:
-                return checkpoints.verified(checkpoint, lambda found: found.other_model(self.origin))
+                return checkpoints.verified(
+                    checkpoint, lambda saved_by: saved_by.other_model(self.origin)
+                )
             except UnsoundError as unsound:
                 raise UserError(f"{place}: {unsound}; {remedy}") from None
 
-        return processes.on_rank_zero(checked)
+        return processes.on_rank_zero(verify)
 
     def fitted(self, checkpoint: Path, manifest: CheckpointManifest) -> Path:
-        """What this number of ranks can load of a verified checkpoint: itself, or the universal form made from it.
+        """The folder that this number of ranks can load in place of a verified checkpoint.
 
         Args:
             manifest: the checkpoint's manifest.
+
+        Returns:
+            The checkpoint itself, or its universal form, which is made from it.
 
         Raises:
             UserError: the universal form cannot be made.
@@ -113,50 +152,62 @@ class Checkpoints:
             return checkpoint
         if technique == "custom":
             raise processes.SharedError(
-                f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is not in dsconfig/, "
-                f"it can be resumed only on {saved_by} ranks"
+                f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is "
+                f"not in dsconfig/, it can be resumed only on {saved_by} ranks"
             )
         place = self.folder / checkpoints.UNIVERSAL / str(manifest.step)
 
-        def made() -> Path:
+        def make() -> Path:
             with said_in_one_line(place.parent, place.name, REMEDY):
                 make_universal(place, checkpoint, manifest)
-            _say(f"{place}: made of {checkpoint.name} ({saved_by} ranks -> {self.origin.world_size})")
+            ranks = f"{saved_by} ranks -> {self.origin.world_size}"
+            _say(f"{place}: made of {checkpoint.name} ({ranks})")
             return place
 
-        return processes.on_rank_zero(made)
+        return processes.on_rank_zero(make)
 
 
 def _say(line: str, level: int = logging.INFO) -> None:
+    """Write a line to the log and to stderr."""
     log.log(level, "%s", line)
     print(line, file=sys.stderr, flush=True)
 
 
 def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) -> None:
-    """Make the form of a checkpoint that any number of ranks can load, with DeepSpeed's own converter.
+    """Make the form of a checkpoint that any number of ranks can load.
 
-    It is made for the attempt that is about to load it, and deleted at the next checkpoint, so it has no manifest.
+    DeepSpeed's own converter makes it, for the attempt that is about to load it. It is deleted at
+    the next checkpoint, so it has no manifest.
 
     Args:
         place: the folder to make; what is there is replaced.
-        checkpoint: a verified checkpoint. The converter makes only tensors and plain values from what it reads.
+        checkpoint: a verified checkpoint. The converter makes only tensors and plain values from
+            what it reads.
         manifest: the checkpoint's manifest.
 
     Raises:
-        UserError: there are no ZeRO shards, or they hold something other than plain values, or cannot be converted.
+        UserError: there are no ZeRO shards, or they hold something other than plain values, or
+            cannot be converted.
     """
-    from deepspeed.checkpoint import ds_to_universal
-
     shards = manifest.shards()
     if shards is None:
-        raise UserError(f"{checkpoint}: contains no ZeRO shards; resume on the same number of ranks")
+        raise UserError(
+            f"{checkpoint}: contains no ZeRO shards; resume on the same number of ranks"
+        )
     checkpoints.discard(place)
     place.mkdir(parents=True)
     for name in manifest.files.keys() & set(UNDIVIDED):
         shutil.copyfile(checkpoint / name, place / name)
-    wanted = Namespace(
-        input_folder=str(checkpoint / shards),
-        output_folder=str(place / f"{shards}_{checkpoints.UNIVERSAL}"),
+    _convert(checkpoint / shards, place / f"{shards}_{checkpoints.UNIVERSAL}")
+
+
+def _convert(shards: Path, universal: Path) -> None:
+    """Convert a folder of ZeRO's shards with DeepSpeed's converter, without its output."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    options = Namespace(
+        input_folder=str(shards),
+        output_folder=str(universal),
         # Worker processes would each hold a rank's states.
         num_extract_workers=1,
         num_merge_workers=1,
@@ -165,13 +216,19 @@ def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) 
         inject_missing_state=True,
     )
     try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), plain_values_only():
-            ds_to_universal.main(wanted)
-    except (pickle.UnpicklingError, ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError) as error:
-        fault = f"cannot be converted ({first_line(error)}); resume on the same number of ranks"
-        if isinstance(error, pickle.UnpicklingError):
-            fault = f"contains {foreign_object(error)}, which is not a plain value; the file will not be opened"
-        raise UserError(f"{checkpoint / shards}: {fault}") from None
+        with (
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            plain_values_only(),
+        ):
+            ds_to_universal.main(options)
+    except pickle.UnpicklingError as error:
+        fault = f"contains {foreign_object(error)}, which is not a plain value"
+        raise UserError(f"{shards}: {fault}; the file will not be opened") from None
+    except CONVERTER_ERRORS as error:
+        fault = f"cannot be converted ({first_line(error)})"
+        remedy = "resume on the same number of ranks"
+        raise UserError(f"{shards}: {fault}; {remedy}") from None
 
 
 # What an attempt goes on from, and whether any training is left to do
@@ -191,42 +248,60 @@ class Resumption:
 
     @property
     def universal(self) -> bool:
-        """Whether another number of ranks saved it with ZeRO, so that its universal form is loaded."""
+        """Whether its universal form is loaded: ZeRO saved it on another number of ranks."""
         return self.checkpoint.parent.name == checkpoints.UNIVERSAL
 
     def has_ended(self, state: TrainerState) -> bool:
-        """Whether the run had ended when the checkpoint was saved: by steps, by the clock, or by early stopping.
+        """Whether the run had ended when the checkpoint was saved.
 
-        A run may be killed after its last checkpoint and before its record. transformers checks for the end only
-        after a step, and would train one step too many.
+        A run ends by steps, by the clock, or by early stopping. It may be killed after its last
+        checkpoint and before its record. transformers checks for the end only after a step, and
+        would train one step too many.
 
         Args:
             state: the state of a trainer that has loaded the checkpoint.
         """
-        same_run = self.saved.origin.settings == self.wanted.settings
-        stopping = self.kept.get("TrainerControl", {}).get("args", {}).get("should_training_stop")
-        return state.global_step >= state.max_steps or (same_run and bool(stopping))
+        if state.global_step >= state.max_steps:
+            return True
+        # A run with other settings, such as more epochs, goes on where this one stopped.
+        is_same_run = self.saved.origin.settings == self.wanted.settings
+        control = self.kept.get("TrainerControl", {}).get("args", {})
+        return is_same_run and bool(control.get("should_training_stop"))
 
 
-def resumption(asked: str, opening: Opening, ours: Checkpoints) -> Resumption | None:
-    """Find what `--resume` asks for: the newest checkpoint that counts, nothing, or a named one, which is verified."""
+def resumption(resume: str, opening: Opening, ours: Checkpoints) -> Resumption | None:
+    """The checkpoint that an attempt goes on from; None where it begins anew.
 
-    def newest() -> tuple[Path, CheckpointManifest] | None:
-        """Find the newest checkpoint that counts; report each one that is passed over, with the reason."""
+    Args:
+        resume: the value of `--resume`. It may name a checkpoint, which is verified.
+        opening: how the run folder was opened: where it says so, the attempt goes on from the
+            newest checkpoint that counts.
+        ours: the checkpoints of this run.
+
+    Raises:
+        UserError: the named checkpoint does not count, or this number of ranks cannot load it.
+    """
+
+    def find_newest() -> tuple[Path, CheckpointManifest] | None:
+        """Find the newest checkpoint that counts, and say why others are passed over."""
         return checkpoints.newest_good(
             ours.folder,
-            lambda found: found.other_run(ours.origin),
+            lambda saved_by: saved_by.other_run(ours.origin),
             lambda place, why: _say(f"{place}: passed over: {why}", logging.WARNING),
         )
 
-    found = None
-    if asked not in NOT_NAMED:
-        found = Path(asked), ours.check(Path(asked), f"--resume {asked}", RESUME_REMEDY)
+    if resume not in NOT_NAMED:
+        checkpoint = Path(resume)
+        manifest = ours.check(checkpoint, f"--resume {resume}", RESUME_REMEDY)
     elif opening.resume:
-        found = processes.on_rank_zero(newest)
-    if found is None:
+        newest = processes.on_rank_zero(find_newest)
+        if newest is None:
+            return None
+        checkpoint, manifest = newest
+    else:
         return None
-    fitted = ours.fitted(*found)
+    fitted = ours.fitted(checkpoint, manifest)
     log.info("resuming from %s", fitted)
-    kept: Any = TrainerState.load_from_json(str(fitted / checkpoints.STATE)).stateful_callbacks
-    return Resumption(fitted, found[1], ours.origin, kept)
+    state = TrainerState.load_from_json(str(fitted / checkpoints.STATE))
+    kept: Any = state.stateful_callbacks
+    return Resumption(fitted, manifest, ours.origin, kept)
