@@ -1,4 +1,7 @@
-"""The task of `causal_train.py`: a causal language model on questions or text, one text per row, and its loss."""
+"""The task of `causal_train.py`: a causal language model on questions or text, one text per row.
+
+Its loss is here too.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import contextlib
 import importlib.util
 import inspect
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +20,10 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from zeropods import files
 from zeropods.data.manifest import FILE, read_manifest
@@ -30,25 +36,36 @@ from zeropods.tasks import task_or_unknown
 from zeropods.train import processes
 from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, CausalArguments, Vocabularies
 from zeropods.train.device import is_ampere
-from zeropods.train.job import Task
+from zeropods.train.job import SummedLoss, Task
 from zeropods.train.pretrained import check_source, load_weights, loading, source_options
-from zeropods.train.sampler import Prepared, Row, load_split, padded
+from zeropods.train.sampler import Prepared, Row, TokenizedSplit, load_split, padded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from zeropods.train.trainer import MeasuredTrainer
-
 GENERATED = "generated.json"
-"""File in the run folder with the text that the trained model generates after `--generation_prompt`."""
+"""File in the run folder with what the trained model generates after `--generation_prompt`."""
 FLAG = "--model_name_or_path"
 SEES_AHEAD = ("xlnet",)
-"""Model types that transformers lists as causal, but in which tokens see later ones unless a special mask is given."""
+"""Model types that transformers lists as causal, but in which tokens see later ones.
+
+They would need a special mask.
+"""
 DROPOUTS = (
-    "attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "emb_pdrop", "embed_dropout",
-    "embedding_dropout", "residual_dropout", "activation_dropout", "dropout", "attention_probs_dropout_prob",
+    "attention_dropout",
+    "hidden_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "emb_pdrop",
+    "embed_dropout",
+    "embedding_dropout",
+    "residual_dropout",
+    "activation_dropout",
+    "dropout",
+    "attention_probs_dropout_prob",
     "hidden_dropout_prob",
-)  # fmt: skip
+)
 """Names of dropout rates in transformers' configurations."""
 log = logging.getLogger(__name__)
 
@@ -64,24 +81,32 @@ class Causal(Task):
         given = Path(arguments.data)
         self.is_prepared = (given / FILE).is_file()
         """Whether `--data` is a prepared set."""
-        self.set = given if self.is_prepared else self.folder / OWN
+        self.set = self.folder / OWN
         """The folder where the prepared set is, or will be."""
+        if self.is_prepared:
+            self.set = given
 
     def check_model(self) -> None:
-        """Refuse an attention implementation that cannot run here, and a model that is missing or not causal."""
+        """Refuse an attention implementation that cannot run here.
+
+        A model that is missing, or is not causal, is refused too.
+        """
         attention = self.arguments.attn_implementation
-        has_kernels = is_ampere() and self.precision != "fp32" and importlib.util.find_spec("flash_attn")
-        if attention == "flash_attention_2" and not has_kernels:
+        if attention == "flash_attention_2" and not _has_flash_attention(self.precision):
             raise UserError(
-                f"--attn_implementation {attention}: needs --precision bf16 or fp16, a GPU of compute capability 8.0 "
-                "and the package flash-attn; use --attn_implementation sdpa"
+                f"--attn_implementation {attention}: needs --precision bf16 or fp16, "
+                "a GPU of compute capability 8.0 and the package flash-attn; "
+                "use --attn_implementation sdpa"
             )
         config = check_source(self.arguments)
         if config is not None:
             _class_of(self.arguments.source, config)
 
     def prepare(self) -> None:
-        """Make `data/` in the run folder if it does not exist yet; a set made from other data is never replaced."""
+        """Make `data/` in the run folder if it does not exist yet.
+
+        A set made from other data is never replaced.
+        """
         if self.is_prepared:
             return
         wanted = self._preparation()
@@ -89,29 +114,27 @@ class Causal(Task):
             made = read_manifest(self.set)
             if made.content_key != key_of_preparation(wanted, made):
                 raise UserError(
-                    f"{self.set}: was prepared from data or with settings that differ from this call's "
-                    f"(--data {self.arguments.data}); choose another --outputdir"
+                    f"{self.set}: was prepared from data or with settings that differ from "
+                    f"this call's (--data {self.arguments.data}); choose another --outputdir"
                 )
             return
-        saved = files.said_in_one_line(self.set, "the prepared data", "free some space on the disk, then run again")
-        with progress("prepare", "rows") as bar, saved:
+        remedy = "free some space on the disk, then run again"
+        in_one_line = files.said_in_one_line(self.set, "the prepared data", remedy)
+        with progress("prepare", "rows") as bar, in_one_line:
             prepare(wanted, self.set, bar.update)
 
     def _preparation(self) -> Preparation:
         """How the raw data at `--data` are to be prepared."""
         arguments = self.arguments
         task = arguments.task_of_raw_data
+        data: Path | str = arguments.data
         # What is no folder may be a hub id of text.
-        is_folder = Path(arguments.data).is_dir() or not task.reads_hub
-        tokenizer = arguments.tokenizer_name
-        if not tokenizer:
-            # Our own small models have a tokenizer that is trained on the data.
-            is_own = arguments.init == "random" and arguments.model_id in CAUSAL_TINY
-            tokenizer = GPT_TINY if is_own else arguments.model_id
+        if Path(data).is_dir() or not task.reads_hub:
+            data = Path(data)
         return Preparation(
             task=task.name,
-            data=Path(arguments.data) if is_folder else arguments.data,
-            tokenizer=tokenizer,
+            data=data,
+            tokenizer=self._tokenizer_name(),
             max_seq_length=arguments.max_seq_length or MAX_SEQ_LENGTH,
             loss_on=arguments.loss_on,
             limit=arguments.subset,
@@ -119,35 +142,60 @@ class Causal(Task):
             text_field=arguments.text_field or "text",
         )
 
+    def _tokenizer_name(self) -> str:
+        """The tokenizer that raw data are prepared with: the flag's, or the model's own."""
+        arguments = self.arguments
+        if arguments.tokenizer_name:
+            return arguments.tokenizer_name
+        is_tiny = arguments.init == "random" and arguments.model_id in CAUSAL_TINY
+        if is_tiny:
+            # The project's small models have a tokenizer that is trained on the data.
+            return GPT_TINY
+        return arguments.model_id
+
     @cached_property
     def data(self) -> Prepared:
         """The set at `--data`, or the one that was made from it, cut to what the flags ask for."""
         whole = Prepared.read(self.set)
         if whole.tokenizer.pad_token_id is None:
-            raise UserError(f"{self.set}: its tokenizer has no padding token; prepare the data again")
-        # From raw data only the subset was prepared.
-        subset = self.arguments.subset if self.is_prepared else None
+            raise UserError(
+                f"{self.set}: its tokenizer has no padding token; prepare the data again"
+            )
+        subset = None
+        if self.is_prepared:
+            # From raw data only the subset was prepared.
+            subset = self.arguments.subset
         train = whole.train.first(subset)
         dev = whole.dev
         if dev is not None:
-            evaluated = self.arguments.max_eval_steps
-            if evaluated:
-                evaluated *= self.arguments.per_device_eval_batch_size
-            dev = dev.first(subset).first(evaluated)
+            most_rows = self.arguments.max_eval_steps
+            if most_rows:
+                most_rows *= self.arguments.per_device_eval_batch_size
+            dev = dev.first(subset).first(most_rows)
         return replace(whole, train=train, dev=dev)
 
     def _complete_arguments(self) -> CausalArguments:
         """The flags, with the values that a prepared set decides filled in."""
         manifest = self.data.manifest
-        decided = {name: getattr(manifest, name) for name in ("task", "max_seq_length", "loss_on")}
-        return replace(self.arguments, **decided)
+        return replace(
+            self.arguments,
+            task=manifest.task,
+            max_seq_length=manifest.max_seq_length,
+            loss_on=manifest.loss_on,
+        )
 
     def settings(self) -> dict[str, object]:
-        """The flags to compare, with the data's values where the data decide and their content key for `--data`."""
+        """The flags to compare, with the data's values where the data decide.
+
+        The data's content key is in place of `--data`.
+        """
         return {**self._complete_arguments().comparable(), "data": self.data.manifest.content_key}
 
     def model(self) -> PreTrainedModel:
-        """A causal model; one for questions carries the prompt, so that the saved model says how to prompt it."""
+        """A causal model.
+
+        One for questions carries the prompt, so that the saved model says how to prompt it.
+        """
         manifest = self.data.manifest
         model = load_causal(self._complete_arguments(), self.data.tokenizer)
         if self.arguments.generation_prompt is not None:
@@ -157,10 +205,16 @@ class Causal(Task):
         return model
 
     def _check_prompt(self, prompt: str, positions: int | None) -> None:
-        """Refuse, before training, a prompt that a model with so many positions could not continue."""
+        """Refuse, before training, a prompt that the model could not continue.
+
+        Args:
+            positions: how many the model has; None where it does not say.
+        """
         tokens = len(self.data.tokenizer(prompt).input_ids)
         if not prompt.strip() or tokens == 0:
-            raise UserError(f"--generation_prompt {prompt!r}: contains no words; give some to continue")
+            raise UserError(
+                f"--generation_prompt {prompt!r}: contains no words; give some to continue"
+            )
         if positions is not None and tokens >= positions:
             fault = f"{tokens} tokens, but the model has only {positions} positions"
             raise UserError(f"--generation_prompt: {fault}; shorten it")
@@ -169,25 +223,31 @@ class Causal(Task):
         """A batch of rows, padded to the longest."""
         return collate_causal(rows, self.data.tokenizer.pad_token_id)
 
-    def score(self, trainer: MeasuredTrainer) -> str:
-        """Write the perplexity of text over all ranks, and the model's continuation of the prompt."""
+    def score(
+        self, dev_loss: SummedLoss | None, summed_loss: Callable[[TokenizedSplit], SummedLoss]
+    ) -> str:
+        """Write the perplexity of text over all ranks, and the model's continuation of the prompt.
+
+        The arguments are those of `Task.score`.
+        """
         from zeropods.evaluate.generate import sample_text
         from zeropods.evaluate.score_json import text_score
 
-        losses: dict[str, tuple[float, int]] = {}
-        """Sum of the token losses and number of tokens, by split."""
+        losses: dict[str, SummedLoss] = {}
+        """Loss by split."""
         has_answers = task_or_unknown(self.data.manifest.task).has_answers
         if not has_answers and self.arguments.max_eval_steps is None:
-            if trainer.evaluated is not None:
-                losses["dev"] = trainer.evaluated
+            if dev_loss is not None:
+                losses["dev"] = dev_loss
             test = load_split(self.data.folder, "test")
             if test is not None:
-                losses["test"] = trainer.summed_loss(test)
+                losses["test"] = summed_loss(test)
 
-        def scored() -> str:
+        def write_scores() -> str:
+            """Write all scores, and return the last perplexity in words."""
             text = ""
             for split, loss in losses.items():
-                score = text_score(*loss)
+                score = text_score(loss.nats, loss.tokens)
                 score.write(self.folder, split)
                 text = f"perplexity {score.perplexity:.4g} ({split})"
             prompt = self.arguments.generation_prompt
@@ -196,7 +256,13 @@ class Causal(Task):
                 files.write_json(self.folder / GENERATED, asdict(sample))
             return text
 
-        return str(processes.on_rank_zero(scored))
+        return str(processes.on_rank_zero(write_scores))
+
+
+def _has_flash_attention(precision: str) -> bool:
+    """Whether FlashAttention 2 can run here at this precision."""
+    is_suited = is_ampere() and precision != "fp32"
+    return is_suited and importlib.util.find_spec("flash_attn") is not None
 
 
 def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
@@ -204,17 +270,21 @@ def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
 
     Returns:
         input_ids: (rows, tokens) int64.
-        attention_mask: the same shape, 1 for a token and 0 for a pad; left out where no row is padded.
-        labels: the same shape, not shifted; -100 where there is no loss, and at first tokens, which no token predicts.
-        label_positions: (n,) int64, flat positions p of the tokens that predict a label: the one at p + 1.
+        attention_mask: the same shape, 1 for a token and 0 for a pad; left out where no row is
+            padded.
+        labels: the same shape, not shifted; -100 where there is no loss, and at first tokens, which
+            no token predicts.
+        label_positions: (n,) int64, flat positions p of the tokens that predict a label: the one at
+            p + 1.
     """
-    ids, is_token = padded([row[0] for row in rows], pad)
-    labels, _ = padded([row[1] for row in rows], -100)
+    ids, is_token = padded([tokens for tokens, _ in rows], pad)
+    labels, _ = padded([row_labels for _, row_labels in rows], -100)
     labels[:, 0] = -100
+    has_label = labels.ravel() != -100
     batch = {
         "input_ids": torch.from_numpy(ids),
         "labels": torch.from_numpy(labels),
-        "label_positions": torch.from_numpy(np.flatnonzero(labels.ravel()[1:] != -100)),
+        "label_positions": torch.from_numpy(np.flatnonzero(has_label[1:])),
     }
     if not is_token.all():
         batch["attention_mask"] = torch.from_numpy(is_token.astype(np.int64))
@@ -225,31 +295,42 @@ def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
 
 
 def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model that the arguments name, in FP32, with the loss of `with_causal_loss`, checked against the data.
+    """The model that the arguments name, in FP32, with the loss of `with_causal_loss`.
+
+    It is checked against the data.
 
     Args:
         arguments: the flags; `max_seq_length` is that of the data.
         tokenizer: the data's tokenizer.
 
     Raises:
-        UserError: the model that the arguments name cannot be loaded, is not causal, or does not fit the data.
+        UserError: the model that the arguments name cannot be loaded, is not causal, or does not
+            fit the data.
     """
     is_random = arguments.init == "random"
-    name = arguments.model_id if is_random else arguments.source
-    options = {} if is_random else source_options(name)
+    if is_random:
+        name = arguments.model_id
+        options = {}
+    else:
+        name = arguments.source
+        options = source_options(name)
     config = _configuration(arguments, tokenizer, options)
     if arguments.dropout is not None:
         set_dropout(config, arguments.dropout)
     model_class = _class_of(name, config)
     sizes = config.get_text_config()
-    vocabularies = None if is_random else _vocabularies(name, tokenizer)
+    vocabularies = None
+    if not is_random:
+        vocabularies = _vocabularies(name, tokenizer)
     arguments.check_fit(name, sizes.vocab_size, len(tokenizer), vocabularies)
     _check_length(arguments, positions_of(sizes))
     config._attn_implementation = _attention(arguments.attn_implementation, config, model_class)
     if is_random:
         model = random_causal(config, arguments.seed)
     else:
-        model = load_weights(with_causal_loss(model_class), name, flag=FLAG, config=config, **options)
+        model = load_weights(
+            with_causal_loss(model_class), name, flag=FLAG, config=config, **options
+        )
     _end_like_the_data(model, tokenizer)
     return model
 
@@ -257,7 +338,10 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
 def _configuration(
     arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
 ) -> PreTrainedConfig:
-    """The configuration of a known shape, with the tokenizer's ends of text, or that of the model that is named.
+    """The configuration of the model.
+
+    It is that of a known shape, with the tokenizer's ends of text, or that of the model that is
+    named.
 
     Args:
         options: what transformers is to be given where it loads the model.
@@ -270,7 +354,10 @@ def _configuration(
 
 
 def _vocabularies(name: str, tokenizer: PreTrainedTokenizerBase) -> Vocabularies | None:
-    """The vocabularies of a local model and of the data; None where the model brings no tokenizer."""
+    """The vocabularies of a local model and of the data.
+
+    None where the model brings no tokenizer.
+    """
     tokenizer_files = (Path(name) / file for file in ("tokenizer.json", "vocab.json"))
     if not any(path.is_file() for path in tokenizer_files):
         return None
@@ -285,18 +372,25 @@ def _check_length(arguments: CausalArguments, positions: int | None) -> None:
         raise UserError(f"--max_seq_length {length}: {most}")
 
 
-def _attention(asked: str, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str:
-    """The attention implementation that a model runs: the one asked for, or `eager` where the family has no SDPA."""
-    if asked == "flash_attention_2" and not model_class._supports_flash_attn:
+def _attention(flag: str, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str:
+    """The attention implementation that a model runs.
+
+    It is that of the flag, or `eager` where the model's family has no SDPA.
+    """
+    if flag == "flash_attention_2" and not model_class._supports_flash_attn:
         raise UserError(
-            f"--attn_implementation {asked}: {config.model_type} does not support it; use --attn_implementation sdpa"
+            f"--attn_implementation {flag}: {config.model_type} does not support it; "
+            "use --attn_implementation sdpa"
         )
     is_soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
     has_sdpa = model_class._supports_sdpa and not is_soft_capped
-    if asked == "sdpa" and not has_sdpa:
-        log.warning("%s: no SDPA for this family; its attention runs as --attn_implementation eager", config.model_type)
+    if flag == "sdpa" and not has_sdpa:
+        log.warning(
+            "%s: no SDPA for this family; its attention runs as --attn_implementation eager",
+            config.model_type,
+        )
         return "eager"
-    return asked
+    return flag
 
 
 def _end_like_the_data(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -306,7 +400,8 @@ def _end_like_the_data(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     if not isinstance(ends, list):
         ends = [ends]
     if tokenizer.eos_token_id not in ends:
-        generation.eos_token_id = [tokenizer.eos_token_id, *(end for end in ends if end is not None)]
+        others = [end for end in ends if end is not None]
+        generation.eos_token_id = [tokenizer.eos_token_id, *others]
     if generation.pad_token_id is None:
         generation.pad_token_id = tokenizer.pad_token_id
 
@@ -314,8 +409,8 @@ def _end_like_the_data(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 def random_causal(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """A model with its family's own initialisation; the same seed gives the same weights.
 
-    The weights are drawn whole and in FP32 on every rank, even where ZeRO-3 divides them later, so that they are the
-    same on any number of processes and in any precision.
+    The weights are drawn whole and in FP32 on every rank, even where ZeRO-3 divides them later, so
+    that they are the same on any number of processes and in any precision.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -323,33 +418,53 @@ def random_causal(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 
 
 def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class of a model; `UserError` if it does not predict each token from those before it."""
+    """transformers' class of a model.
+
+    Raises:
+        UserError: it does not predict each token from those before it, or cannot be trained.
+    """
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    kind = config.model_type
-    # Encoders are in both lists; unless configured as decoders, their tokens see those after them.
-    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
-    sees_ahead = is_encoder or kind in SEES_AHEAD or getattr(config, "is_encoder_decoder", False)
-    if model_class is None or sees_ahead:
+    if model_class is None or _sees_ahead(config):
         raise UserError(
-            f"{FLAG} {name!r}: {kind!r} is not a causal language model; expected one such as gpt2, bloom, llama"
+            f"{FLAG} {name!r}: {config.model_type!r} is not a causal language model; "
+            "expected one such as gpt2, bloom, llama"
         )
     if getattr(config, "quantization_config", None) is not None:
-        raise UserError(f"{FLAG} {name!r}: its weights are quantized and cannot be trained; name the original model")
+        raise UserError(
+            f"{FLAG} {name!r}: its weights are quantized and cannot be trained; "
+            "name the original model"
+        )
     if getattr(config, "output_router_logits", False):
-        raise UserError(f"{FLAG} {name!r}: output_router_logits is not supported; set it to false in its config.json")
+        raise UserError(
+            f"{FLAG} {name!r}: output_router_logits is not supported; "
+            "set it to false in its config.json"
+        )
     return model_class
+
+
+def _sees_ahead(config: PreTrainedConfig) -> bool:
+    """Whether tokens of a model see those after them."""
+    kind = config.model_type
+    if kind in SEES_AHEAD or getattr(config, "is_encoder_decoder", False):
+        return True
+    # Encoders are among the causal models too, since they may be configured as decoders.
+    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return is_encoder and not getattr(config, "is_decoder", False)
 
 
 # Configurations.
 
 
 def causal_config(sizes: Mapping[str, Any]) -> PreTrainedConfig:
-    """transformers' configuration of a model that is made here, without begin and end tokens unless `sizes` has them.
+    """transformers' configuration of a model that is made here.
+
+    It is without begin and end tokens unless `sizes` has them.
 
     Args:
         sizes: its `config.json`, as `plan.known_models.known_config` gives it.
     """
-    return CONFIG_MAPPING[sizes["model_type"]](**{"bos_token_id": None, "eos_token_id": None, **sizes})
+    fields = {"bos_token_id": None, "eos_token_id": None, **sizes}
+    return CONFIG_MAPPING[sizes["model_type"]](**fields)
 
 
 def set_dropout(config: PreTrainedConfig, rate: float) -> None:
@@ -366,7 +481,10 @@ def set_dropout(config: PreTrainedConfig, rate: float) -> None:
 
 
 def positions_of(config: PreTrainedConfig) -> int | None:
-    """Tokens of a model's longest sequence: learned positions, or the trained length; None if it does not say."""
+    """Tokens of a model's longest sequence: its learned positions, or the length it was trained on.
+
+    None if its configuration does not say.
+    """
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
         positions = getattr(config, name, None)
         if isinstance(positions, int) and positions > 0:
@@ -378,18 +496,24 @@ def positions_of(config: PreTrainedConfig) -> int | None:
 
 
 def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The class with another loss in its `forward`; everything else, including its name, stays as it is.
+    """The class with another loss in its `forward`; everything else stays as it is, its name too.
 
-    `forward` takes `labels` (rows, tokens), not shifted, -100 where there is no loss; `label_positions`, (n,) flat
-    positions p of tokens whose successor p + 1 has a label; and `num_items_in_batch`, the labels of the whole optimizer
-    step, over all ranks (the batch's own count if None). It returns the sum of the token losses / `num_items_in_batch`,
-    in nats, without logits. Without labels, or without their positions, the class's own `forward` runs.
+    `forward` takes
 
-    The model's own head and whatever it does to its logits (scale, soft cap) are used, on the positions that predict a
-    label and no others: a loss on answers alone would otherwise spend most of its memory on logits that are never read.
-    Submodules are called through the model's own `forward`, so hooks of DDP, ZeRO-3 and checkpointing see all of them.
+    * `labels`, (rows, tokens), not shifted, -100 where there is no loss;
+    * `label_positions`, (n,) flat positions p of tokens whose successor p + 1 has a label;
+    * `num_items_in_batch`, the labels of the whole optimizer step, over all ranks; the batch's own
+      count if None.
+
+    It returns the sum of the token losses / `num_items_in_batch`, in nats, without logits. Without
+    labels, or without their positions, the class's own `forward` runs.
+
+    The model's own head and whatever it does to its logits (scale, soft cap) are used, on the
+    positions that predict a label and no others: a loss on answers alone would otherwise spend most
+    of its memory on logits that are never read. Submodules are called through the model's own
+    `forward`, so hooks of DDP, ZeRO-3 and checkpointing see all of them.
     """
-    own = model_class.forward
+    forward_of_class = model_class.forward
 
     def forward(
         self: PreTrainedModel,
@@ -400,34 +524,68 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
         **kwargs: Any,
     ) -> Any:
         if labels is None or label_positions is None:
-            return own(self, *args, labels=labels, **kwargs)
-        # Rows are padded on the right: no token that has a loss can see a pad. Without a mask, attention may take its
-        # fast causal path.
+            return forward_of_class(self, *args, labels=labels, **kwargs)
+        # Rows are padded on the right: no token that has a loss can see a pad. Without a mask,
+        # attention may take its fast causal path.
         kwargs.pop("attention_mask", None)
-        head = self.get_output_embeddings()
-        is_selected = False
-
-        def select(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            """Let the head see the hidden states of these positions only: (1, n, hidden)."""
-            nonlocal is_selected
-            hidden, *others = inputs
-            if hidden.shape[:-1] != labels.shape:
-                return inputs
-            is_selected = True
-            selected = hidden.flatten(0, 1).index_select(0, label_positions)[None]
-            return selected, *others
-
-        with contextlib.nullcontext() if head is None else head.register_forward_pre_hook(select):
-            output = own(self, *args, **kwargs, use_cache=False, return_dict=True)
+        selection = _Selection(labels.shape, label_positions)
+        with selection.before(self.get_output_embeddings()):
+            output = forward_of_class(self, *args, **kwargs, use_cache=False, return_dict=True)
         logits = output.logits.flatten(0, 1)
-        if not is_selected:
+        if not selection.is_made:
             logits = logits.index_select(0, label_positions)
         wanted = labels.flatten().index_select(0, label_positions + 1)
-        total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
-        count = max(wanted.numel(), 1) if num_items_in_batch is None else num_items_in_batch
-        return CausalLMOutput(loss=total / count)
+        return CausalLMOutput(loss=_mean_loss(logits, wanted, num_items_in_batch))
 
     # generate() looks up in the signature which arguments the model takes.
-    forward.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
-    members = {"__module__": model_class.__module__, "forward": forward, "accepts_loss_kwargs": True}
+    forward.__signature__ = inspect.signature(forward_of_class)  # type: ignore[attr-defined]
+    members = {
+        "__module__": model_class.__module__,
+        "forward": forward,
+        "accepts_loss_kwargs": True,
+    }
     return type(model_class.__name__, (model_class,), members)
+
+
+def _mean_loss(logits: Tensor, wanted: Tensor, count: Tensor | int | None) -> Tensor:
+    """The sum of the losses of tokens, in nats, divided by a number.
+
+    Args:
+        logits: (n, vocabulary).
+        wanted: (n,) ids of the tokens.
+        count: the number to divide by; n, or 1 without any token, if None.
+    """
+    total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
+    if count is None:
+        count = max(wanted.numel(), 1)
+    return total / count
+
+
+@dataclass(eq=False)
+class _Selection:
+    """Lets a model's head see the hidden states that predict a label, and no others."""
+
+    shape: torch.Size
+    """(rows, tokens) of the batch."""
+    positions: Tensor
+    """(n,) flat positions of these hidden states."""
+    is_made: bool = False
+    """Whether the head has seen these alone; a head that is given something else sees all of it."""
+
+    def before(self, head: nn.Module | None) -> contextlib.AbstractContextManager[Any]:
+        """Select before a head whenever it is called within this context.
+
+        Nothing is done where the model has no head.
+        """
+        if head is None:
+            return contextlib.nullcontext()
+        return head.register_forward_pre_hook(self._select)
+
+    def _select(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs of a head with (1, n, hidden) in place of (rows, tokens, hidden)."""
+        hidden, *others = inputs
+        if hidden.shape[:-1] != self.shape:
+            return inputs
+        self.is_made = True
+        selected = hidden.flatten(0, 1).index_select(0, self.positions)[None]
+        return selected, *others

@@ -1,15 +1,19 @@
-"""A checked call of a training script: its task, the arguments that transformers gets, and what its run folder says."""
+"""A checked call of a training script.
+
+Its task, the arguments that transformers gets, and what its run folder says.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,35 +38,64 @@ from zeropods.train.deepspeed import (
     spare_shared_memory,
 )
 from zeropods.train.device import resolve_precision
-from zeropods.train.sampler import Prepared, Row
+from zeropods.train.sampler import Prepared, Row, TokenizedSplit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from zeropods.train.trainer import MeasuredTrainer
 
 UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.uses_deepspeed)
 """Techniques without ZeRO, whose checkpoints consist of the same files."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """Keys of a DeepSpeed configuration that give the batch."""
+MOST_PROCESSES_OFFERED = 64
+"""Largest number of processes that a remedy names."""
 UNCHANGED = (
-    *(ROWS, PASSES, "per_device_eval_batch_size", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps"),
-    *("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "seed", "dataloader_num_workers"),
+    ROWS,
+    PASSES,
+    "per_device_eval_batch_size",
+    "max_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "adam_beta1",
+    "adam_beta2",
+    "weight_decay",
+    "max_grad_norm",
+    "logging_steps",
+    "seed",
+    "dataloader_num_workers",
 )
 """Flags that transformers has under the same names."""
 STRATEGIES = {None: "epoch", 0: "no"}
-"""Strategies of transformers for `--eval_steps` and `--save_steps` where the flag is not given, and where it is 0."""
+"""Strategies of transformers for `--eval_steps` and `--save_steps`.
+
+The first is for a flag that is not given, the second for one that is 0.
+"""
+UNUSED_SAVE_STEPS = 500
+"""`save_steps` where no checkpoint is saved by steps: transformers' own default."""
+
+
+class SummedLoss(NamedTuple):
+    """The loss of some rows, over all ranks."""
+
+    nats: float
+    """Sum of the losses of all label tokens."""
+    tokens: int
+    """Number of label tokens."""
 
 
 class Task(ABC):
-    """A call of a script, and its part of a run: data, batches, a model with its loss, and scores. The engine, which is
-    the same for all scripts, calls the methods in this order.
+    """A call of a script, and its part of a run: data, batches, a model with its loss, and scores.
 
+    The engine, which is the same for all scripts, calls the methods in this order.
     `text2sql.TextToSQL` and `causal.Causal` are tasks.
     """
 
     joint: ClassVar[bool] = False
-    """Whether a row is one text in which some tokens carry a loss; otherwise it is a source and a target."""
+    """Whether a row is one text in which some tokens carry a loss.
+
+    Otherwise it is a source and a target.
+    """
     precision: str
     """Precision of the run, `fp32`, `bf16` or `fp16`; known once the call has been checked."""
     template: Config | None = None
@@ -78,22 +111,33 @@ class Task(ABC):
         """The run folder."""
 
     def check(self) -> None:
-        """Read what the flags name, before processes connect; refuse contradictions and what is visibly wrong."""
+        """Read what the flags name, before processes connect.
+
+        Raises:
+            UserError: the flags contradict one another, or are visibly wrong.
+        """
         arguments = self.arguments
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.precision = resolve_precision(arguments.precision, arguments.model_id)
         if arguments.deepspeed is not None:
             self.template = read_config(Path(arguments.deepspeed))
             self.check_template(ranks)
-            check_operation(self.template, arguments.deepspeed, on_gpu=torch.cuda.is_available())
+            on_gpu = torch.cuda.is_available()
+            check_operation(self.template, arguments.deepspeed, on_gpu=on_gpu)
             self.deepspeed = effective_config(self.template, self.folder)
         if arguments.max_train_seconds and ranks > 1:
-            raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
+            raise UserError(
+                "--max_train_seconds: clocks of several processes differ; give --max_steps instead"
+            )
         arguments.check_inputs()
         self.check_model()
 
     def check_template(self, ranks: int, **known: object) -> None:
-        """Refuse a DeepSpeed configuration that contradicts the flags, or anything else that is known of the run."""
+        """Refuse a DeepSpeed configuration that contradicts the flags.
+
+        Args:
+            known: what else is known of the run, which it may contradict too.
+        """
         if self.template is not None:
             check_run(self.template, self.arguments, ranks, **known)
 
@@ -102,7 +146,10 @@ class Task(ABC):
         """Refuse a model that is missing, or that cannot run here as the flags ask."""
 
     def prepare(self) -> None:  # noqa: B027
-        """Prepare data that are raw; most are prepared already. Called on rank 0, which holds the run folder's lock."""
+        """Prepare data that are raw; most are prepared already.
+
+        Called on rank 0, which holds the run folder's lock.
+        """
 
     @cached_property
     @abstractmethod
@@ -111,22 +158,35 @@ class Task(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
-        """What must be equal for two calls to mean the same run: flags, and facts of the data in place of flags."""
+        """What must be equal for two calls to mean the same run.
+
+        It has the flags, and facts of the data in place of flags that name them.
+        """
 
     @abstractmethod
     def model(self) -> PreTrainedModel:
         """The model in FP32, checked against the data.
 
-        Its `forward` returns the sum of the token losses, in nats, divided by `num_items_in_batch`: the number of
-        label tokens of the whole optimizer step, over all ranks.
+        Its `forward` returns the sum of the token losses, in nats, divided by
+        `num_items_in_batch`: the number of label tokens of the whole optimizer step, over all
+        ranks.
         """
 
     @abstractmethod
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
         """The tensors of a batch of rows, including `label_positions`."""
 
-    def score(self, trainer: MeasuredTrainer) -> str:
-        """Score the model that was trained and saved, and return in words how good it is; every rank takes part."""
+    def score(
+        self, dev_loss: SummedLoss | None, summed_loss: Callable[[TokenizedSplit], SummedLoss]
+    ) -> str:
+        """Score the model that was trained and saved, and return in words how good it is.
+
+        Every rank takes part.
+
+        Args:
+            dev_loss: the model's loss on the dev split; None where the run has none.
+            summed_loss: measures the model's loss on other rows; every rank must call it.
+        """
         return ""
 
     # These may be used only after the processes have connected.
@@ -138,26 +198,38 @@ class Task(ABC):
 
     def effective_batch_size(self) -> int:
         """Number of rows of an optimizer step, over all ranks."""
-        rows = self.arguments.per_device_train_batch_size * self.arguments.gradient_accumulation_steps
-        return rows * processes.world_size()
+        rows_per_pass = self.arguments.per_device_train_batch_size * processes.world_size()
+        return rows_per_pass * self.arguments.gradient_accumulation_steps
 
     def identity(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run.
 
-        On another number of processes the same rows per step are divided differently: that is still the same run.
+        On another number of processes the same rows per step are divided differently: that is still
+        the same run.
         """
-        identity = {key: value for key, value in self.settings().items() if key not in (ROWS, PASSES)}
+        identity = dict(self.settings())
+        for key in (ROWS, PASSES):
+            identity.pop(key, None)
         if self.arguments.init not in INITS:
             # The same folder may hold another run later, so the run's id is kept.
             identity["init"] = record.read_config(Path(self.arguments.init)).run_id
-        template = self.template
-        if template is not None:
-            # The flags and the number of processes give the batch too, and have been compared with it.
-            template = {key: "auto" if key in BATCH else value for key, value in template.items()}
         identity["effective_batch_size"] = self.effective_batch_size()
         identity["precision"] = self.precision
-        identity["deepspeed"] = template
+        identity["deepspeed"] = self._template_for_any_batch()
         return identity
+
+    def _template_for_any_batch(self) -> Config | None:
+        """The DeepSpeed configuration as it was read, but for the keys that give the batch.
+
+        The flags and the number of processes give the batch too, and have been compared with it.
+        """
+        if self.template is None:
+            return None
+        template = dict(self.template)
+        for key in BATCH:
+            if key in template:
+                template[key] = "auto"
+        return template
 
 
 def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> Opening:
@@ -168,11 +240,14 @@ def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> O
         device: what the ranks train on, `cuda` or `cpu`.
 
     Raises:
-        UserError: the flags or the DeepSpeed configuration do not fit the data, or the folder holds another run.
+        UserError: the flags or the DeepSpeed configuration do not fit the data, or the folder holds
+            another run.
     """
     arguments = task.arguments
     if task.data.dev is None and arguments.wants_best_model:
-        raise UserError(f"{arguments.dataset_path}: has no dev split, which is needed to choose the best model")
+        raise UserError(
+            f"{arguments.dataset_path}: has no dev split, which is needed to choose the best model"
+        )
     task.check_template(processes.world_size(), optimizer_steps=_optimizer_steps(task))
     _check_same_run(task)
     opening = open_run(task.folder, task.identity(), again=arguments.resume == "never")
@@ -183,7 +258,10 @@ def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> O
 
 
 def _optimizer_steps(task: Task) -> int:
-    """Optimizer steps of the run: as many as the flags ask for, or as the passes over the train split take."""
+    """Optimizer steps of the run.
+
+    As many as the flags ask for, or as the passes over the train split take.
+    """
     arguments = task.arguments
     if arguments.max_steps > 0:
         return arguments.max_steps
@@ -191,21 +269,29 @@ def _optimizer_steps(task: Task) -> int:
     return math.ceil(arguments.epochs * steps_per_epoch)
 
 
-def _config(task: Task, opening: Opening, argv: list[str], hosts: list[str], device: str) -> dict[str, Any]:
+def _config(
+    task: Task, opening: Opening, argv: list[str], hosts: list[str], device: str
+) -> dict[str, Any]:
     """What `config.json` says of a run; the arguments are those of `open_folder`."""
     arguments = task.arguments
     data = task.data
-    has_answers = task_or_unknown(data.manifest.task).has_answers
+    manifest = data.manifest
     ranks = processes.world_size()
-    # Set by DeepSpeed's launcher or torchrun. DeepSpeed's comes first: on a CPU accelerate adds LOCAL_WORLD_SIZE=1.
-    slots = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or ranks)
+    slots = _slots_of_this_pod()
+    prompt = None
+    if task_or_unknown(manifest.task).has_answers:
+        prompt = manifest.prompt
+    dev_rows = None
+    if data.dev is not None:
+        dev_rows = len(data.dev)
+    place = _place_of(arguments.dataset_path, task.folder)
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "schema_version": record.SCHEMA_VERSION,
         "run_id": opening.run_id,
         "attempt": opening.attempt,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "task": data.manifest.task,
+        "task": manifest.task,
         "model_id": arguments.model_id,
         "init": Path(arguments.init).resolve().name,
         "technique": task.technique,
@@ -213,14 +299,14 @@ def _config(task: Task, opening: Opening, argv: list[str], hosts: list[str], dev
         "slots": slots,
         "world_size": ranks,
         "precision": task.precision,
-        "prompt": data.manifest.prompt if has_answers else None,
+        "prompt": prompt,
         "per_device_train_batch_size": arguments.per_device_train_batch_size,
         "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
         "effective_batch_size": task.effective_batch_size(),
         "gradient_checkpointing": arguments.gradient_checkpointing,
         "train_rows": len(data.train),
-        "dev_rows": None if data.dev is None else len(data.dev),
-        "dataset": {**_place_of(arguments.dataset_path, task.folder), "content_key": data.manifest.content_key},
+        "dev_rows": dev_rows,
+        "dataset": {**place, "content_key": manifest.content_key},
         "deepspeed": task.deepspeed,
         "identity": task.identity(),
         "argv": argv,
@@ -232,10 +318,24 @@ def _config(task: Task, opening: Opening, argv: list[str], hosts: list[str], dev
     }
 
 
-def _place_of(data: str, folder: Path) -> dict[str, str]:
-    """Where a run's data are, for its record: `path`, absolute, and `relative_path`, from the run folder.
+def _slots_of_this_pod() -> int:
+    """Number of processes on this pod, as DeepSpeed's launcher or torchrun has set it.
 
-    By the latter they are found where both were moved together. A name that is no path, such as a hub id, stays.
+    Where neither started them, they are all of the run's.
+    """
+    # DeepSpeed's comes first: on a CPU accelerate adds LOCAL_WORLD_SIZE=1.
+    for variable in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
+        slots = os.environ.get(variable)
+        if slots:
+            return int(slots)
+    return processes.world_size()
+
+
+def _place_of(data: str, folder: Path) -> dict[str, str]:
+    """Where a run's data are, for its record.
+
+    `path` is absolute, `relative_path` starts from the run folder: by it they are found where both
+    were moved together. A name that is no path, such as a hub id, stays.
 
     Args:
         data: the data as the flag names them.
@@ -244,11 +344,12 @@ def _place_of(data: str, folder: Path) -> dict[str, str]:
     if not Path(data).exists():
         return {"path": data}
     absolute = Path(data).absolute()
-    return {"path": str(absolute), "relative_path": os.path.relpath(absolute, folder.absolute())}
+    relative = os.path.relpath(absolute, folder.absolute())
+    return {"path": str(absolute), "relative_path": relative}
 
 
 def _check_same_run(task: Task) -> None:
-    """Refuse a technique or a number of rows per step that differs from that of the run in the folder.
+    """Refuse a technique, or a number of rows per step, that is not that of the run in the folder.
 
     Either may have been chosen for another number of pods. `open_run` finds all other differences.
     """
@@ -258,7 +359,8 @@ def _check_same_run(task: Task) -> None:
     keeps_states = before.technique in UNDIVIDED and task.technique in UNDIVIDED
     if before.technique != task.technique and not keeps_states:
         raise UserError(
-            f"{task.folder}: holds a run with technique {before.technique}, but this call uses {task.technique}; "
+            f"{task.folder}: holds a run with technique {before.technique}, "
+            f"but this call uses {task.technique}; "
             "give the run's own --deepspeed, or choose another --outputdir"
         )
     if before.effective_batch_size != task.effective_batch_size():
@@ -267,8 +369,9 @@ def _check_same_run(task: Task) -> None:
         ranks = processes.world_size()
         remedy = _remedy_for_batch(before.effective_batch_size, ranks, rows)
         raise UserError(
-            f"{task.folder}: holds a run with {before.effective_batch_size} rows per step, but this call has "
-            f"{rows} rows x {passes} passes x {ranks} processes = {task.effective_batch_size()}; {remedy}"
+            f"{task.folder}: holds a run with {before.effective_batch_size} rows per step, "
+            f"but this call has {rows} rows x {passes} passes x {ranks} processes "
+            f"= {task.effective_batch_size()}; {remedy}"
         )
 
 
@@ -276,29 +379,68 @@ def _remedy_for_batch(rows_per_step: int, ranks: int, rows: int) -> str:
     """What gives a number of rows per step on a number of processes.
 
     Args:
-        rows: rows per pass of one process, as they were asked for; no more are offered, since memory suffices for them.
+        rows: rows per pass of one process, as they were asked for; no more are offered, since
+            memory suffices for them.
     """
     same = batch_on(ranks, rows_per_step, rows)
     if same is not None:
         return f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
-    divisors = [number for number in range(1, min(rows_per_step, 64) + 1) if rows_per_step % number == 0]
-    numbers = ", ".join(map(str, divisors))
-    return f"{rows_per_step} is not divisible by {ranks}; use one of these numbers of processes: {numbers}"
+    divisors = []
+    for number in range(1, min(rows_per_step, MOST_PROCESSES_OFFERED) + 1):
+        if rows_per_step % number == 0:
+            divisors.append(str(number))
+    return (
+        f"{rows_per_step} is not divisible by {ranks}; "
+        f"use one of these numbers of processes: {', '.join(divisors)}"
+    )
 
 
-def checkpointing_settings(recompute: bool) -> dict[str, Any]:
-    """Arguments of `TrainingArguments` that say whether activations are recomputed, by the names that it has here.
+# The arguments that transformers gets.
 
-    After 5.17 transformers renamed `gradient_checkpointing` to `activation_checkpointing`: 5.17 does not know the new
-    names, and 5.23 warns of the old ones, which version 6 drops.
-    """
-    names = {argument.name for argument in fields(TrainingArguments)}
-    kind = "activation" if "activation_checkpointing" in names else "gradient"
-    return {f"{kind}_checkpointing": recompute, f"{kind}_checkpointing_kwargs": {"use_reentrant": False}}
+
+def training_arguments(task: Task) -> TrainingArguments:
+    """Make transformers' arguments; under DeepSpeed this starts the process group."""
+    uses_deepspeed = task.deepspeed is not None
+    if uses_deepspeed:
+        _name_process_group()
+        compile_in_turns()
+        spare_shared_memory()
+    settings = TrainingArguments(
+        output_dir=str(task.folder / "checkpoints"),
+        num_train_epochs=task.arguments.epochs,
+        **{name: getattr(task.arguments, name) for name in UNCHANGED},
+        **checkpointing_settings(task.arguments.gradient_checkpointing),
+        **_evaluation_and_saving(task.arguments),
+        deepspeed=task.deepspeed,
+        # Without DeepSpeed, BF16 is our own: FP32 masters and BF16 copies, not autocast.
+        bf16=task.precision == "bf16" and uses_deepspeed,
+        fp16=task.precision == "fp16",
+        report_to=[],
+        remove_unused_columns=False,
+        label_names=["labels"],
+        **_device_settings(),
+        ddp_find_unused_parameters=False,
+        logging_first_step=True,
+        # The filter would wait for the device in each step, and log another number in place of NaN.
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+    )
+    _correct_device(settings)
+    if task.deepspeed is not None:
+        # On a CPU transformers leaves this to the trainer, and ZeRO-3 would then load a model as if
+        # on one process.
+        import deepspeed
+
+        deepspeed.init_distributed(verbose=False)
+        spare_compiler(task.deepspeed)
+    return settings
 
 
 def _name_process_group() -> None:
-    """Set the variables of a process group of one, where no launcher has set any; DeepSpeed needs them even then."""
+    """Set the variables of a process group of one, where no launcher has set any.
+
+    DeepSpeed needs them even then.
+    """
     if "RANK" in os.environ:
         return
     os.environ.update(
@@ -311,56 +453,58 @@ def _name_process_group() -> None:
     )
 
 
-def training_arguments(task: Task) -> TrainingArguments:
-    """Make transformers' arguments; under DeepSpeed this starts the process group."""
-    arguments = task.arguments
-    on_gpu = torch.cuda.is_available()
-    uses_deepspeed = task.deepspeed is not None
-    if uses_deepspeed:
-        _name_process_group()
-        compile_in_turns()
-        spare_shared_memory()
-    settings = TrainingArguments(
-        output_dir=str(task.folder / "checkpoints"),
-        num_train_epochs=arguments.epochs,
-        **{name: getattr(arguments, name) for name in UNCHANGED},
-        **checkpointing_settings(arguments.gradient_checkpointing),
-        eval_strategy=STRATEGIES.get(arguments.eval_steps, "steps"),
-        eval_steps=arguments.eval_steps or None,
-        save_strategy=STRATEGIES.get(arguments.save_steps, "steps"),
-        save_steps=arguments.save_steps or 500,
-        load_best_model_at_end=arguments.wants_best_model,
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
-        deepspeed=task.deepspeed,
-        # Without DeepSpeed, BF16 is our own: FP32 masters and BF16 copies, not autocast.
-        bf16=task.precision == "bf16" and uses_deepspeed,
-        fp16=task.precision == "fp16",
-        report_to=[],
-        remove_unused_columns=False,
-        label_names=["labels"],
-        dataloader_pin_memory=on_gpu,
-        # A blocking copy would wait for all the work that the GPU still has to do.
-        accelerator_config={"non_blocking": True} if on_gpu else None,
-        ddp_find_unused_parameters=False,
-        use_cpu=not on_gpu,
-        logging_first_step=True,
-        # The filter would wait for the device in each step, and log another number in place of NaN.
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
-    )
-    if settings.n_gpu > 1:
-        # A process trains on one GPU. transformers would copy its model to all that it sees, by `DataParallel`, and
-        # give each of them a whole batch.
-        settings._n_gpu = 1
-    if not on_gpu:
-        # On a CPU accelerate gives each of several processes an indexed device, such as `cpu:0`. A run that resumes
-        # loads the optimizer's state onto it with transformers 5.17, which torch refuses.
-        settings._setup_devices = torch.device("cpu")
-    if task.deepspeed is not None:
-        # On a CPU transformers leaves this to the trainer, and ZeRO-3 would then load a model as if on one process.
-        import deepspeed
+def checkpointing_settings(recompute: bool) -> dict[str, Any]:
+    """Arguments of `TrainingArguments` that say whether activations are recomputed.
 
-        deepspeed.init_distributed(verbose=False)
-        spare_compiler(task.deepspeed)
-    return settings
+    They have the names that are in use here: after 5.17 transformers renamed
+    `gradient_checkpointing` to `activation_checkpointing`. 5.17 does not know the new names, and
+    5.23 warns of the old ones, which version 6 drops.
+    """
+    names = {argument.name for argument in fields(TrainingArguments)}
+    kind = "gradient"
+    if "activation_checkpointing" in names:
+        kind = "activation"
+    return {
+        f"{kind}_checkpointing": recompute,
+        f"{kind}_checkpointing_kwargs": {"use_reentrant": False},
+    }
+
+
+def _evaluation_and_saving(arguments: RunArguments) -> dict[str, Any]:
+    """Arguments of `TrainingArguments` that say when to evaluate and save, and what is best."""
+    return {
+        "eval_strategy": STRATEGIES.get(arguments.eval_steps, "steps"),
+        "eval_steps": arguments.eval_steps or None,
+        "save_strategy": STRATEGIES.get(arguments.save_steps, "steps"),
+        "save_steps": arguments.save_steps or UNUSED_SAVE_STEPS,
+        "load_best_model_at_end": arguments.wants_best_model,
+        "metric_for_best_model": "eval_loss",
+        "greater_is_better": False,
+    }
+
+
+def _device_settings() -> dict[str, Any]:
+    """Arguments of `TrainingArguments` that say what to train on, and how batches get there."""
+    on_gpu = torch.cuda.is_available()
+    accelerator_config = None
+    if on_gpu:
+        # A blocking copy would wait for all the work that the GPU still has to do.
+        accelerator_config = {"non_blocking": True}
+    return {
+        "use_cpu": not on_gpu,
+        "dataloader_pin_memory": on_gpu,
+        "accelerator_config": accelerator_config,
+    }
+
+
+def _correct_device(settings: TrainingArguments) -> None:
+    """Let a process train on one GPU, or on a CPU without a number."""
+    if settings.n_gpu > 1:
+        # A process trains on one GPU. transformers would copy its model to all that it sees, by
+        # `DataParallel`, and give each of them a whole batch.
+        settings._n_gpu = 1
+    if not torch.cuda.is_available():
+        # On a CPU accelerate gives each of several processes an indexed device, such as `cpu:0`. A
+        # run that resumes loads the optimizer's state onto it with transformers 5.17, which torch
+        # refuses.
+        settings._setup_devices = torch.device("cpu")

@@ -1,4 +1,7 @@
-"""What one attempt measures of itself: its phases, steps, tokens, losses and memory; and TensorBoard's curves."""
+"""What one attempt measures of itself: its phases, steps, tokens, losses and memory.
+
+TensorBoard's curves are here too.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,18 @@ MOST_LOSSES = 4_096
 class Meter(TrainerCallback):
     """Measures a rank while its context is entered, and can write the measurement at any time.
 
-    As a callback of the trainer it times every optimizer step apart from evaluation and saving, and keeps the losses.
+    As a callback of the trainer it times every optimizer step apart from evaluation and saving, and
+    keeps the losses.
     """
 
     def __init__(
-        self, folder: Path, measured: RankMeasurement, *, interval: float, age_seconds: float, joint: bool = False
+        self,
+        folder: Path,
+        measured: RankMeasurement,
+        *,
+        interval: float,
+        age_seconds: float,
+        joint: bool = False,
     ) -> None:
         """Begin with phase `load`.
 
@@ -52,7 +62,8 @@ class Meter(TrainerCallback):
             measured: receives losses and steps at once, the rest when it is written.
             interval: seconds between two samples of memory; 0: none.
             age_seconds: seconds since the process began.
-            joint: whether a row is one text in which some tokens carry a loss; otherwise it is a source and a target.
+            joint: whether a row is one text in which some tokens carry a loss; otherwise it is a
+                source and a target.
         """
         measured.machine = environment.machine()
         measured.gpu = gpu_name()
@@ -63,22 +74,38 @@ class Meter(TrainerCallback):
         """Tokens of the current step so far."""
         self._largest: BatchShape | None = None
         """Shape of the pass with the most tokens, padding included."""
-        self.phases = Phases(CudaCounters() if torch.cuda.is_available() else Counters(), age_seconds)
-        self.clock = StepClock()
-        self._gpu = gpu_by_nvml()
-        self._energy = self._gpu.energy_joules() if self._gpu else None
-        self.evaluate_seconds: list[float] = []
-        self.save_seconds: list[float] = []
-        device = self._gpu or Cpu()
-
-        def phase() -> str:
-            return self.phases.phase
-
-        path = folder / "memory" / f"{measured.rank}.csv"
-        self.sampler = Sampler(path, interval, lambda: held_bytes() | device.read(), phase)
-        self.heartbeat = HeartbeatWriter(folder, measured.rank, phase)
+        counters = Counters()
+        if torch.cuda.is_available():
+            counters = CudaCounters()
+        self.phases = Phases(counters, age_seconds)
         self.failed_in: str | None = None
         """Phase in which an error was raised; None where there was none."""
+        self.clock = StepClock()
+        self.evaluate_seconds: list[float] = []
+        self.save_seconds: list[float] = []
+        self._gpu = gpu_by_nvml()
+        self._energy_at_start = self._energy_joules()
+        self.sampler = self._memory_sampler(interval)
+        self.heartbeat = HeartbeatWriter(folder, measured.rank, self._phase)
+
+    def _memory_sampler(self, interval: float) -> Sampler:
+        """What samples this process's memory and the device's use, in a thread of its own."""
+        device = self._gpu or Cpu()
+
+        def read() -> dict[str, float | None]:
+            return held_bytes() | device.read()
+
+        path = self.folder / "memory" / f"{self.measured.rank}.csv"
+        return Sampler(path, interval, read, self._phase)
+
+    def _phase(self) -> str:
+        return self.phases.phase
+
+    def _energy_joules(self) -> float | None:
+        """What the GPU has used since its driver was loaded; None where it does not say."""
+        if self._gpu is None:
+            return None
+        return self._gpu.energy_joules()
 
     def __enter__(self) -> Meter:
         self.heartbeat.__enter__()
@@ -93,9 +120,10 @@ class Meter(TrainerCallback):
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Enter a phase between steps: wait for the device at both ends, and count the phase in no step.
+        """Enter a phase between steps.
 
-        The duration of each save is kept; a model that is saved within a checkpoint is part of the checkpoint's save.
+        The device is waited for at both ends, and the phase counts in no step. The duration of each
+        save is kept; a model that is saved within a checkpoint is part of the checkpoint's save.
         """
         synchronize()
         before = self.phases.enter(phase)
@@ -124,12 +152,19 @@ class Meter(TrainerCallback):
         self.clock.restart()
 
     def count(self, inputs: dict[str, Tensor]) -> None:
-        """Count the tokens of a forward pass of a collator's batch. Without a mask none of them is padding."""
+        """Count the tokens of a forward pass of a collator's batch.
+
+        Without a mask none of them is padding.
+        """
         rows, source_length = inputs["input_ids"].shape
-        target_length = 0 if self.joint else inputs["labels"].shape[1]
+        target_length = 0
+        if not self.joint:
+            target_length = inputs["labels"].shape[1]
         padded_tokens = rows * (source_length + target_length)
         attention_mask = inputs.get("attention_mask")
-        source_tokens = rows * source_length if attention_mask is None else attention_mask.sum()
+        source_tokens: int | Tensor = rows * source_length
+        if attention_mask is not None:
+            source_tokens = attention_mask.sum()
         label_tokens = inputs["label_positions"].numel()
         self.tokens = Tokens(
             source=self.tokens.source + source_tokens,
@@ -137,7 +172,7 @@ class Meter(TrainerCallback):
             padded=self.tokens.padded + padded_tokens,
         )
         largest = self._largest
-        if largest is None or padded_tokens > largest.rows * (largest.source_tokens + largest.target_tokens):
+        if largest is None or padded_tokens > _padded_tokens(largest):
             self._largest = BatchShape(
                 rows=rows,
                 source_tokens=source_length,
@@ -165,46 +200,64 @@ class Meter(TrainerCallback):
         self.evaluate_seconds.append(about["metrics"]["eval_runtime"])
 
     def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        step = state.global_step
         logs = about["logs"]
-        for key, curve in (("loss", self.measured.losses), ("eval_loss", self.measured.eval_losses)):
-            if key not in logs:
-                continue
-            loss = logs[key]
-            if not math.isfinite(loss):
-                remedy = "lower --learning_rate, or choose --precision fp32"
-                raise UserError(f"step {step}: {key} {loss}; {remedy}")
-            curve.append(Loss(step=step, loss=loss))
-            if len(curve) == MOST_LOSSES:
-                del curve[::2]
-            log.info("step %d %s %.6g", step, key, loss)
+        for key, curve in (
+            ("loss", self.measured.losses),
+            ("eval_loss", self.measured.eval_losses),
+        ):
+            if key in logs:
+                _keep_loss(curve, key, state.global_step, logs[key])
 
     def write(self, measured: RankMeasurement) -> None:
         """Write what has been measured so far, whole steps only.
 
-        Beside the measurement, `steps/N.npy` has the wall time of every step, (steps,) float32 in seconds.
+        Beside the measurement, `steps/N.npy` has the wall time of every step, (steps,) float32 in
+        seconds.
         """
         steps = self.clock.steps()
+        seconds = steps["seconds"]
         warmup = measured.warmup_steps
-        measured.warmup_seconds = float(steps["seconds"][:warmup].sum())
-        measured.step_seconds = Statistics.of(steps["seconds"][warmup:])
+        measured.warmup_seconds = float(seconds[:warmup].sum())
+        measured.step_seconds = Statistics.of(seconds[warmup:])
         measured.evaluate_seconds = Statistics.of(self.evaluate_seconds)
         measured.save_seconds = Statistics.of(self.save_seconds)
         measured.step = measured.first_step + len(steps)
-        for name, _ in STEP[1:]:
-            setattr(measured, name, int(steps[name].sum()))
+        measured.source_tokens = int(steps["source_tokens"].sum())
+        measured.target_tokens = int(steps["target_tokens"].sum())
+        measured.padded_tokens = int(steps["padded_tokens"].sum())
         measured.phases, most = self.phases.measured()
-        vars(measured).update({key: getattr(most, key) for key in PEAKS})
+        for key in PEAKS:
+            setattr(measured, key, getattr(most, key))
         measured.wall_seconds = sum(phase.seconds for phase in measured.phases.values())
         measured.sampled = self.sampler.statistics()
-        energy = self._gpu.energy_joules() if self._gpu else None
-        if energy is not None and self._energy is not None:
-            measured.energy_joules = energy - self._energy
+        energy = self._energy_joules()
+        if energy is not None and self._energy_at_start is not None:
+            measured.energy_joules = energy - self._energy_at_start
         content = io.BytesIO()
-        np.save(content, steps["seconds"].astype(np.float32))
+        np.save(content, seconds.astype(np.float32))
         files.write_bytes(self.folder / "steps" / f"{measured.rank}.npy", content.getvalue())
         measured.ended_unix_seconds = time.time()
         measured.write(self.folder)
+
+
+def _padded_tokens(batch: BatchShape) -> int:
+    """Number of tokens of a batch, padding included."""
+    return batch.rows * (batch.source_tokens + batch.target_tokens)
+
+
+def _keep_loss(curve: list[Loss], key: str, step: int, loss: float) -> None:
+    """Append a loss to a curve, which loses every second point where it has become long.
+
+    Args:
+        key: transformers' name of the loss.
+    """
+    if not math.isfinite(loss):
+        remedy = "lower --learning_rate, or choose --precision fp32"
+        raise UserError(f"step {step}: {key} {loss}; {remedy}")
+    curve.append(Loss(step=step, loss=loss))
+    if len(curve) == MOST_LOSSES:
+        del curve[::2]
+    log.info("step %d %s %.6g", step, key, loss)
 
 
 # Times and tokens of optimizer steps, measured without making any step wait for the device.
@@ -220,21 +273,25 @@ class Tokens(NamedTuple):
 
 
 class Mark:
-    """A moment in the device's work: a time of the process's clock, or an event in a GPU's queue of work.
+    """A moment in the device's work.
 
-    A CPU has done its work when a call returns; the host of a GPU runs ahead, and the event does not stop it.
+    It is a time of the process's clock, or an event in a GPU's queue of work. A CPU has done its
+    work when a call returns; the host of a GPU runs ahead, and the event does not stop it.
     """
 
     def __init__(self) -> None:
         self.at = time.perf_counter()
-        self.event = torch.cuda.Event(enable_timing=True) if torch.cuda.is_available() else None
-        if self.event is not None:
+        self.event: torch.cuda.Event | None = None
+        if torch.cuda.is_available():
+            self.event = torch.cuda.Event(enable_timing=True)
             self.event.record()
 
     def is_past(self) -> bool:
         """Whether the device has reached this moment."""
+        if self.event is None:
+            return True
         try:
-            return self.event is None or self.event.query()
+            return self.event.query()
         except torch.AcceleratorError:
             # A device that has failed gets no further; what it did before stays measured.
             return False
@@ -246,7 +303,12 @@ class Mark:
         return earlier.event.elapsed_time(self.event) / 1_000
 
 
-STEP = [(name, "f8") for name in ("seconds", "source_tokens", "target_tokens", "padded_tokens")]
+STEP = [
+    ("seconds", "f8"),
+    ("source_tokens", "f8"),
+    ("target_tokens", "f8"),
+    ("padded_tokens", "f8"),
+]
 """Fields of the NumPy record of a finished optimizer step."""
 
 
@@ -268,12 +330,15 @@ class StepClock:
     def lap(self, tokens: Tokens) -> None:
         """End a step here, and begin the next one."""
         now = self._mark()
-        self._laps[self._count] = self._began, now, tokens
+        self._laps[self._count] = (self._began, now, tokens)
         self._count += 1
         self._began = now
 
     def steps(self, first: int = 0) -> np.ndarray:
-        """`STEP` of the steps that the device has done, from `first` on. An interruption anywhere leaves them right."""
+        """`STEP` of the steps that the device has done, from `first` on.
+
+        An interruption anywhere leaves them right.
+        """
         while True:
             number = len(self._done) // len(STEP)
             lap = self._laps.get(number)
@@ -282,15 +347,29 @@ class StepClock:
             began, ended, tokens = lap
             if not ended.is_past():
                 break
-            self._done.extend((ended.seconds_since(began), int(tokens.source), tokens.target, tokens.padded))
+            step = (
+                ended.seconds_since(began),
+                int(tokens.source),
+                tokens.target,
+                tokens.padded,
+            )
+            # All four values at once: an interruption cannot come between them.
+            self._done.extend(step)
             del self._laps[number]
         return np.array(self._done[len(STEP) * first :]).view(STEP)
 
 
 # Bytes of a model's tensors while it trains: what ZeRO divides, as it is held in memory.
 
-MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
-"""DeepSpeed 0.19's attributes for a rank's master partition: at stages 1 and 2, at stage 3, in `BF16_Optimizer`."""
+MASTERS = (
+    "single_partition_of_fp32_groups",
+    "fp32_partitioned_groups_flat",
+    "fp32_groups_flat_partition",
+)
+"""DeepSpeed 0.19's attributes for a rank's master partition.
+
+They are those of stages 1 and 2, of stage 3, and of `BF16_Optimizer`.
+"""
 PARTITIONS = (
     "averaged_gradients",
     "all_grad_tensors",
@@ -300,27 +379,29 @@ PARTITIONS = (
 )
 """Attributes in which its optimizers keep reduced gradients."""
 STATES = (*MASTERS, "param_groups", "state")
-"""Attributes in which its optimizers and torch's keep states, and master weights where there are any."""
+"""Attributes in which its optimizers and torch's keep states and, where there are any, masters."""
 
 
 @dataclass(eq=False)
 class LiveBytesRecorder(TrainerCallback):
-    """Counts the bytes of parameters, gradients and optimizer states once, at the second step of an attempt.
+    """Counts the bytes of parameters, gradients and optimizer states once.
 
-    The first step may still be different, since ZeRO-3 learns in it what it will need; it is used where it is the only
-    one. Parameters and gradients are counted before the optimizer's step, the optimizer's states after it.
+    It does so at the second step of an attempt. The first step may still be different, since ZeRO-3
+    learns in it what it will need; it is used where it is the only one. Parameters and gradients
+    are counted before the optimizer's step, the optimizer's states after it.
 
-    Each storage is counted once: tied weights, views into a flat buffer, and a partition that is its own master are
-    one piece of memory. Padding of flat buffers counts. Buckets through which gradients and parameters travel do not,
-    since they hold no state.
+    Each storage is counted once: tied weights, views into a flat buffer, and a partition that is
+    its own master are one piece of memory. Padding of flat buffers counts. Buckets through which
+    gradients and parameters travel do not, since they hold no state.
     """
 
     measured: RankMeasurement
     engine: Callable[[], Any]
     """Returns DeepSpeed's engine; None where there is none."""
     due: bool = field(default=False, init=False)
+    """Whether the bytes are counted at the current step."""
     before_step: tuple[int, int] | None = field(default=None, init=False)
-    """Bytes of parameters and of gradients just before the optimizer's step, once they were counted."""
+    """Bytes of parameters and of gradients just before the optimizer's step, once counted."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         wanted = self.measured.first_step
@@ -331,8 +412,9 @@ class LiveBytesRecorder(TrainerCallback):
         engine = self.engine()
         if not self.due or engine is None:
             return
-        # No callback comes between DeepSpeed's reduction of the gradients and its step, which drops them: to accelerate
-        # all of it is one backward pass. So the engine's `step` is replaced, for this one call.
+        # No callback comes between DeepSpeed's reduction of the gradients and its step, which drops
+        # them: to accelerate all of it is one backward pass. So the engine's `step` is replaced,
+        # for this one call.
         step = engine.step
 
         def step_after_counting(*arguments: Any, **options: Any) -> Any:
@@ -350,8 +432,12 @@ class LiveBytesRecorder(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         if self.due and self.before_step is not None:
             parameters, gradients = self.before_step
-            states = _bytes(held_tensors(about["optimizer"], STATES), besides=_parameters(about["model"]))
-            self.measured.live_bytes = LiveBytes(parameters=parameters, gradients=gradients, optimizer=states)
+            tensors = held_tensors(about["optimizer"], STATES)
+            self.measured.live_bytes = LiveBytes(
+                parameters=parameters,
+                gradients=gradients,
+                optimizer=_bytes(tensors, besides=_parameters(about["model"])),
+            )
         self.due = False
 
     def _count_before_step(self, model: nn.Module, optimizer: Any) -> None:
@@ -361,7 +447,10 @@ class LiveBytesRecorder(TrainerCallback):
             gradients.append(getattr(parameter, "grad_accum", None))
         gradients += held_tensors(optimizer, PARTITIONS)
         gradients += [master.grad for master in held_tensors(optimizer, MASTERS)]
-        self.before_step = (_bytes(_parameters(model)), _bytes(gradients, besides=_parameters(model)))
+        self.before_step = (
+            _bytes(_parameters(model)),
+            _bytes(gradients, besides=_parameters(model)),
+        )
 
 
 def _bytes(tensors: Iterable[Any], besides: Iterable[Any] = ()) -> int:
@@ -389,7 +478,10 @@ def _parameters(model: nn.Module) -> Iterator[Any]:
 
 
 def held_tensors(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
-    """Tensors in these attributes of the optimizer and of those that it wraps: accelerate's, DeepSpeed's, torch's."""
+    """Tensors in these attributes of the optimizer and of those that it wraps.
+
+    accelerate's optimizer wraps DeepSpeed's, which wraps torch's.
+    """
     seen: list[Any] = []
     while optimizer is not None and not any(optimizer is known for known in seen):
         seen.append(optimizer)
@@ -408,15 +500,23 @@ def held_tensors(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
 # TensorBoard's curves of a run.
 
 USE = (
-    *("allocated_bytes", "resident_bytes"),
-    *("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent"),
+    "allocated_bytes",
+    "resident_bytes",
+    "utilization_percent",
+    "memory_utilization_percent",
+    "power_watts",
+    "cpu_percent",
+    "io_wait_percent",
 )
 """Figures of a device that are drawn as curves."""
 
 
 @dataclass(eq=False)
 class Curves(TrainerCallback):
-    """Draws training and validation loss in one chart (one tag, two runs), and figures of the steps between points."""
+    """Draws training and validation loss in one chart, and figures of the steps between points.
+
+    The losses have one tag, and are two runs to TensorBoard.
+    """
 
     folder: Path
     """TensorBoard's folder in the run folder."""
@@ -457,8 +557,11 @@ class Curves(TrainerCallback):
             writer.flush()
 
     def _since_last_point(self) -> dict[str, float]:
-        """Memory and utilization now; for the steps since the last point, if any: mean seconds, samples of all ranks
-        per second, and the share of padding among this rank's tokens."""
+        """Memory and utilization now, and figures of the steps since the last point, if any.
+
+        Those are the mean seconds, the samples of all ranks per second, and the share of padding
+        among this rank's tokens.
+        """
         fresh = self.meter.clock.steps(self.drawn)
         self.drawn += len(fresh)
         now = {**self.meter.sampler.last, **held_bytes()}

@@ -1,8 +1,9 @@
 """What the processes of a run tell one another outside of training, and how they react to signals.
 
-A signal ends a run, or asks it to save at its next step and end, so that it can go on elsewhere. Schedulers announce
-an end this way: SLURM with `--signal=USR1@120`, clouds before they take a machine back. `ZEROPODS_SAVE_SIGNAL` names
-the signal to save; where it names none, nothing here costs a step anything.
+A signal ends a run, or asks it to save at its next step and end, so that it can go on elsewhere.
+Schedulers announce an end this way: SLURM with `--signal=USR1@120`, clouds before they take a
+machine back. `ZEROPODS_SAVE_SIGNAL` names the signal to save; where it names none, nothing here
+costs a step anything.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ class SharedError(UserError):
 
 def rank() -> int:
     """This process's rank; 0 where there is only one process."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    if not dist.is_initialized():
+        return 0
+    return dist.get_rank()
 
 
 def world_size() -> int:
     """Number of processes of the run."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    if not dist.is_initialized():
+        return 1
+    return dist.get_world_size()
 
 
 def gathered(value: Any) -> list[Any]:
@@ -55,30 +60,46 @@ def gathered(value: Any) -> list[Any]:
 
 
 def on_every_rank(action: Callable[[], Any]) -> list[Any]:
-    """Run `action` on every rank; return all results on each, or raise the first `UserError` as a `SharedError`."""
-    result, failure = None, None
+    """Run `action` on every rank; return all results, in the order of ranks, on each.
+
+    Raises:
+        SharedError: the first `UserError` that `action` has raised on any rank.
+    """
+    result = None
+    failure = None
     try:
         result = action()
     except UserError as error:
-        # Every rank is told, or the others would wait for ever.
+        # Every rank learns of it, or the others would wait for ever.
         failure = str(error)
-    told = gathered((result, failure))
-    for _, failed in told:
-        if failed is not None:
-            raise SharedError(failed)
-    return [each for each, _ in told]
+    outcomes = gathered((result, failure))
+    for _, failure_there in outcomes:
+        if failure_there is not None:
+            raise SharedError(failure_there)
+    return [result_there for result_there, _ in outcomes]
 
 
 def on_rank_zero(action: Callable[[], Any]) -> Any:
-    """Run `action` on rank 0; return its result on every rank, or raise its `UserError` as a `SharedError`."""
-    return on_every_rank(action if rank() == 0 else lambda: None)[0]
+    """Run `action` on rank 0, and return its result on every rank.
+
+    Raises:
+        SharedError: a `UserError` that `action` has raised.
+    """
+    is_first = rank() == 0
+
+    def only_there() -> Any:
+        if is_first:
+            return action()
+        return None
+
+    return on_every_rank(only_there)[0]
 
 
 def leave() -> None:
     """End the process group after every rank is done.
 
-    Without this, one CPU run in three that succeeded aborts at exit with status 250, and DeepSpeed's
-    launcher then ends the ranks beside it.
+    Without this, one CPU run in three that succeeded aborts at exit with status 250, and
+    DeepSpeed's launcher then ends the ranks beside it.
     """
     if dist.is_initialized():
         dist.barrier()
@@ -89,31 +110,35 @@ def leave() -> None:
 
 
 @contextlib.contextmanager
-def heard_while_waiting(act: Callable[[str], None], *, saving: signal.Signals | None = None) -> Iterator[None]:
-    """Call `act` with a signal's name, in a thread, where the main thread does not leave this block because of it.
+def heard_while_waiting(
+    act: Callable[[str], None], *, saving: signal.Signals | None = None
+) -> Iterator[None]:
+    """Act on a signal because of which the main thread does not leave this block.
 
-    Python's own handlers run in the main thread between two instructions, which a rank that waits in a collective for
-    a lost pod never reaches. The byte that a signal puts on a wake-up socket still reaches another thread.
-    Enter this in the main thread.
+    `act` is called with the signal's name, in a thread. Python's own handlers run in the main
+    thread between two instructions, which a rank that waits in a collective for a lost pod never
+    reaches. The byte that a signal puts on a wake-up socket still reaches another thread. Enter
+    this in the main thread.
 
     Args:
-        saving: a signal after which the main thread goes on until it has saved; `act` is not called for it.
+        saving: a signal after which the main thread goes on until it has saved; `act` is not called
+            for it.
     """
     hearing, waking = socket.socketpair()
     waking.setblocking(False)
 
     def listen() -> None:
-        """Read signal numbers until the other end is closed, which also ends the wait for the main thread."""
-        while number := hearing.recv(1):
-            if number[0] in ENDINGS and number[0] != saving:
-                hearing.settimeout(UNHEARD_SECONDS)
-                try:
-                    while hearing.recv(1):
-                        pass
-                    return
-                except TimeoutError:
-                    act(signal.Signals(number[0]).name)
-                hearing.settimeout(None)
+        """Act on signals that end a run, until the other end is closed."""
+        while True:
+            byte = hearing.recv(1)
+            if not byte:
+                return
+            number = byte[0]
+            if number not in ENDINGS or number == saving:
+                continue
+            if _is_closed_within(hearing, UNHEARD_SECONDS):
+                return
+            act(signal.Signals(number).name)
 
     before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
     thread = threading.Thread(target=listen, name="signals", daemon=True)
@@ -127,6 +152,22 @@ def heard_while_waiting(act: Callable[[str], None], *, saving: signal.Signals | 
         hearing.close()
 
 
+def _is_closed_within(hearing: socket.socket, seconds: float) -> bool:
+    """Whether the other end of a socket is closed before nothing has come from it for so long.
+
+    What comes until then is dropped.
+    """
+    hearing.settimeout(seconds)
+    try:
+        while hearing.recv(1):
+            pass
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        hearing.settimeout(None)
+
+
 class SavedOnSignalError(SharedError):
     """The run was asked to end, and has saved all that it needs to go on."""
 
@@ -136,24 +177,33 @@ class SavedOnSignalError(SharedError):
 class SaveOnSignal(TrainerCallback):
     """Saves at the end of the step in which any rank received the signal, then ends the run.
 
-    All ranks have one: they tell one another which signal it is as training begins, and after each step whether it
-    came. Where no rank listens for a signal, steps exchange nothing.
+    All ranks have one: they tell one another which signal it is as training begins, and after each
+    step whether it came. Where no rank listens for a signal, steps exchange nothing.
     """
 
     def __init__(self) -> None:
         """Take the signal that the environment names, with or without `SIG`; it may name none."""
-        said = os.environ.get(VARIABLE, "")
-        name = said.removeprefix("SIG")
+        value = os.environ.get(VARIABLE, "")
+        name = value.removeprefix("SIG")
         if name and name not in NAMES:
-            raise UserError(f"{VARIABLE} {said!r}; expected {', '.join(NAMES)}")
-        self.number = signal.Signals[f"SIG{name}"] if name else None
+            raise UserError(f"{VARIABLE} {value!r}; expected {', '.join(NAMES)}")
+        self.number: signal.Signals | None = None
+        """The signal that this rank listens for; None where it does not listen."""
+        if name:
+            self.number = signal.Signals[f"SIG{name}"]
         self.name: str | None = None
         """Name of the signal that some rank listens for; None where no rank does."""
-        self.heard = self.saving = False
+        self.heard = False
+        """Whether this rank has received the signal."""
+        self.saving = False
+        """Whether a checkpoint is asked for because of the signal, after which the run ends."""
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen for the signal; SIGTERM, if not that signal, ends a run as Ctrl-C does. For use in the main thread."""
+        """Listen for the signal; SIGTERM, if not that signal, ends a run as Ctrl-C does.
+
+        For use in the main thread.
+        """
 
         def hear(number: int, frame: Any) -> None:
             # A flag and nothing else, so that a second signal disturbs no save.
@@ -162,19 +212,35 @@ class SaveOnSignal(TrainerCallback):
         def interrupt(number: int, frame: Any) -> None:
             raise KeyboardInterrupt(signal.Signals(number).name)
 
-        handlers = {signal.SIGTERM: interrupt} | ({self.number: hear} if self.number else {})
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        handlers = {signal.SIGTERM: interrupt}
+        if self.number is not None:
+            handlers[self.number] = hear
+        before = {}
+        for number, handler in handlers.items():
+            before[number] = signal.signal(number, handler)
         try:
             yield
         finally:
             for number, former in before.items():
-                # A process that ends because of the signal must not be killed by a second one in its last moments.
-                signal.signal(number, signal.SIG_IGN if self.heard and number == self.number else former)
+                if self.heard and number == self.number:
+                    # A process that ends because of the signal must not be killed by a second one
+                    # in its last moments.
+                    signal.signal(number, signal.SIG_IGN)
+                else:
+                    signal.signal(number, former)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.name = next(filter(None, gathered(self.number and self.number.name)), None)
+        name = None
+        if self.number is not None:
+            name = self.number.name
+        self.name = None
+        for name_there in gathered(name):
+            if name_there is not None:
+                self.name = name_there
+                break
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # The signal may come at any moment: it is looked at once.
         heard = self.heard
         if self.name is not None and world_size() > 1:
             flag = torch.tensor(int(heard), device=args.device)
@@ -182,7 +248,8 @@ class SaveOnSignal(TrainerCallback):
             heard = bool(flag.item())
         if heard:
             log.info("step %d: %s, saving", state.global_step, self.name)
-            self.saving = control.should_save = True
+            self.saving = True
+            control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.saving:

@@ -1,4 +1,7 @@
-"""One run of a training script, from its flags to its record: train, evaluate, save, and write down how it ended."""
+"""One run of a training script, from its flags to its record.
+
+It trains, evaluates and saves, and writes down how it ended.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,13 @@ from zeropods.tables import GIB, progress
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import MANIFEST, Origin, digest
-from zeropods.train.device import choose_attention, compile_model, matmul_rates, python_seconds, suit_cpu
+from zeropods.train.device import (
+    choose_attention,
+    compile_model,
+    matmul_rates,
+    python_seconds,
+    suit_cpu,
+)
 from zeropods.train.early_exit import exit_call
 from zeropods.train.job import Task, open_folder, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
@@ -54,48 +63,80 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
 
     Args:
         argv: the call, for `config.json`.
-        age_seconds: seconds since the run's own process began; 0 where several runs share one process.
+        age_seconds: seconds since the run's own process began; 0 where several runs share one
+            process.
     """
     began = time.monotonic() - age_seconds
-    arguments = task.arguments
     save_signal = SaveOnSignal()
-    with contextlib.ExitStack() as around:
-        around.enter_context(save_signal.listening())
-        if arguments.threads:
-            torch.set_num_threads(arguments.threads)
-            # Without the variable, accelerate sets a number of its own, under DeepSpeed and for several processes.
-            around.enter_context(variable_set("OMP_NUM_THREADS", str(arguments.threads)))
+    with save_signal.listening(), _threads(task.arguments.threads):
         task.check()
         choose_attention()
-        if arguments.tf32:
+        if task.arguments.tf32:
             torch.set_float32_matmul_precision("high")
         settings = training_arguments(task)
         try:
-            with contextlib.ExitStack() as stack:
-                processes.on_rank_zero(lambda: stack.enter_context(locked(task.folder)))
-                processes.on_rank_zero(task.prepare)
-                # A rank that cannot read the rows tells the others, which would otherwise wait for it.
-                if any(processes.on_every_rank(lambda: task.data.dev is None)):
-                    settings.eval_strategy = IntervalStrategy.NO
-                hosts = list(dict.fromkeys(processes.gathered(environment.host())))
-                opening = processes.on_rank_zero(lambda: open_folder(task, argv, hosts, settings.device.type))
-                if not opening.finished:
-                    attempt(task, settings, opening, time.monotonic() - began, save_signal)
-                elif processes.rank() == 0:
-                    print(f"{task.folder}: this run is finished; nothing to do", file=sys.stderr)
+            _fine_tune_in_folder(task, argv, settings, began, save_signal)
         except processes.SharedError:
             processes.leave()
             raise
         processes.leave()
 
 
+@contextlib.contextmanager
+def _threads(threads: int) -> Iterator[None]:
+    """Let torch use so many threads in this process; for 0, as many as it likes."""
+    if not threads:
+        yield
+        return
+    torch.set_num_threads(threads)
+    # Without the variable, accelerate sets a number of its own, under DeepSpeed and for several
+    # processes.
+    with variable_set("OMP_NUM_THREADS", str(threads)):
+        yield
+
+
+def _fine_tune_in_folder(
+    task: Task,
+    argv: list[str],
+    settings: TrainingArguments,
+    began: float,
+    save_signal: SaveOnSignal,
+) -> None:
+    """Prepare the data, open the run folder and train, unless its run is finished.
+
+    The folder stays locked until training ends.
+
+    Args:
+        began: when the process began, by the monotonic clock.
+    """
+    with contextlib.ExitStack() as stack:
+        processes.on_rank_zero(lambda: stack.enter_context(locked(task.folder)))
+        processes.on_rank_zero(task.prepare)
+        # A rank that cannot read the rows tells the others, which would otherwise wait for it.
+        lacks_dev = processes.on_every_rank(lambda: task.data.dev is None)
+        if any(lacks_dev):
+            settings.eval_strategy = IntervalStrategy.NO
+        hosts = list(dict.fromkeys(processes.gathered(environment.host())))
+        opening = processes.on_rank_zero(
+            lambda: open_folder(task, argv, hosts, settings.device.type)
+        )
+        if not opening.finished:
+            attempt(task, settings, opening, time.monotonic() - began, save_signal)
+        elif processes.rank() == 0:
+            print(f"{task.folder}: this run is finished; nothing to do", file=sys.stderr)
+
+
 def attempt(
-    task: Task, settings: TrainingArguments, opening: Opening, age_seconds: float, save_signal: SaveOnSignal
+    task: Task,
+    settings: TrainingArguments,
+    opening: Opening,
+    age_seconds: float,
+    save_signal: SaveOnSignal,
 ) -> None:
     """Train; whatever happens, write this rank's measurement and, on rank 0, the record.
 
-    Where a supervisor started the ranks (`ZEROPODS_RUN` is set), the supervisor composes the record: it knows of pods
-    that are gone.
+    Where a supervisor started the ranks (`ZEROPODS_RUN` is set), the supervisor composes the
+    record: it knows of pods that are gone.
 
     Args:
         age_seconds: seconds since the process began.
@@ -104,29 +145,18 @@ def attempt(
     Raises:
         UserError: memory was not enough; or this rank has ended well, but another one has not.
     """
-    measured = RankMeasurement(
-        rank=processes.rank(), host=environment.host(), warmup_steps=_warmup_steps(task.deepspeed)
-    )
+    warmup = _warmup_steps(task.deepspeed)
+    measured = RankMeasurement(rank=processes.rank(), host=environment.host(), warmup_steps=warmup)
+    record = None
     with train_log(task.folder):
+        interval = task.arguments.memory_interval
         meter = Meter(
-            task.folder,
-            measured,
-            interval=task.arguments.memory_interval,
-            age_seconds=age_seconds,
-            joint=task.joint,
+            task.folder, measured, interval=interval, age_seconds=age_seconds, joint=task.joint
         )
-
-        def write_interrupted(signal_name: str) -> None:
-            """Write what was measured so far, for a main thread that cannot."""
-            reason = f"{signal_name} while waiting for other ranks"
-            meter.write(replace(measured, status="interrupted", reason=reason))
-
         all_ranks_end_here = False
         score = ""
-        record = None
         try:
-            with meter, heard_while_waiting(write_interrupted, saving=save_signal.number):
-                score = _train(task, settings, opening, measured, meter, save_signal)
+            score = _train_heard(task, settings, opening, measured, meter, save_signal)
             measured.status = "ok"
             all_ranks_end_here = True
         except BaseException as error:
@@ -138,9 +168,8 @@ def attempt(
             raise
         finally:
             meter.write(measured)
-            # Rank 0 waits for what the others write.
-            if all_ranks_end_here and processes.world_size() > 1:
-                torch.distributed.barrier()
+            if all_ranks_end_here:
+                _await_measurements()
             if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
                 record = _record(task, measured, score)
     if record is not None and record.status != "ok":
@@ -148,8 +177,39 @@ def attempt(
         raise UserError(f"{task.folder}: {record.status}: {record.reason}")
 
 
+def _train_heard(
+    task: Task,
+    settings: TrainingArguments,
+    opening: Opening,
+    measured: RankMeasurement,
+    meter: Meter,
+    save_signal: SaveOnSignal,
+) -> str:
+    """Train while the meter measures, and while a thread listens for signals that end the run.
+
+    The arguments and the result are those of `_train`.
+    """
+
+    def write_interrupted(signal_name: str) -> None:
+        """Write what was measured so far, for a main thread that cannot."""
+        reason = f"{signal_name} while waiting for other ranks"
+        meter.write(replace(measured, status="interrupted", reason=reason))
+
+    with meter, heard_while_waiting(write_interrupted, saving=save_signal.number):
+        return _train(task, settings, opening, measured, meter, save_signal)
+
+
+def _await_measurements() -> None:
+    """Let rank 0 wait for what the others write; every rank takes part."""
+    if processes.world_size() > 1:
+        torch.distributed.barrier()
+
+
 def _warmup_steps(deepspeed: Mapping[str, Any] | None) -> int:
-    """Number of steps that rates leave out: the first, or all up to and including the profiled one, which is slow."""
+    """Number of steps that rates leave out.
+
+    It is the first one, or all up to and including the profiled one, which is slow.
+    """
     profiler = (deepspeed or {}).get("flops_profiler", {})
     if not profiler.get("enabled"):
         return 1
@@ -185,7 +245,10 @@ def _record(task: Task, measured: RankMeasurement, score: str) -> Record:
 
 
 def await_others(folder: Path, world_size: int) -> bool:
-    """Wait a moment for the measurements of ranks that fail at the same time; whether one of them has come."""
+    """Wait a moment for the measurements of ranks that fail at the same time.
+
+    Returns whether one of them has come.
+    """
     deadline = time.monotonic() + OTHERS_SECONDS
 
     def written() -> int:
@@ -198,8 +261,13 @@ def await_others(folder: Path, world_size: int) -> bool:
 
 
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
-    """Status and reason of an attempt that ended with an exception; for a lack of memory, with phase and peak."""
-    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    """Status and reason of an attempt that ended with an exception.
+
+    The reason for a lack of memory has the phase in which it was lacking, and the peak.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, UserError):
+        text = str(error)
     first_line = text.split("\n")[0].removesuffix(": ")
     if isinstance(error, SavedOnSignalError | KeyboardInterrupt):
         return "interrupted", str(error) or "SIGINT"
@@ -209,12 +277,16 @@ def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
     is_of_cpu = "DefaultCPUAllocator: can't allocate" in text
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or is_of_cpu:
         phase = meter.failed_in or meter.phases.phase
-        return "oom", f"{first_line}; phase {phase}, {meter.heartbeat.step} steps done{_peak_text(meter)}"
+        place = f"phase {phase}, {meter.heartbeat.step} steps done"
+        return "oom", f"{first_line}; {place}{_peak_text(meter)}"
     return "failed", first_line
 
 
 def _peak_text(meter: Meter) -> str:
-    """The peak of memory as an addition to a reason: of what was allocated, or without a GPU of what was resident."""
+    """The peak of memory as an addition to a reason.
+
+    It is that of what was allocated, or without a GPU of what was resident.
+    """
     _, most = meter.phases.measured()
     if most.peak_allocated_bytes is not None:
         return f", peak allocated {most.peak_allocated_bytes / GIB:.2f} GiB"
@@ -254,6 +326,7 @@ def _train(
     """Train, evaluate, save and score; returns what the score is in words."""
     arguments = task.arguments
     is_first = processes.rank() == 0
+    has_dev = task.data.dev is not None
     if is_first:
         _measure_machine(task.precision, measured)
     # Otherwise the other ranks would take cores from what is measured.
@@ -264,34 +337,52 @@ def _train(
     precision_recorder = PrecisionRecorder(measured, processes.world_size())
     trainer.add_callback(precision_recorder)
     if is_first:
-        trainer.add_callback(Curves(task.folder / "tensorboard", meter, task.effective_batch_size()))
+        folder = task.folder / "tensorboard"
+        trainer.add_callback(Curves(folder, meter, task.effective_batch_size()))
 
     origin = _origin(task, opening, measured)
-    trainer.checkpoints = Checkpoints(task.folder / "checkpoints", origin, keep=arguments.save_total_limit)
+    trainer.checkpoints = Checkpoints(
+        task.folder / "checkpoints", origin, keep=arguments.save_total_limit
+    )
     resumed = resumption(arguments.resume, opening, trainer.checkpoints)
     trainer.resumption = resumed
     stopping = _early_stopping(arguments, resumed)
     if stopping is not None:
         trainer.add_callback(stopping)
     trainer.add_callback(save_signal)
-    has_dev = task.data.dev is not None
     settings.eval_on_start = arguments.eval_on_start and has_dev and resumed is None
 
-    with contextlib.ExitStack() as while_training:
-        while_training.enter_context(precision_recorder)
-        if is_first:
-            bar = while_training.enter_context(progress("train", "steps"))
-            trainer.add_callback(ShownSteps(bar, ends_by_time=arguments.max_train_seconds > 0))
-        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
+    with precision_recorder, _shown_steps(trainer):
+        checkpoint = None
+        if resumed is not None:
+            checkpoint = str(resumed.checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint)
 
     measured.stopped_by = _stopped_by(trainer, stopping)
-    evaluated_at = measured.eval_losses[-1].step if measured.eval_losses else None
-    is_evaluated = evaluated_at == trainer.state.global_step and not settings.load_best_model_at_end
-    if has_dev and not is_evaluated:
+    if has_dev and not _is_evaluated(trainer, measured):
         trainer.evaluate()
     if arguments.save_model:
         trainer.save_model(str(task.folder / "model"))
-    return task.score(trainer)
+    return task.score(trainer.last_evaluation, trainer.summed_loss)
+
+
+@contextlib.contextmanager
+def _shown_steps(trainer: MeasuredTrainer) -> Iterator[None]:
+    """Show the steps of the training in this block, on rank 0."""
+    if processes.rank() != 0:
+        yield
+        return
+    with progress("train", "steps") as bar:
+        ends_by_time = trainer.time_limit is not None
+        trainer.add_callback(ShownSteps(bar, ends_by_time))
+        yield
+
+
+def _is_evaluated(trainer: MeasuredTrainer, measured: RankMeasurement) -> bool:
+    """Whether the last evaluation was that of the weights that the model now has."""
+    if trainer.args.load_best_model_at_end or not measured.eval_losses:
+        return False
+    return measured.eval_losses[-1].step == trainer.state.global_step
 
 
 def _measure_machine(precision: str, measured: RankMeasurement) -> None:
@@ -311,13 +402,20 @@ def _model(task: Task, measured: RankMeasurement) -> PreTrainedModel:
         suit_cpu(model)
     compile_model(model, task.arguments.compile)
     # Tied parameters count once, and a parameter that ZeRO-3 has divided counts as a whole.
-    measured.parameters = sum(getattr(each, "ds_numel", each.numel()) for each in model.parameters())
+    measured.parameters = sum(
+        getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters()
+    )
     measured.shape = configuration_of(model)
     return model
 
 
-def _trainer(task: Task, settings: TrainingArguments, model: PreTrainedModel, meter: Meter) -> MeasuredTrainer:
-    """The trainer, with an optimizer of this project's or of torch's where DeepSpeed does not bring its own."""
+def _trainer(
+    task: Task, settings: TrainingArguments, model: PreTrainedModel, meter: Meter
+) -> MeasuredTrainer:
+    """The trainer, with an optimizer where DeepSpeed does not bring its own.
+
+    For BF16 it is this project's, which keeps FP32 masters; for FP32 torch's.
+    """
     if task.deepspeed is not None:
         trainer = MeasuredTrainer(task, meter, model=model, args=settings)
     elif task.precision == "bf16":
@@ -332,23 +430,30 @@ def _trainer(task: Task, settings: TrainingArguments, model: PreTrainedModel, me
 
 def _origin(task: Task, opening: Opening, measured: RankMeasurement) -> Origin:
     """What a checkpoint of this run says of where it is from."""
+    technique = None
+    if task.deepspeed:
+        technique = task.technique
     return Origin(
         run_id=opening.run_id,
         settings=digest(task.identity()),
         model={
             "parameters": measured.parameters,
             "precision": task.precision,
-            "deepspeed": task.technique if task.deepspeed else None,
+            "deepspeed": technique,
         },
         world_size=processes.world_size(),
     )
 
 
-def _early_stopping(arguments: RunArguments, resumed: Resumption | None) -> EarlyStoppingCallback | None:
+def _early_stopping(
+    arguments: RunArguments, resumed: Resumption | None
+) -> EarlyStoppingCallback | None:
     """What ends a run whose loss gets no better; None where it was not asked for."""
     if not arguments.early_stopping_patience:
         return None
-    stopping = EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold)
+    stopping = EarlyStoppingCallback(
+        arguments.early_stopping_patience, arguments.early_stopping_threshold
+    )
     if resumed is not None:
         # The counter goes on from the checkpoint: otherwise a resumed run would be more patient.
         kept = resumed.kept.get(EarlyStoppingCallback.__name__, {}).get("attributes", {})
@@ -360,12 +465,17 @@ def _stopped_by(trainer: MeasuredTrainer, stopping: EarlyStoppingCallback | None
     """What ended the training: `steps`, `early_stopping` or `time`."""
     if trainer.state.global_step >= trainer.state.max_steps:
         return "steps"
-    if stopping is not None and stopping.early_stopping_patience_counter >= stopping.early_stopping_patience:
-        return "early_stopping"
+    if stopping is not None:
+        evaluations_without_gain = stopping.early_stopping_patience_counter
+        if evaluations_without_gain >= stopping.early_stopping_patience:
+            return "early_stopping"
     return "time"
 
 
 def adamw_settings(arguments: RunArguments) -> dict[str, object]:
-    """Arguments of AdamW in runs without DeepSpeed; weight decay comes with the parameter groups."""
+    """Arguments of AdamW in runs without DeepSpeed.
+
+    Weight decay comes with the parameter groups.
+    """
     betas = (arguments.adam_beta1, arguments.adam_beta2)
     return {"lr": arguments.learning_rate, "betas": betas, "fused": True}

@@ -20,24 +20,34 @@ from zeropods.data.manifest import Manifest, read_manifest
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
+    import pyarrow
     from transformers import PreTrainedTokenizerBase
 
 
 # The order of training rows: batches of similar length, the same on any number of processes.
 
 POOL = 64
-"""Number of effective batches sorted together by source: enough for little padding, few enough to stay random."""
+"""Number of effective batches that are sorted together by source.
+
+Enough for little padding, few enough to stay random.
+"""
 LIKE = 8
-"""Number of effective batches of similar sources, sorted by target: 9 % of WikiSQL targets stay padding, not 26 %."""
+"""Number of effective batches, of similar sources, that are sorted together by target.
+
+By this, 9 % of WikiSQL targets stay padding, not 26 %.
+"""
+SOURCE = 0
+TARGET = 1
+"""Columns of the array of lengths."""
 
 
 @dataclass(eq=False)
 class LengthGroupedSampler(Sampler[int]):
     """Row indices whose consecutive runs of `effective_batch_size` are the optimizer steps' rows.
 
-    The order depends on seed, epoch and effective batch size alone. transformers' own sampler groups
-    by the batch of one device, so that its order changes with the number of pods. The last batch is
-    filled up from the beginning of the order: every step has its full number of rows.
+    The order depends on seed, epoch and effective batch size alone. transformers' own sampler
+    groups by the batch of one device, so that its order changes with the number of pods. The last
+    batch is filled up from the beginning of the order: every step has its full number of rows.
     """
 
     lengths: np.ndarray
@@ -51,7 +61,7 @@ class LengthGroupedSampler(Sampler[int]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-len(self.lengths) // self.effective_batch_size) * self.effective_batch_size
+        return round_up(len(self.lengths), self.effective_batch_size)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.order().ravel().tolist())
@@ -59,14 +69,33 @@ class LengthGroupedSampler(Sampler[int]):
     def order(self) -> np.ndarray:
         """(steps, effective batch size) row indices of the epoch."""
         generator = np.random.default_rng((self.seed, self.epoch))
-        rows = np.resize(generator.permutation(len(self.lengths)), len(self))
-        # Sources (0) of many batches are sorted together, then targets (1) of fewer.
-        for side, batches in enumerate((POOL, LIKE)):
-            size = batches * self.effective_batch_size
-            runs = [rows[start : start + size] for start in range(0, len(rows), size)]
-            rows = np.concatenate([run[np.argsort(self.lengths[run, side], kind="stable")] for run in runs])
-        grouped = rows.reshape(-1, self.effective_batch_size)
-        return grouped[generator.permutation(len(grouped))]
+        shuffled = generator.permutation(len(self.lengths))
+        rows = np.resize(shuffled, len(self))
+        rows = self._sorted_in_groups(rows, POOL, SOURCE)
+        rows = self._sorted_in_groups(rows, LIKE, TARGET)
+        batches = rows.reshape(-1, self.effective_batch_size)
+        return batches[generator.permutation(len(batches))]
+
+    def _sorted_in_groups(self, rows: np.ndarray, batches: int, side: int) -> np.ndarray:
+        """Row indices, sorted by length within each group of so many consecutive batches.
+
+        Args:
+            rows: (rows,) indices; the last group may be smaller.
+            batches: number of effective batches of a group.
+            side: `SOURCE` or `TARGET`, whose length counts.
+        """
+        size = batches * self.effective_batch_size
+        groups = []
+        for start in range(0, len(rows), size):
+            group = rows[start : start + size]
+            by_length = np.argsort(self.lengths[group, side], kind="stable")
+            groups.append(group[by_length])
+        return np.concatenate(groups)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below a number."""
+    return math.ceil(number / multiple) * multiple
 
 
 # A prepared set in memory, and batches of it.
@@ -93,32 +122,48 @@ class TokenizedSplit(Dataset[Row]):
 
     def lengths(self) -> np.ndarray:
         """(rows, 2): numbers of source and target tokens of every row."""
-        pairs = zip(self.sources, self.targets, strict=True)
-        return np.array([(len(s), len(t)) for s, t in pairs], dtype=np.int64).reshape(-1, 2)
+        pairs = []
+        for source, target in zip(self.sources, self.targets, strict=True):
+            pairs.append((len(source), len(target)))
+        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def load_split(folder: Path, split: str) -> TokenizedSplit | None:
     """A split of a prepared set; None if the set has no split of that name."""
-    import pyarrow
-
     place = folder / split
     if not place.is_dir():
         return None
-    columns = []
     try:
-        # Read without `datasets` what `Dataset.save_to_disk` wrote: Arrow streams, named in order by state.json.
-        files = json.loads((place / "state.json").read_text(encoding="utf-8"))["_data_files"]
-        streams = [pyarrow.ipc.open_stream(pyarrow.memory_map(str(place / each["filename"]))) for each in files]
-        table = pyarrow.concat_tables([stream.read_all() for stream in streams])
-        for column in ("input_ids", "labels"):
-            array = table[column].combine_chunks()
-            # pyarrow's own `to_numpy` imports pandas.
-            values = np.from_dlpack(array.values).astype(np.int32, copy=False)
-            offsets = np.from_dlpack(array.offsets).tolist()
-            columns.append([values[start:end] for start, end in itertools.pairwise(offsets)])
+        table = _arrow_table(place)
+        sources = _rows_of(table["input_ids"])
+        targets = _rows_of(table["labels"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{place}: cannot be read ({error}); prepare the data set again") from None
-    return TokenizedSplit(*columns)
+    return TokenizedSplit(sources, targets)
+
+
+def _arrow_table(place: Path) -> pyarrow.Table:
+    """What `Dataset.save_to_disk` wrote, read without `datasets`.
+
+    It consists of Arrow streams, which `state.json` names in order. They are mapped into memory.
+    """
+    import pyarrow
+
+    state = json.loads((place / "state.json").read_text(encoding="utf-8"))
+    streams = []
+    for file in state["_data_files"]:
+        mapped = pyarrow.memory_map(str(place / file["filename"]))
+        streams.append(pyarrow.ipc.open_stream(mapped))
+    return pyarrow.concat_tables([stream.read_all() for stream in streams])
+
+
+def _rows_of(column: pyarrow.ChunkedArray) -> list[np.ndarray]:
+    """The rows of a column of lists of numbers: each int32, of its own length."""
+    array = column.combine_chunks()
+    # pyarrow's own `to_numpy` imports pandas.
+    values = np.from_dlpack(array.values).astype(np.int32, copy=False)
+    offsets = np.from_dlpack(array.offsets).tolist()
+    return [values[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 @dataclass(frozen=True)
@@ -133,10 +178,12 @@ class Prepared:
     @classmethod
     def read(cls, folder: Path) -> Prepared:
         """The data of a prepared set."""
-        manifest, train = read_manifest(folder), load_split(folder, "train")
+        manifest = read_manifest(folder)
+        train = load_split(folder, "train")
         if train is None:
             raise UserError(f"{folder}: has no train split; prepare the data set again")
-        return cls(folder, manifest, train, load_split(folder, "dev"))
+        dev = load_split(folder, "dev")
+        return cls(folder, manifest, train, dev)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -157,34 +204,50 @@ def collate(rows: list[Row], multiple: int = 1) -> dict[str, Tensor]:
         labels: (rows, target tokens) int64, -100 where there is no label.
         label_positions: (n,) int64, flat positions of the labels.
     """
-    sources, mask = padded([row[0] for row in rows], 0, multiple)
-    labels, labelled = padded([row[1] for row in rows], -100, multiple)
+    sources, is_source = padded([source for source, _ in rows], 0, multiple)
+    labels, is_label = padded([target for _, target in rows], -100, multiple)
     return {
         "input_ids": torch.from_numpy(sources),
-        "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+        "attention_mask": torch.from_numpy(is_source.astype(np.int64)),
         "labels": torch.from_numpy(labels),
-        "label_positions": torch.from_numpy(np.flatnonzero(labelled)),
+        "label_positions": torch.from_numpy(np.flatnonzero(is_label)),
     }
 
 
 def padded(rows: list[np.ndarray], fill: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, longest rounded up to a multiple) int64, filled up on the right, and a mask, True for rows' own values."""
+    """Rows of a batch, filled up on the right, and a mask that is True for rows' own values.
+
+    Returns:
+        Two arrays of (rows, length of the longest row rounded up to a multiple of `multiple`), the
+        first int64.
+    """
     lengths = np.array([len(row) for row in rows])
-    mask = np.arange(-(-lengths.max() // multiple) * multiple)[None, :] < lengths[:, None]
-    filled = np.full(mask.shape, fill, dtype=np.int64)
-    filled[mask] = np.concatenate(rows)
-    return filled, mask
+    width = round_up(lengths.max(), multiple)
+    is_value = np.arange(width)[None, :] < lengths[:, None]
+    filled = np.full(is_value.shape, fill, dtype=np.int64)
+    filled[is_value] = np.concatenate(rows)
+    return filled, is_value
 
 
 # Which rows each rank evaluates.
 
 
-def evaluation_batches(rows: TokenizedSplit, size: int, rank: int, ranks: int) -> list[tuple[list[int], int]]:
-    """A rank's batches of row indices, with weight 1; a rank with one batch fewer repeats one with weight 0.
+def evaluation_batches(
+    rows: TokenizedSplit, size: int, rank: int, ranks: int
+) -> list[tuple[list[int], int]]:
+    """A rank's batches of row indices, with weight 1.
 
-    Every rank makes the same number of forward passes: under ZeRO-3 each one is collective.
+    A rank with one batch fewer than others repeats one with weight 0. So every rank makes the same
+    number of forward passes: under ZeRO-3 each one is collective.
     """
-    order = sorted(range(len(rows)), key=lambda i: (len(rows.sources[i]), len(rows.targets[i])))
+
+    def lengths(index: int) -> tuple[int, int]:
+        return len(rows.sources[index]), len(rows.targets[index])
+
+    order = sorted(range(len(rows)), key=lengths)
     batches = [order[start : start + size] for start in range(0, len(order), size)]
-    mine = [(batch, 1) for batch in batches[rank::ranks]]
-    return mine + [(batches[0], 0)] * (math.ceil(len(batches) / ranks) - len(mine))
+    weighted = [(batch, 1) for batch in batches[rank::ranks]]
+    most_batches = math.ceil(len(batches) / ranks)
+    if len(weighted) < most_batches:
+        weighted.append((batches[0], 0))
+    return weighted

@@ -1,4 +1,7 @@
-"""The task of `textsql_train.py`: T5, a source and a target in each row, and a loss over label positions only."""
+"""The task of `textsql_train.py`: T5, and a source and a target in each row.
+
+The loss is over label positions only.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,26 @@ from zeropods.train.pretrained import check_source, load_weights, source_options
 from zeropods.train.sampler import Prepared, Row, collate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 USUAL_DROPOUT = 0.1
 """Rate of dropout with which T5 was published."""
 
 
 class TextToSQL(Task):
-    """Text-to-SQL with T5. `zeropods predict` makes predictions, with constrained decoding: nothing is scored here."""
+    """Text-to-SQL with T5.
+
+    Nothing is scored here: `zeropods predict` makes predictions, with constrained decoding.
+    """
 
     arguments: TextToSQLArguments
 
     def check_model(self) -> None:
-        """Refuse compilation where ZeRO-3 fetches weights by layer, TF32 where no GPU has it, and a missing model."""
+        """Refuse flags that cannot run here, and a model that is missing.
+
+        The flags are `--compile` where ZeRO-3 fetches weights by layer, and `--tf32` where no GPU
+        has it.
+        """
         check_compiled(self.arguments.compile, self.arguments.deepspeed)
         if self.arguments.tf32 and not is_ampere():
             raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
@@ -44,7 +54,8 @@ class TextToSQL(Task):
     @cached_property
     def multiple(self) -> int:
         """The multiple of tokens that rows are padded to: the flag's, or that of this device."""
-        return padding_multiple(self.arguments.pad_to_multiple_of, compiled=self.arguments.compile != "off")
+        is_compiled = self.arguments.compile != "off"
+        return padding_multiple(self.arguments.pad_to_multiple_of, compiled=is_compiled)
 
     @cached_property
     def data(self) -> Prepared:
@@ -52,46 +63,72 @@ class TextToSQL(Task):
         return Prepared.read(Path(self.arguments.dataset_path))
 
     def settings(self) -> dict[str, object]:
-        """The flags, with the multiple that holds on this device, and the data's content key in place of their path."""
+        """The flags, with the multiple that holds on this device.
+
+        The data's content key is in place of their path.
+        """
         resolved = replace(self.arguments, pad_to_multiple_of=self.multiple)
         return {**resolved.comparable(), "dataset_path": self.data.manifest.content_key}
 
     def model(self) -> PreTrainedModel:
         """A T5: pretrained weights from safetensors, or random ones of a known shape.
 
-        Its configuration carries the prompt, so that a saved model says which prompt it was trained with.
+        Its configuration carries the prompt, so that a saved model says which prompt it was trained
+        with.
         """
-        arguments = self.arguments
         tokenizer = self.data.tokenizer
-        vocabularies = None
-        if arguments.init == "random":
-            name = arguments.model_id
-            rate = USUAL_DROPOUT if arguments.dropout is None else arguments.dropout
-            model = random_t5(known_config(name, "t5"), arguments.seed, rate)
+        if self.arguments.init == "random":
+            model = self._random_model(tokenizer)
         else:
-            name = arguments.source
-            options = dict(source_options(name))
-            if arguments.dropout is not None:
-                options["dropout_rate"] = arguments.dropout
-            model = load_weights(T5ForTextToSQL, name, flag=arguments.model_flag, **options)
-            tokenizer_files = (Path(name) / file for file in ("tokenizer.json", "spiece.model"))
-            if any(path.is_file() for path in tokenizer_files):
-                own = load_tokenizer(name, complete=False)
-                vocabularies = Vocabularies(model=own.get_vocab(), data=tokenizer.get_vocab())
-        arguments.check_fit(name, model.config.vocab_size, len(tokenizer), vocabularies)
+            model = self._pretrained_model(tokenizer)
         model.config.prompt = self.data.manifest.prompt
         generation = model.generation_config
         generation.max_length = None
-        generation.max_new_tokens = arguments.generation_max_length
-        generation.num_beams = arguments.generation_num_beams
+        generation.max_new_tokens = self.arguments.generation_max_length
+        generation.num_beams = self.arguments.generation_num_beams
+        return model
+
+    def _random_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """A T5 of a known shape, with random weights, checked against the data's tokenizer."""
+        name = self.arguments.model_id
+        dropout = self.arguments.dropout
+        if dropout is None:
+            dropout = USUAL_DROPOUT
+        model = random_t5(known_config(name, "t5"), self.arguments.seed, dropout)
+        self.arguments.check_fit(name, model.config.vocab_size, len(tokenizer), None)
+        return model
+
+    def _pretrained_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """A T5 with pretrained weights, checked against the data's tokenizer."""
+        name = self.arguments.source
+        options = dict(source_options(name))
+        if self.arguments.dropout is not None:
+            options["dropout_rate"] = self.arguments.dropout
+        model = load_weights(T5ForTextToSQL, name, flag=self.arguments.model_flag, **options)
+        vocabularies = None
+        if _has_tokenizer(Path(name)):
+            vocabularies = Vocabularies(
+                model=load_tokenizer(name, complete=False).get_vocab(),
+                data=tokenizer.get_vocab(),
+            )
+        self.arguments.check_fit(name, model.config.vocab_size, len(tokenizer), vocabularies)
         return model
 
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
-        """Sources and targets, padded to the longest of each, rounded up to a multiple of `--pad_to_multiple_of`."""
+        """Sources and targets, padded to the longest of each.
+
+        The longest is rounded up to a multiple of `--pad_to_multiple_of`.
+        """
         return collate(rows, multiple=self.multiple)
 
 
-# T5 with a loss that is right on any number of processes; logits are computed at label positions only.
+def _has_tokenizer(folder: Path) -> bool:
+    """Whether a model's folder brings a tokenizer of T5's kind; a hub id is no folder."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model"))
+
+
+# T5 with a loss that is right on any number of processes. Logits are computed at label positions
+# only.
 
 
 class T5ForTextToSQL(T5ForConditionalGeneration):
@@ -125,41 +162,56 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
             label_positions = (labels.flatten() != -100).nonzero().squeeze(1)
         decoder_input_ids = self._shift_right(labels)
         hidden = self._decode(decoder_input_ids, *args, **kwargs).flatten(0, 1)
-        scale = self.model_dim**-0.5 if self.config.scale_decoder_outputs else 1.0
+        scale = 1.0
+        if self.config.scale_decoder_outputs:
+            scale = self.model_dim**-0.5
         logits = self.lm_head(hidden.index_select(0, label_positions) * scale)
         wanted = labels.flatten().index_select(0, label_positions)
         total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
-        count = wanted.numel() if num_items_in_batch is None else num_items_in_batch
+        count = num_items_in_batch
+        if count is None:
+            count = wanted.numel()
         return Seq2SeqLMOutput(loss=total / count)
 
-    def _decode(self, decoder_input_ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        own, cross = attention_mask, attention_mask
-        if attention_mask is not None and attention_mask.is_cuda and self.config._attn_implementation == "sdpa":
-            own, cross = whole_masks(attention_mask, decoder_input_ids.shape[1])
-        encoded = self.encoder(input_ids=input_ids, attention_mask=own).last_hidden_state
-        return self.decoder(
+    def _decode(
+        self, decoder_input_ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """The decoder's last hidden states, (rows, target tokens, hidden)."""
+        encoder_mask = attention_mask
+        cross_mask = attention_mask
+        uses_sdpa = self.config._attn_implementation == "sdpa"
+        if attention_mask is not None and attention_mask.is_cuda and uses_sdpa:
+            encoder_mask, cross_mask = whole_masks(attention_mask, decoder_input_ids.shape[1])
+        encoded = self.encoder(input_ids=input_ids, attention_mask=encoder_mask)
+        decoded = self.decoder(
             input_ids=decoder_input_ids,
-            encoder_hidden_states=encoded,
-            encoder_attention_mask=cross,
+            encoder_hidden_states=encoded.last_hidden_state,
+            encoder_attention_mask=cross_mask,
             use_cache=False,
-        ).last_hidden_state
+        )
+        return decoded.last_hidden_state
 
 
 def whole_masks(mask: Tensor, targets: int) -> tuple[Tensor, Tensor]:
-    """Attention masks made from a mask of source tokens: of sources to sources, and of targets to sources.
+    """The masks of attention to sources, made from a mask of source tokens.
 
-    transformers makes the same masks, but first checks whether any token is masked, for which a GPU would have to
-    finish all its work. Source: transformers/masking_utils.py, `_ignore_bidirectional_mask_sdpa`.
+    One is for what sources attend to, one for what targets attend to. transformers makes the same
+    masks, but first checks whether any token is masked, for which a GPU would have to finish all
+    its work. Source: transformers/masking_utils.py, `_ignore_bidirectional_mask_sdpa`.
 
     Args:
         mask: (rows, source tokens), 0 where there is padding.
         targets: number of tokens of a target.
 
     Returns:
-        (rows, 1, source tokens, source tokens) and (rows, 1, targets, source tokens), True where attended to.
+        (rows, 1, source tokens, source tokens) and (rows, 1, targets, source tokens), True where
+        attended to.
     """
+    sources = mask.shape[1]
     attended = mask.bool()[:, None, None, :]
-    return attended.expand(-1, -1, mask.shape[1], -1), attended.expand(-1, -1, targets, -1)
+    from_sources = attended.expand(-1, -1, sources, -1)
+    from_targets = attended.expand(-1, -1, targets, -1)
+    return from_sources, from_targets
 
 
 def random_t5(sizes: Mapping[str, Any], seed: int, dropout: float = 0.1) -> T5ForTextToSQL:
@@ -168,6 +220,7 @@ def random_t5(sizes: Mapping[str, Any], seed: int, dropout: float = 0.1) -> T5Fo
     Args:
         sizes: fields of `T5Config`, as `plan.known_models.known_config` gives them.
     """
+    fields = {"decoder_start_token_id": 0, **sizes, "dropout_rate": dropout}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return T5ForTextToSQL(T5Config(**{"decoder_start_token_id": 0, **sizes, "dropout_rate": dropout}))
+        return T5ForTextToSQL(T5Config(**fields))
