@@ -63,14 +63,10 @@ UNFOLDED = (
 )
 """Rooms in which a form of `FORBIDDEN` fails the check. Each room is added when it has been unfolded."""
 STILL_FOLDED = (
-    "zeropods/cli/plan.py",
-    "zeropods/measure/calibration.py",
-    "zeropods/plan/cpu.py",
     "zeropods/report/plan.py",
     "zeropods/report/what_if.py",
-    "zeropods/train/probe.py",
 )
-"""Modules of these rooms that wait until planning without a GPU has been taken out of them."""
+"""Modules of these rooms that wait."""
 
 IGNORED_TOKENS = {
     tokenize.COMMENT,

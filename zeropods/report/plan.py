@@ -10,10 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.plan.cpu import CPU, STATES
 from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA, Machines
-from zeropods.plan.terms import PARTS
+from zeropods.plan.terms import PARTS, STATES
 from zeropods.plan.workload import ZeroSettings
 from zeropods.tables import GIB, Table, counted, digits, wrapped
 
@@ -29,10 +28,6 @@ TIMES = {
     "processor_seconds": "Adam on the processor",
 }
 
-CPU_LEGEND = (
-    "Memory is the resident memory of one process; context is what it uses before the model is loaded. "
-    "80% of such runs lie within [ ]; a plan fits if 95% of them would."
-)
 FAR = 5
 """Multiple of the longest bar; a GPU's memory beyond it is not marked."""
 LIMIT: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
@@ -52,13 +47,8 @@ class PlanReport:
     def published(self) -> list[Published]:
         """Published runs of the plan's model, techniques and pods; none for a model of which no run was published."""
         model = self.plan.request.model.rsplit("/", 1)[-1]
-        keys = {(model, each.technique.name, each.pods) for each in self.plan.estimates if not self.on_cpu}
+        keys = {(model, each.technique.name, each.pods) for each in self.plan.estimates}
         return [row for row in published() if (row.model, row.technique, row.pods) in keys]
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the plan is for training without a GPU."""
-        return self.plan.request.machines.device == CPU
 
     def to_json(self) -> dict[str, Any]:
         """What `zeropods plan --json` prints."""
@@ -66,7 +56,7 @@ class PlanReport:
 
     def to_text(self, formulas: bool) -> str:
         """One table, what to choose, and the published runs beside it; every term if asked."""
-        remark, legend = self.plan.request.remark, f"{CPU_LEGEND if self.on_cpu else LEGEND} {self.source}".strip()
+        remark, legend = self.plan.request.remark, f"{LEGEND} {self.source}".strip()
         if self.plan.request.steps:
             legend = f"Each technique trains on the same number of samples, in steps of its own size. {legend}"
         parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n", f"Note: {remark}.\n" if remark else ""]
@@ -106,7 +96,7 @@ class PlanReport:
         tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
         title = (
             f"{request.model}: {counted(request.batch_size, 'row')} of {tokens} tokens per process, "
-            f"{request.precision}, {'with' if self.on_cpu else 'on GPUs of'} {gib(request.gpu_memory_bytes)} GiB"
+            f"{request.precision}, on GPUs of {gib(request.gpu_memory_bytes)} GiB"
         )
         return Table.of(lines, title)
 
@@ -144,7 +134,7 @@ class PlanReport:
         for each in self.plan.estimates:
             if technique not in (None, each.technique.name):
                 continue
-            places = {"process" if self.on_cpu else "GPU": each.memory.terms, "host": each.memory.host_terms}
+            places = {"GPU": each.memory.terms, "host": each.memory.host_terms}
             for where, term in ((where, term) for where, terms in places.items() for term in terms):
                 line = {"technique": name(each), "where": where, "part": term.part, "what": term.name}
                 lines.append(line | {"GiB": gib(term.bytes), "formula": term.formula})

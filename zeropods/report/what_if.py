@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.plan.cpu import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
 from zeropods.plan.gpus import GIGA, TERA, cards, memory_bytes
 from zeropods.plan.machines import Machines
@@ -88,18 +87,14 @@ def command_of(request: Request) -> str:
         machines = replace(request.machines, pods=1, slots=1)
         steps = request.steps and request.steps * request.machines.pods * request.machines.slots
         request = replace(request, machines=machines, steps=steps)
-    gpu, trusted, left_out = request.machines.gpu, request.trust_remote_code, {"dropout"}
+    gpu, trusted = request.machines.gpu, request.trust_remote_code
     memory = memory_bytes(gpu) or GIB
     usual = request_for(request.model, machines=Machines(gpu=gpu), gpu_memory_bytes=memory, trust_remote_code=trusted)
     if gpu != Machines().gpu:
         argv += ["--gpu", gpu]
-    if request.machines.device == CPU:
-        left_out |= {"gpu_memory_bytes", "machine_bytes"}
-        if request.machines.machine_bytes is None:
-            argv += ["--host-memory", f"{request.machines.slots * request.gpu_memory_bytes / GIB:.12g}"]
     for asked, other in ((request.machines, usual.machines), (request, usual)):
         for name, value in vars(asked).items():
-            if value == getattr(other, name) or not isinstance(value, str | int | float) or name in left_out:
+            if value == getattr(other, name) or not isinstance(value, str | int | float) or name == "dropout":
                 continue
             flag = name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
             shown = str(value) if isinstance(value, str | bool) else f"{value / UNITS.get(name, 1):.12g}"
@@ -175,9 +170,8 @@ class _Questions:
         question = f"{precision.upper()}, not {one.precision.upper()}"
         yield self.compared(question, lambda: replace(one, precision=precision))
         yield self.compared("one more pod", lambda: self.on(pods=one.machines.pods + 1))
-        if one.machines.device != CPU:
-            yield self.compared("twice the bandwidth", lambda: self.on(bandwidth=2 * one.machines.bandwidth))
-            yield self.cheaper_gpu()
+        yield self.compared("twice the bandwidth", lambda: self.on(bandwidth=2 * one.machines.bandwidth))
+        yield self.cheaper_gpu()
 
     def on(self, **changed: Any) -> Request:
         """A request for all techniques on changed machines."""
@@ -279,9 +273,7 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
     work, slots, time, times = found.work, found.slots, found.time, math.ceil(request.epochs)
     parameters, stage = work.shape.parameters, work.technique.stage
     weights = Term.of("weights, FP32", MASTER, parameters)
-    # Without a GPU all memory of a process is the host's.
-    terms = found.memory.terms if request.machines.device == CPU else found.memory.host_terms
-    kept = [term for term in terms if term.name != LOADING]
+    kept = [term for term in found.memory.host_terms if term.name != LOADING]
     bare, host = total(kept, "context"), slots * total(kept)
     start = f"{slots} x ({weights.formula} + {gib(bare)} GiB); {START_SECONDS:g} s, {DISK / GIGA:g} GB/s"
     steps = f"{slots} x ({' + '.join(f'{term.name} ({gib(term.bytes)} GiB)' for term in kept)})"

@@ -282,7 +282,7 @@ SIDES = {"cpu": (256, 512, 1_024), "cuda": (2_048, 4_096, 8_192)}
 """Sides of the square matrices that are tried: small ones wait for memory, large ones take long."""
 
 
-def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
+def matmul_rates(precision: str) -> dict[int, float]:
     """FLOP/s of matrix multiplications on this rank's device by side, with all cores that the process may use.
 
     Two n x n matrices take 2 n^3 FLOP. Afterwards the number of threads is as before, and the GPU cache is emptied.
@@ -290,7 +290,6 @@ def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
 
     Args:
         precision: `fp32` (without TF32, as a run trains), `bf16` or `fp16`.
-        cores: number of cores to use instead of all.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
@@ -303,7 +302,7 @@ def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
         product = torch.empty_like(left)
         return fastest_seconds(lambda: torch.matmul(left, right, out=product), SECONDS)
 
-    torch.set_num_threads(cores or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
         for side in SIDES[device]:
             if rates and 2 * side**3 / max(rates.values()) > SECONDS:

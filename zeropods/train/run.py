@@ -33,7 +33,7 @@ from zeropods.tables import GIB, progress
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import MANIFEST, Origin, digest
-from zeropods.train.device import choose_attention, compile_model, matmul_rates, python_seconds, suit_cpu
+from zeropods.train.device import choose_attention, compile_model, matmul_rates, suit_cpu
 from zeropods.train.early_exit import exit_call
 from zeropods.train.job import Task, open_folder, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
@@ -255,7 +255,7 @@ def _train(
     arguments = task.arguments
     is_first = processes.rank() == 0
     if is_first:
-        _measure_machine(task.precision, measured)
+        measured.matmul_flops_per_second = max(matmul_rates(task.precision).values())
     # Otherwise the other ranks would take cores from what is measured.
     processes.gathered(None)
     model = _model(task, measured)
@@ -292,14 +292,6 @@ def _train(
     if arguments.save_model:
         trainer.save_model(str(task.folder / "model"))
     return task.score(trainer)
-
-
-def _measure_machine(precision: str, measured: RankMeasurement) -> None:
-    """Measure the peak rate of the machine, and without a GPU what else plans ask for."""
-    measured.matmul_flops_per_second = max(matmul_rates(precision).values())
-    if not torch.cuda.is_available():
-        measured.python_seconds = python_seconds()
-        measured.one_core_flops_per_second = max(matmul_rates(precision, 1).values())
 
 
 def _model(task: Task, measured: RankMeasurement) -> PreTrainedModel:
