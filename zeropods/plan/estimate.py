@@ -125,10 +125,10 @@ class Request:
                 yield fault
 
     def _faults_of_checkpointing(self) -> Iterator[str]:
-        asked = self.gradient_checkpointing
-        if asked not in (True, False, BOTH):
-            yield f"--gradient-checkpointing {asked}; expected True, False or {BOTH}"
-        if asked == BOTH and not self.shape.joint:
+        checkpointing = self.gradient_checkpointing
+        if checkpointing not in (True, False, BOTH):
+            yield f"--gradient-checkpointing {checkpointing}; expected True, False or {BOTH}"
+        if checkpointing == BOTH and not self.shape.joint:
             place = f"--gradient-checkpointing both: {self.model}"
             yield f"{place} is {KINDS[False]}; give True or False"
 
@@ -201,23 +201,24 @@ class Request:
         return None
 
 
-def request_for(model: str, **asked: Any) -> Request:
+def request_for(model: str, **values: Any) -> Request:
     """The request with these fields, and the defaults of its model for the others.
 
     Raises:
         UserError: the model is unknown, a field is wrong, or a field belongs to the other kind of
             model.
     """
-    shape = shape_for(model, asked.get("trust_remote_code", False))
-    for name, value in asked.items():
+    shape = shape_for(model, values.get("trust_remote_code", False))
+    for name, value in values.items():
         if name in _foreign(shape):
             kind = KINDS[shape.joint]
             raise UserError(f"{_flag(name)} {value}: {model} is {kind}; {_remedy(name, shape)}")
-    gpu = asked.get("machines", Machines()).gpu
-    memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
+    gpu = values.get("machines", Machines()).gpu
+    memory = values.get("gpu_memory_bytes", memory_bytes(gpu))
     if memory is None:
         raise UserError(_unknown_gpu(gpu))
-    return Request(model=model, **{**DEFAULTS[shape.joint], **asked, "gpu_memory_bytes": memory})
+    with_defaults = {**DEFAULTS[shape.joint], **values, "gpu_memory_bytes": memory}
+    return Request(model=model, **with_defaults)
 
 
 def _flag(name: str) -> str:
@@ -415,8 +416,10 @@ def plan(request: Request, interval_of: Intervals | None = None) -> Plan:
 
 def requested_techniques(request: Request) -> list[Technique]:
     """The techniques that are asked for, or all of them, in their usual order."""
-    asked = {technique_named(name) for name in request.techniques}
-    return [technique for technique in TECHNIQUES if not asked or technique in asked]
+    if not request.techniques:
+        return list(TECHNIQUES)
+    requested = {technique_named(name) for name in request.techniques}
+    return [technique for technique in TECHNIQUES if technique in requested]
 
 
 def _estimate(request: Request, work: Workload, interval_of: Intervals | None) -> Estimate:
