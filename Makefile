@@ -8,7 +8,7 @@ SHELL_FILES := .ci/run tools/setup $(wildcard benchmarks/gpu/*.sh cloud/*.sh doc
 RUN ?= runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-plan wikisql bench-gpu gpu-pack clean
+.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench wikisql bench-gpu gpu-pack clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-16s%s\n", $$1, $$2 }'
@@ -53,9 +53,6 @@ hooks: setup ## run the quick checks at each commit, and the types at each push
 
 bench: setup ## measure the figures of docs/benchmarks.md
 	@$(PYTHON) -m benchmarks
-
-bench-plan: setup ## plans against runs of this machine, a quarter of an hour; goes on where it was interrupted
-	@$(PYTHON) -m benchmarks.plan_grid $(FLAGS)
 
 wikisql: setup ## train t5-tiny on all of WikiSQL and score it on tables that it never saw (data/wikisql; resumes)
 	@$(PYTHON) -m zeropods sweep matrices/wikisql.yaml --out runs/wikisql

@@ -23,7 +23,7 @@ import io
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -62,15 +62,6 @@ UNFOLDED = (
     "train",
 )
 """Rooms in which a form of `FORBIDDEN` fails the check. Each room is added when it has been unfolded."""
-STILL_FOLDED = (
-    "zeropods/cli/plan.py",
-    "zeropods/measure/calibration.py",
-    "zeropods/plan/cpu.py",
-    "zeropods/report/plan.py",
-    "zeropods/report/what_if.py",
-    "zeropods/train/probe.py",
-)
-"""Modules of these rooms that wait until planning without a GPU has been taken out of them."""
 
 IGNORED_TOKENS = {
     tokenize.COMMENT,
@@ -365,11 +356,11 @@ class House:
         names = Counter(name for module in self.package for name in module.public_classes())
         return sorted(name for name, times in names.items() if times > 1)
 
-    def forbidden(self, rooms: Iterable[str], without: Collection[str] = ()) -> list[str]:
-        """Each form of `FORBIDDEN` in some rooms, but for some modules of them, with its place."""
+    def forbidden(self, rooms: Iterable[str]) -> list[str]:
+        """Each form of `FORBIDDEN` in some rooms, with its place."""
         lines = []
         for module in self.package:
-            if module.room in rooms and module.place not in without:
+            if module.room in rooms:
                 for number, form in sorted(module.forbidden()):
                     lines.append(f"{module.place}:{number}: {form}")
         return lines
@@ -462,7 +453,7 @@ def broken_rules(house: House) -> list[str]:
     if circle:
         broken.append(f"a circle of imports: {' -> '.join(circle)}")
     broken += [f"more than one class is named {name}" for name in house.shared_class_names()]
-    return broken + house.forbidden(UNFOLDED, without=STILL_FOLDED)
+    return broken + house.forbidden(UNFOLDED)
 
 
 def main() -> int:

@@ -260,13 +260,13 @@ def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str,
 
     Its memory is planned once more, for the largest batch that it really met.
     """
-    from zeropods.measure.calibration import planned
+    from zeropods.measure.planned_runs import planned_memory
 
     rank = record.ranks[0] if record.ranks else RankMeasurement(rank=0, host="")
     each = folder / "steps" / "0.npy"
     steps = steady_steps(np.load(each).tolist() if each.is_file() else [], warm)
     samples = batch * rank.steps
-    plan = planned(record)
+    plan = planned_memory(record)
     used = rank.sampled.get("device_used_bytes")
     return {
         "status": record.status,

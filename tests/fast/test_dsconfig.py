@@ -10,7 +10,7 @@ import pytest
 from tests.fast.test_plan_formulas import recorded
 from tests.made import a_record, as_record
 from zeropods.errors import UserError
-from zeropods.measure.calibration import planned
+from zeropods.measure.planned_runs import planned_memory
 from zeropods.techniques import TECHNIQUES, offloads_optimizer, technique_of, technique_text
 from zeropods.train.arguments import CausalArguments, TextToSQLArguments
 from zeropods.train.config_check import check_config
@@ -115,8 +115,8 @@ def test_what_goes_beyond_a_technique_is_custom_and_its_keys_are_said(
     assert offloads_optimizer(config) == name.endswith("_offload")
     # What a run is called is shown by its record, and nothing is planned for it.
     assert as_record(a_record(technique="custom", deepspeed=config)).technique_text == text
-    assert planned(recorded(technique=name, deepspeed=EVERY[name])) is not None
-    assert planned(recorded(technique="custom", deepspeed=config)) is None
+    assert planned_memory(recorded(technique=name, deepspeed=EVERY[name])) is not None
+    assert planned_memory(recorded(technique="custom", deepspeed=config)) is None
 
 
 @pytest.mark.parametrize("name", CAUSAL)

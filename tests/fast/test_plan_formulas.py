@@ -9,8 +9,7 @@ import pytest
 
 from tests.made import a_rank, a_record, as_record
 from zeropods.errors import UserError
-from zeropods.measure.calibration import planned
-from zeropods.plan.cpu import new_bytes
+from zeropods.measure.planned_runs import planned_memory
 from zeropods.plan.facts import shape_named, shape_recorded
 from zeropods.plan.gpus import published_flops
 from zeropods.plan.known_models import known_config
@@ -200,13 +199,6 @@ def test_tensors_alone_never_exceed_what_must_fit_and_parts_are_its_sum(model: s
         assert made.peak_allocated_bytes <= made.device_bytes == parts.pop("total") == sum(parts.values())
 
 
-def test_an_untied_head_takes_as_much_new_memory_for_its_gradient_as_the_table() -> None:
-    # Two gradients, each used once; a block of less than 32 MiB would stay in the heap.
-    table = Weight(9_000_000, "embedding")
-    shape = replace(LLAMA, weights=[table, *LLAMA.weights[1:-1], table])
-    assert new_bytes(replace(LLAMA_WORK, shape=shape, precision="fp32")) == 2 * 4 * table.size
-
-
 @pytest.mark.parametrize("asked", [{"batch_size": -4}, {"gradient_accumulation": 0}, {"machines": Machines(pods=0)}])
 def test_a_plan_of_nothing_is_refused(asked: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="expected more than 0"):
@@ -243,7 +235,7 @@ def recorded_causal(name: str = "llama-tiny", **values: Any) -> Any:
 
 def test_a_recorded_run_is_planned_with_its_own_buckets_and_without_cuda_on_a_cpu() -> None:
     config = {"zero_optimization": {"stage": 1, "overlap_comm": False, "reduce_bucket_size": 1_000}}
-    made = planned(recorded(technique="zero1", deepspeed=config))
+    made = planned_memory(recorded(technique="zero1", deepspeed=config))
     assert made is not None
     largest_gradient = 1_024 * 128
     assert (made.parts()["buffers"], made.parts()["context"]) == (4 * (1_000 + largest_gradient), 0)
@@ -262,17 +254,17 @@ def test_a_recorded_run_is_planned_with_its_own_buckets_and_without_cuda_on_a_cp
     ],
 )
 def test_a_run_that_cannot_be_planned_has_no_plan(values: dict[str, Any]) -> None:
-    assert planned(recorded(**values)) is None
+    assert planned_memory(recorded(**values)) is None
 
 
 def test_a_recorded_causal_run_is_planned_with_its_batch_and_attention() -> None:
     work = Workload(shape=shape_named("llama-tiny"), rows=32, tokens=8, labels=2, attention="eager")
     expected = plan_memory(work, context_bytes=0)
-    assert planned(recorded_causal(identity={"attn_implementation": "eager", "dropout": None})) == expected
+    assert planned_memory(recorded_causal(identity={"attn_implementation": "eager", "dropout": None})) == expected
 
 
 def test_a_recorded_bloom_is_planned_as_it_ran_whatever_was_asked() -> None:
-    made = planned(recorded_causal("bloom-tiny", identity={"attn_implementation": "sdpa"}))
+    made = planned_memory(recorded_causal("bloom-tiny", identity={"attn_implementation": "sdpa"}))
     assert made is not None and any("eager attention" in term.formula for term in made.terms)
 
 

@@ -179,10 +179,8 @@ JOBS = (
     ("llama-8b", "--precision", "bf16", "--pods", "2", "--slots", "8", "--gpu", "A100-80GB", "--batch-size", "1",
      "--attention", "all", "--gradient-checkpointing", "both", "--technique", "zero1", "--technique", "zero3"),
     ("distilgpt2", "--latency", "0", "--flops", "9", "--trust-remote-code"),
-    ("t5-tiny", "--device", "cpu", "--host-memory", "1.5", "--pods", "2", "--slots", "2"),
 )  # fmt: skip
-QUESTIONS = {"gpu": 9, "cpu": 7}
-"""Without a GPU nobody asks for another one, nor for a faster link."""
+QUESTIONS = 9
 P = 1_050_368
 """Parameters of t5-tiny."""
 
@@ -203,7 +201,7 @@ def planned(command: str, *more: str) -> dict[str, Any]:
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job[0])
 def test_every_answer_is_what_its_command_plans(job: tuple[str, ...]) -> None:
     answers = asked(*job)
-    assert len(answers) == QUESTIONS["cpu" if "cpu" in job else "gpu"]
+    assert len(answers) == QUESTIONS
     possible = [each for each in answers.values() if "technique" in each]
     assert len(possible) >= len(answers) - 1
     for each in possible:
@@ -213,16 +211,14 @@ def test_every_answer_is_what_its_command_plans(job: tuple[str, ...]) -> None:
         assert (found["bytes"]["total"], found["host_bytes"]) == (each["device_bytes"], each["host_bytes"])
 
 
-@pytest.mark.parametrize("job", (*JOBS[:2], JOBS[3]), ids=lambda job: job[0])
+@pytest.mark.parametrize("job", JOBS[:2], ids=lambda job: job[0])
 def test_a_limit_is_one_beyond_which_nothing_fits(job: tuple[str, ...]) -> None:
     answers = asked(*job)
     for question, flag in (("largest batch", "--batch-size"), ("longest row", "--s")):
         words = shlex.split(answers[question]["command"])
         at = next(n for n, word in enumerate(words) if word.startswith(flag) and word.endswith(("size", "length")))
         more = str(int(words[at + 1]) + 1)
-        assert answers[question]["fits"] and answers[question]["binds"].startswith(
-            ("memory: activations", "memory: context")
-        )
+        assert answers[question]["fits"] and answers[question]["binds"].startswith("memory: activations")
         assert not planned(shlex.join(words), words[at], more)["fits"]
 
 
@@ -290,13 +286,3 @@ def test_phases_of_a_run_add_up() -> None:
     assert whole["seconds"] == pytest.approx(sum(each["seconds"] for each in (start, steps, evaluation, saving)))
     assert start["host_bytes"] == 2 * 2**30 + 4 * P and saving["host_bytes"] == steps["host_bytes"] + 4 * P
     assert "rounding of pinned memory" in steps["formula"]
-
-
-def test_without_a_gpu_the_host_holds_all_of_a_process() -> None:
-    found = result("t5-tiny", "--device", "cpu", "--technique", "zero1", "--pods", "2", "--slots", "2", "--what-if")
-    start, steps, _, saving, _ = found["life"]
-    (technique,) = found["techniques"]
-    assert (
-        steps["host_bytes"] == 2 * technique["bytes"]["total"] and saving["host_bytes"] == steps["host_bytes"] + 4 * P
-    )
-    assert start["host_bytes"] == 2 * (technique["bytes"]["context"] + 4 * P)

@@ -104,7 +104,7 @@ REFUSED = [
     ("launch -- nosuch.py", "nosuch.py: no such script in"),
     ("demo empty.yaml", "empty.yaml: a file; name run folders"),
     ("export empty.yaml --out x", "empty.yaml: a file; expected the run folder"),
-    ("plan --model t5-small --device cpu --machine .", ".: a folder; create it with zeropods probe"),
+    ("plan --model t5-small --machine .", ".: a folder; create it with zeropods probe"),
     ("pods up --hostfile .", ".: a folder; give your own"),
     # Predictions, sweeps, summaries, the demo.
     *((f"predict --model m {flag} 0", f"{flag}: 0; expected more than 0") for flag in ("--limit", "--num-beams")),

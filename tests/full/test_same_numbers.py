@@ -22,7 +22,7 @@ from zeropods.launch.command import plan_launch
 from zeropods.launch.outcome import failure
 from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import run_launch
-from zeropods.measure.calibration import planned
+from zeropods.measure.planned_runs import planned_memory
 from zeropods.measure.profile_checks import check
 from zeropods.measure.record import PRECISION_PARTS, read_record
 from zeropods.plan.known_models import known_config
@@ -181,7 +181,7 @@ def test_a_loaded_model_that_zero3_divides_is_trained_and_saved_as_by_one_proces
 def test_live_bytes_are_those_of_the_plan_and_of_the_technique_s_arithmetic(forked: Path, name: str) -> None:
     record = read_record(forked / name)
     found = [vars(rank.live_bytes) for rank in record.ranks]
-    plan = planned(record)
+    plan = planned_memory(record)
     assert plan is not None and plan.state_bytes == pytest.approx(sum(found[0].values()), rel=0.02)
     for live in found if name in LIVE else ():
         assert [live[part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx(LIVE[name], rel=0.02)

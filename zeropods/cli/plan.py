@@ -1,4 +1,5 @@
-"""`zeropods plan`: memory and time of each technique before running; `probe` and `profile`: what was measured."""
+"""`zeropods plan`: memory and time of each technique before running; `probe` and `profile`: what
+was measured."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.files import given_path, home, write_json
@@ -15,13 +16,30 @@ from zeropods.tables import GIB, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
-    from zeropods.measure.calibration import MachineProbe
-    from zeropods.plan.estimate import Calibrated, Request
+    from zeropods.measure.machine_probe import MachineProbe
+    from zeropods.plan.estimate import Intervals, Plan, Request
 
 SECONDS_PER_HOUR = 3_600
-OF_GPUS = ("gpu", "gpu_memory", "flops", "bandwidth", "latency", "pcie_bandwidth", "peer_bandwidth")
-"""Flags that are refused for a plan without a GPU, which takes such figures from a probe."""
-OF_CPUS = ("hosts", "threads")
+FOR_GPUS = (
+    "gpu",
+    "gpu_memory",
+    "host_memory",
+    "flops",
+    "bandwidth",
+    "latency",
+    "pcie_bandwidth",
+    "peer_bandwidth",
+    "price_per_hour",
+    "steps",
+    "samples",
+    "epochs",
+    "machine",
+    "mtbf",
+    "save_seconds",
+    "what_if",
+)
+"""Flags that are refused with `--device cpu`: without a GPU neither times nor what fits are
+planned."""
 OF_OTHERS = {
     "--gpus": "--slots",
     "--num_gpus": "--slots",
@@ -29,177 +47,270 @@ OF_OTHERS = {
     "--num_nodes": "--pods",
     "--per_device_train_batch_size": "--batch-size",
 }
-"""Flags of the training scripts and of other programs whose name does not lead to the plan's flag in their place."""
+"""Flags of the training scripts and of other programs whose name does not lead to the plan's flag
+in their place."""
+FIELDS = {
+    "gpu_memory": "gpu_memory_bytes",
+    "host_memory": "host_memory_bytes",
+    "latency": "latency_seconds",
+}
+"""Fields of the request and of its machines by their flags, where the names differ."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one. Flags not given are left to the plan."""
+    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one. Flags not given are
+    left to the plan."""
     verb = add(verbs, "plan", "memory and time of each technique, before running", run_plan)
-    for flag, read, metavar, text in FLAGS:
-        verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS)
-    verb.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="what trains (default: gpu)")
-    verb.add_argument("--machine", type=given_path, metavar="FILE", help="a probe (default: this machine's)")
-    verb.add_argument(
-        "--fit", type=given_path, nargs="+", metavar="RUNS", help="learn the plan's error from finished runs"
+    flag = verb.add_argument
+    for name, read, metavar, text in FLAGS:
+        flag(name, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS)
+    device_help = "what trains; of a CPU only states are planned (default: gpu)"
+    flag("--device", choices=["gpu", "cpu"], default="gpu", help=device_help)
+    machine_help = "a probe (default: this machine's)"
+    flag("--machine", type=given_path, metavar="FILE", help=machine_help)
+    fit_help = "learn the plan's error from finished runs on GPUs"
+    flag("--fit", type=given_path, nargs="+", metavar="RUNS", help=fit_help)
+    flag(
+        "--technique",
+        action="append",
+        dest="techniques",
+        default=[],
+        metavar="NAME",
+        help="only this one; repeatable (default: all)",
     )
-    one = {"dest": "techniques", "default": [], "metavar": "NAME", "help": "only this one; repeatable (default: all)"}
-    verb.add_argument("--technique", action="append", **one)
-    verb.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
-    verb.add_argument("--mtbf", type=number, metavar="HOURS", help="between failures: says how often to save")
-    verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
-    verb.add_argument("--what-if", action="store_true", help="other requests, and the run's whole life")
-    verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
-
+    flag("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    mtbf_help = "between failures: says how often to save"
+    flag("--mtbf", type=number, metavar="HOURS", help=mtbf_help)
+    flag("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
+    flag("--what-if", action="store_true", help="other requests, and the run's whole life")
+    flag("--formulas", action="store_true", help="print every term with its formula")
     verb.foreign = OF_OTHERS
 
-    verb = add(verbs, "probe", "how fast this kind of machine is, for later plans; at most 40 s", run_probe)
+    probe_help = "how fast this kind of machine is, for later plans; at most 40 s"
+    verb = add(verbs, "probe", probe_help, run_probe)
     where = verb.add_mutually_exclusive_group()
-    where.add_argument("--pods", metavar="NAME", help="the cluster (default: the only one that is up, if any)")
+    pods_help = "the cluster (default: the only one that is up, if any)"
+    where.add_argument("--pods", metavar="NAME", help=pods_help)
     where.add_argument("--alone", action="store_true", help="use this machine only, whatever is up")
-    verb.add_argument("--out", type=out_file, metavar="FILE", help="where to keep it (default: beside the clusters)")
+    out_help = "where to keep it (default: beside the clusters)"
+    verb.add_argument("--out", type=out_file, metavar="FILE", help=out_help)
 
-    verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
-    verb.add_argument("file", type=given_path, metavar="FILE", help="a report, a log that holds one, or a run folder")
-    verb.add_argument("--depth", type=int, metavar="N", help="show the module tree to this depth; the root is 0")
-    verb.add_argument("--top", type=int, default=8, metavar="N", help="how many module classes to show")
-    verb.add_argument("--against", type=given_path, metavar="FILE2", help="a second report to compare, with ratios")
+    profile_help = "a DeepSpeed flops-profiler report as data, checked"
+    verb = add(verbs, "profile", profile_help, run_profile)
+    flag = verb.add_argument
+    file_help = "a report, a log that holds one, or a run folder"
+    flag("file", type=given_path, metavar="FILE", help=file_help)
+    depth_help = "show the module tree to this depth; the root is 0"
+    flag("--depth", type=int, metavar="N", help=depth_help)
+    flag("--top", type=int, default=8, metavar="N", help="how many module classes to show")
+    against_help = "a second report to compare, with ratios"
+    flag("--against", type=given_path, metavar="FILE2", help=against_help)
 
 
 def run_plan(arguments: argparse.Namespace) -> Result:
     """The plan as plain values; people get tables made from the plan itself."""
-    from zeropods.measure.calibration import fit_runs, read_probe
+    if arguments.fit:
+        return _fit(arguments)
+    if arguments.device == "cpu":
+        return _plan_states(arguments)
+    return _plan_for_gpus(arguments)
+
+
+def _fit(arguments: argparse.Namespace) -> Result:
+    """Fit the calibration of later plans to finished runs."""
+    from zeropods.measure.calibration import fit_runs
+    from zeropods.report.entry import find_runs
+
+    if arguments.machine is not None:
+        raise UserError(
+            f"--machine {arguments.machine}: is for a plan, not for --fit; leave it out"
+        )
+    runs = find_runs(arguments.fit)
+    return fit_runs(runs.values(), " ".join(map(str, arguments.fit)))
+
+
+def _plan_states(arguments: argparse.Namespace) -> Result:
+    """What is planned without a GPU: the states alone."""
+    from zeropods.plan.states import plan_states
+    from zeropods.report.states import StatesReport
+
+    for name in FOR_GPUS:
+        value = getattr(arguments, name, None)
+        if value is not None and value is not False:
+            raise UserError(f"{_flag(name)}: is for --device gpu; leave it out")
+    request = request_of(arguments, None)
+    report = StatesReport(request, plan_states(request))
+    arguments.readable = lambda result: report.to_text(arguments.formulas)
+    return {**report.to_json(), "formulas": arguments.formulas}
+
+
+def _plan_for_gpus(arguments: argparse.Namespace) -> Result:
+    """Memory and time of each technique on GPUs, and what else was asked for."""
     from zeropods.plan.estimate import plan
     from zeropods.report.plan import PlanReport
-    from zeropods.report.what_if import life, life_table, saving, what_if_text, what_ifs
 
-    if arguments.fit:
-        from zeropods.report.entry import find_runs
+    basis = _basis(arguments)
+    request = request_of(arguments, basis.probe)
+    report = PlanReport(plan(request, basis.interval_of), basis.source)
+    document = {**report.to_json(), "saving": None, "formulas": arguments.formulas}
+    texts = []
 
-        machine = None if arguments.machine is None else read_probe(arguments.machine)
-        if machine and machine.gpus:
-            raise UserError(
-                f"--machine {arguments.machine}: was measured on {machine.name}; give that of the runs without a GPU"
-            )
-        return fit_runs(find_runs(arguments.fit).values(), " ".join(map(str, arguments.fit)), machine)
-    by, probe, source = _by(arguments)
-    report = PlanReport(plan(request_of(arguments, probe), by), source)
-    made = report.to_json()
-    mtbf, save, saves, more, asked = arguments.mtbf, arguments.save_seconds, None, "", {}
-    if (mtbf is None) != (save is None):
-        given, missing = ("--mtbf", "--save-seconds S") if save is None else ("--save-seconds", "--mtbf HOURS")
-        raise UserError(f"{given} {mtbf or save:g}: needs {missing} too")
-    if mtbf is not None:
-        saves, said = saving(mtbf * SECONDS_PER_HOUR, save, report.plan.best)
-        more = f"\n\n{wrapped(said)}"
+    _check_saving_flags(arguments)
+    if arguments.mtbf is not None:
+        from zeropods.report.what_if import saving
+
+        mtbf_seconds = arguments.mtbf * SECONDS_PER_HOUR
+        document["saving"], sentence = saving(
+            mtbf_seconds, arguments.save_seconds, report.plan.best
+        )
+        texts.append(f"\n\n{wrapped(sentence)}")
     if arguments.what_if:
-        found = what_ifs(report.plan, partial(plan, by=by), arguments.machine)
-        phases = life(report.plan, save)
-        more += f"\n\n{what_if_text(found)}\n{life_table(phases)}".rstrip()
-        asked = {"what_if": [each.to_json() for each in found], "life": [asdict(phase) for phase in phases]}
-    arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{more}"
-    return {**made, "saving": saves, "formulas": arguments.formulas, **asked}
+        answers, text = _what_if(arguments, report.plan, basis.interval_of)
+        document |= answers
+        texts.append(f"\n\n{text}")
+
+    def readable(result: Result) -> str:
+        return f"{report.to_text(arguments.formulas)}{''.join(texts)}"
+
+    arguments.readable = readable
+    return document
 
 
-def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe | None, str]:
-    """The calibration for the plan's errors, the probe for the machine's rates, and in words where both are from."""
-    from zeropods.measure.calibration import CALIBRATION, kept_calibration, kept_probe, read_probe
-    from zeropods.plan.cpu import CPU
-    from zeropods.plan.estimate import Calibrated
+def _check_saving_flags(arguments: argparse.Namespace) -> None:
+    """Refuse one of `--mtbf` and `--save-seconds` without the other."""
+    if arguments.mtbf is not None and arguments.save_seconds is None:
+        raise UserError(f"--mtbf {arguments.mtbf:g}: needs --save-seconds S too")
+    if arguments.mtbf is None and arguments.save_seconds is not None:
+        raise UserError(f"--save-seconds {arguments.save_seconds:g}: needs --mtbf HOURS too")
+
+
+def _what_if(
+    arguments: argparse.Namespace, made: Plan, interval_of: Intervals | None
+) -> tuple[Result, str]:
+    """The answers to what-if questions and the run's whole life, as plain values and as text."""
+    from zeropods.plan.estimate import plan
+    from zeropods.report.what_if import life, life_table, what_if_text, what_ifs
+
+    answers = what_ifs(made, partial(plan, interval_of=interval_of), arguments.machine)
+    phases = life(made, arguments.save_seconds)
+    values = {
+        "what_if": [answer.to_json() for answer in answers],
+        "life": [asdict(phase) for phase in phases],
+    }
+    return values, f"{what_if_text(answers)}\n{life_table(phases)}".rstrip()
+
+
+class _Basis(NamedTuple):
+    """What a plan for GPUs is based on."""
+
+    probe: MachineProbe | None
+    """Measurements of the GPU; None where published figures are used."""
+    interval_of: Intervals | None
+    """What runs on this GPU have shown; None where nothing was fitted to such runs."""
+    source: str
+    """Where rates and intervals come from, in a sentence."""
+
+
+def _basis(arguments: argparse.Namespace) -> _Basis:
+    """The probe and the calibration for the GPU of a plan."""
+    from zeropods.measure.calibration import kept_calibration
+    from zeropods.measure.machine_probe import kept_probe, read_probe
     from zeropods.plan.gpus import words
     from zeropods.plan.machines import Machines
 
     folder = home()
-    probe = kept_probe(folder) if arguments.machine is None else read_probe(arguments.machine)
-    if arguments.device == CPU:
-        if arguments.machine and probe and probe.gpus:
-            raise UserError(f"--machine {arguments.machine}: was measured on {probe.name}; leave out --device cpu")
-        probe = None if probe and probe.gpus else probe
-        calibration = kept_calibration(folder)
-        rates = f"the probe of {probe.name}" if probe else f"{calibration.machine.name}; zeropods probe measures yours"
-        probe = probe or calibration.machine
-        said = f"Intervals are those of {calibration.source}, rates those of {rates}."
-        return Calibrated(calibration, CPU, probe), probe, said
-    if arguments.machine and probe and not probe.gpus:
-        raise UserError(f"--machine {arguments.machine}: was measured on {probe.name} without a GPU; give --device cpu")
-    probe = probe if probe and probe.gpus and "gpu" not in arguments else None
-    gpu = probe.name if probe else getattr(arguments, "gpu", Machines().gpu)
-    rates = f"from the probe of {gpu}" if probe else f"a part of the published peak of {gpu}"
-    # The shipped calibration covers no GPU, and reading it takes a quarter of the time of a plan.
-    own = kept_calibration(folder) if (folder / CALIBRATION).is_file() else None
-    known = next((name for name in own.factors if words(gpu) <= words(name)), None) if own else None
-    if own is None or known is None:
-        return None, probe, f"Rates are {rates}; none of your runs shows yet how far off they are (see --fit)."
-    by = Calibrated(own, known, probe or own.machine)
-    return by, probe, f"Rates are {rates}, intervals those of {own.source}."
+    if arguments.machine is None:
+        probe = kept_probe(folder)
+    else:
+        probe = read_probe(arguments.machine)
+        if not probe.gpus:
+            place = f"--machine {arguments.machine}"
+            raise UserError(f"{place}: was measured on {probe.name} without a GPU; leave it out")
+    if probe is not None and ("gpu" in arguments or not probe.gpus):
+        probe = None
+    if probe is not None:
+        gpu = probe.name
+        rates = f"from the probe of {gpu}"
+    else:
+        gpu = getattr(arguments, "gpu", Machines().gpu)
+        rates = f"a part of the published peak of {gpu}"
+
+    calibration = kept_calibration(folder)
+    if calibration is not None:
+        for fitted_gpu in calibration.factors:
+            if words(gpu) <= words(fitted_gpu):
+                source = f"Rates are {rates}, intervals those of {calibration.source}."
+                return _Basis(probe, partial(calibration.interval, fitted_gpu), source)
+    unknown = "none of your runs shows yet how far off they are (see --fit)"
+    return _Basis(probe, None, f"Rates are {rates}; {unknown}.")
+
+
+def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Request:
+    """The checked request for a plan, in which a probe's figures replace the machines' published or
+    usual ones."""
+    if "model" not in arguments:
+        raise UserError("--model is missing; give a name such as t5-large, or --fit RUNS")
+    from zeropods.plan.estimate import Request, request_for
+    from zeropods.plan.machines import Machines
+    from zeropods.plan.workload import ZeroSettings
+
+    several = [name for name in ("pods", "slots") if getattr(arguments, name, 1) > 1]
+    if several and set(arguments.techniques) == {"none"}:
+        flags = " and ".join(map(_flag, several))
+        raise UserError(f"--technique none: runs one process only; leave out {flags}")
+
+    values = {FIELDS.get(name, name): value for name, value in vars(arguments).items()}
+    if probe is not None:
+        precision = str(values.get("precision", "fp32"))
+        # What was asked for wins over what was probed.
+        values = {**_probed_values(probe, precision), **values}
+    values["techniques"] = tuple(values["techniques"])
+    values["machines"] = Machines(**_fields_of(Machines, values))
+    if "bucket_size" in values:
+        values["zero"] = ZeroSettings(reduce_elements=values["bucket_size"])
+    return request_for(**_fields_of(Request, values))
+
+
+def _probed_values(probe: MachineProbe, precision: str) -> dict[str, Any]:
+    """Fields of the request and of its machines that a probe of GPUs measured."""
+    from zeropods.plan.machines import ACHIEVED
+
+    values: dict[str, Any] = {"gpu": probe.name}
+    if precision in probe.matmul_flops_per_second and precision in ACHIEVED:
+        values["flops"] = ACHIEVED[precision] * probe.flops(precision)
+    if probe.pcie_bandwidth is not None:
+        values["pcie_bandwidth"] = probe.pcie_bandwidth
+    if probe.machines > 1:
+        values["bandwidth"] = probe.bandwidth
+        values["latency_seconds"] = probe.latency_seconds
+    if probe.gpu_memory_bytes is not None:
+        values["gpu_memory_bytes"] = probe.gpu_memory_bytes
+    return values
+
+
+def _fields_of(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values that are fields of a dataclass."""
+    names = [field.name for field in fields(kind)]
+    return {name: values[name] for name in names if name in values}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def run_probe(arguments: argparse.Namespace) -> Result:
-    """Probe a cluster or this machine, and keep what was found."""
-    from zeropods.measure.calibration import MACHINE
+    """Probe a cluster or this machine, and keep what was measured."""
+    from zeropods.measure.machine_probe import MACHINE
     from zeropods.pods.cluster import find, names_here
     from zeropods.train.probe import probe
 
     cluster = None
     if not arguments.alone and (arguments.pods or names_here()):
         cluster = find(arguments.pods)
-    found, path = asdict(probe(cluster)), arguments.out or home() / MACHINE
-    write_json(path, found)
-    return {**found, "file": str(path)}
-
-
-def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Request:
-    """The checked request for a plan, in which a probe's figures replace the machines' published or usual ones."""
-    if "model" not in arguments:
-        raise UserError("--model is missing; give a name such as t5-large, or --fit RUNS")
-    from zeropods.plan.estimate import Request, request_for
-    from zeropods.plan.machines import ACHIEVED, Machines
-    from zeropods.plan.workload import ZeroSettings
-
-    foreign, device = (OF_GPUS, "gpu") if arguments.device == "cpu" else (OF_CPUS, "cpu")
-    wrong = next((name for name in foreign if name in arguments), None)
-    if wrong is not None:
-        raise UserError(f"--{wrong.replace('_', '-')}: is for --device {device}; leave it out")
-    several = [f"--{name}" for name in ("pods", "slots") if getattr(arguments, name, 1) > 1]
-    if several and set(arguments.techniques) == {"none"}:
-        raise UserError(f"--technique none: runs one process only; leave out {' and '.join(several)}")
-    names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
-    given = {names.get(name, name): value for name, value in vars(arguments).items()}
-    if probe and arguments.device == "cpu":
-        # Without a GPU, the field for a GPU's memory holds the memory of a process.
-        memory = given.pop("host_memory_bytes", None)
-        if memory is None:
-            given["machine_bytes"] = probe.memory_bytes
-            memory = probe.memory_bytes // -(-given.get("pods", 3) // given.get("hosts", 1))
-        given["gpu_memory_bytes"] = memory // given.get("slots", 1)
-    elif probe:
-        precision, measured = str(given.get("precision", "fp32")), dict[str, Any]()
-        if precision in probe.matmul_flops_per_second and precision in ACHIEVED:
-            measured["flops"] = ACHIEVED[precision] * probe.flops(precision)
-        if probe.pcie_bandwidth is not None:
-            measured["pcie_bandwidth"] = probe.pcie_bandwidth
-        if probe.machines > 1:
-            measured |= {"bandwidth": probe.bandwidth, "latency_seconds": probe.latency_seconds}
-        if probe.gpu_memory_bytes is not None:
-            measured["gpu_memory_bytes"] = probe.gpu_memory_bytes
-        given = {"gpu": probe.name, **measured, **given}
-    zero = {"reduce_elements": given["bucket_size"]} if "bucket_size" in given else {}
-    machines = {field.name: given[field.name] for field in fields(Machines) if field.name in given}
-    given |= {"machines": Machines(**machines), "zero": ZeroSettings(**zero), "techniques": tuple(given["techniques"])}
-    return request_for(**{field.name: given[field.name] for field in fields(Request) if field.name in given})
-
-
-def _gibibytes(text: str) -> int:
-    return round(GIB * number(text))
-
-
-def _times(factor: float) -> Callable[[str], float]:
-    return lambda text: factor * number(text)
-
-
-def _truth(text: str) -> bool | str:
-    if text not in ("True", "False", "both"):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected True or False, or both for a causal model")
-    return text if text == "both" else text == "True"
+    measured = asdict(probe(cluster))
+    path = arguments.out or home() / MACHINE
+    write_json(path, measured)
+    return {**measured, "file": str(path)}
 
 
 def run_profile(arguments: argparse.Namespace) -> Result:
@@ -211,11 +322,37 @@ def run_profile(arguments: argparse.Namespace) -> Result:
         if value is not None and value < least:
             raise UserError(f"--{name} {value}; expected at least {least}")
     report = ProfileReport.read(arguments.file)
-    pair = report.against(ProfileReport.read(arguments.against)) if arguments.against is not None else None
-    # People get tables made from the report itself, not from its JSON.
-    arguments.readable = lambda result: wrapped(report.to_text(arguments.depth, arguments.top, pair), "  ")
-    against = {} if pair is None else {"against": pair.to_json(arguments.depth)}
-    return report.checked.to_json(arguments.depth) | against
+    pair = None
+    if arguments.against is not None:
+        pair = report.against(ProfileReport.read(arguments.against))
+
+    def readable(result: Result) -> str:
+        # People get tables made from the report itself, not from its JSON.
+        return wrapped(report.to_text(arguments.depth, arguments.top, pair), "  ")
+
+    arguments.readable = readable
+    document = report.checked.to_json(arguments.depth)
+    if pair is not None:
+        document["against"] = pair.to_json(arguments.depth)
+    return document
+
+
+def _gibibytes(text: str) -> int:
+    return round(GIB * number(text))
+
+
+def _times(factor: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        return factor * number(text)
+
+    return read
+
+
+def _truth(text: str) -> bool | str:
+    if text not in ("True", "False", "both"):
+        expected = "True or False, or both for a causal model"
+        raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}")
+    return text if text == "both" else text == "True"
 
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
@@ -240,11 +377,10 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--flops", _times(1e12), "TFLOP/S", "of a GPU (default: a share of its peak)"),
     ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
     ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
-    ("--hosts", whole, "N", "CPU: machines for all pods (default: 1)"),
-    ("--threads", whole, "N", "CPU: per process (default: all cores)"),
     ("--price-per-hour", not_negative, "PRICE", "of one pod, in any currency (default: none)"),
     ("--steps", whole, "N", "of the training, for its time and cost"),
     ("--samples", whole, "N", "of the training set, in place of --steps"),
     ("--epochs", number, "N", "over --samples (default: 1)"),
 )
-"""Flag, function that reads it, unit, help; `request_of` maps them to the fields of `Request` and `Machines`."""
+"""Flag, function that reads it, unit, help; `request_of` maps them to the fields of `Request` and
+`Machines`."""

@@ -234,11 +234,6 @@ class RankMeasurement(StrictPart):
     matmul_flops_per_second: float | None = None
     """FLOP/s of the best matrix multiplication on this rank's machine at the run's precision,
     measured before training by rank 0; None on other ranks."""
-    one_core_flops_per_second: float | None = None
-    """The same rate with one core; None on a GPU too."""
-    python_seconds: float | None = None
-    """Time that one small operation and its gradient take there on top of their arithmetic; None in
-    the same cases."""
     phases: dict[str, PhasePeak] = field(default_factory=dict)
     """Time and peaks by phase, for those in `PHASES` that were reached."""
     sampled: dict[str, Statistics] = field(default_factory=dict)
@@ -310,6 +305,8 @@ class RankExit(StrictPart):
 # The record: what was asked for, how it ended, and what every rank measured.
 
 SCHEMA_VERSION: Final = 3
+NO_LONGER_MEASURED = ("one_core_flops_per_second", "python_seconds")
+"""Keys of a rank in records from when times were planned without a GPU."""
 Status = Literal["ok", "oom", "failed", "timeout", "interrupted", "pod_lost"]
 
 
@@ -443,7 +440,7 @@ def read_rank(path: Path) -> RankMeasurement:
 
 def _read_as(kind: type[T], path: Path) -> T:
     """A document of a run folder, validated strictly; also one of version 2, in which ranks listed
-    every duration."""
+    every duration, and one with figures that are no longer measured."""
     content = path.read_bytes()
     with suppress(UserError):
         return files.validated(kind, path, content, "run it again")
@@ -454,10 +451,12 @@ def _read_as(kind: type[T], path: Path) -> T:
             f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION - 1} and "
             f"{SCHEMA_VERSION}: run it again"
         )
-    if version != SCHEMA_VERSION:
-        # Anything that is not such a list is left as it is, to be refused.
-        with suppress(AttributeError, KeyError, TypeError, ValueError):
-            for rank in document.get("ranks", [document]):
+    # Anything of another form is left as it is, to be refused.
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        for rank in document.get("ranks", [document]):
+            for key in NO_LONGER_MEASURED:
+                rank.pop(key, None)
+            if version != SCHEMA_VERSION:
                 _summarize_durations(rank)
     if "schema_version" in document:
         document["schema_version"] = SCHEMA_VERSION

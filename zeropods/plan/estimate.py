@@ -7,10 +7,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from zeropods.errors import UserError
-from zeropods.plan.cpu import CPU, STEPPED, resident_parts, step_parts
 from zeropods.plan.facts import shape_for
 from zeropods.plan.gpus import (
     is_ambiguous,
@@ -22,13 +21,9 @@ from zeropods.plan.gpus import (
 )
 from zeropods.plan.machines import Machines, StepTime, step_time
 from zeropods.plan.memory import PlannedMemory, plan_memory
-from zeropods.plan.terms import Term
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, technique_named
-
-if TYPE_CHECKING:
-    from zeropods.measure.calibration import Calibration, MachineProbe, Span
 
 BOTH, ALL = "both", "all"
 MAY_BE_ZERO = (
@@ -130,10 +125,10 @@ class Request:
                 yield fault
 
     def _faults_of_checkpointing(self) -> Iterator[str]:
-        asked = self.gradient_checkpointing
-        if asked not in (True, False, BOTH):
-            yield f"--gradient-checkpointing {asked}; expected True, False or {BOTH}"
-        if asked == BOTH and not self.shape.joint:
+        checkpointing = self.gradient_checkpointing
+        if checkpointing not in (True, False, BOTH):
+            yield f"--gradient-checkpointing {checkpointing}; expected True, False or {BOTH}"
+        if checkpointing == BOTH and not self.shape.joint:
             place = f"--gradient-checkpointing both: {self.model}"
             yield f"{place} is {KINDS[False]}; give True or False"
 
@@ -206,23 +201,24 @@ class Request:
         return None
 
 
-def request_for(model: str, **asked: Any) -> Request:
+def request_for(model: str, **values: Any) -> Request:
     """The request with these fields, and the defaults of its model for the others.
 
     Raises:
         UserError: the model is unknown, a field is wrong, or a field belongs to the other kind of
             model.
     """
-    shape = shape_for(model, asked.get("trust_remote_code", False))
-    for name, value in asked.items():
+    shape = shape_for(model, values.get("trust_remote_code", False))
+    for name, value in values.items():
         if name in _foreign(shape):
             kind = KINDS[shape.joint]
             raise UserError(f"{_flag(name)} {value}: {model} is {kind}; {_remedy(name, shape)}")
-    gpu = asked.get("machines", Machines()).gpu
-    memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
+    gpu = values.get("machines", Machines()).gpu
+    memory = values.get("gpu_memory_bytes", memory_bytes(gpu))
     if memory is None:
         raise UserError(_unknown_gpu(gpu))
-    return Request(model=model, **{**DEFAULTS[shape.joint], **asked, "gpu_memory_bytes": memory})
+    with_defaults = {**DEFAULTS[shape.joint], **values, "gpu_memory_bytes": memory}
+    return Request(model=model, **with_defaults)
 
 
 def _flag(name: str) -> str:
@@ -367,9 +363,25 @@ class Plan:
         }
 
 
-def plan(request: Request, by: Calibrated | None = None) -> Plan:
-    """Estimate each attention with each checkpointing, under each technique, by arithmetic or by
-    what runs have shown.
+class Span(NamedTuple):
+    """The range in which runs of a kind lie: bytes of memory, or seconds of a step."""
+
+    low: float
+    high: float
+    most: float
+    """The value that 95 % of the runs of the kind do not exceed."""
+
+
+Intervals = Callable[[Workload, str, float], Span | None]
+"""What runs have shown: the range of runs of a workload's kind for which so much `memory` or `time`
+is planned; None where it is not known."""
+
+
+def plan(request: Request, interval_of: Intervals | None = None) -> Plan:
+    """Estimate each attention with each checkpointing, under each technique, by arithmetic.
+
+    Args:
+        interval_of: how far such plans were from runs, where that is known.
 
     Raises:
         UserError: the technique or the GPU is unknown, or the model does not have this way of
@@ -390,7 +402,7 @@ def plan(request: Request, by: Calibrated | None = None) -> Plan:
     checkpointings = [request.gradient_checkpointing is True]
     if request.gradient_checkpointing == BOTH:
         checkpointings = [False, True]
-    techniques = _techniques(request)
+    techniques = requested_techniques(request)
     estimates = []
     for attention in request.attentions:
         for checkpointing in checkpointings:
@@ -398,46 +410,43 @@ def plan(request: Request, by: Calibrated | None = None) -> Plan:
                 way = replace(
                     work, attention=attention, checkpointing=checkpointing, technique=technique
                 )
-                estimates.append(_estimate(request, way, by))
+                estimates.append(_estimate(request, way, interval_of))
     return Plan(request, tuple(estimates))
 
 
-def _techniques(request: Request) -> list[Technique]:
+def requested_techniques(request: Request) -> list[Technique]:
     """The techniques that are asked for, or all of them, in their usual order."""
-    asked = {technique_named(name) for name in request.techniques}
-    return [technique for technique in TECHNIQUES if not asked or technique in asked]
+    if not request.techniques:
+        return list(TECHNIQUES)
+    requested = {technique_named(name) for name in request.techniques}
+    return [technique for technique in TECHNIQUES if technique in requested]
 
 
-def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estimate:
+def _estimate(request: Request, work: Workload, interval_of: Intervals | None) -> Estimate:
     """The estimate of one technique in one way of training.
 
     Args:
         work: the workload, for one process.
-        by: what runs have shown, if that is to be used.
+        interval_of: how far such plans were from runs, where that is known.
     """
     machines = request.machines
     pods = 1 if work.technique.is_alone else machines.pods
     slots = 1 if work.technique.is_alone else machines.slots
     work = replace(work, ranks=pods * slots)
-    available = request.gpu_memory_bytes
-    if machines.machine_bytes is not None:
-        # Main memory of a process, on the machine with most of them.
-        available = machines.machine_bytes // math.ceil(work.ranks / machines.hosts)
 
     def fits(rows: int) -> bool:
-        need = _memory(replace(work, rows=rows), machines, by)
-        if need.needed_bytes > available:
+        need = _memory(replace(work, rows=rows), machines, interval_of)
+        if need.needed_bytes > request.gpu_memory_bytes:
             return False
         if request.host_memory_bytes is None:
             return True
         return slots * need.memory.host_bytes <= request.host_memory_bytes
 
-    need = _memory(work, machines, by)
+    need = _memory(work, machines, interval_of)
     time = step_time(work, machines)
     span_of_time = None
-    if by is not None:
-        time = by.time(work, machines)
-        span_of_time = by.interval(work, "time", time.seconds)
+    if interval_of is not None:
+        span_of_time = interval_of(work, "time", time.seconds)
     rows_per_step = work.passes * work.rows * work.ranks
     rate = rows_per_step / time.seconds
     seconds = None
@@ -479,15 +488,15 @@ class _Need:
     needed_bytes: float
 
 
-def _memory(work: Workload, machines: Machines, by: Calibrated | None) -> _Need:
-    """The memory that one process needs, by arithmetic or by what runs have shown."""
-    if by is None:
-        workspace = 0 if machines.device == CPU else workspace_bytes(machines.gpu)
-        memory = plan_memory(work, workspace_bytes=workspace)
+def _memory(work: Workload, machines: Machines, interval_of: Intervals | None) -> _Need:
+    """The memory that one process needs: as planned, or what is enough for most of such runs."""
+    memory = plan_memory(work, workspace_bytes=workspace_bytes(machines.gpu))
+    span = None
+    if interval_of is not None:
+        span = interval_of(work, "memory", memory.device_bytes)
+    if span is None:
         return _Need(memory, None, memory.device_bytes)
-    memory = by.memory(work)
-    span = by.interval(work, "memory", memory.device_bytes)
-    return _Need(memory, span, memory.device_bytes if span is None else span.most)
+    return _Need(memory, span, span.most)
 
 
 def _samples(request: Request, work: Workload) -> int | None:
@@ -501,7 +510,7 @@ def _samples(request: Request, work: Workload) -> int | None:
 
 def _ends(span: Span | None) -> tuple[float, float] | None:
     """The ends of an interval."""
-    return None if span is None else (span[0], span[1])
+    return None if span is None else (span.low, span.high)
 
 
 def largest(fits: Callable[[int], bool]) -> int | None:
@@ -516,68 +525,3 @@ def largest(fits: Callable[[int], bool]) -> int | None:
     enough = too_many // 2
     between = range(enough + 1, too_many)
     return enough + bisect_left(between, True, key=lambda number: not fits(number)) or None
-
-
-# Plans by what runs have shown; without a GPU there are no others.
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """Plans for one device by what runs have shown, and their error."""
-
-    calibration: Calibration
-    device: str
-    """`cpu`, or a GPU's name. A GPU's plans are still arithmetic: runs say only how far off they
-    are."""
-    probe: MachineProbe
-
-    def memory(self, work: Workload) -> PlannedMemory:
-        """Memory of one process; without a GPU, resident memory: the bare process and terms times
-        their fitted factors."""
-        if self.device != CPU:
-            return plan_memory(work, workspace_bytes=workspace_bytes(self.device))
-        bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
-        terms = []
-        factors = self.calibration.factors[CPU]["memory"]
-        for factor, part in zip(factors, resident_parts(work), strict=True):
-            for term in part:
-                formula = f"{factor:.3g} from runs x {term.formula}"
-                terms.append(replace(term, bytes=round(factor * term.bytes), formula=formula))
-        return replace(plan_memory(work, 0), terms=(*terms, bare), host_terms=())
-
-    def time(self, work: Workload, machines: Machines) -> StepTime:
-        """Time of a step; without a GPU nothing overlaps, since everything takes the same cores."""
-        if self.device != CPU:
-            return step_time(work, machines)
-        factors = self.calibration.factors[CPU]["time"]
-        parts = step_parts(work, machines, self.probe)
-        seconds = [factor * part for factor, part in zip(factors, parts, strict=True)]
-        network = sum(seconds[STEPPED + 2 :])
-        return StepTime(
-            compute_seconds=sum(seconds[:STEPPED]),
-            communication_seconds=network,
-            exposed_communication_seconds=network,
-            offload_seconds=0.0,
-            processor_seconds=sum(seconds[STEPPED : STEPPED + 2]),
-        )
-
-    def interval(self, work: Workload, quantity: str, planned: float) -> Span | None:
-        """The interval of runs for which this much `memory` or `time` is planned; None where it is
-        not known.
-
-        It comes from runs of the same technique, device and family, or of wider kinds where too few
-        of those are known.
-        """
-        span = self.calibration.interval(
-            self.device, work.technique.name, work.shape.family, quantity
-        )
-        if span is None:
-            return None
-        bare = 0
-        if self.device != CPU:
-            above = self.calibration.planned(self.device, quantity, [planned])
-        else:
-            if quantity == "memory":
-                bare = self.probe.process_bytes
-            above = planned - bare
-        return type(span)(*(bare + part * above for part in span))

@@ -28,21 +28,11 @@ NVLINK_LATENCY = 3.4e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Pods that are all alike; each process has a GPU of its own, or shares the cores of its
-    machine."""
+    """Pods that are all alike; each process has a GPU of its own."""
 
     pods: int = 3
     slots: int = 1
     """Processes per pod."""
-    device: str = "gpu"
-    """`gpu`, or `cpu`: processes that share the cores of their machine."""
-    hosts: int = 1
-    """CPU: number of machines that the pods are spread over."""
-    threads: int | None = None
-    """CPU: threads of each process; as many as the machine has cores if not given."""
-    machine_bytes: int | None = None
-    """CPU: bytes of a machine's memory, which its processes share; None where the memory of a
-    process is given."""
     gpu: str = "A100-40GB"
     flops: float | None = None
     """FLOP/s that a process reaches; a share of the GPU's published peak if not given."""

@@ -9,6 +9,8 @@ from zeropods.plan.workload import share
 
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
 """The parts that the memory of a GPU is divided into."""
+STATES = ("parameters", "gradients", "optimizer")
+"""Those of them that are the model's states, wherever they lie."""
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

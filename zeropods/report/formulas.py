@@ -9,7 +9,8 @@ from datetime import datetime
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from zeropods.measure.calibration import PLAN_KEYS, plan_figures, planned
+from zeropods.measure.calibration import PLAN_KEYS, plan_figures
+from zeropods.measure.planned_runs import planned_memory
 from zeropods.measure.record import PHASES, PRECISION_PARTS, Record, Statistics, real_tokens
 from zeropods.plan.facts import shape_recorded
 from zeropods.plan.gpus import published_flops
@@ -343,7 +344,7 @@ def _memory(record: Record) -> Values:
         pods = _of_pods(record, peaks[kind], sum if kind == RESIDENT else max)
 
     states = over_ranks(record, "live_bytes", lambda ranks: [live.total for live in ranks])
-    plan = planned(record)
+    plan = planned_memory(record)
     activations = None if plan is None else plan.parts()["activations"] * record.slots
     if of_ranks(record, "gpu"):
         planned_kind = DEVICE_USED

@@ -1,4 +1,5 @@
-"""A plan as people see it: its table, what to choose, every term, plots, plans at several lengths."""
+"""A plan as people see it: its table, what to choose, every term, plots, plans at several
+lengths."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.plan.cpu import CPU, STATES
 from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA, Machines
-from zeropods.plan.terms import PARTS
+from zeropods.plan.terms import PARTS, STATES
 from zeropods.plan.workload import ZeroSettings
 from zeropods.tables import GIB, Table, counted, digits, wrapped
 
@@ -28,16 +28,14 @@ TIMES = {
     "offload_seconds": "GPU to host and back",
     "processor_seconds": "Adam on the processor",
 }
-
-CPU_LEGEND = (
-    "Memory is the resident memory of one process; context is what it uses before the model is loaded. "
-    "80% of such runs lie within [ ]; a plan fits if 95% of them would."
-)
 FAR = 5
 """Multiple of the longest bar; a GPU's memory beyond it is not marked."""
 LIMIT: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
 """Style of the line that marks the memory available."""
-LEGEND = "Memory is that of one GPU: context is what CUDA itself uses; host is a pod's main memory, for all processes."
+LEGEND = (
+    "Memory is that of one GPU: context is what CUDA itself uses; "
+    "host is a pod's main memory, for all processes."
+)
 
 
 @dataclass(frozen=True)
@@ -50,112 +48,105 @@ class PlanReport:
 
     @cached_property
     def published(self) -> list[Published]:
-        """Published runs of the plan's model, techniques and pods; none for a model of which no run was published."""
+        """Published runs of the plan's model, techniques and pods; none for a model of which no run
+        was published."""
         model = self.plan.request.model.rsplit("/", 1)[-1]
-        keys = {(model, each.technique.name, each.pods) for each in self.plan.estimates if not self.on_cpu}
-        return [row for row in published() if (row.model, row.technique, row.pods) in keys]
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the plan is for training without a GPU."""
-        return self.plan.request.machines.device == CPU
+        planned = {(estimate.technique.name, estimate.pods) for estimate in self.plan.estimates}
+        rows = []
+        for row in published():
+            if row.model == model and (row.technique, row.pods) in planned:
+                rows.append(row)
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """What `zeropods plan --json` prints."""
-        return {**self.plan.to_json(), "source": self.source, "reference": [row.to_json() for row in self.published]}
+        return {
+            **self.plan.to_json(),
+            "source": self.source,
+            "reference": [row.to_json() for row in self.published],
+        }
 
     def to_text(self, formulas: bool) -> str:
         """One table, what to choose, and the published runs beside it; every term if asked."""
-        remark, legend = self.plan.request.remark, f"{CPU_LEGEND if self.on_cpu else LEGEND} {self.source}".strip()
-        if self.plan.request.steps:
-            legend = f"Each technique trains on the same number of samples, in steps of its own size. {legend}"
-        parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n", f"Note: {remark}.\n" if remark else ""]
+        request = self.plan.request
+        legend = f"{LEGEND} {self.source}".strip()
+        if request.steps:
+            same = "Each technique trains on the same number of samples, in steps of its own size."
+            legend = f"{same} {legend}"
+        parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n"]
+        if request.remark:
+            parts.append(f"Note: {request.remark}.\n")
         if self.published:
-            notes = (
-                f"Memory of {row.technique} on {counted(row.pods, 'pod')}: {row.to_json()['remark']}."
-                for row in self.published
-            )
-            parts += [str(self.reference), "".join(f"{wrapped(note)}\n" for note in notes)]
+            parts.append(str(self.reference))
+            parts.append("".join(f"{wrapped(row.note())}\n" for row in self.published))
         if formulas:
             parts.append(str(self.formulas()))
-        return "\n".join(filter(None, parts)).rstrip()
+        return "\n".join(parts).rstrip()
 
     def table(self) -> Table:
-        """A table with a line for each technique: memory of a GPU in GiB, of a pod's host, largest batch, time."""
-        request, lines = self.plan.request, list[dict[str, object]]()
-        for each in self.plan.estimates:
-            labels, parts, seconds = each.labels, each.memory.parts(), each.total_seconds
-            line: dict[str, object] = {
-                "technique": each.technique.name,
-                "attention": labels.get("attention"),
-                "checkpointing": labels and ("yes" if labels["gradient_checkpointing"] else "no"),
-                "fits": "yes" if each.fits else "no",
-                "total (GiB)": _with_interval(parts["total"], each.intervals["memory"], gib),
-                "host (GiB)": each.memory.host_terms and gib(each.host_bytes),
-                "largest batch (rows)": f"{each.largest_batch_size:,}" if each.largest_batch_size else "none",
-                "step (s)": _with_interval(each.time.seconds, each.intervals["time"], digits),
-                "samples/s": digits(each.samples_per_second),
-                "tokens/s": labels and digits(each.tokens_per_second),
-                "training (h)": None if seconds is None else digits(seconds / 3600),
-            }
-            for heading, cost in (("cost of 1 M samples", each.cost_per_million_samples), ("cost", each.cost)):
-                line[heading] = None if cost is None else f"{cost:.2f}"
-            # The parts of the total come last, where a narrow terminal breaks the table.
-            line |= {f"{part} (GiB)": gib(parts[part]) for part in PARTS}
-            lines.append({heading: text for heading, text in line.items() if text})
+        """A table with a line for each technique: memory of a GPU in GiB, of a pod's host, largest
+        batch, time."""
+        request = self.plan.request
         tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
-        title = (
-            f"{request.model}: {counted(request.batch_size, 'row')} of {tokens} tokens per process, "
-            f"{request.precision}, {'with' if self.on_cpu else 'on GPUs of'} {gib(request.gpu_memory_bytes)} GiB"
-        )
-        return Table.of(lines, title)
+        rows = f"{counted(request.batch_size, 'row')} of {tokens} tokens per process"
+        gpus = f"on GPUs of {gib(request.gpu_memory_bytes)} GiB"
+        title = f"{request.model}: {rows}, {request.precision}, {gpus}"
+        return Table.of([_line_of(estimate) for estimate in self.plan.estimates], title)
 
     def choice(self) -> str:
         """A recommendation in a line or two."""
-        best, made = self.plan.best, self.plan.estimates
+        best = self.plan.best
+        estimates = self.plan.estimates
         if best is None:
-            rows = max((estimate.largest_batch_size or 0 for estimate in made), default=0)
-            remedy = " at any batch size: try bf16, more pods, gradient checkpointing"
-            return f"No technique fits{f'; a batch of {rows:,} would' if rows else remedy}."
-        pods = f"{counted(best.pods, 'pod')} of {counted(best.slots, 'process')}"
-        where = "one process on one pod" if best.technique.is_alone else pods
-        several = self.plan.request.machines.pods > 1 and any(each.technique.is_alone for each in made)
-        alone = "\nThe row none is always one process on one pod, regardless of --pods." if several else ""
-        speed = f"{digits(best.samples_per_second)} samples/s"
-        said = f"Recommended: technique {name(best)}, the fastest of those that fit: {speed} on {where}."
-        return f"{wrapped(said)}{alone}\n"
+            rows = max((estimate.largest_batch_size or 0 for estimate in estimates), default=0)
+            if rows:
+                return f"No technique fits; a batch of {rows:,} would."
+            remedy = "try bf16, more pods, gradient checkpointing"
+            return f"No technique fits at any batch size: {remedy}."
+        where = f"{counted(best.pods, 'pod')} of {counted(best.slots, 'process')}"
+        if best.technique.is_alone:
+            where = "one process on one pod"
+        speed = f"{digits(best.samples_per_second)} samples/s on {where}"
+        sentence = f"Recommended: technique {name(best)}, the fastest of those that fit: {speed}."
+        text = wrapped(sentence)
+        has_row_alone = any(estimate.technique.is_alone for estimate in estimates)
+        if self.plan.request.machines.pods > 1 and has_row_alone:
+            text += "\nThe row none is always one process on one pod, regardless of --pods."
+        return f"{text}\n"
 
     @property
     def reference(self) -> Table:
         """A table of the published runs of this model beside the plan."""
-        lines = []
-        for row in self.published:
-            (size, seconds), step = row.planned(), row.step_seconds
-            low, high = (f"{GIGA * each / GIB:.1f}" for each in (row.gigabytes_a_pod_low, row.gigabytes_a_pod_high))
-            line = {"technique": row.technique, "pods": row.pods}
-            line |= {"published (GiB)": low if low == high else f"{low}-{high}", "planned (GiB)": f"{size / GIB:.1f}"}
-            line |= {"published step (s)": "" if step is None else digits(step), "planned step (s)": digits(seconds)}
-            lines.append(line)
-        return Table.of(lines, "Published on A100-40GB pods, and planned with the settings published")
+        title = "Published on A100-40GB pods, and planned with the settings published"
+        return Table.of([row.line() for row in self.published], title)
 
     def formulas(self, technique: str | None = None) -> Table:
         """A table of every term with its formula, for one process, of all techniques or of one."""
         lines = []
-        for each in self.plan.estimates:
-            if technique not in (None, each.technique.name):
+        for estimate in self.plan.estimates:
+            if technique is not None and technique != estimate.technique.name:
                 continue
-            places = {"process" if self.on_cpu else "GPU": each.memory.terms, "host": each.memory.host_terms}
-            for where, term in ((where, term) for where, terms in places.items() for term in terms):
-                line = {"technique": name(each), "where": where, "part": term.part, "what": term.name}
-                lines.append(line | {"GiB": gib(term.bytes), "formula": term.formula})
+            places = {"GPU": estimate.memory.terms, "host": estimate.memory.host_terms}
+            for where, terms in places.items():
+                for term in terms:
+                    line = {
+                        "technique": name(estimate),
+                        "where": where,
+                        "part": term.part,
+                        "what": term.name,
+                        "GiB": gib(term.bytes),
+                        "formula": term.formula,
+                    }
+                    lines.append(line)
         return Table.of(lines, "Every term, of one process")
 
     @property
     def memory(self) -> Plot:
-        """Plot of one GPU's memory in GiB by part and technique; a line marks the GPU's size unless it is far off."""
+        """Plot of one GPU's memory in GiB by part and technique; a line marks the GPU's size unless
+        it is far off."""
         size = self.plan.request.gpu_memory_bytes / GIB
-        parts = [each.memory.parts() for each in self.plan.estimates]
-        values = {part: [each[part] / GIB for each in parts] for part in PARTS}
+        by_estimate = [estimate.memory.parts() for estimate in self.plan.estimates]
+        values = {part: [parts[part] / GIB for parts in by_estimate] for part in PARTS}
         unit = f"GiB of one GPU, which has {size:g}"
         plot, axes = self._bars(values, "memory", unit, "planned memory of one GPU")
         longest = axes.get_xlim()[1]
@@ -163,21 +154,33 @@ class PlanReport:
         if size <= FAR * longest:
             axes.set_xlim(right=max(longest, 1.05 * size))
             axes.axvline(size, **LIMIT)
-            axes.annotate(f"the GPU: {size:g} GiB", (size, 1.0), (-4, 2), ha="right",
-                          xycoords=("data", "axes fraction"), textcoords="offset points", fontsize="small")  # fmt: skip
+            axes.annotate(
+                f"the GPU: {size:g} GiB",
+                (size, 1.0),
+                (-4, 2),
+                ha="right",
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                fontsize="small",
+            )
         return plot
 
     @property
     def time(self) -> Plot:
         """Plot of a step's time by technique and by what it waits for."""
-        values = {label: [getattr(each.time, key) for each in self.plan.estimates] for key, label in TIMES.items()}
-        return self._bars(values, "step", "seconds per step", "planned seconds of one step")[0]
+        values = {}
+        for key, label in TIMES.items():
+            values[label] = [getattr(estimate.time, key) for estimate in self.plan.estimates]
+        plot, _ = self._bars(values, "step", "seconds per step", "planned seconds of one step")
+        return plot
 
-    def _bars(self, values: dict[str, list[float]], what: str, unit: str, text: str) -> tuple[Plot, Axes]:
+    def _bars(
+        self, values: dict[str, list[float]], what: str, unit: str, text: str
+    ) -> tuple[Plot, Axes]:
         """Draw a stacked bar for each technique."""
         from zeropods.report.plots import WIDE, new_axes, stacked_bars
 
-        names = list(map(name, self.plan.estimates))
+        names = [name(estimate) for estimate in self.plan.estimates]
         _, (axes,) = new_axes(WIDE, 2.2 + 0.32 * len(names))
         stacked_bars(axes, names, values)
         axes.set_xlabel(unit)
@@ -191,20 +194,67 @@ class PlanReport:
         return f"{self.table()}\n{self.choice()}"
 
 
-def plan_report(model: str, **asked: Any) -> PlanReport:
+def plan_report(model: str, **fields: Any) -> PlanReport:
     """The report of a plan for a `Request` with these fields; `UserError` where one is wrong."""
-    return PlanReport(plan(request_for(model, **asked)))
+    return PlanReport(plan(request_for(model, **fields)))
 
 
-def _with_interval(value: float, interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
-    return form(value) + (f" [{form(interval[0])}, {form(interval[1])}]" if interval else "")
+def _line_of(estimate: Estimate) -> dict[str, object]:
+    """The line of an estimate in the table; headings for which it has nothing are left out."""
+    labels = estimate.labels
+    parts = estimate.memory.parts()
+    line: dict[str, object] = {"technique": estimate.technique.name}
+    if labels:
+        line["attention"] = labels["attention"]
+        line["checkpointing"] = _yes_or_no(labels["gradient_checkpointing"])
+    line["fits"] = _yes_or_no(estimate.fits)
+    line["total (GiB)"] = _with_interval(parts["total"], estimate.intervals["memory"], gib)
+    if estimate.memory.host_terms:
+        line["host (GiB)"] = gib(estimate.host_bytes)
+    line["largest batch (rows)"] = "none"
+    if estimate.largest_batch_size:
+        line["largest batch (rows)"] = f"{estimate.largest_batch_size:,}"
+    step = _with_interval(estimate.time.seconds, estimate.intervals["time"], digits)
+    line["step (s)"] = step
+    line["samples/s"] = digits(estimate.samples_per_second)
+    if labels:
+        line["tokens/s"] = digits(estimate.tokens_per_second)
+    if estimate.total_seconds is not None:
+        line["training (h)"] = digits(estimate.total_seconds / 3600)
+    if estimate.cost_per_million_samples is not None:
+        line["cost of 1 M samples"] = f"{estimate.cost_per_million_samples:.2f}"
+    if estimate.cost is not None:
+        line["cost"] = f"{estimate.cost:.2f}"
+    # The parts of the total come last, where a narrow terminal breaks the table.
+    for part in PARTS:
+        line[f"{part} (GiB)"] = gib(parts[part])
+    return line
+
+
+def _yes_or_no(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+def _with_interval(
+    value: float, interval: tuple[float, float] | None, form: Callable[[float], str]
+) -> str:
+    """A value as text, with its interval where there is one: `13.2 [12.9, 13.6]`."""
+    if interval is None:
+        return form(value)
+    low, high = interval
+    return f"{form(value)} [{form(low)}, {form(high)}]"
 
 
 def name(estimate: Estimate) -> str:
-    """Name of an estimate: its technique, with the way of training for a causal model: `zero3, sdpa, checkpointing`."""
+    """Name of an estimate: its technique, with the way of training for a causal model: `zero3,
+    sdpa, checkpointing`."""
     labels = estimate.labels
-    way = [labels["attention"], *["checkpointing"] * labels["gradient_checkpointing"]] if labels else []
-    return ", ".join([estimate.technique.name, *way])
+    words = [estimate.technique.name]
+    if labels:
+        words.append(labels["attention"])
+        if labels["gradient_checkpointing"]:
+            words.append("checkpointing")
+    return ", ".join(words)
 
 
 def gib(size: float) -> str:
@@ -218,7 +268,8 @@ def gib(size: float) -> str:
 
 @dataclass(frozen=True)
 class LengthPlans:
-    """The estimates of one request at each length, in the same order; a notebook shows them as their table."""
+    """The estimates of one request at each length, in the same order; a notebook shows them as
+    their table."""
 
     request: Request
     estimates: dict[int, tuple[Estimate, ...]]
@@ -227,33 +278,47 @@ class LengthPlans:
     @property
     def table(self) -> Table:
         """A table with a line for each technique, way of training and length."""
-        request, lines = self.request, []
+        request = self.request
+        lines = []
         for way in zip(*self.estimates.values(), strict=True):
-            for length, each in zip(self.estimates, way, strict=True):
-                parts = {part: gib(size) for part, size in each.memory.parts().items()}
-                states = gib(sum(each.memory.parts()[part] for part in STATES))
-                line = {"way": name(each), "tokens": f"{length:,}", "states (GiB)": states}
-                line |= {f"{part} (GiB)": parts[part] for part in ("buffers", "activations", "total")}
-                lines.append(line | {"fits": "yes" if each.fits else "no", "tokens/s": digits(each.tokens_per_second)})
-        title = f"{request.model}: {counted(request.batch_size, 'row')} per process, {request.precision}"
-        return Table.of(lines, title)
+            for length, estimate in zip(self.estimates, way, strict=True):
+                parts = estimate.memory.parts()
+                line = {
+                    "way": name(estimate),
+                    "tokens": f"{length:,}",
+                    "states (GiB)": gib(sum(parts[part] for part in STATES)),
+                }
+                for part in ("buffers", "activations", "total"):
+                    line[f"{part} (GiB)"] = gib(parts[part])
+                line["fits"] = _yes_or_no(estimate.fits)
+                line["tokens/s"] = digits(estimate.tokens_per_second)
+                lines.append(line)
+        rows = f"{counted(request.batch_size, 'row')} per process"
+        return Table.of(lines, f"{request.model}: {rows}, {request.precision}")
 
     @property
     def plot(self) -> Plot:
-        """Plot of one GPU's memory by length: a line for each technique and way of training; equal ones share a
-        line."""
+        """Plot of one GPU's memory by length: a line for each technique and way of training; equal
+        ones share a line."""
         from zeropods.report.plots import WIDE, new_axes
 
         _, (axes,) = new_axes(WIDE, 5.0)
-        lengths, curves = list(self.estimates), dict[tuple[float, ...], list[str]]()
+        lengths = list(self.estimates)
+        names_of_curves: dict[tuple[float, ...], list[str]] = {}
         for way in zip(*self.estimates.values(), strict=True):
-            curves.setdefault(tuple(each.memory.device_bytes / GIB for each in way), []).append(name(way[0]))
-        for sizes, names in curves.items():
+            sizes = tuple(estimate.memory.device_bytes / GIB for estimate in way)
+            names_of_curves.setdefault(sizes, []).append(name(way[0]))
+        for sizes, names in names_of_curves.items():
             axes.plot(lengths, sizes, marker="o", label="\nor ".join(names))
         size = self.request.gpu_memory_bytes / GIB
         axes.axhline(size, **LIMIT)
-        said, place = f"the GPU: {size:g} GiB", (lengths[0], size)
-        axes.annotate(said, place, (0, 3), textcoords="offset points", fontsize="small")
+        axes.annotate(
+            f"the GPU: {size:g} GiB",
+            (lengths[0], size),
+            (0, 3),
+            textcoords="offset points",
+            fontsize="small",
+        )
         axes.set(xlabel="tokens per row", ylabel="GiB of one GPU", yscale="log", xticks=lengths)
         axes.xaxis.set_major_formatter("{x:,g}")
         axes.yaxis.set_major_formatter("{x:,g}")
@@ -267,18 +332,20 @@ class LengthPlans:
         return str(self.table)
 
 
-def length_plans(model: str, lengths: Sequence[int], **asked: Any) -> LengthPlans:
-    """Plan a causal model at each of these lengths; `UserError` where a field is wrong, or the model is not causal.
+def length_plans(model: str, lengths: Sequence[int], **fields: Any) -> LengthPlans:
+    """Plan a causal model at each of these lengths; `UserError` where a field is wrong, or the
+    model is not causal.
 
     Args:
-        asked: fields of `Request`.
+        fields: fields of `Request`.
     """
-    request = request_for(model, seq_length=lengths[0], **asked)
+    request = request_for(model, seq_length=lengths[0], **fields)
     plans = {length: plan(replace(request, seq_length=length)).estimates for length in lengths}
     return LengthPlans(request, plans)
 
 
 def _finished(axes: Axes, title: str, text: str) -> Plot:
+    """The plot of these axes, with its legend, title and description."""
     from zeropods.report.plots import Plot, legend_below
 
     figure: Any = axes.get_figure()
@@ -287,18 +354,24 @@ def _finished(axes: Axes, title: str, text: str) -> Plot:
     return Plot(figure, text)
 
 
-# The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL.
+# The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs
+# of WikiSQL.
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 WIKISQL_STEPS = {1: 5_286, 2: 2_643, 3: 1_764}
 """Number of optimizer steps by pods: 3 x ceil(56,355 / (32 x pods))."""
 TOLERANCE = 0.10
 """Relative tolerance of the published memory, which is read off a screenshot."""
-ROWS, TOKENS = 32, 96
-"""Rows per process; tokens of the source and of the target."""
-STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
+PUBLISHED_ROWS = 32
+"""Rows per process."""
+PUBLISHED_TOKENS = 96
+"""Tokens of the source, and of the target."""
+STAGE_1 = ZeroSettings(
+    reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False
+)
 STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
-"""Settings of the published configurations, and DeepSpeed's defaults of that time, as far as they are known."""
+"""Settings of the published configurations, and DeepSpeed's defaults of that time, as far as they
+are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +384,8 @@ class Published:
     train_seconds: float | None
     samples_per_second: float | None
     gigabytes_a_pod_low: float
-    """GB of a pod, as `nvidia-smi` showed them: CUDA's own memory and the allocator's cache included."""
+    """GB of a pod, as `nvidia-smi` showed them: CUDA's own memory and the allocator's cache
+    included."""
     gigabytes_a_pod_high: float
     gradient_checkpointing: bool
     effective_batch_size: int
@@ -321,38 +395,67 @@ class Published:
     @property
     def step_seconds(self) -> float | None:
         """Duration divided by optimizer steps, evaluation and saving included."""
-        return None if self.train_seconds is None else self.train_seconds / WIKISQL_STEPS[self.pods]
+        if self.train_seconds is None:
+            return None
+        return self.train_seconds / WIKISQL_STEPS[self.pods]
 
     def planned(self) -> tuple[int, float]:
-        """Planned bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens in FP32."""
+        """Planned bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens
+        in FP32."""
         request = request_for(
             self.model,
             machines=Machines(pods=self.pods),
             techniques=(self.technique,),
             zero=STAGE_3 if self.technique.startswith("zero3") else STAGE_1,
             gradient_checkpointing=self.gradient_checkpointing,
-            batch_size=ROWS,
-            source_length=TOKENS,
-            target_length=TOKENS,
+            batch_size=PUBLISHED_ROWS,
+            source_length=PUBLISHED_TOKENS,
+            target_length=PUBLISHED_TOKENS,
         )
-        (found,) = plan(request).estimates
-        return found.memory.device_bytes, found.time.seconds
+        (estimate,) = plan(request).estimates
+        return estimate.memory.device_bytes, estimate.time.seconds
+
+    def line(self) -> dict[str, object]:
+        """The row's line in the table of what was published and planned."""
+        size, seconds = self.planned()
+        low = f"{GIGA * self.gigabytes_a_pod_low / GIB:.1f}"
+        high = f"{GIGA * self.gigabytes_a_pod_high / GIB:.1f}"
+        step = self.step_seconds
+        return {
+            "technique": self.technique,
+            "pods": self.pods,
+            "published (GiB)": low if low == high else f"{low}-{high}",
+            "planned (GiB)": f"{size / GIB:.1f}",
+            "published step (s)": "" if step is None else digits(step),
+            "planned step (s)": digits(seconds),
+        }
+
+    def remark(self, planned_bytes: int) -> str:
+        """How the planned memory differs from the published one, and why."""
+        low = GIGA * self.gigabytes_a_pod_low
+        high = GIGA * self.gigabytes_a_pod_high
+        if planned_bytes < (1 - TOLERANCE) * low:
+            more = f"the published figure is {(low - planned_bytes) / GIB:.1f} GiB higher"
+            return f"{more}: it includes the allocator's cache, which nvidia-smi counts as used"
+        if planned_bytes > (1 + TOLERANCE) * high:
+            less = f"the published figure is {(planned_bytes - high) / GIB:.1f} GiB lower"
+            return f"{less}: the plan is too high here"
+        return f"within {TOLERANCE:.0%}"
+
+    def note(self) -> str:
+        """The remark in a sentence."""
+        planned_bytes, _ = self.planned()
+        where = f"{self.technique} on {counted(self.pods, 'pod')}"
+        return f"Memory of {where}: {self.remark(planned_bytes)}."
 
     def to_json(self) -> dict[str, object]:
         """The row with what is planned for it, how the memory differs, and why."""
         size, seconds = self.planned()
-        low, high = GIGA * self.gigabytes_a_pod_low, GIGA * self.gigabytes_a_pod_high
-        remark = f"within {TOLERANCE:.0%}"
-        if size < (1 - TOLERANCE) * low:
-            more = f"the published figure is {(low - size) / GIB:.1f} GiB higher"
-            remark = f"{more}: it includes the allocator's cache, which nvidia-smi counts as used"
-        elif size > (1 + TOLERANCE) * high:
-            remark = f"the published figure is {(size - high) / GIB:.1f} GiB lower: the plan is too high here"
         return asdict(self) | {
             "planned_gigabytes": size / GIGA,
             "published_step_seconds": self.step_seconds,
             "planned_step_seconds": seconds,
-            "remark": remark,
+            "remark": self.remark(size),
         }
 
 
@@ -361,5 +464,7 @@ def published() -> list[Published]:
     from pydantic import TypeAdapter
 
     with PUBLISHED.open(encoding="utf-8", newline="") as file:
-        values = [{name: text or None for name, text in line.items()} for line in csv.DictReader(file)]
+        values = []
+        for line in csv.DictReader(file):
+            values.append({key: text or None for key, text in line.items()})
     return TypeAdapter(list[Published]).validate_python(values)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zeropods.errors import UserError
-from zeropods.measure.calibration import planned
+from zeropods.measure.planned_runs import planned_memory
 from zeropods.measure.record import LiveBytes, Record, read_json, read_record
-from zeropods.plan.cpu import STATES
+from zeropods.plan.terms import STATES
 from zeropods.report.columns import COUNT, FOUR, ONE, TWO, mib, run_table, shown
 from zeropods.report.entry import read_entry
 from zeropods.report.formulas import LIVE_STATES, figures, ratio
@@ -255,7 +255,7 @@ def state_plot(runs: Sequence[Run]) -> Plot:
 def _states(record: Record) -> ProcessStates:
     measured = [rank.live_bytes for rank in record.ranks if rank.live_bytes is not None]
     fullest = max(measured, key=lambda live_bytes: live_bytes.total, default=None)
-    plan = planned(record)
+    plan = planned_memory(record)
     return ProcessStates(fullest, None if plan is None else plan.state_bytes)
 
 

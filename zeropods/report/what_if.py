@@ -1,23 +1,23 @@
-"""What-if questions about a plan, each answered by another plan; and the whole life of the run that it recommends."""
+"""What-if questions about a plan, each answered by another plan; and the whole life of the run that
+it recommends."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.plan.cpu import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
 from zeropods.plan.gpus import GIGA, TERA, cards, memory_bytes
 from zeropods.plan.machines import Machines
 from zeropods.plan.memory import LOADING
 from zeropods.plan.terms import PARTS, Term, total
-from zeropods.plan.workload import MASTER, MOMENTS
+from zeropods.plan.workload import MASTER, MOMENTS, Workload
 from zeropods.report.plan import TIMES, gib
 from zeropods.tables import GIB, Table, counted, digits
 from zeropods.techniques import TECHNIQUES
@@ -26,7 +26,8 @@ MOST_PODS = 1 << 14
 UNITS = {"gpu_memory_bytes": GIB, "host_memory_bytes": GIB, "flops": TERA} | dict.fromkeys(
     ("bandwidth", "pcie_bandwidth", "peer_bandwidth"), GIGA
 )
-"""Factors by which a flag's number is multiplied, for flags whose number is not used as it stands."""
+"""Factors by which a flag's number is multiplied, for flags whose number is not used as it
+stands."""
 Ask = Callable[[Request], Plan]
 Binds = Callable[[Estimate], str]
 
@@ -46,155 +47,211 @@ class WhatIf:
 
     def to_json(self) -> dict[str, object]:
         """The answer as plain values, with the main figures of what was planned."""
-        own = {name: value for name, value in vars(self).items() if name != "estimate"}
-        found = self.estimate
-        return own if found is None else own | {
-            "technique": found.technique.name, "fits": found.fits, "device_bytes": found.memory.device_bytes,
-            "host_bytes": found.host_bytes, "step_seconds": found.time.seconds,
-            "samples_per_second": found.samples_per_second,
-        }  # fmt: skip
+        values: dict[str, object] = {
+            "question": self.question,
+            "answer": self.answer,
+            "binds": self.binds,
+            "command": self.command,
+        }
+        if self.estimate is not None:
+            values["technique"] = self.estimate.technique.name
+            values["fits"] = self.estimate.fits
+            values["device_bytes"] = self.estimate.memory.device_bytes
+            values["host_bytes"] = self.estimate.host_bytes
+            values["step_seconds"] = self.estimate.time.seconds
+            values["samples_per_second"] = self.estimate.samples_per_second
+        return values
 
 
 def what_ifs(made: Plan, ask: Ask = plan, machine: Path | None = None) -> tuple[WhatIf, ...]:
-    """The answers to the questions that people have about a plan and the technique that it recommends.
+    """The answers to the questions that people have about a plan and the technique that it
+    recommends.
 
     Args:
         ask: function that plans a request in the same way as the plan itself was made.
         machine: file of the probe that the plan was made with, where one was named.
     """
-    named = "" if machine is None else f" --machine {shlex.quote(str(machine))}"
-    return tuple(replace(each, command=each.command + named) for each in _Questions(made, ask).answered())
+    answers = _Questions(made, ask).answered()
+    if machine is None:
+        return tuple(answers)
+    flag = f" --machine {shlex.quote(str(machine))}"
+    return tuple(replace(answer, command=answer.command + flag) for answer in answers)
 
 
-def what_if_table(found: tuple[WhatIf, ...]) -> Table:
+def what_if_table(answers: tuple[WhatIf, ...]) -> Table:
     """A table with a line for each question."""
-    lines = ({"what if": e.question, "answer": e.answer, "binds": e.binds, "command": e.command} for e in found)
+    lines = []
+    for answer in answers:
+        line = {
+            "what if": answer.question,
+            "answer": answer.answer,
+            "binds": answer.binds,
+            "command": answer.command,
+        }
+        lines.append(line)
     return Table.of(lines, "What if")
 
 
-def what_if_text(found: tuple[WhatIf, ...]) -> str:
-    """The table for a terminal, and below it the commands, which no cell could hold in one piece."""
-    table = what_if_table(found)
-    narrow = replace(table, header=table.header[:-1], rows=tuple(row[:-1] for row in table.rows))
-    commands = (f"# {each.question}\n{each.command}\n" for each in found if each.estimate is not None)
+def what_if_text(answers: tuple[WhatIf, ...]) -> str:
+    """The table for a terminal, and below it the commands, which no cell could hold in one
+    piece."""
+    table = what_if_table(answers)
+    rows = tuple(row[:-1] for row in table.rows)
+    narrow = replace(table, header=table.header[:-1], rows=rows)
+    commands = []
+    for answer in answers:
+        if answer.estimate is not None:
+            commands.append(f"# {answer.question}\n{answer.command}\n")
     return f"{narrow}\n{''.join(commands)}"
 
 
 def command_of(request: Request) -> str:
     """The command line that plans a request; fields that have no flag are left out."""
-    argv = ["zeropods", "plan", "--model", request.model]
     if request.techniques == ("none",):
-        # A single process takes the steps of all processes.
-        machines = replace(request.machines, pods=1, slots=1)
-        steps = request.steps and request.steps * request.machines.pods * request.machines.slots
-        request = replace(request, machines=machines, steps=steps)
-    gpu, trusted, left_out = request.machines.gpu, request.trust_remote_code, {"dropout"}
-    memory = memory_bytes(gpu) or GIB
-    usual = request_for(request.model, machines=Machines(gpu=gpu), gpu_memory_bytes=memory, trust_remote_code=trusted)
+        request = _of_one_process(request)
+    gpu = request.machines.gpu
+    usual = request_for(
+        request.model,
+        machines=Machines(gpu=gpu),
+        gpu_memory_bytes=memory_bytes(gpu) or GIB,
+        trust_remote_code=request.trust_remote_code,
+    )
+    argv = ["zeropods", "plan", "--model", request.model]
     if gpu != Machines().gpu:
         argv += ["--gpu", gpu]
-    if request.machines.device == CPU:
-        left_out |= {"gpu_memory_bytes", "machine_bytes"}
-        if request.machines.machine_bytes is None:
-            argv += ["--host-memory", f"{request.machines.slots * request.gpu_memory_bytes / GIB:.12g}"]
-    for asked, other in ((request.machines, usual.machines), (request, usual)):
-        for name, value in vars(asked).items():
-            if value == getattr(other, name) or not isinstance(value, str | int | float) or name in left_out:
-                continue
-            flag = name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
-            shown = str(value) if isinstance(value, str | bool) else f"{value / UNITS.get(name, 1):.12g}"
-            argv += [f"--{flag}", shown]
-    argv += ["--trust-remote-code"] * trusted
+    argv += _flags_that_differ(request.machines, usual.machines)
+    argv += _flags_that_differ(request, usual)
+    if request.trust_remote_code:
+        argv.append("--trust-remote-code")
     if request.zero.reduce_elements != usual.zero.reduce_elements:
         argv += ["--bucket-size", str(request.zero.reduce_elements)]
-    return shlex.join(argv + [word for each in request.techniques for word in ("--technique", each)])
+    for technique in request.techniques:
+        argv += ["--technique", technique]
+    return shlex.join(argv)
+
+
+def _of_one_process(request: Request) -> Request:
+    """The same request for one process, which takes the steps of all processes."""
+    machines = request.machines
+    steps = request.steps
+    if steps is not None:
+        steps *= machines.pods * machines.slots
+    return replace(request, machines=replace(machines, pods=1, slots=1), steps=steps)
+
+
+def _flags_that_differ(values: Request | Machines, usual: Request | Machines) -> list[str]:
+    """The flags, with their values, of fields that are not as usual."""
+    argv = []
+    for name, value in vars(values).items():
+        has_flag = name != "dropout" and isinstance(value, str | int | float)
+        if not has_flag or value == getattr(usual, name):
+            continue
+        flag = name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
+        text = str(value)
+        if not isinstance(value, str | bool):
+            text = f"{value / UNITS.get(name, 1):.12g}"
+        argv += [f"--{flag}", text]
+    return argv
 
 
 def recommended(made: Plan) -> Estimate:
     """The best estimate of a plan; if none fits, the one that needs the least memory."""
-    return made.best or min(made.estimates, key=lambda each: each.memory.device_bytes)
+    if made.best is not None:
+        return made.best
+    return min(made.estimates, key=lambda estimate: estimate.memory.device_bytes)
 
 
 def changes(old: Estimate, new: Estimate) -> str:
     """What differs, from the old value to the new one."""
     figures = (
-        ("memory", "GiB", lambda each: each.memory.device_bytes / GIB),
-        ("host", "GiB", lambda each: each.host_bytes / GIB),
-        ("step", "s", lambda each: each.time.seconds),
-        ("speed", "samples/s", lambda each: each.samples_per_second),
-    )  # fmt: skip
-    said = [] if new.technique == old.technique else [new.technique.name]
-    for what, unit, figure in figures:
-        if not math.isclose(figure(old), figure(new), rel_tol=0.005):
-            said.append(f"{what} {digits(figure(old))} to {digits(figure(new))} {unit}")
-    return ("; ".join(said) or "no change") + ("" if new.fits else "; does not fit")
+        ("memory", "GiB", old.memory.device_bytes / GIB, new.memory.device_bytes / GIB),
+        ("host", "GiB", old.host_bytes / GIB, new.host_bytes / GIB),
+        ("step", "s", old.time.seconds, new.time.seconds),
+        ("speed", "samples/s", old.samples_per_second, new.samples_per_second),
+    )
+    parts = []
+    if new.technique != old.technique:
+        parts.append(new.technique.name)
+    for what, unit, before, after in figures:
+        if not math.isclose(before, after, rel_tol=0.005):
+            parts.append(f"{what} {digits(before)} to {digits(after)} {unit}")
+    if not parts:
+        parts.append("no change")
+    if not new.fits:
+        parts.append("does not fit")
+    return "; ".join(parts)
 
 
-def fullest(found: Estimate) -> str:
+def fullest(estimate: Estimate) -> str:
     """The largest part of the memory, and its share."""
-    parts = found.memory.parts()
+    parts = estimate.memory.parts()
     part = max(PARTS, key=parts.__getitem__)
     return f"memory: {part}, {parts[part] / parts['total']:.0%}"
 
 
-def slowest(found: Estimate) -> str:
+def slowest(estimate: Estimate) -> str:
     """The part that takes most of a step's time, and its share."""
-    part = max(TIMES, key=lambda key: getattr(found.time, key))
-    return f"time: {TIMES[part]}, {getattr(found.time, part) / found.time.seconds:.0%}"
+    part = max(TIMES, key=lambda key: getattr(estimate.time, key))
+    share_of_step = getattr(estimate.time, part) / estimate.time.seconds
+    return f"time: {TIMES[part]}, {share_of_step:.0%}"
 
 
 class _Questions:
-    """The questions, and the estimate that they are about: the recommended one, or the smallest if none fits."""
+    """The questions, and the estimate that they are about: the recommended one, or the smallest if
+    none fits."""
 
     def __init__(self, made: Plan, ask: Ask) -> None:
         self.ask = ask
         self.base = recommended(made)
         # Of the ways of training that were compared, keep the recommended one.
-        self.every = replace(made.request, **self.base.labels)
-        self.one = replace(self.every, techniques=(self.base.technique.name,))
+        self.all_techniques = replace(made.request, **self.base.labels)
+        self.request = replace(self.all_techniques, techniques=(self.base.technique.name,))
 
     def answered(self) -> Iterator[WhatIf]:
         """Each question with its answer."""
-        one, own, rows = self.one, self.base.technique, self.base.largest_batch_size
-        if rows is None:
-            yield self.nothing("largest batch", "not even 1 row fits")
-        else:
-            said = f"{counted(rows, 'row')} per process; "
-            yield self.compared("largest batch", lambda: replace(one, batch_size=rows), said, fullest)
+        request = self.request
+        yield self.largest_batch()
         yield self.longest_row()
-        if self.fitting(lambda: self.on(pods=MOST_PODS)) is None:
-            yield self.nothing("fewest pods", "no number of pods is enough")
-        else:
-            pods = 1 + (largest(lambda number: self.fitting(lambda: self.on(pods=number)) is None) or 0)
-            yield self.compared("fewest pods", lambda: self.on(pods=pods), f"{counted(pods, 'pod')}; ", fullest)
-        other = next(e for e in TECHNIQUES if (e.stage, e.offloads) == (own.stage or 2, not own.offloads))
-        yield self.compared(f"{other.name}, not {own.name}", lambda: replace(one, techniques=(other.name,)))
-        again, precision = not one.gradient_checkpointing, "bf16" if one.precision == "fp32" else "fp32"
-        question = f"checkpointing {'on' if again else 'off'}"
-        yield self.compared(question, lambda: replace(one, gradient_checkpointing=again))
-        question = f"{precision.upper()}, not {one.precision.upper()}"
-        yield self.compared(question, lambda: replace(one, precision=precision))
-        yield self.compared("one more pod", lambda: self.on(pods=one.machines.pods + 1))
-        if one.machines.device != CPU:
-            yield self.compared("twice the bandwidth", lambda: self.on(bandwidth=2 * one.machines.bandwidth))
-            yield self.cheaper_gpu()
+        yield self.fewest_pods()
+        yield self.other_technique()
+        checkpointing = not request.gradient_checkpointing
+        question = f"checkpointing {'on' if checkpointing else 'off'}"
+        yield self.compared(
+            question, lambda: replace(request, gradient_checkpointing=checkpointing)
+        )
+        precision = "bf16" if request.precision == "fp32" else "fp32"
+        question = f"{precision.upper()}, not {request.precision.upper()}"
+        yield self.compared(question, lambda: replace(request, precision=precision))
+        pods = request.machines.pods + 1
+        yield self.compared("one more pod", lambda: self.on(pods=pods))
+        bandwidth = 2 * request.machines.bandwidth
+        yield self.compared("twice the bandwidth", lambda: self.on(bandwidth=bandwidth))
+        yield self.cheaper_gpu()
 
     def on(self, **changed: Any) -> Request:
         """A request for all techniques on changed machines."""
-        return replace(self.every, machines=replace(self.every.machines, **changed))
+        machines = replace(self.all_techniques.machines, **changed)
+        return replace(self.all_techniques, machines=machines)
 
     def fitting(self, made: Callable[[], Request]) -> Estimate | None:
-        """The recommended estimate of a request; None where nothing fits, or the request cannot be planned."""
+        """The recommended estimate of a request; None where nothing fits, or the request cannot be
+        planned."""
         try:
             return self.ask(made()).best
         except UserError:
             return None
 
-    def compared(self, question: str, made: Callable[[], Request], said: str = "", binds: Binds = slowest) -> WhatIf:
+    def compared(
+        self,
+        question: str,
+        made: Callable[[], Request],
+        beginning: str = "",
+        binds: Binds = slowest,
+    ) -> WhatIf:
         """Compare a changed request with the plan.
 
         Args:
-            said: beginning of the answer.
+            beginning: beginning of the answer.
             binds: function that says what limits the answer.
         """
         try:
@@ -202,46 +259,104 @@ class _Questions:
             new = recommended(self.ask(request))
         except UserError as error:
             reason = str(error).split("; ")[0]
-            return WhatIf(question, f"not possible: {reason}", "", command_of(self.one), None)
+            answer = f"not possible: {reason}"
+            return WhatIf(question, answer, "", command_of(self.request), None)
         command = command_of(replace(request, techniques=(new.technique.name,)))
-        return WhatIf(question, said + changes(self.base, new), binds(new), command, new)
+        answer = beginning + changes(self.base, new)
+        return WhatIf(question, answer, binds(new), command, new)
 
     def nothing(self, question: str, answer: str) -> WhatIf:
         """The answer where nothing fits; its estimate is that of the plan itself."""
-        return WhatIf(question, answer, fullest(self.base), command_of(self.one), self.base)
+        return WhatIf(question, answer, fullest(self.base), command_of(self.request), self.base)
+
+    def largest_batch(self) -> WhatIf:
+        """The answer with the most rows per process that fit."""
+        question = "largest batch"
+        rows = self.base.largest_batch_size
+        if rows is None:
+            return self.nothing(question, "not even 1 row fits")
+        beginning = f"{counted(rows, 'row')} per process; "
+        request = self.request
+        return self.compared(
+            question, lambda: replace(request, batch_size=rows), beginning, fullest
+        )
 
     def longest_row(self) -> WhatIf:
-        one, least = self.one, self.one.label_length or 1
+        """The answer with the most tokens per row, of the source for a T5, that fit."""
+        question = "longest row"
+        request = self.request
+        least = request.label_length or 1
 
         def of(length: int) -> Request:
-            return replace(one, source_length=length) if one.seq_length is None else replace(one, seq_length=length)
+            if request.seq_length is None:
+                return replace(request, source_length=length)
+            return replace(request, seq_length=length)
 
-        more = largest(lambda number: self.fitting(lambda: of(least + number - 1)) is not None)
+        def fits(number: int) -> bool:
+            return self.fitting(lambda: of(least + number - 1)) is not None
+
+        more = largest(fits)
         if more is None:
-            return self.nothing("longest row", "no length fits")
+            return self.nothing(question, "no length fits")
         longest = least + more - 1
-        found = self.compared("longest row", lambda: of(longest), f"{longest:,} tokens; ", fullest)
+        answer = self.compared(question, lambda: of(longest), f"{longest:,} tokens; ", fullest)
         try:
             of(longest + 1)
         except UserError as error:
-            return replace(found, binds=str(error))
-        return found
+            return replace(answer, binds=str(error))
+        return answer
+
+    def fewest_pods(self) -> WhatIf:
+        """The answer with the fewest pods on which a technique fits."""
+        question = "fewest pods"
+        if self.fitting(lambda: self.on(pods=MOST_PODS)) is None:
+            return self.nothing(question, "no number of pods is enough")
+
+        def too_few(number: int) -> bool:
+            return self.fitting(lambda: self.on(pods=number)) is None
+
+        pods = (largest(too_few) or 0) + 1
+        beginning = f"{counted(pods, 'pod')}; "
+        return self.compared(question, lambda: self.on(pods=pods), beginning, fullest)
+
+    def other_technique(self) -> WhatIf:
+        """The answer with the technique that offloads where this one does not, or the other way
+        round."""
+        technique = self.base.technique
+        # Without ZeRO nothing can be offloaded; stage 2 is the usual one that can.
+        stage = technique.stage or 2
+        other = next(
+            candidate
+            for candidate in TECHNIQUES
+            if candidate.stage == stage and candidate.offloads != technique.offloads
+        )
+        request = self.request
+        return self.compared(
+            f"{other.name}, not {technique.name}",
+            lambda: replace(request, techniques=(other.name,)),
+        )
 
     def cheaper_gpu(self) -> WhatIf:
-        """The answer with the smallest known GPU that is slower and still enough, among those that run CUDA."""
-        question, precision = "a cheaper GPU", self.every.precision
-        now = self.every.machines.achieved_flops(precision)
+        """The answer with the smallest known GPU that is slower and still enough, among those that
+        run CUDA."""
+        question = "a cheaper GPU"
+        precision = self.all_techniques.precision
+        flops = self.all_techniques.machines.achieved_flops(precision)
 
         def of(gpu: str) -> Request:
-            return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory_bytes(gpu) or 0)
+            memory = memory_bytes(gpu) or 0
+            return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory)
 
         with_cuda = [card for card in cards() if card.capability is not None]
         for card in sorted(with_cuda, key=lambda card: (card.memory_bytes, card.flops["fp16"])):
-            gpu = card.name
-            new = self.fitting(partial(of, gpu))
-            if new is not None and of(gpu).machines.achieved_flops(precision) < now:
-                part = new.samples_per_second / new.pods / (self.base.samples_per_second / self.base.pods)
-                return self.compared(question, partial(of, gpu), f"{gpu}: worth it below {part:.0%} of a pod's price; ")
+            request_on_card = partial(of, card.name)
+            new = self.fitting(request_on_card)
+            if new is None or request_on_card().machines.achieved_flops(precision) >= flops:
+                continue
+            rate_of_a_pod = self.base.samples_per_second / self.base.pods
+            share_of_price = new.samples_per_second / new.pods / rate_of_a_pod
+            beginning = f"{card.name}: worth it below {share_of_price:.0%} of a pod's price; "
+            return self.compared(question, request_on_card, beginning)
         return self.nothing(question, "the plan fits on no slower known GPU")
 
 
@@ -252,7 +367,8 @@ DISK = 0.5 * GIGA
 START_SECONDS = 20.0
 """Seconds for libraries, process group and first kernels: an allowance."""
 EVALUATED = 0.1
-"""Rows of one evaluation as a share of the training set: an allowance. Each epoch ends with one and a checkpoint."""
+"""Rows of one evaluation as a share of the training set: an allowance. Each epoch ends with one and
+a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +379,8 @@ class LifePhase:
     host_bytes: int
     """Bytes of main memory of the fullest pod."""
     seconds: float | None
-    """Duration of the phase; None where the plan was not told how many steps or samples there are."""
+    """Duration of the phase; None where the plan was not told how many steps or samples there
+    are."""
     disk_bytes: int
     """Bytes that the phase leaves on the disk."""
     formula: str
@@ -275,103 +392,164 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
     Args:
         save_seconds: seconds to save one checkpoint, where they are known.
     """
-    found, request = recommended(made), made.request
-    work, slots, time, times = found.work, found.slots, found.time, math.ceil(request.epochs)
-    parameters, stage = work.shape.parameters, work.technique.stage
-    weights = Term.of("weights, FP32", MASTER, parameters)
-    # Without a GPU all memory of a process is the host's.
-    terms = found.memory.terms if request.machines.device == CPU else found.memory.host_terms
-    kept = [term for term in terms if term.name != LOADING]
-    bare, host = total(kept, "context"), slots * total(kept)
-    start = f"{slots} x ({weights.formula} + {gib(bare)} GiB); {START_SECONDS:g} s, {DISK / GIGA:g} GB/s"
-    steps = f"{slots} x ({' + '.join(f'{term.name} ({gib(term.bytes)} GiB)' for term in kept)})"
-    evaluation = None
-    if found.total_seconds is not None:
-        # Evaluation is a forward pass alone, in which stage 3 waits for parameters.
-        both, again = work.flops()
-        waits = time.exposed_communication_seconds if stage == 3 else 0.0
-        forward = both / 3 / (both + again) * (time.compute_seconds + waits) / time.seconds
-        evaluation = times * EVALUATED * (found.total_seconds / request.epochs) * forward
-    # The parts of one checkpoint, of all ranks together.
-    optimizer = MOMENTS + MASTER * (stage > 0 or work.is_half)
-    saved = [Term.of("model", MASTER, parameters), Term.of("optimizer", optimizer, parameters)]
-    if stage in (1, 2):
-        saved.append(Term.of("weights of ZeRO", work.element_bytes, parameters))
-    saving = times * (total(saved) / DISK if save_seconds is None else save_seconds) + weights.bytes / DISK
-    parts = " + ".join(f"{term.name} {term.formula}" for term in saved)
-    saves = f"on rank 0's pod + {weights.formula} gathered; {times} x ({parts}) + the model"
-    rows = f"{times} x {EVALUATED:.0%} of the rows of an epoch, forward only"
-    phases = [
-        LifePhase("start", slots * (bare + weights.bytes), START_SECONDS + weights.bytes / DISK, 0, start),
-        LifePhase("steps, from the first on", host, found.total_seconds, 0, steps),
-        LifePhase("evaluation", host, evaluation, 0, rows),
-        LifePhase("saving", host + weights.bytes, saving, times * total(saved) + weights.bytes, saves),
-    ]
-    seconds = [each.seconds for each in phases if each.seconds is not None]
-    whole = LifePhase(
-        "whole run",
-        max(each.host_bytes for each in phases),
-        sum(seconds) if len(seconds) == len(phases) else None,
-        sum(each.disk_bytes for each in phases),
-        "for its time, give --steps or --samples" if evaluation is None else "all phases",
+    estimate = recommended(made)
+    slots = estimate.slots
+    work = estimate.work
+    epochs = math.ceil(made.request.epochs)
+    weights = Term.of("weights, FP32", MASTER, work.shape.parameters)
+
+    kept = [term for term in estimate.memory.host_terms if term.name != LOADING]
+    bare_bytes = total(kept, "context")
+    start_memory = f"{slots} x ({weights.formula} + {gib(bare_bytes)} GiB)"
+    start = LifePhase(
+        phase="start",
+        host_bytes=slots * (bare_bytes + weights.bytes),
+        seconds=START_SECONDS + weights.bytes / DISK,
+        disk_bytes=0,
+        formula=f"{start_memory}; {START_SECONDS:g} s, {DISK / GIGA:g} GB/s",
     )
-    return (*phases, whole)
+    host_bytes = slots * total(kept)
+    terms = " + ".join(f"{term.name} ({gib(term.bytes)} GiB)" for term in kept)
+    steps = LifePhase(
+        phase="steps, from the first on",
+        host_bytes=host_bytes,
+        seconds=estimate.total_seconds,
+        disk_bytes=0,
+        formula=f"{slots} x ({terms})",
+    )
+    evaluation = LifePhase(
+        phase="evaluation",
+        host_bytes=host_bytes,
+        seconds=_evaluation_seconds(estimate, made.request.epochs),
+        disk_bytes=0,
+        formula=f"{epochs} x {EVALUATED:.0%} of the rows of an epoch, forward only",
+    )
+    checkpoint = _terms_of_a_checkpoint(work)
+    if save_seconds is None:
+        save_seconds = total(checkpoint) / DISK
+    parts = " + ".join(f"{term.name} {term.formula}" for term in checkpoint)
+    gathered = f"on rank 0's pod + {weights.formula} gathered"
+    saving = LifePhase(
+        phase="saving",
+        host_bytes=host_bytes + weights.bytes,
+        seconds=epochs * save_seconds + weights.bytes / DISK,
+        disk_bytes=epochs * total(checkpoint) + weights.bytes,
+        formula=f"{gathered}; {epochs} x ({parts}) + the model",
+    )
+    phases = (start, steps, evaluation, saving)
+    return (*phases, _whole_run(phases))
+
+
+def _evaluation_seconds(estimate: Estimate, epochs: float) -> float | None:
+    """Seconds of all evaluations, one after each epoch; None where the time of the steps is not
+    known."""
+    if estimate.total_seconds is None:
+        return None
+    # Evaluation is a forward pass alone, in which stage 3 waits for parameters.
+    time = estimate.time
+    both, again = estimate.work.flops()
+    seconds = time.compute_seconds
+    if estimate.technique.divides_parameters:
+        seconds += time.exposed_communication_seconds
+    forward_share = both / 3 / (both + again) * seconds / time.seconds
+    return math.ceil(epochs) * EVALUATED * (estimate.total_seconds / epochs) * forward_share
+
+
+def _terms_of_a_checkpoint(work: Workload) -> list[Term]:
+    """The parts of one checkpoint, of all ranks together."""
+    technique = work.technique
+    parameters = work.shape.parameters
+    optimizer_bytes = MOMENTS
+    if technique.uses_deepspeed or work.is_half:
+        optimizer_bytes += MASTER
+    terms = [
+        Term.of("model", MASTER, parameters),
+        Term.of("optimizer", optimizer_bytes, parameters),
+    ]
+    if technique.uses_deepspeed and not technique.divides_parameters:
+        terms.append(Term.of("weights of ZeRO", work.element_bytes, parameters))
+    return terms
+
+
+def _whole_run(phases: Sequence[LifePhase]) -> LifePhase:
+    """All phases together."""
+    seconds = 0.0
+    is_known = True
+    for phase in phases:
+        if phase.seconds is None:
+            is_known = False
+        else:
+            seconds += phase.seconds
+    return LifePhase(
+        phase="whole run",
+        host_bytes=max(phase.host_bytes for phase in phases),
+        seconds=seconds if is_known else None,
+        disk_bytes=sum(phase.disk_bytes for phase in phases),
+        formula="all phases" if is_known else "for its time, give --steps or --samples",
+    )
 
 
 def life_table(phases: tuple[LifePhase, ...]) -> Table:
     """A table with a line for each phase."""
-    lines = (
-        {
-            "phase": each.phase,
-            "host of a pod (GiB)": gib(each.host_bytes),
-            "seconds": "" if each.seconds is None else digits(each.seconds),
-            "disk (GiB)": gib(each.disk_bytes) if each.disk_bytes else "",
-            "from": each.formula,
+    lines = []
+    for phase in phases:
+        line = {
+            "phase": phase.phase,
+            "host of a pod (GiB)": gib(phase.host_bytes),
+            "seconds": "" if phase.seconds is None else digits(phase.seconds),
+            "disk (GiB)": gib(phase.disk_bytes) if phase.disk_bytes else "",
+            "from": phase.formula,
         }
-        for each in phases
-    )
+        lines.append(line)
     return Table.of(lines, "The whole life of the run")
 
 
 # How often to save a checkpoint on machines that fail now and then.
 
 
-def saving(mtbf_seconds: float, save_seconds: float, best: Estimate | None) -> tuple[dict[str, object], str]:
+def saving(
+    mtbf_seconds: float, save_seconds: float, best: Estimate | None
+) -> tuple[dict[str, object], str]:
     """The time between two checkpoints that leaves the most wall time for steps that count.
 
-    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are M
-    seconds apart on average; M itself where S is at least 2M.
+    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and
+    failures that are M seconds apart on average; M itself where S is at least 2M.
 
-    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's, doi:10.1145/361147.361115. Each
-    interval loses its save, each failure half an interval; the time of a restart is not counted.
+    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's,
+    doi:10.1145/361147.361115. Each interval loses its save, each failure half an interval; the time
+    of a restart is not counted.
 
     Args:
         best: the plan's recommended estimate, in whose steps the interval is counted too.
 
     Returns:
-        Plain values: seconds of training between the end of one save and the start of the next; and the goodput, the
-        share of the wall time that is left: without saves, and without what is lost to failures and done again. And the
-        same in a sentence.
+        Plain values: seconds of training between the end of one save and the start of the next; and
+        the goodput, the share of the wall time that is left: without saves, and without what is
+        lost to failures and done again. And the same in a sentence.
     """
     part = save_seconds / (2 * mtbf_seconds)
     interval = mtbf_seconds
     if part < 1:
-        interval = math.sqrt(2 * save_seconds * mtbf_seconds) * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
+        young = math.sqrt(2 * save_seconds * mtbf_seconds)
+        interval = young * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
     whole = interval + save_seconds
     goodput = max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds))
+    technique = None
+    steps = None
+    counted_in = ""
+    if best is not None:
+        technique = best.technique.name
+        steps = max(1, round(interval / best.time.seconds))
+        counted_in = f", {steps:,} steps of {technique}"
     values: dict[str, object] = {
         "mtbf_seconds": mtbf_seconds,
         "save_seconds": save_seconds,
         "interval_seconds": interval,
         "goodput": goodput,
-        "technique": None,
-        "steps": None,
+        "technique": technique,
+        "steps": steps,
     }
-    counted_in = ""
-    if best is not None:
-        values |= {"technique": best.technique.name, "steps": max(1, round(interval / best.time.seconds))}
-        counted_in = f", {values['steps']:,} steps of {best.technique.name}"
-    return values, (
-        f"Save every {interval:,.0f} s{counted_in}: {goodput:.1%} of the time is left for steps that count, with a "
-        f"failure every {mtbf_seconds / 3600:,.4g} h (Young 1974, Daly 2006)."
-    )
+    every = f"Save every {interval:,.0f} s{counted_in}"
+    left = f"{goodput:.1%} of the time is left for steps that count"
+    failures = f"with a failure every {mtbf_seconds / 3600:,.4g} h"
+    return values, f"{every}: {left}, {failures} (Young 1974, Daly 2006)."

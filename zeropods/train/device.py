@@ -394,15 +394,14 @@ TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 """torch's types of numbers by this project's names of precisions."""
 
 
-def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
-    """FLOP/s of matrix multiplications on this rank's device.
+def matmul_rates(precision: str) -> dict[int, float]:
+    """FLOP/s of matrix multiplications on this rank's device, with all cores that the process may use.
 
     Two n x n matrices take 2 n^3 FLOP. A size that would take too long is not tried: some CPUs only
     emulate BF16. Afterwards the number of threads is as before, and the GPU cache is emptied.
 
     Args:
         precision: `fp32` (without TF32, as a run trains), `bf16` or `fp16`.
-        cores: number of cores to use; None: all that the process may use.
 
     Returns:
         The rates by side of the matrices.
@@ -411,7 +410,7 @@ def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
     dtype = TORCH_TYPES.get(precision, torch.float32)
     threads_before = torch.get_num_threads()
     rates: dict[int, float] = {}
-    torch.set_num_threads(cores or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
         for side in SIDES[device]:
             flop = 2 * side**3

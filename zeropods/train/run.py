@@ -36,13 +36,7 @@ from zeropods.tables import GIB, progress
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import MANIFEST, Origin, digest
-from zeropods.train.device import (
-    choose_attention,
-    compile_model,
-    matmul_rates,
-    python_seconds,
-    suit_cpu,
-)
+from zeropods.train.device import choose_attention, compile_model, matmul_rates, suit_cpu
 from zeropods.train.early_exit import exit_call
 from zeropods.train.job import Task, open_folder, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
@@ -328,7 +322,7 @@ def _train(
     is_first = processes.rank() == 0
     has_dev = task.data.dev is not None
     if is_first:
-        _measure_machine(task.precision, measured)
+        measured.matmul_flops_per_second = max(matmul_rates(task.precision).values())
     # Otherwise the other ranks would take cores from what is measured.
     processes.gathered(None)
     model = _model(task, measured)
@@ -383,14 +377,6 @@ def _is_evaluated(trainer: MeasuredTrainer, measured: RankMeasurement) -> bool:
     if trainer.args.load_best_model_at_end or not measured.eval_losses:
         return False
     return measured.eval_losses[-1].step == trainer.state.global_step
-
-
-def _measure_machine(precision: str, measured: RankMeasurement) -> None:
-    """Measure the peak rate of the machine, and without a GPU what else plans ask for."""
-    measured.matmul_flops_per_second = max(matmul_rates(precision).values())
-    if not torch.cuda.is_available():
-        measured.python_seconds = python_seconds()
-        measured.one_core_flops_per_second = max(matmul_rates(precision, 1).values())
 
 
 def _model(task: Task, measured: RankMeasurement) -> PreTrainedModel:

@@ -1,0 +1,197 @@
+"""A recorded run: what is planned for it, and what it measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from zeropods.errors import UserError
+from zeropods.measure.record import BatchShape, RankMeasurement, Record
+from zeropods.plan.facts import shape_recorded
+from zeropods.plan.gpus import is_before_ampere, published_flops, workspace_bytes
+from zeropods.plan.machines import Machines, step_time
+from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
+from zeropods.plan.workload import Shape, Workload, ZeroSettings, read_zero_settings
+from zeropods.techniques import technique_named
+
+DEVICE_USED_COLUMN = "device_used_bytes"
+"""Column of samples with the bytes in use on a rank's GPU, by all its processes."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A finished run on GPUs: what is planned for it, and what it measured, by quantity: `memory`
+    in bytes, `time` in seconds of a step. None where a value is not known."""
+
+    work: Workload
+    """Its workload, with its largest batch."""
+    gpu: str
+    planned: dict[str, float | None]
+    measured: dict[str, float | None]
+
+
+def planned_memory(record: Record) -> PlannedMemory | None:
+    """Planned memory of one process of a recorded run, from its largest batch, its shape and its
+    DeepSpeed configuration.
+
+    None where it cannot be planned. Without a GPU, nothing is counted for CUDA and cuBLAS.
+    """
+    work = recorded_work(record)
+    if work is None:
+        return None
+    gpu = next((rank.gpu for rank in record.ranks if rank.gpu), None)
+    if gpu is None:
+        return plan_memory(work, 0)
+    return _memory_on_gpu(work, gpu)
+
+
+def _memory_on_gpu(work: Workload, gpu: str) -> PlannedMemory:
+    """The memory of one process on a GPU, with what CUDA and cuBLAS take of it."""
+    return plan_memory(work, CONTEXT_BYTES, workspace_bytes(gpu))
+
+
+@lru_cache(maxsize=1)
+def recorded_work(record: Record) -> Workload | None:
+    """The workload of a recorded run: its largest batch, and how the work was divided.
+
+    None where it cannot be planned: a technique that is not in `TECHNIQUES` (`custom`), a precision
+    or a shape that is not known here, a configuration whose sizes are not numbers, a model that
+    cannot be traced, or no rank that measured a batch.
+    """
+    rank = _rank_with_largest_batch(record)
+    if rank is None or rank.largest_batch is None:
+        return None
+    batch = rank.largest_batch
+    shape = shape_recorded(json.dumps(rank.shape))
+    if shape is None or record.precision not in shape.precisions:
+        return None
+    labels = _labels_of_a_row(rank, batch, shape)
+    if min(batch.rows, batch.source_tokens, labels) < 1:
+        return None
+
+    attention = record.identity.get("attn_implementation")
+    if attention not in shape.attentions:
+        attention = shape.attentions[0]
+    dropout_rate = record.identity.get("dropout")
+    has_dropout = dropout_rate > 0 if isinstance(dropout_rate, int | float) else None
+    has_scaled_rates = bool(record.identity.get("scaled_rates"))
+    try:
+        zero = read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings()
+        work = Workload(
+            shape=shape,
+            rows=batch.rows,
+            tokens=batch.source_tokens,
+            labels=labels,
+            # On an H200 the plan with these met what T5 took to 0.2 %.
+            label_tokens=batch.label_tokens if rank.gpu else None,
+            precision=record.precision,
+            checkpointing=record.gradient_checkpointing,
+            own_rates=has_scaled_rates and not shape.joint,
+            technique=technique_named(record.technique),
+            ranks=record.world_size,
+            zero=zero,
+            passes=record.gradient_accumulation_steps,
+            attention=attention,
+            before_ampere=is_before_ampere(rank.gpu or ""),
+            dropout=has_dropout,
+        )
+        work.saved()
+    except UserError:
+        return None
+    return work
+
+
+def _rank_with_largest_batch(record: Record) -> RankMeasurement | None:
+    """The first rank that met the batch with the most tokens; None where no rank measured one."""
+    largest = None
+    most_tokens = -1
+    for rank in record.ranks:
+        batch = rank.largest_batch
+        if not rank.shape or batch is None:
+            continue
+        tokens = batch.rows * (batch.source_tokens + batch.target_tokens)
+        if tokens > most_tokens:
+            largest = rank
+            most_tokens = tokens
+    return largest
+
+
+def _labels_of_a_row(rank: RankMeasurement, batch: BatchShape, shape: Shape) -> int:
+    """The label tokens of each row of a rank's largest batch, padding included.
+
+    Those of a causal model were not counted: they are assumed to be as frequent in it as in all
+    batches.
+    """
+    if not shape.joint:
+        return batch.target_tokens
+    of_all_tokens = 1.0
+    if rank.source_tokens:
+        of_all_tokens = rank.target_tokens / rank.source_tokens
+    return max(1, round(of_all_tokens * batch.source_tokens))
+
+
+def planned_run(record: Record) -> PlannedRun | None:
+    """What is planned for a finished run and what it measured; None for one that did not end well,
+    had no GPU or cannot be planned.
+
+    Where no peak FLOP/s of its GPU are known, its time is not planned, and counts as not measured.
+    """
+    largest = recorded_work(record)
+    if largest is None or record.status != "ok":
+        return None
+    gpu = record.ranks[0].gpu
+    if gpu is None:
+        return None
+    mean = _mean_work(record, largest)
+    planned_seconds = None
+    measured_seconds = None
+    if published_flops(gpu, mean.precision) is not None:
+        machines = Machines(pods=record.pods, slots=record.slots, gpu=gpu)
+        planned_seconds = step_time(mean, machines).seconds
+        measured_seconds = _measured_step(record)
+    return PlannedRun(
+        work=largest,
+        gpu=gpu,
+        planned={"memory": _memory_on_gpu(largest, gpu).device_bytes, "time": planned_seconds},
+        measured={"memory": _measured_memory(record), "time": measured_seconds},
+    )
+
+
+def _mean_work(record: Record, largest: Workload) -> Workload:
+    """The workload of a run's mean batch, by its tokens including padding."""
+    steps = sum(rank.steps for rank in record.ranks)
+    batches = steps * record.gradient_accumulation_steps
+    padded_tokens_of_all = sum(rank.padded_tokens for rank in record.ranks)
+    padded_tokens_of_a_row = padded_tokens_of_all / max(1, batches * largest.rows)
+    if not padded_tokens_of_a_row:
+        return largest
+    tokens_of_a_row = largest.tokens
+    if not largest.shape.joint:
+        tokens_of_a_row += largest.labels
+    scale = padded_tokens_of_a_row / tokens_of_a_row
+    tokens = max(1, round(scale * largest.tokens))
+    labels = max(1, round(scale * largest.labels))
+    return replace(largest, tokens=tokens, labels=labels)
+
+
+def _measured_memory(record: Record) -> float | None:
+    """Peak bytes in use on the fullest GPU; None where no rank sampled them."""
+    peaks = []
+    for rank in record.ranks:
+        samples = rank.sampled.get(DEVICE_USED_COLUMN)
+        if samples is not None:
+            peaks.append(samples.peak)
+    return max(peaks, default=None)
+
+
+def _measured_step(record: Record) -> float | None:
+    """Median seconds of a step after warm-up, of the slowest rank; None where not all ranks
+    measured one."""
+    medians = []
+    for rank in record.ranks:
+        if rank.step_seconds and rank.step_seconds.median:
+            medians.append(rank.step_seconds.median)
+    if len(medians) < len(record.ranks):
+        return None
+    return max(medians, default=None)
