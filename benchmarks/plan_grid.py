@@ -210,7 +210,7 @@ def measured(cell: GridCell, half: str, work: Path, machine: MachineProbe, repea
         half=half,
         status=record.status,
         sample=sample_of(record, probe_for(record, machine)),
-        live_bytes_ratio=figures["measured_to_planned"],
+        live_bytes_ratio=figures.measured_to_planned,
         repeated={} if again is None else {"memory": measured_memory(again), "time": measured_step(again)},
     )
 
