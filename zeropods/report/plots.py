@@ -24,7 +24,7 @@ from zeropods.report.entry import MEMORY_COLUMNS, USE_COLUMNS, Timeline
 from zeropods.report.formulas import DEVICE_USED
 from zeropods.report.row import Figures, Row
 from zeropods.tables import GIB, MIB, digits
-from zeropods.techniques import NAMES
+from zeropods.techniques import color_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,8 +106,6 @@ WIDE = 6.4
 LONGEST_NAME = 34
 """Maximum number of characters shown of a run's name."""
 BAR_INCHES = 0.34
-TECHNIQUE_COLORS = ("C0", "C1", "C2", "C8", "C4", "C5", "C9", "C3")
-"""Colours of techniques, in the order of `NAMES`."""
 LONG_RATIO = 10
 """Ratio of the largest value to the smallest above which a scale is logarithmic."""
 CROWDED_RATIO = 100
@@ -130,13 +128,6 @@ def new_axes(
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
     return figure, all_axes
-
-
-def technique_color(technique: str) -> str:
-    """The colour of a technique, the same in every plot; grey for a technique of the user's own."""
-    if technique not in NAMES:
-        return "0.6"
-    return TECHNIQUE_COLORS[NAMES.index(technique)]
 
 
 def stacked_bars(
@@ -348,7 +339,7 @@ def _measured_rows(rows: Sequence[Row]) -> list[Row]:
 
 def _draw_point(axes: Axes, row: Row, size: float, unit_name: str, marker: str) -> None:
     """Draw a row's samples per second, with their interval, at the size of its memory."""
-    color = technique_color(row.known_config.technique)
+    color = color_of(row.known_config.technique)
     rate = row.rate
     low, high = _rate_interval(row)
     span = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
@@ -576,7 +567,7 @@ def throughput_plot(rows: Sequence[Row]) -> Plot:
         [_shown_name(row.label) for row in shown],
         [row.rate for row in shown],
         height=0.6,
-        color=[technique_color(row.known_config.technique) for row in shown],
+        color=[color_of(row.known_config.technique) for row in shown],
     )
     for place, row in enumerate(shown):
         _draw_spread(axes, place, row)
@@ -663,7 +654,7 @@ def scaling_plot(rows: Sequence[Row]) -> Plot:
             processes,
             efficiencies,
             marker="o",
-            color=technique_color(technique),
+            color=color_of(technique),
             linestyle=LINE_STYLES[bases.index(base) % len(LINE_STYLES)],
             label=_shown_name(name),
         )
