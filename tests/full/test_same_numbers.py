@@ -22,7 +22,7 @@ from zeropods.launch.command import plan_launch
 from zeropods.launch.outcome import failure
 from zeropods.launch.supervisor import run_launch
 from zeropods.measure.calibration import planned
-from zeropods.measure.profile_checks import check
+from zeropods.measure.profile_corrections import check
 from zeropods.measure.record import PRECISION_PARTS, read_record
 from zeropods.plan.known_models import known_config
 from zeropods.pods.cluster import Cluster
