@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure, median
-from zeropods.measure.profile_checks import check
+from zeropods.measure.profile_corrections import check
 
 MADE = Path(__file__).resolve().parents[1] / "tests" / "fast" / "data" / "made-wide-twice.txt"
 LAYERS = 91

@@ -25,6 +25,8 @@ ALONE, DDP, DEEPSPEED = "none", "ddp", "deepspeed"
 DeepSpeed."""
 OPTIMIZER, GRADIENTS, PARAMETERS = "optimizer", "gradients", "parameters"
 """The states of training, in the order in which the stages of ZeRO divide them."""
+CUSTOM_COLOR = "0.6"
+"""Colour of what is none of the techniques: grey."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class Technique:
     profiled: str | None = None
     """Name of the file in `dsconfig/` that is the same with DeepSpeed's flops profiler switched
     on."""
+    color: str = CUSTOM_COLOR
+    """Its colour in every plot, as matplotlib names it; no two techniques share one."""
 
     @property
     def is_alone(self) -> bool:
@@ -100,15 +104,16 @@ STAGE_1 = (OPTIMIZER,)
 STAGE_2 = (OPTIMIZER, GRADIENTS)
 STAGE_3 = (OPTIMIZER, GRADIENTS, PARAMETERS)
 TECHNIQUES = (
-    Technique(name="none", engine=ALONE),
-    Technique(name="ddp", engine=DDP),
-    Technique(name="zero1", divides=STAGE_1, profiled="zero1profiler"),
-    Technique(name="zero1_offload", divides=STAGE_1, offloaded=(OPTIMIZER,)),
-    Technique(name="zero2", divides=STAGE_2, profiled="zero2profiler"),
-    Technique(name="zero2_offload", divides=STAGE_2, offloaded=(OPTIMIZER,)),
-    Technique(name="zero3", divides=STAGE_3),
+    Technique(name="none", engine=ALONE, color="C0"),
+    Technique(name="ddp", engine=DDP, color="C1"),
+    Technique(name="zero1", divides=STAGE_1, profiled="zero1profiler", color="C2"),
+    Technique(name="zero1_offload", divides=STAGE_1, offloaded=(OPTIMIZER,), color="C8"),
+    Technique(name="zero2", divides=STAGE_2, profiled="zero2profiler", color="C4"),
+    Technique(name="zero2_offload", divides=STAGE_2, offloaded=(OPTIMIZER,), color="C5"),
+    Technique(name="zero3", divides=STAGE_3, color="C9"),
     Technique(
         name="zero3_offload",
+        color="C3",
         divides=STAGE_3,
         offloaded=(OPTIMIZER, PARAMETERS),
         profiled="zero3profiler",
@@ -123,6 +128,14 @@ def technique_named(name: str) -> Technique:
         if technique.name == name:
             return technique
     raise UserError(f"technique {name!r}; expected one of {', '.join(NAMES)}")
+
+
+def color_of(name: str) -> str:
+    """The colour of a technique in every plot; grey for one that is the user's."""
+    for technique in TECHNIQUES:
+        if technique.name == name:
+            return technique.color
+    return CUSTOM_COLOR
 
 
 def technique_of(config: Mapping[str, Any] | None, world_size: int) -> str:

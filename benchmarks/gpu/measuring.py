@@ -232,7 +232,7 @@ def profiled_flops(report: Path, model: str) -> dict[str, float | None]:
 
     The lengths of the batch are those that the report's linear layers claim to have seen.
     """
-    from zeropods.measure.profile_checks import check
+    from zeropods.measure.profile_corrections import check
     from zeropods.plan.facts import shape_named
     from zeropods.plan.workload import FORWARD
 

@@ -200,7 +200,7 @@ def goodput(chain: Chain) -> float | None:
     if not chain.is_finished():
         return None
     entry = read_entry(chain.folder, chain.folder.name)
-    return figures(entry.record, earlier=entry.earlier)["goodput"]
+    return figures(entry.record, earlier=entry.earlier).goodput
 
 
 def _is_passed_over(chain: Chain, broken: Broken) -> bool:

@@ -213,10 +213,10 @@ def test_every_technique_has_its_ratio_its_memory_and_its_accuracy(browsed: Sequ
 def test_each_stage_of_zero_holds_as_many_bytes_as_arithmetic_says(browsed: Sequence) -> None:
     records = [read_record(folder) for folder in browsed.folder.glob("runs-states/*/*/1")]
     held = {record.technique: figures(record) for record in records}
-    none, *divided = (held[name]["measured_bytes"] for name in ("none", "zero1", "zero2", "zero3"))
+    none, *divided = (held[name].measured_bytes for name in ("none", "zero1", "zero2", "zero3"))
     # Of a model as small as this ZeRO-3 holds more than ZeRO-2: its parameters stay whole beside their shares.
     assert max(divided) < none
-    assert all(0.99 < one["measured_to_planned"] < 1.01 for one in held.values())
+    assert all(0.99 < one.measured_to_planned < 1.01 for one in held.values())
 
 
 def test_a_second_call_trains_only_a_second_model_and_ends_with_one_summary_of_both(

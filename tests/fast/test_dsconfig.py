@@ -11,7 +11,7 @@ from tests.fast.test_plan_formulas import recorded
 from tests.made import a_record, as_record
 from zeropods.errors import UserError
 from zeropods.measure.planned_runs import planned_memory
-from zeropods.techniques import TECHNIQUES, offloads_optimizer, technique_of, technique_text
+from zeropods.techniques import TECHNIQUES, color_of, offloads_optimizer, technique_of, technique_text
 from zeropods.train.arguments import CausalArguments, TextToSQLArguments
 from zeropods.train.config_check import check_config
 from zeropods.train.deepspeed import read_config
@@ -54,6 +54,11 @@ def refusal(name: str, changes: dict[str, Any], **arguments: Any) -> str:
     said = str(refused.value)
     assert said.startswith("--deepspeed some.json: ") and "\n" not in said
     return said
+
+
+def test_every_technique_has_a_colour_that_no_other_has() -> None:
+    colors = [technique.color for technique in TECHNIQUES]
+    assert len({*colors, color_of("custom")}) == len(TECHNIQUES) + 1
 
 
 def test_every_technique_and_every_profiled_twin_is_there() -> None:

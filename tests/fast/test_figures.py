@@ -1,5 +1,6 @@
 """Every figure of a summary, each against a number computed by hand."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.made import a_failed_record, a_rank, as_record
 from zeropods.measure.record import PHASES, Record
 from zeropods.plan.known_models import known_config
 from zeropods.report.formulas import RULES, figures
+from zeropods.report.row import Figures
 from zeropods.tables import GIB
 
 SHAPE = known_config("t5-tiny")
@@ -94,15 +96,19 @@ FOUR = {"pods": 2, "slots": 2}
     ],
 )
 def test_a_figure_is_what_its_formula_gives(key: str, record: Record, expected: Any) -> None:
-    assert figures(record)[key] == (pytest.approx(expected) if isinstance(expected, float | int) else expected)
+    assert getattr(figures(record), key) == (pytest.approx(expected) if isinstance(expected, float | int) else expected)
 
 
 def test_what_a_run_that_ended_early_has_not_measured_is_none() -> None:
     found = figures(as_record(a_failed_record()))
-    known = {key for key, value in found.items() if value is not None}
+    known = {key for key, value in vars(found).items() if value is not None}
     assert known >= {"steps", "duration_seconds", "start_seconds", "peak_resident_bytes", "memory_kind"}
     assert not known & {"tokens_per_second", "padding_share", "model_flops_per_second", "peak_flops_kind", "phase_kind"}
     assert not known & {"planned_bytes", "measured_bytes", "train_loss", "energy_kwh", "samples_per_second"}
+
+
+def test_every_figure_has_a_rule_for_repeats() -> None:
+    assert RULES.keys() == {figure.name for figure in fields(Figures)}
 
 
 def test_every_figure_is_defined_in_the_documentation() -> None:

@@ -14,8 +14,8 @@ from tests.made import a_rank, a_record, as_record, write_run
 from zeropods.cli import parser
 from zeropods.errors import UserError
 from zeropods.measure.profile import Report, parse_report
-from zeropods.measure.profile_checks import check_report
 from zeropods.measure.profile_contradictions import Fault
+from zeropods.measure.profile_corrections import check_report
 from zeropods.report.profile import ProfileReport
 
 DATA = Path(__file__).with_name("data")

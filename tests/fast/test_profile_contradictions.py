@@ -8,8 +8,8 @@ import pytest
 
 from tests.fast.test_profile import DATA, ZERO1, ZERO3, a_profiled_record, made, profile, read
 from tests.made import a_rank, as_record
-from zeropods.measure.profile_checks import Checked, check_report
 from zeropods.measure.profile_contradictions import Fault
+from zeropods.measure.profile_corrections import Checked, check_report
 from zeropods.report.profile import ProfileReport
 
 CONTRADICTION = "summary_contradicts_tree"

@@ -84,7 +84,7 @@ def test_the_rows_with_the_most_runs_come_first_and_no_profiled_one_before_anoth
             for seed in range(count):
                 a_run(tmp_path / name / technique / str(seed), technique, **values)
     found = read_runs([tmp_path])
-    assert [group.values["name"].split("/")[0] for group in found.groups] == ["c", "c", "b", "b", "a", "a"]
+    assert [group.row.name.split("/")[0] for group in found.groups] == ["c", "c", "b", "b", "a", "a"]
     assert [row[0] for row in found.tables[0].rows] == ["A zero1 x1", "B zero2 x1"]
 
 

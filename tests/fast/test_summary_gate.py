@@ -10,8 +10,7 @@ import pytest
 from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.report.formulas import Values
-from zeropods.report.gate import compare, read_rows
+from zeropods.report.gate import Values, compare, read_rows
 from zeropods.report.summary import read_runs
 
 

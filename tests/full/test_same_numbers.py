@@ -23,7 +23,7 @@ from zeropods.launch.outcome import failure
 from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import run_launch
 from zeropods.measure.planned_runs import planned_memory
-from zeropods.measure.profile_checks import check
+from zeropods.measure.profile_corrections import check
 from zeropods.measure.record import PRECISION_PARTS, read_record
 from zeropods.plan.known_models import known_config
 from zeropods.pods.cluster import Cluster

@@ -668,6 +668,10 @@ def lost_connection(reason: str | None) -> bool:
 
 
 # Figures that a record contains although they follow from what its ranks measured.
+#
+# Seconds, rate and precision are stored, and so computed here, for those who read a record without
+# a summary: the line with which a run ends, a sweep, whoever opens `record.json`. All other figures
+# follow in `report/formulas.py`.
 
 
 def precision_of_ranks(ranks: Sequence[RankMeasurement]) -> MeasuredPrecision | None:

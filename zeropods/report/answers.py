@@ -11,8 +11,9 @@ from html import escape
 from zeropods.evaluate.score_json import NEAR_ZERO, NOT_TRAINED
 from zeropods.measure.intervals import ratio_interval
 from zeropods.report.columns import inference_text
-from zeropods.report.formulas import DEVICE_USED, Values, is_done
+from zeropods.report.formulas import DEVICE_USED
 from zeropods.report.groups import base_order
+from zeropods.report.row import Row
 from zeropods.tables import GIB, MIB, counted, digits, markdown_text
 
 COST_QUESTION = "How long, and at what cost?"
@@ -67,14 +68,14 @@ class Answers:
         return "\n".join(f"{question} {answer}" for question, answer in self.by_question.items())
 
 
-def answers(lines: Sequence[Values]) -> Answers:
+def answers(all_rows: Sequence[Row]) -> Answers:
     """The answers that the rows of a summary give; of several models, each of the first three has
     its own sentences.
 
     Args:
-        lines: rows in the form that tables take.
+        all_rows: rows with their labels.
     """
-    models = _rows_by_model(lines)
+    models = _rows_by_model(all_rows)
     if not models:
         return Answers({" ".join(FOUR_QUESTIONS): NOTHING_KNOWN})
 
@@ -96,39 +97,41 @@ def answers(lines: Sequence[Values]) -> Answers:
     if more > 0:
         for paragraph in paragraphs.values():
             paragraph.append(f"See the tables for {more} more models.")
-    if all(line["cost"] is None for line in lines):
-        paragraphs[COST_QUESTION].append(_why_no_cost(lines))
+    if all(row.figures.cost is None for row in all_rows):
+        paragraphs[COST_QUESTION].append(_why_no_cost(all_rows))
     return Answers({question: "\n".join(paragraph) for question, paragraph in paragraphs.items()})
 
 
-def _rows_by_model(lines: Sequence[Values]) -> dict[tuple[str, str], list[Values]]:
+def _rows_by_model(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     """The rows of each model on each task; a row without a record belongs to none."""
-    models: dict[tuple[str, str], list[Values]] = {}
-    for line in lines:
-        if line["technique"] is not None:
-            models.setdefault((line["model_id"], line["task"]), []).append(line)
+    models: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.config is not None:
+            models.setdefault((row.config.model_id, row.config.task), []).append(row)
     return models
 
 
-def _why_no_cost(lines: Sequence[Values]) -> str:
-    has_duration = any(line["duration_seconds"] is not None for line in lines)
+def _why_no_cost(rows: Sequence[Row]) -> str:
+    has_duration = any(row.figures.duration_seconds is not None for row in rows)
     return NO_PRICE if has_duration else NO_DURATION
 
 
 class Subject:
     """The rows of one model on one task."""
 
-    def __init__(self, rows: Sequence[Values]) -> None:
+    def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
         # The answers are about the rows that are compared with each other; where there are none,
         # about all rows.
-        self.about = [row for row in rows if row["is_compared"]] or list(rows)
+        self.about = [row for row in rows if row.is_compared] or list(rows)
         self.alone = [row for row in rows if row not in self.about]
         # The figures of a done row come from runs that ended well.
-        self.done = [row for row in self.about if is_done(row["status"])]
+        self.done = [row for row in self.about if row.is_done]
         self.comparable = [row for row in self.done if _has_ratio(row)]
-        self.base = next((row for row in self.comparable if row["row"] == row["base"]), None)
-        self.fastest = max(self.comparable, key=lambda row: row["samples_per_second"], default=None)
+        self.base = next(
+            (row for row in self.comparable if row.letter == row.comparison.base), None
+        )
+        self.fastest = max(self.comparable, key=lambda row: row.rate, default=None)
         self.smallest = _smallest(self.comparable)
 
     def sentences(self) -> list[str]:
@@ -142,7 +145,7 @@ class Subject:
         else:
             names = _names(self.about)
             sentences = [f"did not finish training: {names} ended with another status."]
-        out_of_memory = [row for row in self.about if "oom" in row["status"]]
+        out_of_memory = [row for row in self.about if "oom" in row.status]
         if out_of_memory:
             sentences.append(f"{_names(out_of_memory)} ran out of memory.")
         if self.alone:
@@ -155,7 +158,7 @@ class Subject:
         ways = counted(len(self.about), "way")
         if len(self.done) < len(self.about):
             ways = f"{len(self.done)} of {ways}"
-        hardware = next((row["hardware"] for row in self.done if row["hardware"]), "")
+        hardware = next((row.hardware for row in self.done if row.hardware), "")
         where = f" on {hardware}" if hardware else ""
         return f"trained in {ways}{where}."
 
@@ -163,17 +166,17 @@ class Subject:
         """How much memory pods took, and how much of it is parameters, gradients and optimizer
         states."""
         sentences = []
-        sized = [row for row in self.done if row["peak_memory_bytes"]]
-        kinds = {row["memory_kind"] for row in sized}
+        sized = [row for row in self.done if row.figures.peak_memory_bytes]
+        kinds = {row.figures.memory_kind for row in sized}
         if len(kinds) == 1:
-            sizes = _span(sized, "peak_memory_bytes", GIB, "GiB")
+            sizes = _span(sized, _peak, GIB, "GiB")
             sentences.append(f"The fullest pod took {sizes} {kinds.pop()}.")
         live = []
         for row in self.done:
-            if row["measured_bytes"] and row["planned_kind"] != DEVICE_USED:
+            if row.figures.measured_bytes and row.figures.planned_kind != DEVICE_USED:
                 live.append(row)
         if live:
-            states = _span(live, "measured_bytes", MIB, "MiB")
+            states = _span(live, _measured, MIB, "MiB")
             sentences.append(
                 f"Parameters, gradients and optimizer states took {states} per process."
             )
@@ -190,10 +193,10 @@ class Subject:
                 "No two rows differ only in technique and pods, so their speeds are not compared."
             )
         if fastest is base:
-            sentences = [f"Nothing is faster than {base['short_label']}."]
+            sentences = [f"Nothing is faster than {base.short_label}."]
         else:
-            times = f"{_speed_up(fastest)} times the samples/s of {base['short_label']}"
-            sentences = [f"Fastest is {fastest['short_label']}, with {times}."]
+            times = f"{_speed_up(fastest)} times the samples/s of {base.short_label}"
+            sentences = [f"Fastest is {fastest.short_label}, with {times}."]
 
         as_fast = []
         has_too_few_repeats = False
@@ -201,7 +204,7 @@ class Subject:
             if row is fastest:
                 continue
             interval = ratio_interval(
-                row["samples_per_second_values"], fastest["samples_per_second_values"]
+                row.samples_per_second_values, fastest.samples_per_second_values
             )
             if interval is None:
                 has_too_few_repeats = True
@@ -212,19 +215,19 @@ class Subject:
         if has_too_few_repeats:
             sentences.append("Fewer than three repeats cannot tell a small difference from chance.")
 
-        if self.smallest and base["measured_bytes"] is not None:
+        if self.smallest and base.figures.measured_bytes is not None:
             sentences.append(self._least_memory(base))
         return " ".join(sentences)
 
-    def _least_memory(self, base: Values) -> str:
+    def _least_memory(self, base: Row) -> str:
         """The rows that need the least memory, as a share of the base's."""
         smallest = self.smallest
-        share = smallest[0]["measured_bytes"] / base["measured_bytes"]
+        share = _measured(smallest[0]) / _measured(base)
         memory = "parameters, gradients and optimizer states"
-        if smallest[0]["planned_kind"] == DEVICE_USED:
+        if smallest[0].figures.planned_kind == DEVICE_USED:
             memory = "memory of each GPU"
         if share > 1 - NOTABLE:
-            return f"None is notably smaller in {memory} than {base['short_label']}."
+            return f"None is notably smaller in {memory} than {base.short_label}."
 
         names = _names(smallest)
         begin = f"Smallest is {names}" if len(smallest) == 1 else f"Smallest are {names} alike"
@@ -232,7 +235,7 @@ class Subject:
         if len(smallest) <= NAMED_ROWS:
             speed_ups = ", ".join(_speed_up(row) for row in smallest)
             speeds = f", at {speed_ups} times its speed"
-        return f"{begin}: {share:.0%} of the {memory} of {base['short_label']}{speeds}."
+        return f"{begin}: {share:.0%} of the {memory} of {base.short_label}{speeds}."
 
     def time_and_cost(self) -> str:
         """Times of the fastest, the smallest and the base row, with their cost where there is a
@@ -240,15 +243,15 @@ class Subject:
         chosen = [self.fastest, *self.smallest[:1], self.base]
         rows = [row for row in chosen if row is not None] or self.done
         # A row that was chosen twice is named once.
-        timed = {row["row"]: row for row in rows if row["train_seconds"]}
+        timed = {row.letter: row for row in rows if row.figures.train_seconds}
         sentences = []
         if timed:
             times = [_time(row) for row in list(timed.values())[:NAMED_ROWS]]
             sentences.append(f"{'; '.join(times)}.")
 
-        alone = [row for row in self.alone if is_done(row["status"]) and row["train_seconds"]]
+        alone = [row for row in self.alone if row.is_done and row.figures.train_seconds]
         if alone:
-            longest = max(alone, key=lambda row: row["train_seconds"])
+            longest = max(alone, key=lambda row: row.figures.train_seconds or 0.0)
             sentences.append(f"In addition, {_time(longest)}.")
         return " ".join(sentences) or "No run was timed."
 
@@ -259,68 +262,68 @@ class Subject:
         if not scored:
             return "No score can be shown; create one with zeropods predict and zeropods score."
         base = min(scored, key=base_order)
-        sentences = [f"{base['short_label']} reaches {inference_text(base)}."]
+        sentences = [f"{base.short_label} reaches {inference_text(base.accuracy)}."]
         if _is_near_zero(base):
             sentences.append(f"{NOT_TRAINED[0].upper()}{NOT_TRAINED[1:]}.")
         sentences += _compared_scores(base, scored)
-        unscored = [row for row in self.done if row["inference_result"] is None]
+        unscored = [row for row in self.done if row.accuracy.inference_result is None]
         if unscored:
             sentences.append(f"Not scored: {_names(unscored)}.")
         return " ".join(sentences)
 
 
-def _has_ratio(row: Values) -> bool:
+def _has_ratio(row: Row) -> bool:
     """Whether a row is compared with a base, maybe itself."""
-    return bool(row["is_compared"] and row["base"] is not None)
+    return row.is_compared and row.comparison.base is not None
 
 
-def _smallest(rows: Sequence[Values]) -> list[Values]:
+def _smallest(rows: Sequence[Row]) -> list[Row]:
     """The rows that need the least memory for the model and what training adds to it, within 2 %;
     none where their sizes are of different kinds."""
-    sized = [row for row in rows if row["measured_bytes"]]
-    kinds = {row["planned_kind"] for row in sized}
-    return _alike(sized, "measured_bytes", min) if len(kinds) == 1 else []
+    sized = [row for row in rows if row.figures.measured_bytes]
+    kinds = {row.figures.planned_kind for row in sized}
+    return _alike(sized, _measured, min) if len(kinds) == 1 else []
 
 
-def _time(row: Values) -> str:
+def _time(row: Row) -> str:
     """How many steps a row trained in which time, and what it costs."""
-    steps = counted(round(row["steps"]), "step")
-    text = f"{row['short_label']} trained {steps} in {row['train_seconds']:,.1f} s"
-    if row["duration_seconds"] is not None:
-        text += f", {row['duration_seconds']:,.0f} s from start to end"
-    if row["cost"] is not None:
-        text += f", which costs {digits(row['cost'])}"
+    steps = counted(round(row.figures.steps or 0), "step")
+    text = f"{row.short_label} trained {steps} in {row.figures.train_seconds:,.1f} s"
+    if row.figures.duration_seconds is not None:
+        text += f", {row.figures.duration_seconds:,.0f} s from start to end"
+    if row.figures.cost is not None:
+        text += f", which costs {digits(row.figures.cost)}"
     return text
 
 
-def _speed_up(row: Values) -> str:
+def _speed_up(row: Row) -> str:
     """The ratio of a row's rate to that of its base, with its interval."""
-    text = f"{row['speed_up']:.2f}"
-    if row["speed_up_interval"]:
-        low, high = row["speed_up_interval"]
+    text = f"{row.comparison.speed_up:.2f}"
+    if row.comparison.speed_up_interval:
+        low, high = row.comparison.speed_up_interval
         text += f" [{low:.2f}, {high:.2f}]"
     return text
 
 
-def _scored(rows: Sequence[Values]) -> list[Values]:
+def _scored(rows: Sequence[Row]) -> list[Row]:
     """The rows whose runs ended well and were scored."""
     scored = []
     for row in rows:
-        if is_done(row["status"]) and row["inference_result"] is not None:
+        if row.is_done and row.accuracy.inference_result is not None:
             scored.append(row)
     return scored
 
 
-def _compared_scores(base: Values, scored: Sequence[Values]) -> list[str]:
+def _compared_scores(base: Row, scored: Sequence[Row]) -> list[str]:
     """Which scores of the same kind differ from the base's by more than chance."""
     others = []
     for row in scored:
-        is_of_one_kind = row["inference_kind"] == base["inference_kind"]
-        if row is not base and is_of_one_kind and row["split"] == base["split"]:
+        is_of_one_kind = row.accuracy.inference_kind == base.accuracy.inference_kind
+        if row is not base and is_of_one_kind and row.accuracy.split == base.accuracy.split:
             others.append(row)
     apart = [row for row in others if _is_apart(row, base)]
     if apart:
-        scores = [f"{row['short_label']} {row['inference_result']:.3f}" for row in apart]
+        scores = [f"{row.short_label} {row.accuracy.inference_result:.3f}" for row in apart]
         shown = ", ".join(scores[:NAMED_ROWS])
         verb = "differs" if len(apart) == 1 else "differ"
         return [f"{shown} {verb} from it by more than chance."]
@@ -331,33 +334,39 @@ def _compared_scores(base: Values, scored: Sequence[Values]) -> list[str]:
     return []
 
 
-def _is_near_zero(row: Values) -> bool:
+def _is_near_zero(row: Row) -> bool:
     """Whether a row's answers are so rarely right that its model has not learned its task; a text
     has no answers."""
-    has_answers = row["inference_kind"] != "perplexity"
-    return bool(has_answers and row["inference_result"] < NEAR_ZERO)
+    has_answers = row.accuracy.inference_kind != "perplexity"
+    return has_answers and _result(row) < NEAR_ZERO
 
 
-def _is_apart(row: Values, base: Values) -> bool:
+def _result(row: Row) -> float:
+    """The figure that the model of a scored row is judged by."""
+    assert row.accuracy.inference_result is not None
+    return row.accuracy.inference_result
+
+
+def _is_apart(row: Row, base: Row) -> bool:
     """Whether the 95 % intervals of two scores do not overlap."""
     low, high = _ends(row)
     base_low, base_high = _ends(base)
     return low > base_high or high < base_low
 
 
-def _ends(row: Values) -> tuple[float, float]:
+def _ends(row: Row) -> tuple[float, float]:
     """The ends of a score's interval; a score without an interval is compared as it is."""
-    interval = row["inference_result_interval"]
+    interval = row.accuracy.inference_result_interval
     if not interval:
-        return row["inference_result"], row["inference_result"]
+        return _result(row), _result(row)
     low, high = interval
     return low, high
 
 
-def _names(rows: Sequence[Values]) -> str:
+def _names(rows: Sequence[Row]) -> str:
     """The labels of rows, `A none x1, B zero1 x2 and C ddp x3`; of many rows, the first ones and
     how many more."""
-    names = [row["short_label"] for row in rows[:NAMED_ROWS]]
+    names = [row.short_label for row in rows[:NAMED_ROWS]]
     more = len(rows) - NAMED_ROWS
     if more > 0:
         names.append(f"{more} more")
@@ -366,22 +375,33 @@ def _names(rows: Sequence[Values]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _alike(rows: Sequence[Values], key: str, choose: Callable[..., float]) -> list[Values]:
-    """The row with the smallest or largest value of a size, and the rows whose value is not notably
+def _peak(row: Row) -> float:
+    """Memory of the fullest pod of a row that has measured it."""
+    return row.figures.peak_memory_bytes or 0.0
+
+
+def _measured(row: Row) -> float:
+    """The measured size of a row that has one."""
+    return row.figures.measured_bytes or 0.0
+
+
+def _alike(
+    rows: Sequence[Row], size: Callable[[Row], float], choose: Callable[..., float]
+) -> list[Row]:
+    """The row with the smallest or largest size, and the rows whose size is not notably
     different."""
-    size = choose((row[key] for row in rows), default=0.0)
-    return [row for row in rows if abs(row[key] - size) <= NOTABLE * size]
+    chosen = choose((size(row) for row in rows), default=0.0)
+    return [row for row in rows if abs(size(row) - chosen) <= NOTABLE * chosen]
 
 
-def _span(rows: Sequence[Values], key: str, unit: int, name: str) -> str:
-    """The smallest and the largest value of a size, and the rows that have them where they differ
-    notably."""
-    low = digits(min(row[key] for row in rows) / unit)
-    high = digits(max(row[key] for row in rows) / unit)
+def _span(rows: Sequence[Row], size: Callable[[Row], float], unit: int, name: str) -> str:
+    """The smallest and the largest size, and the rows that have them where they differ notably."""
+    low = digits(min(size(row) for row in rows) / unit)
+    high = digits(max(size(row) for row in rows) / unit)
     if low == high:
         return f"{low} {name}"
-    smallest = _alike(rows, key, min)
-    largest = _alike(rows, key, max)
+    smallest = _alike(rows, size, min)
+    largest = _alike(rows, size, max)
     if any(row in largest for row in smallest):
         return f"{low} to {high} {name}"
     return f"{low} {name} ({_names(smallest)}) to {high} {name} ({_names(largest)})"

@@ -3,69 +3,60 @@ figure."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
-from zeropods.measure.calibration import WHAT, Judged
-from zeropods.measure.record import PHASES, PRECISION_PARTS, MeasuredPrecision, RunConfig
+from zeropods.measure.record import RunConfig
 from zeropods.plan.machines import GIGA
-from zeropods.report.entry import CUSTOM_METRIC, ROUGE, Entry, accuracy_lines
-from zeropods.report.formulas import Values
+from zeropods.report.entry import Entry, accuracy_lines
+from zeropods.report.formulas import measured_precision
 from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
+from zeropods.report.row import CUSTOM_METRIC, Accuracy, Figures, Row
 from zeropods.tables import GIB, MIB, Table, digits
 from zeropods.tasks import TEXT2SQL, task_or_unknown
 
+Source = TypeVar("Source")
+Value = TypeVar("Value")
 NOT_MEASURED = "n/a"
 SETTINGS_TITLE = "Settings"
 """Title of the first table that describes the rows and not their results."""
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column of a table: how people read one figure."""
+class Column(Generic[Source]):
+    """One column of a table: how people read one figure of a row, or of its accuracy."""
 
-    key: str
     title: str
-    unit: str = ""
-    form: Callable[[Any], str] = str
-    text: Callable[[Values], str | None] | None = None
-    """Function that gives the text to show in place of the figure, where that text is made of
-    several values."""
+    unit: str
+    text: Callable[[Source], str]
+    """Function that gives the text of a cell, `NOT_MEASURED` where there is no figure."""
 
     @property
     def heading(self) -> str:
         """Title and unit."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
-    def show(self, values: Values) -> str:
-        """The value as people read it, with its 95 % interval; with too few repeats for that, the
-        value of each."""
-        value = values.get(self.key)
-        if value is None:
-            return NOT_MEASURED
-        if self.text is not None:
-            return self.text(values) or NOT_MEASURED
-        interval = values.get(f"{self.key}_interval")
-        if interval:
-            ends = ", ".join(self.form(end) for end in interval)
-            return f"{self.form(value)} [{ends}]"
-        repeats = values.get(f"{self.key}_values") or ()
-        if len(repeats) > 1:
-            return ", ".join(self.form(repeat) for repeat in repeats)
-        return self.form(value)
 
-
-def shown(value: Any, form: Callable[[Any], str] = str) -> str:
+def shown(value: Value | None, form: Callable[[Value], str] = str) -> str:
     """A value as people read it."""
     return NOT_MEASURED if value is None else form(value)
+
+
+def _with_interval(
+    value: float | None, interval: Sequence[float] | None, form: Callable[[float], str]
+) -> str:
+    """A value as people read it, with its 95 % interval where it has one."""
+    if value is not None and interval:
+        ends = ", ".join(form(end) for end in interval)
+        return f"{form(value)} [{ends}]"
+    return shown(value, form)
 
 
 # Tables of rows.
 
 
-def tables(groups: Sequence[Group], lines: Sequence[Values]) -> list[Table]:
+def tables(groups: Sequence[Group], rows: Sequence[Row]) -> list[Table]:
     """All tables of a summary: the results, the rows that are not compared, the settings, then
     figures by topic.
 
@@ -74,32 +65,36 @@ def tables(groups: Sequence[Group], lines: Sequence[Values]) -> list[Table]:
     rows and columns without a figure.
 
     Args:
-        lines: the groups as returned by `row_lines`.
+        rows: the groups as returned by `labelled_rows`.
     """
-    compared = [line for line in lines if line["is_compared"]]
-    others = [line for line in lines if not line["is_compared"]]
-    all_tables = [table("Results", (LABEL_COLUMN, *RESULT_COLUMNS), compared or lines, whole=True)]
+    compared = [row for row in rows if row.is_compared]
+    others = [row for row in rows if not row.is_compared]
+    all_tables = [table("Results", (LABEL_COLUMN, *RESULT_COLUMNS), compared or rows, whole=True)]
     if compared and others:
         all_tables.append(table("Other runs", (LABEL_COLUMN, *RESULT_COLUMNS), others, whole=True))
-    all_tables.append(table(SETTINGS_TITLE, (LABEL_COLUMN, *SETTING_COLUMNS), lines, whole=True))
-    all_tables.append(_accuracy_table(groups, lines))
+    all_tables.append(table(SETTINGS_TITLE, (LABEL_COLUMN, *SETTING_COLUMNS), rows, whole=True))
+    all_tables.append(_accuracy_table(groups, rows))
     for title, columns in SECTIONS.items():
-        section = table(title, (LABEL_COLUMN, *columns), lines)
+        section = table(title, (LABEL_COLUMN, *columns), rows)
         if section.rows:
             all_tables.append(section)
     return all_tables
 
 
 def table(
-    title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False
+    title: str,
+    columns: Sequence[Column[Source]],
+    sources: Iterable[Source],
+    *,
+    whole: bool = False,
 ) -> Table:
-    """A table of lines under their headings; the first column tells the lines apart.
+    """A table with a line for each source; the first column tells the lines apart.
 
     Args:
         whole: keep lines and columns in which nothing was measured.
     """
     header = [column.heading for column in columns]
-    rows = [[column.show(line) for column in columns] for line in lines]
+    rows = [[column.text(source) for column in columns] for source in sources]
     if not whole:
         rows = [row for row in rows if _has_figure(row[1:])]
         used = [i for i in range(len(columns)) if i == 0 or _has_figure(row[i] for row in rows)]
@@ -112,124 +107,124 @@ def _has_figure(cells: Iterable[str]) -> bool:
     return any(cell != NOT_MEASURED for cell in cells)
 
 
-MAIN = (
-    "technique_text",
-    "pods",
-    "precision_weights",
-    "effective_batch_size",
-    "status",
-    "steps",
-    "train_seconds",
-    "duration_seconds",
-    "samples_per_second",
-    "pod_memory_bytes",
-    "train_loss",
-    "eval_loss",
-    "inference_result",
-)
-"""Figures of a run that matter first, in their order."""
-
-
 def run_table(entry: Entry, *, whole: bool) -> Table:
     """The figures of one run, one per line: all that were measured if `whole`, else those of
     `MAIN`."""
-    values = group_runs([entry])[0].values
-    tasks: set[str] = {entry.score.task} if entry.score else set()
-    columns = [
-        *SETTING_COLUMNS[:1],
-        *RESULT_COLUMNS,
-        *SETTING_COLUMNS[1:],
-        *SECTIONS["Speed"],
-        *SECTIONS["Scaling and arithmetic"],
-        *SECTIONS["Memory"],
-        *SECTIONS["Losses"],
-        *accuracy_columns(tasks, [values]),
-    ]
-    if not whole:
-        # Of several columns with the same key, the first one counts.
-        by_key = {column.key: column for column in reversed(columns)}
-        columns = [by_key[key] for key in MAIN]
-    texts = {column.heading: column.show(values) for column in columns}
+    row = group_runs([entry])[0].row
+    columns: Sequence[Column[Row]] = MAIN
+    if whole:
+        columns = [
+            *SETTING_COLUMNS[:1],
+            *RESULT_COLUMNS,
+            *SETTING_COLUMNS[1:],
+            *SECTIONS["Speed"],
+            *SECTIONS["Scaling and arithmetic"],
+            *SECTIONS["Memory"],
+            *SECTIONS["Losses"],
+        ]
+    texts = {column.heading: column.text(row) for column in columns}
+    if whole and entry.score is not None:
+        for accuracy_column in accuracy_columns({entry.score.task}, [row.accuracy]):
+            texts[accuracy_column.heading] = accuracy_column.text(row.accuracy)
     measured = {heading: text for heading, text in texts.items() if text != NOT_MEASURED}
     return Table.of_facts(measured)
 
 
-def accuracy_columns(tasks: set[str], lines: Iterable[Values]) -> list[Column]:
+def accuracy_columns(tasks: set[str], lines: Iterable[Accuracy]) -> list[Column[Accuracy]]:
     """The accuracy columns of the tasks, and one for each ROUGE measure and custom metric that a
     line has."""
-    figures: set[str] = set()
+    shown_keys: set[str] = set()
     for task in tasks:
-        figures.update(task_or_unknown(task).figures)
-    columns = [column for column in ACCURACY if column.key in figures]
-    keys = dict.fromkeys(itertools.chain.from_iterable(lines))
-    for key in keys:
-        is_custom = key.startswith(CUSTOM_METRIC) and not key.endswith("_interval")
-        if key in ROUGE or is_custom:
-            columns.append(Column(key, key.removeprefix(CUSTOM_METRIC), "", THREE))
-    return columns
+        shown_keys.update(task_or_unknown(task).figures)
+    columns = [column for key, column in ACCURACY if key in shown_keys]
+    further: dict[str, Column[Accuracy]] = {}
+    for line in lines:
+        for name in line.rouge:
+            further.setdefault(name, _rouge_column(name))
+        for name in line.custom_metrics:
+            # A custom metric may have the name of another measure.
+            further.setdefault(f"{CUSTOM_METRIC}{name}", _custom_column(name))
+    return [*columns, *further.values()]
 
 
-def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
+def _rouge_column(name: str) -> Column[Accuracy]:
+    return _of_accuracy(name, "", lambda accuracy: accuracy.rouge.get(name), THREE)
+
+
+def _custom_column(name: str) -> Column[Accuracy]:
+    def text(accuracy: Accuracy) -> str:
+        value = accuracy.custom_metrics.get(name)
+        return _with_interval(value, accuracy.custom_intervals.get(name), THREE)
+
+    return Column(name, "", text)
+
+
+def _accuracy_table(groups: Sequence[Group], rows: Sequence[Row]) -> Table:
     """A table of every row that was scored, then one line for all that were not, with the columns
     of the tasks that runs were trained for or scored on; a row without a record has no line."""
-    tasks = {group.values["task"] for group in groups if group.first.config}
-    scored: list[Values] = []
+    tasks = {row.config.task for row in rows if row.config is not None}
+    labels: list[str] = []
+    scored: list[Accuracy] = []
     unscored = []
-    for group in groups:
+    for group, row in zip(groups, rows, strict=True):
         if not group.measured:
             continue
         tasks |= {run.score.task for run in group.measured if run.score}
-        if group.values["split"] is None:
+        if row.accuracy.split is None:
             unscored.append(group)
             continue
-        label = lines[group.number]["label"]
         for line in accuracy_lines(group.measured):
-            scored.append({**line, "label": label})
-    if len(unscored) == 1:
-        scored.append({"label": lines[unscored[0].number]["label"]})
-    elif unscored:
-        scored.append({"label": row_letters(unscored)})
+            labels.append(row.label)
+            scored.append(line)
+    if unscored:
+        scored.append(Accuracy())
+        if len(unscored) == 1:
+            labels.append(rows[unscored[0].number].label)
+        else:
+            labels.append(row_letters(unscored))
     columns = accuracy_columns(tasks or {TEXT2SQL}, scored)
-    return table("Accuracy", (LABEL_COLUMN, *columns), scored, whole=True)
+    cells = table("Accuracy", columns, scored, whole=True)
+    labelled = [(label, *line) for label, line in zip(labels, cells.rows, strict=True)]
+    return Table((LABEL_COLUMN.heading, *cells.header), tuple(labelled), cells.title)
 
 
 # Rows as lines of tables and plots.
 
 
-def row_lines(groups: Sequence[Group]) -> list[Values]:
-    """The values of each row, with its labels, its hardware, and whether it is compared with
-    others.
+def labelled_rows(groups: Sequence[Group]) -> list[Row]:
+    """The rows with their labels, their hardware, and whether they are compared with others.
 
     A label has the letter, the technique with its pods and slots, and the model where there are
     several models.
     """
     compared = compared_rows(groups)
-    models = {group.values["model_id"] for group in groups if group.values["technique"]}
-    lines = []
+    models = {group.row.config.model_id for group in groups if group.row.config is not None}
+    rows = []
     for group in groups:
-        values = group.values
-        lines.append(
-            {
-                **values,
-                "label": _label(values, with_model=len(models) > 1),
-                "short_label": _label(values, with_model=False),
-                "hardware": hardware_text(group.first.config),
-                "is_compared": group.letter in compared,
-            }
+        row = group.row
+        rows.append(
+            replace(
+                row,
+                label=_label(row, with_model=len(models) > 1),
+                short_label=_label(row, with_model=False),
+                hardware=hardware_text(row.config),
+                is_compared=group.letter in compared,
+            )
         )
-    return lines
+    return rows
 
 
-def _label(values: Values, *, with_model: bool) -> str:
+def _label(row: Row, *, with_model: bool) -> str:
     """The letter of a row, and its technique with pods and slots; without a record its status."""
-    if values["technique"] is None:
-        return f"{values['row']} {values['status']}"
-    words = [values["row"]]
+    config = row.config
+    if config is None:
+        return f"{row.letter} {row.status}"
+    words = [row.letter]
     if with_model:
-        words.append(values["model_id"].rsplit("/", 1)[-1])
-    words.append(values["technique"])
-    slots = values["world_size"] // max(1, values["pods"])
-    words.append(f"x{values['pods']}x{slots}" if slots > 1 else f"x{values['pods']}")
+        words.append(config.model_id.rsplit("/", 1)[-1])
+    words.append(config.technique)
+    slots = config.world_size // max(1, config.pods)
+    words.append(f"x{config.pods}x{slots}" if slots > 1 else f"x{config.pods}")
     return " ".join(words)
 
 
@@ -243,27 +238,49 @@ def hardware_text(config: RunConfig | None) -> str:
     return ""
 
 
-def _base_text(values: Values) -> str:
+def _base_text(row: Row) -> str:
     """The letter of the base row, with a `*` where the two rows differ in more than technique and
     pods."""
-    if values["base"] == values["row"]:
+    comparison = row.comparison
+    if comparison.base is None:
+        return NOT_MEASURED
+    if comparison.base == row.letter:
         return "baseline"
-    mark = "*" if values["differs_in"] else ""
-    return f"{values['base']}{mark}"
+    mark = "*" if comparison.differs_in else ""
+    return f"{comparison.base}{mark}"
 
 
-def _speed_text(values: Values) -> str:
-    """Speed-up over the base row, with the letter of that row."""
-    if values["base"] == values["row"]:
+def _rate_text(row: Row) -> str:
+    """Samples/s with their 95 % interval; with too few repeats for that, the value of each."""
+    rate = row.figures.samples_per_second
+    repeats = row.samples_per_second_values
+    if rate is not None and not row.samples_per_second_interval and len(repeats) > 1:
+        return ", ".join(ONE(repeat) for repeat in repeats)
+    return _with_interval(rate, row.samples_per_second_interval, ONE)
+
+
+def _speed_up_text(row: Row) -> str:
+    """Speed-up over the base row, with its 95 % interval."""
+    return _with_interval(row.comparison.speed_up, row.comparison.speed_up_interval, TWO)
+
+
+def _speed_text(row: Row) -> str:
+    """The same with the letter of the base row."""
+    if row.comparison.speed_up is None:
+        return NOT_MEASURED
+    if row.comparison.base == row.letter:
         return "1.00, baseline"
-    return f"{Column('speed_up', '', '', TWO).show(values)} over {_base_text(values)}"
+    return f"{_speed_up_text(row)} over {_base_text(row)}"
 
 
-def inference_text(values: Values) -> str:
+def inference_text(accuracy: Accuracy) -> str:
     """The figure that a model is judged by, with its name and its split."""
-    form = TWO if values["inference_kind"] == "perplexity" else THREE
-    figure = Column("inference_result", "", "", form).show(values)
-    return f"{values['inference_kind']} {figure} ({values['split']})"
+    result = accuracy.inference_result
+    if result is None:
+        return NOT_MEASURED
+    form = TWO if accuracy.inference_kind == "perplexity" else THREE
+    figure = _with_interval(result, accuracy.inference_result_interval, form)
+    return f"{accuracy.inference_kind} {figure} ({accuracy.split})"
 
 
 # The columns: what each figure is called and how it is written for people.
@@ -305,158 +322,290 @@ def _on_or_off(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-def _processes(values: Values) -> str:
-    return str(values["world_size"])
+def _processes(row: Row) -> str:
+    """The number of processes of a row that was timed."""
+    if row.figures.samples_per_second is None:
+        return NOT_MEASURED
+    return str(row.known_config.world_size)
 
 
-def _sharing(values: Values) -> str | None:
+def _sharing(row: Row) -> str:
     """On how many machines the pods are, where some share one."""
-    if values["machines"] >= values["pods"]:
-        return None
-    return f"{values['pods']} on {values['machines']}"
+    machines = row.figures.machines
+    if machines is None or row.config is None or machines >= row.config.pods:
+        return NOT_MEASURED
+    return f"{row.config.pods} on {machines}"
 
 
-def _measured_precision(values: Values) -> str:
+def _precision_text(row: Row) -> str:
     """The number formats of the first step, as far as all repeats agree on them."""
-    formats = {part: values[f"precision_{part}"] for part in PRECISION_PARTS}
-    return MeasuredPrecision(**formats).text
+    if row.figures.precision_weights is None:
+        return NOT_MEASURED
+    return measured_precision(row.figures).text
 
 
-def _plan_kind(values: Values) -> str | None:
+def _plan_kind(row: Row) -> str:
     """The kind of a plan, where a size was planned or measured."""
-    if values["planned_bytes"] is None and values["measured_bytes"] is None:
-        return None
-    return str(values["planned_kind"])
+    if row.figures.planned_bytes is None and row.figures.measured_bytes is None:
+        return NOT_MEASURED
+    return shown(row.figures.planned_kind)
 
 
-def _plan_columns(
-    what: str, raw_unit: str, unit: str, form: Callable[[float], str]
-) -> Iterator[Column]:
-    """Columns for a planned figure, with its interval, and for the measured one, marked where it
-    lies outside."""
-
-    def judged(values: Values) -> Judged:
-        return Judged(**{part: values[f"plan_{what}_{part}_{raw_unit}"] for part in WHAT})
-
-    def planned_text(values: Values) -> str:
-        planned, low, high, _ = judged(values)
-        if low is None or high is None:
-            return form(planned)
-        return f"{form(planned)} [{form(low)}, {form(high)}]"
-
-    def measured_text(values: Values) -> str:
-        _, low, high, measured = judged(values)
-        if low is None or high is None or low <= measured <= high:
-            return form(measured)
-        return f"{form(measured)} (outside)"
-
-    # Both are shown where there is a plan.
-    key = f"plan_{what}_planned_{raw_unit}"
-    yield Column(key, f"{what} planned", unit, text=planned_text)
-    yield Column(key, f"{what} measured", unit, text=measured_text)
+# What is planned, with its interval, and what was measured, marked where it lies outside.
 
 
-def _use_columns(column: str, title: str, unit: str) -> Iterator[Column]:
-    """Columns for the mean and the 95th percentile of a column of samples."""
-    yield Column(f"{column}_mean", f"{title}, mean", unit, ONE)
-    yield Column(f"{column}_p95", f"{title}, 95th percentile", unit, ONE)
+def _planned_text(
+    planned: float | None, low: float | None, high: float | None, form: Callable[[float], str]
+) -> str:
+    if planned is None or low is None or high is None:
+        return shown(planned, form)
+    return f"{form(planned)} [{form(low)}, {form(high)}]"
+
+
+def _measured_text(
+    measured: float | None, low: float | None, high: float | None, form: Callable[[float], str]
+) -> str:
+    if measured is None or low is None or high is None or low <= measured <= high:
+        return shown(measured, form)
+    return f"{form(measured)} (outside)"
+
+
+def _planned_step(row: Row) -> str:
+    figures = row.figures
+    low = figures.plan_step_low_seconds
+    high = figures.plan_step_high_seconds
+    return _planned_text(figures.plan_step_planned_seconds, low, high, digits)
+
+
+def _measured_step(row: Row) -> str:
+    figures = row.figures
+    low = figures.plan_step_low_seconds
+    high = figures.plan_step_high_seconds
+    return _measured_text(figures.plan_step_measured_seconds, low, high, digits)
+
+
+def _planned_peak(row: Row) -> str:
+    figures = row.figures
+    low = figures.plan_peak_low_bytes
+    high = figures.plan_peak_high_bytes
+    return _planned_text(figures.plan_peak_planned_bytes, low, high, mib)
+
+
+def _measured_peak(row: Row) -> str:
+    figures = row.figures
+    low = figures.plan_peak_low_bytes
+    high = figures.plan_peak_high_bytes
+    return _measured_text(figures.plan_peak_measured_bytes, low, high, mib)
+
+
+# Columns of one value each: of the figures, of what was asked for, of the accuracy.
+
+
+def _figure(
+    title: str,
+    unit: str,
+    value: Callable[[Figures], Value | None],
+    form: Callable[[Value], str] = str,
+) -> Column[Row]:
+    """A column of one figure."""
+    return Column(title, unit, lambda row: shown(value(row.figures), form))
+
+
+def _setting(
+    title: str,
+    unit: str,
+    value: Callable[[RunConfig], Value | None],
+    form: Callable[[Value], str] = str,
+) -> Column[Row]:
+    """A column of something that a run was asked for."""
+
+    def text(row: Row) -> str:
+        if row.config is None:
+            return NOT_MEASURED
+        return shown(value(row.config), form)
+
+    return Column(title, unit, text)
+
+
+def _of_accuracy(
+    title: str,
+    unit: str,
+    value: Callable[[Accuracy], Value | None],
+    form: Callable[[Value], str] = str,
+) -> Column[Accuracy]:
+    """A column of something that has no interval."""
+    return Column(title, unit, lambda accuracy: shown(value(accuracy), form))
+
+
+def _measure(
+    title: str, key: str, value: Callable[[Accuracy], float | None]
+) -> tuple[str, Column[Accuracy]]:
+    """The key of a measure, and its column, which shows its interval too."""
+
+    def text(accuracy: Accuracy) -> str:
+        return _with_interval(value(accuracy), accuracy.intervals.get(key), THREE)
+
+    return key, Column(title, "", text)
 
 
 COUNT, ONE, TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
 THREE, FOUR = "{:.3f}".format, "{:.4f}".format
-LABEL_COLUMN = Column("label", "row")
+LABEL_COLUMN = Column[Row]("row", "", lambda row: row.label)
+THROUGHPUT_COLUMN = Column[Row]("throughput", "samples/s", _rate_text)
+DURATION_COLUMN = _figure("duration", "s", lambda figures: figures.duration_seconds, ONE)
+POD_MEMORY_COLUMN = _figure(
+    "memory of each pod", "GiB", lambda figures: figures.pod_memory_bytes, _pods_in_gib
+)
+INFERENCE_COLUMN = Column[Row]("inference result", "", lambda row: inference_text(row.accuracy))
+STATUS_COLUMN = Column[Row]("status", "", lambda row: row.status)
+TECHNIQUE_COLUMN = _setting("technique", "", lambda config: config.technique_text)
+PODS_COLUMN = _setting("pods", "", lambda config: config.pods)
 RESULT_COLUMNS = (
-    Column("samples_per_second", "throughput", "samples/s", ONE),
-    Column("speed_up", "speed-up", text=_speed_text),
-    Column("pod_state_bytes", "states of each pod", "MiB", _pods_in_mib),
-    Column("inference_result", "inference result", text=inference_text),
-    Column("duration_seconds", "duration", "s", ONE),
-    Column("pod_memory_bytes", "memory of each pod", "GiB", _pods_in_gib),
-    Column("status", "status"),
-    Column("pod_activation_bytes", "activations, planned", "MiB", mib),
-    Column("model_id", "model"),
-    Column("technique_text", "technique"),
-    Column("pods", "pods"),
+    THROUGHPUT_COLUMN,
+    Column[Row]("speed-up", "", _speed_text),
+    _figure("states of each pod", "MiB", lambda figures: figures.pod_state_bytes, _pods_in_mib),
+    INFERENCE_COLUMN,
+    DURATION_COLUMN,
+    POD_MEMORY_COLUMN,
+    STATUS_COLUMN,
+    _figure("activations, planned", "MiB", lambda figures: figures.pod_activation_bytes, mib),
+    _setting("model", "", lambda config: config.model_id),
+    TECHNIQUE_COLUMN,
+    PODS_COLUMN,
 )
 """What a technique costs and yields comes first; what the label also says comes last, where narrow
 terminals wrap."""
+PRECISION_COLUMN = Column[Row]("measured precision", "", _precision_text)
+BATCH_COLUMN = _setting("batch", "samples", lambda config: config.effective_batch_size, COUNT)
 SETTING_COLUMNS = (
-    Column("name", "run"),
-    Column("task", "task"),
-    Column("init", "weights"),
-    Column("prompt", "prompt"),
-    Column("precision", "precision"),
-    Column("precision_weights", "measured precision", text=_measured_precision),
-    Column("effective_batch_size", "batch", "samples", COUNT),
-    Column("gradient_checkpointing", "checkpointing", "", _on_or_off),
-    Column("repeats", "repeats"),
+    Column[Row]("run", "", lambda row: row.name),
+    _setting("task", "", lambda config: config.task),
+    _setting("weights", "", lambda config: config.init),
+    _setting("prompt", "", lambda config: config.prompt),
+    _setting("precision", "", lambda config: config.precision),
+    PRECISION_COLUMN,
+    BATCH_COLUMN,
+    _setting("checkpointing", "", lambda config: config.gradient_checkpointing, _on_or_off),
+    Column[Row]("repeats", "", lambda row: str(row.repeats)),
 )
-SECTIONS: dict[str, tuple[Column, ...]] = {
-    "Speed": (
-        Column("steps", "steps", "", COUNT),
-        Column("train_seconds", "training", "s", ONE),
-        Column("tokens_per_second", "real tokens/s", "", COUNT),
-        Column("padding_share", "padding", "%", _percent),
-        Column("evaluation_samples_per_second", "evaluation", "samples/s", ONE),
-        *_plan_columns("step", "seconds", "s", digits),
-        Column("start_seconds", "start", "s", ONE),
-        Column("save_seconds", "saving", "s", TWO),
-        Column("goodput", "goodput", "%", _percent),
-        Column("lost_steps", "steps done again", "", COUNT),
+STEPS_COLUMN = _figure("steps", "", lambda figures: figures.steps, COUNT)
+TRAINING_COLUMN = _figure("training", "s", lambda figures: figures.train_seconds, ONE)
+SPEED_SECTION = (
+    STEPS_COLUMN,
+    TRAINING_COLUMN,
+    _figure("real tokens/s", "", lambda figures: figures.tokens_per_second, COUNT),
+    _figure("padding", "%", lambda figures: figures.padding_share, _percent),
+    _figure("evaluation", "samples/s", lambda figures: figures.evaluation_samples_per_second, ONE),
+    Column[Row]("step planned", "s", _planned_step),
+    Column[Row]("step measured", "s", _measured_step),
+    _figure("start", "s", lambda figures: figures.start_seconds, ONE),
+    _figure("saving", "s", lambda figures: figures.save_seconds, TWO),
+    _figure("goodput", "%", lambda figures: figures.goodput, _percent),
+    _figure("steps done again", "", lambda figures: figures.lost_steps, COUNT),
+)
+SCALING_SECTION = (
+    Column[Row]("processes", "", _processes),
+    Column[Row]("speed-up", "", _speed_up_text),
+    Column[Row](
+        "scaling efficiency", "", lambda row: shown(row.comparison.scaling_efficiency, TWO)
     ),
-    "Scaling and arithmetic": (
-        Column("samples_per_second", "processes", text=_processes),
-        Column("speed_up", "speed-up", "", TWO),
-        Column("scaling_efficiency", "scaling efficiency", "", TWO),
-        Column("base", "against row", text=_base_text),
-        Column("machines", "pods on machines", text=_sharing),
-        Column("model_flops_per_second", "model", "GFLOP/s", _giga),
-        Column("peak_flops_per_second", "peak", "GFLOP/s", _giga),
-        Column("peak_flops_kind", "kind of peak"),
-        Column("peak_flops_run", "peak measured by"),
-        Column("model_flops_utilization", "MFU", "%", _percent),
+    Column[Row]("against row", "", _base_text),
+    Column[Row]("pods on machines", "", _sharing),
+    _figure("model", "GFLOP/s", lambda figures: figures.model_flops_per_second, _giga),
+    _figure("peak", "GFLOP/s", lambda figures: figures.peak_flops_per_second, _giga),
+    _figure("kind of peak", "", lambda figures: figures.peak_flops_kind),
+    _figure("peak measured by", "", lambda figures: figures.peak_flops_run),
+    _figure("MFU", "%", lambda figures: figures.model_flops_utilization, _percent),
+)
+MEMORY_SECTION = (
+    _figure("kind of pod memory", "", lambda figures: figures.memory_kind),
+    _figure("process: peak", "MiB", lambda figures: figures.process_peak_bytes, mib),
+    _figure("process: mean", "MiB", lambda figures: figures.process_mean_bytes, mib),
+    _figure("process: minimum", "MiB", lambda figures: figures.process_minimum_bytes, mib),
+    _figure("kind of peaks", "", lambda figures: figures.phase_kind),
+    _figure("load", "GiB", lambda figures: figures.peak_load_bytes, _gib),
+    _figure("first step", "GiB", lambda figures: figures.peak_first_step_bytes, _gib),
+    _figure("steady", "GiB", lambda figures: figures.peak_steady_bytes, _gib),
+    _figure("evaluate", "GiB", lambda figures: figures.peak_evaluate_bytes, _gib),
+    _figure("save", "GiB", lambda figures: figures.peak_save_bytes, _gib),
+    Column[Row]("kind of plan", "", _plan_kind),
+    _figure("planned", "MiB", lambda figures: figures.planned_bytes, mib),
+    _figure("measured", "MiB", lambda figures: figures.measured_bytes, mib),
+    _figure("measured/planned", "", lambda figures: figures.measured_to_planned, TWO),
+    Column[Row]("peak planned", "MiB", _planned_peak),
+    Column[Row]("peak measured", "MiB", _measured_peak),
+)
+USE_SECTION = (
+    _figure("GPU, mean", "%", lambda figures: figures.utilization_percent_mean, ONE),
+    _figure("GPU, 95th percentile", "%", lambda figures: figures.utilization_percent_p95, ONE),
+    _figure("GPU memory, mean", "%", lambda figures: figures.memory_utilization_percent_mean, ONE),
+    _figure(
+        "GPU memory, 95th percentile",
+        "%",
+        lambda figures: figures.memory_utilization_percent_p95,
+        ONE,
     ),
-    "Memory": (
-        Column("memory_kind", "kind of pod memory"),
-        Column("process_peak_bytes", "process: peak", "MiB", mib),
-        Column("process_mean_bytes", "process: mean", "MiB", mib),
-        Column("process_minimum_bytes", "process: minimum", "MiB", mib),
-        Column("phase_kind", "kind of peaks"),
-        *(Column(f"peak_{phase}_bytes", phase.replace("_", " "), "GiB", _gib) for phase in PHASES),
-        Column("planned_kind", "kind of plan", text=_plan_kind),
-        Column("planned_bytes", "planned", "MiB", mib),
-        Column("measured_bytes", "measured", "MiB", mib),
-        Column("measured_to_planned", "measured/planned", "", TWO),
-        *_plan_columns("peak", "bytes", "MiB", mib),
+    _figure("power, mean", "W", lambda figures: figures.power_watts_mean, ONE),
+    _figure("power, 95th percentile", "W", lambda figures: figures.power_watts_p95, ONE),
+    _figure("share of the cores, mean", "%", lambda figures: figures.cpu_percent_mean, ONE),
+    _figure(
+        "share of the cores, 95th percentile", "%", lambda figures: figures.cpu_percent_p95, ONE
     ),
-    "Use and power": (
-        *_use_columns("utilization_percent", "GPU", "%"),
-        *_use_columns("memory_utilization_percent", "GPU memory", "%"),
-        *_use_columns("power_watts", "power", "W"),
-        *_use_columns("cpu_percent", "share of the cores", "%"),
-        *_use_columns("io_wait_percent", "I/O wait", "%"),
-    ),
-    "Losses": (
-        Column("train_loss", "final training loss", "nats/token", FOUR),
-        Column("eval_loss", "final eval loss", "nats/token", FOUR),
-    ),
-    "Energy and cost": (
-        Column("energy_joules", "energy", "J", COUNT),
-        Column("energy_kwh", "energy", "kWh", digits),
-        Column("cost", "cost", "at the price given", digits),
-    ),
+    _figure("I/O wait, mean", "%", lambda figures: figures.io_wait_percent_mean, ONE),
+    _figure("I/O wait, 95th percentile", "%", lambda figures: figures.io_wait_percent_p95, ONE),
+)
+TRAIN_LOSS_COLUMN = _figure(
+    "final training loss", "nats/token", lambda figures: figures.train_loss, FOUR
+)
+EVAL_LOSS_COLUMN = _figure("final eval loss", "nats/token", lambda figures: figures.eval_loss, FOUR)
+COST_SECTION = (
+    _figure("energy", "J", lambda figures: figures.energy_joules, COUNT),
+    _figure("energy", "kWh", lambda figures: figures.energy_kwh, digits),
+    _figure("cost", "at the price given", lambda figures: figures.cost, digits),
+)
+SECTIONS: dict[str, tuple[Column[Row], ...]] = {
+    "Speed": SPEED_SECTION,
+    "Scaling and arithmetic": SCALING_SECTION,
+    "Memory": MEMORY_SECTION,
+    "Use and power": USE_SECTION,
+    "Losses": (TRAIN_LOSS_COLUMN, EVAL_LOSS_COLUMN),
+    "Energy and cost": COST_SECTION,
 }
-ACCURACY = (
-    Column("split", "split"),
-    Column("tables", "tables"),
-    Column("examples", "examples", "", COUNT),
-    Column("exact_match", "exact match", "", THREE),
-    Column("logical_form_accuracy", "logical form", "", THREE),
-    Column("execution_accuracy", "execution", "", THREE),
-    Column("executable", "executable", "", COUNT),
-    Column("f1", "F1", "", THREE),
-    Column("text_tokens", "tokens", "", COUNT),
-    Column("text_loss", "loss of the text", "nats/token", FOUR),
-    Column("perplexity", "perplexity", "", TWO),
+"""Columns of the tables by topic, by the tables' titles."""
+MAIN = (
+    TECHNIQUE_COLUMN,
+    PODS_COLUMN,
+    PRECISION_COLUMN,
+    BATCH_COLUMN,
+    STATUS_COLUMN,
+    STEPS_COLUMN,
+    TRAINING_COLUMN,
+    DURATION_COLUMN,
+    THROUGHPUT_COLUMN,
+    POD_MEMORY_COLUMN,
+    TRAIN_LOSS_COLUMN,
+    EVAL_LOSS_COLUMN,
+    INFERENCE_COLUMN,
 )
-"""Columns of accuracy; each task has some of them."""
+"""Figures of a run that matter first, in their order."""
+ACCURACY: tuple[tuple[str, Column[Accuracy]], ...] = (
+    ("split", _of_accuracy("split", "", lambda accuracy: accuracy.split)),
+    ("tables", _of_accuracy("tables", "", lambda accuracy: accuracy.tables)),
+    ("examples", _of_accuracy("examples", "", lambda accuracy: accuracy.examples, COUNT)),
+    _measure("exact match", "exact_match", lambda accuracy: accuracy.exact_match),
+    _measure(
+        "logical form",
+        "logical_form_accuracy",
+        lambda accuracy: accuracy.logical_form_accuracy,
+    ),
+    _measure("execution", "execution_accuracy", lambda accuracy: accuracy.execution_accuracy),
+    ("executable", _of_accuracy("executable", "", lambda accuracy: accuracy.executable, COUNT)),
+    _measure("F1", "f1", lambda accuracy: accuracy.f1),
+    ("text_tokens", _of_accuracy("tokens", "", lambda accuracy: accuracy.text_tokens, COUNT)),
+    (
+        "text_loss",
+        _of_accuracy("loss of the text", "nats/token", lambda accuracy: accuracy.text_loss, FOUR),
+    ),
+    ("perplexity", _of_accuracy("perplexity", "", lambda accuracy: accuracy.perplexity, TWO)),
+)
+"""Keys of the figures of accuracy, and their columns; each task has some of them."""

@@ -8,7 +8,7 @@ import io
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,15 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import Score, score_of
+from zeropods.evaluate.score_json import (
+    AnswerScore,
+    Interval,
+    QueryScore,
+    Score,
+    SquadScore,
+    TextScore,
+    score_of,
+)
 from zeropods.files import no_folder
 from zeropods.measure.record import (
     CONFIG,
@@ -31,7 +39,7 @@ from zeropods.measure.record import (
     reason_with_pod,
 )
 from zeropods.programs import is_held
-from zeropods.report.formulas import Values
+from zeropods.report.row import Accuracy, Figures
 from zeropods.tables import counted
 from zeropods.tasks import TASKS
 
@@ -71,8 +79,10 @@ class Entry:
     """The records of earlier attempts, as far as they can be read."""
     split: str | None = None
     score: Score | None = None
-    values: Values = field(default_factory=dict)
-    """Every raw value by name; only a summary fills it."""
+    figures: Figures = field(default_factory=Figures)
+    """What follows from the records; only a summary fills it."""
+    accuracy: Accuracy = field(default_factory=Accuracy)
+    """What follows from the score; only a summary fills it."""
 
     @property
     def record(self) -> Record | None:
@@ -290,40 +300,18 @@ def one_line(what: object, folder: Path) -> str:
     return "".join(letters)
 
 
-# How good the models of runs are: the figures of their scores, by key, and their means over
-# repeats.
+# How good the models of runs are: the figures of their scores, and their means over repeats.
 
-SCORE_COUNTS = ("examples", "executable", "text_tokens")
-ACCURACY_MEASURES = (
-    "exact_match",
-    "logical_form_accuracy",
-    "execution_accuracy",
-    "f1",
-    "text_loss",
-    "perplexity",
-)
-"""Measures that scores consist of, and that may have an interval; each task has some of them."""
-IN_FILE = {"text_loss": "loss", "text_tokens": "tokens"}
-"""Names in a score file by our own keys: the file's names would say too little next to the figures
-of a run."""
-ACCURACY_KEYS = (
-    "split",
-    "tables",
-    *SCORE_COUNTS,
-    *ACCURACY_MEASURES,
-    "inference_kind",
-    "inference_result",
-)
-CUSTOM_METRIC = "own_metrics."
-"""Prefix of a custom metric's key."""
 ROUGE = ("rouge1", "rouge2", "rougeL")
 """ROUGE measures that a summary shows, where a score has them. A query is one line, so rougeLsum
 equals rougeL."""
+QUERY_MEASURES = ("exact_match", "logical_form_accuracy", "execution_accuracy")
+"""Shares of right queries, each of which may have an interval."""
 
 
-def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
-    """Accuracy by key over all tables, then once more for each group of tables that all the scores
-    have: `known`, `unseen`. Where nothing was scored, every key of `ACCURACY_KEYS` is None.
+def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Accuracy]:
+    """Accuracy over all tables, then once more for each group of tables that all the scores have:
+    `known`, `unseen`. Where nothing was scored, there is one that has nothing.
 
     For repeats, it is the mean of each share. The ends of its interval are the means of the
     repeats' ends: the interval comes from the choice of questions, which is the same in each
@@ -336,7 +324,7 @@ def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
             extents.append(_extent(entry.split, entry.score))
             scores.append(entry.score)
     if not scores:
-        return iter([dict.fromkeys(ACCURACY_KEYS)])
+        return iter([Accuracy()])
     alike = []
     for extent, score in zip(extents, scores, strict=True):
         if extent == extents[0]:
@@ -345,71 +333,166 @@ def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
     return score_lines(split, alike)
 
 
-def _extent(split: str | None, score: Score) -> tuple[str | None, str, int | None, int | None]:
+def _extent(split: str | None, score: Score) -> tuple[str | None, str, int]:
     """What must be equal for scores of repeats: split, task, and number of examples or tokens."""
-    examples = getattr(score, "examples", None)
-    tokens = getattr(score, "tokens", None)
-    return split, score.task, examples, tokens
+    if isinstance(score, TextScore):
+        return split, score.task, score.tokens
+    return split, score.task, score.examples
 
 
-def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Values]:
-    """Accuracy by key of scores of one task and split, over all tables, then for each group of
-    them."""
-    yield _line(split, "all", scores)
-    groups_of_scores = [getattr(score, "groups", None) or {} for score in scores]
+def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Accuracy]:
+    """Accuracy by scores of one task and split, over all tables, then for each group of them."""
+    yield _mean_accuracy(split, "all", scores)
+    groups_of_scores = [_groups(score) for score in scores]
     for group in groups_of_scores[0]:
         if all(group in groups for groups in groups_of_scores):
             of_group = [groups[group] for groups in groups_of_scores]
-            yield _line(split, group.removesuffix("_tables"), of_group)
+            yield _mean_accuracy(split, group.removesuffix("_tables"), of_group)
 
 
-def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
-    """Accuracy by key, as means over scores of the same tables."""
-    task = TASKS[scores[0].task]
-    figures = [_figures(score) for score in scores]
-    values: Values = {}
-    for key in figures[0]:
-        if not all(key in of_score for of_score in figures):
-            continue
-        repeats = [of_score[key] for of_score in figures]
-        if None in repeats:
-            values[key] = None
-        elif isinstance(repeats[0], tuple):
-            # For intervals, the means of their ends.
-            values[key] = [mean(ends) for ends in zip(*repeats, strict=True)]
-        else:
-            values[key] = mean(repeats)
-    if values["text_loss"] is not None:
+def _groups(score: Score) -> Mapping[str, QueryScore]:
+    """The scores by groups of tables; none for a task without tables."""
+    if isinstance(score, QueryScore) and score.groups is not None:
+        return score.groups
+    return {}
+
+
+def _mean_accuracy(split: str | None, tables: str, scores: Sequence[Score]) -> Accuracy:
+    """Accuracy as means over scores of the same task and tables."""
+    of_scores = [_accuracy(score) for score in scores]
+
+    def mean_of(measure: Callable[[Accuracy], float | None]) -> float | None:
+        return _mean([measure(of_score) for of_score in of_scores])
+
+    text_loss = mean_of(lambda of_score: of_score.text_loss)
+    together = Accuracy(
+        split=split,
+        tables=tables if "tables" in TASKS[scores[0].task].figures else None,
+        examples=mean_of(lambda of_score: of_score.examples),
+        executable=mean_of(lambda of_score: of_score.executable),
+        text_tokens=mean_of(lambda of_score: of_score.text_tokens),
+        exact_match=mean_of(lambda of_score: of_score.exact_match),
+        logical_form_accuracy=mean_of(lambda of_score: of_score.logical_form_accuracy),
+        execution_accuracy=mean_of(lambda of_score: of_score.execution_accuracy),
+        f1=mean_of(lambda of_score: of_score.f1),
+        text_loss=text_loss,
         # Perplexities are powers: their mean would not match the mean loss.
-        values["perplexity"] = math.exp(values["text_loss"])
-    measured = [measure for measure in task.judged_by if values[measure[1]] is not None]
-    kind, key = measured[0] if measured else task.judged_by[-1]
-    return {
-        "split": split,
-        "tables": tables if "tables" in task.figures else None,
-        **values,
-        "inference_kind": kind,
-        "inference_result": values[key],
-        "inference_result_interval": values[f"{key}_interval"],
-    }
+        perplexity=None if text_loss is None else math.exp(text_loss),
+        intervals=_mean_intervals([of_score.intervals for of_score in of_scores]),
+        rouge=_means([of_score.rouge for of_score in of_scores]),
+        custom_metrics=_means([of_score.custom_metrics for of_score in of_scores]),
+        custom_intervals=_mean_intervals([of_score.custom_intervals for of_score in of_scores]),
+    )
+    return _judged(together, scores[0])
 
 
-def _figures(score: Score) -> Values:
-    """The figures of one score, and the intervals of its measures."""
-    values: Values = {}
-    for key in (*SCORE_COUNTS, *ACCURACY_MEASURES):
-        values[key] = getattr(score, IN_FILE.get(key, key), None)
-    intervals = getattr(score, "intervals", {})
-    for key in ACCURACY_MEASURES:
-        if hasattr(score, IN_FILE.get(key, key)):
-            values[f"{key}_interval"] = intervals.get(key)
-    rouge = getattr(score, "rouge", None) or {}
-    for name in ROUGE:
-        if name in rouge:
-            values[name] = rouge[name]
-    custom_metrics = getattr(score, "own_metrics", {})
-    for name, value in custom_metrics.items():
-        values[f"{CUSTOM_METRIC}{name}"] = value
-    for name in custom_metrics:
-        values[f"{CUSTOM_METRIC}{name}_interval"] = intervals.get(name)
-    return values
+def _accuracy(score: Score) -> Accuracy:
+    """The measures of one score, and their intervals, under the names of a summary."""
+    if isinstance(score, TextScore):
+        # `loss` and `tokens`, as the file has it, would say too little next to the figures of a
+        # run.
+        return Accuracy(
+            text_tokens=score.tokens,
+            text_loss=score.loss,
+            perplexity=score.perplexity,
+            intervals={"text_loss": None, "perplexity": None},
+        )
+    if isinstance(score, QueryScore):
+        rouge = score.rouge or {}
+        return Accuracy(
+            examples=score.examples,
+            executable=score.executable,
+            exact_match=score.exact_match,
+            logical_form_accuracy=score.logical_form_accuracy,
+            execution_accuracy=score.execution_accuracy,
+            intervals=_intervals(score, QUERY_MEASURES),
+            rouge={name: rouge[name] for name in ROUGE if name in rouge},
+            custom_metrics=score.own_metrics,
+            custom_intervals=_intervals(score, score.own_metrics),
+        )
+    if isinstance(score, SquadScore):
+        return Accuracy(
+            examples=score.examples,
+            exact_match=score.exact_match,
+            f1=score.f1,
+            intervals=_intervals(score, ("exact_match", "f1")),
+            custom_metrics=score.own_metrics,
+            custom_intervals=_intervals(score, score.own_metrics),
+        )
+    return _of_other_task(score)
+
+
+def _of_other_task(score: Score) -> Accuracy:
+    """The measures of a task that brings its own type of score: what all answers have."""
+    if not isinstance(score, AnswerScore):
+        return Accuracy()
+    # Each type of score declares its intervals itself, after its measures: so is the file's order.
+    intervals: Mapping[str, Interval | None] = getattr(score, "intervals", {})
+    return Accuracy(
+        examples=score.examples,
+        exact_match=score.exact_match,
+        intervals={"exact_match": _ends(intervals, "exact_match")},
+    )
+
+
+def _intervals(
+    score: QueryScore | SquadScore, measures: Iterable[str]
+) -> dict[str, list[float] | None]:
+    return {name: _ends(score.intervals, name) for name in measures}
+
+
+def _ends(intervals: Mapping[str, Interval | None], measure: str) -> list[float] | None:
+    """The ends of the 95 % interval of a measure; None where it has none."""
+    interval = intervals.get(measure)
+    return None if interval is None else list(interval)
+
+
+def _judged(accuracy: Accuracy, score: Score) -> Accuracy:
+    """Add the measure by which the model of a run is judged, which follows from the task: the
+    first of the task's that was measured, else the last."""
+    measures = TASKS[score.task].judged_by
+    kind, key = measures[-1]
+    for label, measure in measures:
+        # A task names its measures by the keys of a report, which are the fields' names.
+        if getattr(accuracy, measure) is not None:
+            kind = label
+            key = measure
+            break
+    return replace(
+        accuracy,
+        inference_kind=kind,
+        inference_result=getattr(accuracy, key),
+        inference_result_interval=accuracy.intervals[key],
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of values that are all known; else None."""
+    known = [value for value in values if value is not None]
+    return mean(known) if len(known) == len(values) else None
+
+
+def _means(of_scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each measure that all scores have."""
+    means = {}
+    for name in of_scores[0]:
+        if all(name in measures for measures in of_scores):
+            means[name] = mean(measures[name] for measures in of_scores)
+    return means
+
+
+def _mean_intervals(
+    of_scores: Sequence[Mapping[str, list[float] | None]],
+) -> dict[str, list[float] | None]:
+    """The means of the ends of each measure that all scores have; None where one of them has no
+    interval."""
+    means: dict[str, list[float] | None] = {}
+    for name in of_scores[0]:
+        if not all(name in intervals for intervals in of_scores):
+            continue
+        known = [intervals[name] for intervals in of_scores]
+        lows = [ends[0] for ends in known if ends is not None]
+        highs = [ends[1] for ends in known if ends is not None]
+        is_whole = len(lows) == len(known)
+        means[name] = [mean(lows), mean(highs)] if is_whole else None
+    return means

@@ -4,35 +4,41 @@ for repeats."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from zeropods.measure.calibration import PLAN_KEYS, plan_figures
 from zeropods.measure.planned_runs import planned_memory
-from zeropods.measure.record import PHASES, PRECISION_PARTS, Record, Statistics, real_tokens
+from zeropods.measure.record import (
+    PRECISION_PARTS,
+    MeasuredPrecision,
+    RankMeasurement,
+    Record,
+    Statistics,
+    real_tokens,
+)
 from zeropods.plan.facts import shape_recorded
 from zeropods.plan.gpus import published_flops
+from zeropods.report.row import Figures
 
 DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserved", "resident"
 """Kinds of memory. They are four different things and are never mixed."""
+SAMPLED_COLUMNS = {
+    DEVICE_USED: "device_used_bytes",
+    ALLOCATED: "allocated_bytes",
+    RESIDENT: "resident_bytes",
+}
+"""The column of `memory/N.csv` with the samples of a kind of memory."""
 LIVE_STATES = "live states"
 PUBLISHED_PEAK = "published"
 MEASURED_PEAK = "measured matmul"
-BUSY_COLUMNS = (
-    "utilization_percent",
-    "memory_utilization_percent",
-    "power_watts",
-    "cpu_percent",
-    "io_wait_percent",
-)
-"""Columns of samples that say how busy the hardware was."""
 JOULES_PER_KWH = 3.6e6
 SECONDS_PER_HOUR = 3_600
 
-Values = dict[str, Any]
-"""Figures by their keys, which name the unit of the raw value; None where it was not measured."""
+Value = TypeVar("Value")
 
 
 def figures(
@@ -41,8 +47,8 @@ def figures(
     *,
     earlier: Sequence[Record] = (),
     peak: tuple[float, str] | None = None,
-) -> Values:
-    """Every figure of a run by its key; all None where there is no record.
+) -> Figures:
+    """Every figure of a run; all None where there is no record.
 
     Args:
         price_per_hour: price of one pod, in any currency.
@@ -51,25 +57,21 @@ def figures(
             run's own if not given.
     """
     if record is None:
-        return dict.fromkeys(RULES)
-    values = {
-        **_speed(record),
-        **_precision(record),
-        **_arithmetic(record, peak),
-        **_memory(record),
-        **_use(record),
-    }
-    model_flops = values["model_flops_per_second"]
-    peak_flops = values["peak_flops_per_second"]
-    return {
-        **values,
-        "model_flops_utilization": ratio(model_flops, peak_flops),
-        "measured_to_planned": ratio(values["measured_bytes"], values["planned_bytes"]),
-        "energy_kwh": ratio(values["energy_joules"], JOULES_PER_KWH),
-        **plan_figures(record),
-        **_over_attempts(record, earlier),
-        "cost": _cost(record.pods, values["duration_seconds"], price_per_hour),
-    }
+        return Figures()
+    known = _speed(record)
+    known = _with_precision(known, record)
+    known = _with_arithmetic(known, record, peak)
+    known = _with_memory(known, record)
+    known = _with_use(known, record)
+    known = _with_plan(known, record)
+    known = _with_attempts(known, record, earlier)
+    return replace(
+        known,
+        model_flops_utilization=ratio(known.model_flops_per_second, known.peak_flops_per_second),
+        measured_to_planned=ratio(known.measured_bytes, known.planned_bytes),
+        energy_kwh=ratio(known.energy_joules, JOULES_PER_KWH),
+        cost=_cost(record.pods, known.duration_seconds, price_per_hour),
+    )
 
 
 def _cost(pods: int, seconds: float | None, price_per_hour: float | None) -> float | None:
@@ -79,22 +81,23 @@ def _cost(pods: int, seconds: float | None, price_per_hour: float | None) -> flo
     return pods * seconds / SECONDS_PER_HOUR * price_per_hour
 
 
-def of_ranks(record: Record, key: str) -> list[Any] | None:
-    """A field of each rank, in rank order; None unless every rank of the run has measured it."""
+def of_ranks(
+    record: Record, measured: Callable[[RankMeasurement], Value | None]
+) -> list[Value] | None:
+    """What each rank measured of something, in rank order; None unless every rank of the run
+    measured it."""
     values = []
     for rank in record.ranks:
-        value = getattr(rank, key)
+        value = measured(rank)
         if value is not None:
             values.append(value)
     is_whole = len(values) == len(record.ranks) == record.world_size
     return values if is_whole else None
 
 
-def over_ranks(record: Record, key: str, rule: Callable[[list[Any]], Any]) -> Any:
-    """One value from a field of all ranks, such as the slowest's seconds or the sum of joules; None
-    if one lacks it."""
-    values = of_ranks(record, key)
-    return None if values is None else rule(values)
+def slowest(record: Record, seconds: Callable[[RankMeasurement], float | None]) -> float | None:
+    """Seconds of the rank that took longest; None if a rank did not measure them."""
+    return max(of_ranks(record, seconds) or (), default=None)
 
 
 def is_resumed(record: Record) -> bool:
@@ -103,16 +106,10 @@ def is_resumed(record: Record) -> bool:
     return any(rank.first_step > 0 for rank in record.ranks)
 
 
-def is_done(status: str) -> bool:
-    """Whether the figures of a row are from runs that ended well: its status is `ok`, or
-    `2 ok, 1 oom`."""
-    return "ok" in status.replace(",", " ").split()
-
-
 # Time and rates.
 
 
-def _speed(record: Record) -> Values:
+def _speed(record: Record) -> Figures:
     """Rates of all ranks together, and seconds of the slowest rank.
 
     The duration is from a process's start to its end: start-up, steps, evaluation and saving.
@@ -123,7 +120,7 @@ def _speed(record: Record) -> Values:
     duration = None
     # The whole of a resumed run was not measured.
     if not is_resumed(record):
-        duration = over_ranks(record, "wall_seconds", max)
+        duration = slowest(record, lambda rank: rank.wall_seconds)
 
     tokens = sum(real_tokens(rank, record.task) for rank in record.ranks)
     padded_tokens = sum(rank.padded_tokens for rank in record.ranks)
@@ -134,27 +131,25 @@ def _speed(record: Record) -> Values:
 
     # Without rows to evaluate, there is no rate, rather than a rate of 0.
     dev_rows = record.dev_rows or None
-    seconds_of_evaluation = over_ranks(record, "evaluate_seconds", _largest_mean)
-    return {
-        "duration_seconds": duration,
-        "steps": record.steps,
-        "train_seconds": record.train_seconds,
-        "samples_per_second": rate,
-        "tokens_per_second": tokens_per_second,
-        "padding_share": 1 - tokens / padded_tokens if padded_tokens else None,
-        "evaluation_samples_per_second": ratio(dev_rows, seconds_of_evaluation),
-        "start_seconds": over_ranks(record, "start_seconds", max),
-        "evaluate_seconds": over_ranks(record, "evaluate_seconds", _largest_total),
-        "save_seconds": over_ranks(record, "save_seconds", _largest_total),
-    }
+    evaluations = of_ranks(record, lambda rank: rank.evaluate_seconds) or ()
+    seconds_of_evaluation = max((of_rank.mean for of_rank in evaluations), default=None)
+    return Figures(
+        duration_seconds=duration,
+        steps=record.steps,
+        train_seconds=record.train_seconds,
+        samples_per_second=rate,
+        tokens_per_second=tokens_per_second,
+        padding_share=1 - tokens / padded_tokens if padded_tokens else None,
+        evaluation_samples_per_second=ratio(dev_rows, seconds_of_evaluation),
+        start_seconds=slowest(record, lambda rank: rank.start_seconds),
+        evaluate_seconds=slowest(record, lambda rank: _total(rank.evaluate_seconds)),
+        save_seconds=slowest(record, lambda rank: _total(rank.save_seconds)),
+    )
 
 
-def _largest_mean(ranks: Sequence[Statistics]) -> float:
-    return max(statistics.mean for statistics in ranks)
-
-
-def _largest_total(ranks: Sequence[Statistics]) -> float:
-    return max(statistics.total for statistics in ranks)
+def _total(durations: Statistics | None) -> float | None:
+    """Seconds of durations together; None where they were not measured."""
+    return None if durations is None else durations.total
 
 
 def _samples(record: Record) -> int:
@@ -167,24 +162,47 @@ def _samples(record: Record) -> int:
 # Precision: the number formats that a run computed in.
 
 
-def _precision(record: Record) -> Values:
-    """The number format of each kind of tensors in the first step; None where it was not
-    measured."""
+def _with_precision(known: Figures, record: Record) -> Figures:
+    """Add the number format of each kind of tensors in the first step."""
     measured = record.measured_precision
-    return {f"precision_{part}": getattr(measured, part, None) for part in PRECISION_PARTS}
+    if measured is None:
+        return known
+    return replace(
+        known,
+        precision_weights=measured.weights,
+        precision_master_weights=measured.master_weights,
+        precision_optimizer_states=measured.optimizer_states,
+        precision_gradients_sent=measured.gradients_sent,
+        precision_linear_output=measured.linear_output,
+    )
+
+
+def measured_precision(known: Figures) -> MeasuredPrecision:
+    """The number formats of a row as a run measures them, as far as all repeats agree on them."""
+    return MeasuredPrecision(
+        weights=known.precision_weights,
+        master_weights=known.precision_master_weights,
+        optimizer_states=known.precision_optimizer_states,
+        gradients_sent=known.precision_gradients_sent,
+        linear_output=known.precision_linear_output,
+    )
 
 
 # Arithmetic: how much of the hardware a run has used.
 
 
-def _arithmetic(record: Record, best: tuple[float, str] | None) -> Values:
-    """FLOP/s that the model needs, and peak FLOP/s of all the run's hardware at its precision, with
-    their source."""
-    return {
-        "model_flops_per_second": _model_flops(record),
-        **_peak_flops(record, best),
-        "machines": machines(record),
-    }
+def _with_arithmetic(known: Figures, record: Record, best: tuple[float, str] | None) -> Figures:
+    """Add FLOP/s that the model needs, and peak FLOP/s of all the run's hardware at its precision,
+    with their source."""
+    peak = _peak_flops(record, best)
+    return replace(
+        known,
+        model_flops_per_second=_model_flops(record),
+        peak_flops_per_second=peak.flops_per_second,
+        peak_flops_kind=peak.kind,
+        peak_flops_run=peak.run,
+        machines=machines(record),
+    )
 
 
 def _model_flops(record: Record) -> float | None:
@@ -211,23 +229,28 @@ def _model_flops(record: Record) -> float | None:
     return shape.training_flops(source_tokens / rows, target_tokens / rows) * rate
 
 
-def _peak_flops(record: Record, best: tuple[float, str] | None) -> Values:
+class _Peak(NamedTuple):
+    """Peak FLOP/s of all the hardware of a run."""
+
+    flops_per_second: float | None = None
+    kind: str | None = None
+    run: str | None = None
+    """Name of the run that measured it, where it is not the run itself."""
+
+
+def _peak_flops(record: Record, best: tuple[float, str] | None) -> _Peak:
     """Peak FLOP/s of all the run's hardware, its kind, and the run that measured it.
 
     The peak is the published one of each rank's GPU, summed; where one is not published, or on
     CPUs, it is the best matrix multiplication measured by rank 0, or by another run, x GPUs, or x
     machines: pods of one machine share its cores.
     """
-    gpus = of_ranks(record, "gpu") or []
+    gpus = of_ranks(record, lambda rank: rank.gpu) or []
     published = [published_flops(name, record.precision) for name in gpus]
     known = [flops for flops in published if flops is not None]
     all_are_known = len(known) == len(published)
     if known and all_are_known:
-        return {
-            "peak_flops_per_second": sum(known),
-            "peak_flops_kind": PUBLISHED_PEAK,
-            "peak_flops_run": None,
-        }
+        return _Peak(sum(known), PUBLISHED_PEAK)
 
     of_one_device = record.matmul_flops_per_second
     run = None
@@ -235,17 +258,13 @@ def _peak_flops(record: Record, best: tuple[float, str] | None) -> Values:
         of_one_device, run = best
     devices = len(gpus) if gpus else machines(record)
     if of_one_device is None or devices is None:
-        return dict.fromkeys(("peak_flops_per_second", "peak_flops_kind", "peak_flops_run"))
-    return {
-        "peak_flops_per_second": of_one_device * devices,
-        "peak_flops_kind": MEASURED_PEAK,
-        "peak_flops_run": run,
-    }
+        return _Peak()
+    return _Peak(of_one_device * devices, MEASURED_PEAK, run)
 
 
 def machines(record: Record) -> int | None:
     """Number of distinct machines that the ranks ran on; pods of one machine count once."""
-    names = of_ranks(record, "machine")
+    names = of_ranks(record, lambda rank: rank.machine)
     return None if names is None else len(set(names))
 
 
@@ -290,9 +309,9 @@ def _count_steps(attempts: Sequence[Record]) -> _CountedSteps:
     return _CountedSteps(seconds, timed, lost)
 
 
-def _over_attempts(record: Record, earlier: Sequence[Record]) -> Values:
-    """Seconds of the steps that count, and their share of the wall time, from the first attempt's
-    start to the last one's end.
+def _with_attempts(known: Figures, record: Record, earlier: Sequence[Record]) -> Figures:
+    """Add seconds of the steps that count, and their share of the wall time, from the first
+    attempt's start to the last one's end.
 
     A step counts once: in the last attempt that did it. Lost steps are those that were done again.
     The seconds are None where a step that counts was not timed; the other values are None for a run
@@ -304,28 +323,26 @@ def _over_attempts(record: Record, earlier: Sequence[Record]) -> Values:
     if is_resumed(record):
         train_seconds = counted.seconds if counted.timed == record.steps else None
 
+    known = replace(known, train_seconds=train_seconds)
+
     ends = []
     for rank in record.ranks:
         if rank.ended_unix_seconds is not None:
             ends.append(rank.ended_unix_seconds)
     are_all_recorded = len(attempts) == record.attempt + 1
     if not earlier or not are_all_recorded or not ends:
-        return {"train_seconds": train_seconds, "goodput": None, "lost_steps": None}
+        return known
     began = datetime.fromisoformat(attempts[0].started_at).timestamp()
     wall_seconds = max(ends) - began
-    return {
-        "train_seconds": train_seconds,
-        "goodput": ratio(counted.seconds, wall_seconds),
-        "lost_steps": counted.lost,
-    }
+    return replace(known, goodput=ratio(counted.seconds, wall_seconds), lost_steps=counted.lost)
 
 
 # Memory, in bytes: what was used of each kind, and what was planned.
 
 
-def _memory(record: Record) -> Values:
-    """Peaks of memory of the rank or the pod that needed most, and the states and activations of a
-    model.
+def _with_memory(known: Figures, record: Record) -> Figures:
+    """Add peaks of memory of the rank or the pod that needed most, and the states and activations
+    of a model.
 
     Pods are compared by the first of device-used, allocated and resident that every rank has. A
     pod's device memory is that of its fullest GPU. Its resident memory is the sum of its ranks'
@@ -343,10 +360,10 @@ def _memory(record: Record) -> Values:
     if kind is not None:
         pods = _of_pods(record, peaks[kind], sum if kind == RESIDENT else max)
 
-    states = over_ranks(record, "live_bytes", lambda ranks: [live.total for live in ranks])
+    states = of_ranks(record, _live_bytes)
     plan = planned_memory(record)
     activations = None if plan is None else plan.parts()["activations"] * record.slots
-    if of_ranks(record, "gpu"):
+    if of_ranks(record, lambda rank: rank.gpu):
         planned_kind = DEVICE_USED
         planned_bytes = None if plan is None else plan.device_bytes
         measured_bytes = largest[DEVICE_USED]
@@ -354,32 +371,45 @@ def _memory(record: Record) -> Values:
         planned_kind = LIVE_STATES
         planned_bytes = None if plan is None else plan.state_bytes
         measured_bytes = max(states or (), default=None)
-    return {
-        "pod_memory_bytes": pods,
-        "peak_memory_bytes": max(pods or (), default=None),
-        "pod_state_bytes": None if states is None else _of_pods(record, states, sum),
-        "pod_activation_bytes": activations,
-        "memory_kind": kind,
-        **_memory_of_processes(record, kind, largest),
-        **{f"peak_{column_of(kind)}": peak for kind, peak in largest.items()},
-        **_peaks_of_phases(record, peaks),
-        "planned_kind": planned_kind,
-        "planned_bytes": planned_bytes,
-        "measured_bytes": measured_bytes,
-    }
+    known = replace(
+        known,
+        pod_memory_bytes=pods,
+        peak_memory_bytes=max(pods or (), default=None),
+        pod_state_bytes=None if states is None else _of_pods(record, states, sum),
+        pod_activation_bytes=activations,
+        memory_kind=kind,
+        process_peak_bytes=None if kind is None else largest[kind],
+        peak_device_used_bytes=largest[DEVICE_USED],
+        peak_reserved_bytes=largest[RESERVED],
+        peak_allocated_bytes=largest[ALLOCATED],
+        peak_resident_bytes=largest[RESIDENT],
+        planned_kind=planned_kind,
+        planned_bytes=planned_bytes,
+        measured_bytes=measured_bytes,
+    )
+    if kind is not None:
+        known = _with_samples(known, samples_of(record, SAMPLED_COLUMNS[kind]))
+    return _with_phases(known, record, peaks)
 
 
-def _peaks_of_ranks(record: Record) -> dict[str, list[Any]]:
+def _live_bytes(rank: RankMeasurement) -> int | None:
+    """The states of a rank in bytes; None where they were not measured."""
+    return None if rank.live_bytes is None else rank.live_bytes.total
+
+
+def _peaks_of_ranks(record: Record) -> dict[str, list[float]]:
     """The peak of each rank by kind of memory; an empty list of a kind that a rank lacks.
 
     Allocated and reserved peaks are the allocator's own, resident ones are the kernel's (VmHWM);
     device-used is the highest sample of NVML, context and other processes included.
     """
-    sampled = samples_of(record, column_of(DEVICE_USED))
-    peaks: dict[str, list[Any]] = {DEVICE_USED: [statistics.peak for statistics in sampled]}
-    for kind in (RESERVED, ALLOCATED, RESIDENT):
-        peaks[kind] = of_ranks(record, f"peak_{column_of(kind)}") or []
-    return peaks
+    sampled = samples_of(record, SAMPLED_COLUMNS[DEVICE_USED])
+    return {
+        DEVICE_USED: [statistics.peak for statistics in sampled],
+        RESERVED: list(of_ranks(record, lambda rank: rank.peak_reserved_bytes) or ()),
+        ALLOCATED: list(of_ranks(record, lambda rank: rank.peak_allocated_bytes) or ()),
+        RESIDENT: list(of_ranks(record, lambda rank: rank.peak_resident_bytes) or ()),
+    }
 
 
 def _of_pods(
@@ -392,26 +422,20 @@ def _of_pods(
     return [rule(of_pod) for of_pod in pods.values()]
 
 
-def _memory_of_processes(record: Record, kind: str | None, largest: Values) -> Values:
-    """Peak, mean and minimum of the memory of one process.
-
-    Mean and minimum are those of a process's samples, of the same kind: the mean of all ranks, and
-    the minimum of the rank that needed least.
-    """
-    if kind is None:
-        return dict.fromkeys(("process_peak_bytes", "process_mean_bytes", "process_minimum_bytes"))
-    sampled = samples_of(record, column_of(kind))
-    means = [statistics.mean for statistics in sampled]
-    minima = [statistics.minimum for statistics in sampled]
-    return {
-        "process_peak_bytes": largest[kind],
-        "process_mean_bytes": mean(means) if means else None,
-        "process_minimum_bytes": min(minima, default=None),
-    }
+def _with_samples(known: Figures, sampled: Sequence[Statistics]) -> Figures:
+    """Add mean and minimum of the memory of one process, from the samples of each rank: the mean of
+    all ranks, and the minimum of the rank that needed least."""
+    if not sampled:
+        return known
+    return replace(
+        known,
+        process_mean_bytes=mean(statistics.mean for statistics in sampled),
+        process_minimum_bytes=min(statistics.minimum for statistics in sampled),
+    )
 
 
-def _peaks_of_phases(record: Record, peaks: dict[str, list[Any]]) -> Values:
-    """The peak within each phase of the rank that needed most; None if a rank has none.
+def _with_phases(known: Figures, record: Record, peaks: Mapping[str, Sequence[float]]) -> Figures:
+    """Add the peak within each phase of the rank that needed most; None if a rank has none.
 
     They are of allocated memory on GPUs and of resident memory on CPUs; their counters are reset in
     between.
@@ -419,18 +443,26 @@ def _peaks_of_phases(record: Record, peaks: dict[str, list[Any]]) -> Values:
     kind = None
     if any(rank.phases for rank in record.ranks):
         kind = next((kind for kind in (ALLOCATED, RESIDENT) if peaks[kind]), None)
-    values: Values = {"phase_kind": kind}
-    for phase in PHASES:
-        values[f"peak_{phase}_bytes"] = (
-            None if kind is None else _peak_of_phase(record, phase, kind)
-        )
-    return values
+    if kind is None:
+        return known
+    return replace(
+        known,
+        phase_kind=kind,
+        peak_load_bytes=_peak_of_phase(record, "load", kind),
+        peak_first_step_bytes=_peak_of_phase(record, "first_step", kind),
+        peak_steady_bytes=_peak_of_phase(record, "steady", kind),
+        peak_evaluate_bytes=_peak_of_phase(record, "evaluate", kind),
+        peak_save_bytes=_peak_of_phase(record, "save", kind),
+    )
 
 
 def _peak_of_phase(record: Record, phase: str, kind: str) -> int | None:
     sizes = []
     for rank in record.ranks:
-        size = getattr(rank.phases.get(phase), f"peak_{column_of(kind)}", None)
+        peak = rank.phases.get(phase)
+        if peak is None:
+            return None
+        size = peak.peak_allocated_bytes if kind == ALLOCATED else peak.peak_resident_bytes
         if size is None:
             return None
         sizes.append(size)
@@ -440,31 +472,51 @@ def _peak_of_phase(record: Record, phase: str, kind: str) -> int | None:
 # How busy the hardware was, and what came of it.
 
 
-def _use(record: Record) -> Values:
-    """For each column of samples, the mean over ranks of their means and 95th percentiles, None
-    unless all have it; the last losses; the energy of all GPUs."""
-    values: Values = {}
-    for column in BUSY_COLUMNS:
-        for statistic in ("mean", "p95"):
-            of_each_rank = [getattr(sampled, statistic) for sampled in samples_of(record, column)]
-            is_whole = bool(of_each_rank) and None not in of_each_rank
-            values[f"{column}_{statistic}"] = mean(of_each_rank) if is_whole else None
-    values["train_loss"] = record.losses[-1].loss if record.losses else None
-    values["eval_loss"] = record.eval_losses[-1].loss if record.eval_losses else None
-    values["energy_joules"] = over_ranks(record, "energy_joules", sum)
-    return values
+def _with_use(known: Figures, record: Record) -> Figures:
+    """Add, for each column of samples, the mean over ranks of their means and 95th percentiles,
+    None unless all have it; the last losses; the energy of all GPUs."""
+    gpu = samples_of(record, "utilization_percent")
+    gpu_memory = samples_of(record, "memory_utilization_percent")
+    power = samples_of(record, "power_watts")
+    cores = samples_of(record, "cpu_percent")
+    io_wait = samples_of(record, "io_wait_percent")
+    joules = of_ranks(record, lambda rank: rank.energy_joules)
+    return replace(
+        known,
+        utilization_percent_mean=_mean_of_means(gpu),
+        utilization_percent_p95=_mean_p95(gpu),
+        memory_utilization_percent_mean=_mean_of_means(gpu_memory),
+        memory_utilization_percent_p95=_mean_p95(gpu_memory),
+        power_watts_mean=_mean_of_means(power),
+        power_watts_p95=_mean_p95(power),
+        cpu_percent_mean=_mean_of_means(cores),
+        cpu_percent_p95=_mean_p95(cores),
+        io_wait_percent_mean=_mean_of_means(io_wait),
+        io_wait_percent_p95=_mean_p95(io_wait),
+        train_loss=record.losses[-1].loss if record.losses else None,
+        eval_loss=record.eval_losses[-1].loss if record.eval_losses else None,
+        energy_joules=None if joules is None else sum(joules),
+    )
+
+
+def _mean_of_means(sampled: Sequence[Statistics]) -> float | None:
+    """Mean over ranks of the means of their samples."""
+    return mean(statistics.mean for statistics in sampled) if sampled else None
+
+
+def _mean_p95(sampled: Sequence[Statistics]) -> float | None:
+    """Mean over ranks of the 95th percentiles of their samples; None where a rank has none."""
+    percentiles = []
+    for statistics in sampled:
+        if statistics.p95 is None:
+            return None
+        percentiles.append(statistics.p95)
+    return mean(percentiles) if percentiles else None
 
 
 def samples_of(record: Record, column: str) -> list[Statistics]:
     """Statistics of each rank's samples of one column; an empty list unless every rank has some."""
-    by_column = of_ranks(record, "sampled") or []
-    of_column = [sampled[column] for sampled in by_column if sampled.get(column) is not None]
-    return of_column if len(of_column) == len(by_column) else []
-
-
-def column_of(kind: str) -> str:
-    """Name of the column of samples of a kind of memory."""
-    return f"{kind.replace('-', '_')}_bytes"
+    return of_ranks(record, lambda rank: rank.sampled.get(column)) or []
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
@@ -474,19 +526,50 @@ def ratio(value: float | None, base: float | None) -> float | None:
     return value / base
 
 
+# The plan of `zeropods plan` beside what it is about.
+
+
+def _with_plan(known: Figures, record: Record) -> Figures:
+    """Add the planned peak of memory and seconds of a step, with their intervals, and the measured
+    ones."""
+    plan = plan_figures(record)
+    return replace(
+        known,
+        plan_peak_planned_bytes=plan["plan_peak_planned_bytes"],
+        plan_peak_low_bytes=plan["plan_peak_low_bytes"],
+        plan_peak_high_bytes=plan["plan_peak_high_bytes"],
+        plan_peak_measured_bytes=plan["plan_peak_measured_bytes"],
+        plan_step_planned_seconds=plan["plan_step_planned_seconds"],
+        plan_step_low_seconds=plan["plan_step_low_seconds"],
+        plan_step_high_seconds=plan["plan_step_high_seconds"],
+        plan_step_measured_seconds=plan["plan_step_measured_seconds"],
+    )
+
+
 # Repeats: one value from those of the runs that have it.
 
 
-def of_repeats(runs: Sequence[Values]) -> Values:
-    """Every figure of a group of repeats, from the `figures` of those that have it."""
-    together: Values = {}
+def of_repeats(runs: Sequence[Figures]) -> Figures:
+    """Every figure of a group of repeats, from those of them that have it."""
+    together: dict[str, Any] = {}
     for key, rule in RULES.items():
-        values = [run[key] for run in runs if run[key] is not None]
+        values = []
+        for run in runs:
+            value = vars(run)[key]
+            if value is not None:
+                values.append(value)
         together[key] = rule(values) if values else None
     for kind, keys in OF_KIND.items():
         if together[kind] is None:
             together.update(dict.fromkeys(keys))
-    return together
+    return Figures(**together)
+
+
+def by_key(figures: Figures) -> dict[str, object]:
+    """The figures of a row by their keys, in the order in which `summary.json` has them: that of
+    `RULES`."""
+    values = vars(figures)
+    return {key: values[key] for key in RULES}
 
 
 def agreed(values: Sequence[Any]) -> Any:
@@ -518,7 +601,16 @@ RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model_flops_per_second": mean,
     "peak_flops_per_second": mean,
     "model_flops_utilization": mean,
-    **{f"{column}_{statistic}": mean for column in BUSY_COLUMNS for statistic in ("mean", "p95")},
+    "utilization_percent_mean": mean,
+    "utilization_percent_p95": mean,
+    "memory_utilization_percent_mean": mean,
+    "memory_utilization_percent_p95": mean,
+    "power_watts_mean": mean,
+    "power_watts_p95": mean,
+    "cpu_percent_mean": mean,
+    "cpu_percent_p95": mean,
+    "io_wait_percent_mean": mean,
+    "io_wait_percent_p95": mean,
     "energy_joules": mean,
     "energy_kwh": mean,
     "cost": mean,
@@ -529,7 +621,11 @@ RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "peak_reserved_bytes": max,
     "peak_allocated_bytes": max,
     "peak_resident_bytes": max,
-    **{f"peak_{phase}_bytes": max for phase in PHASES},
+    "peak_load_bytes": max,
+    "peak_first_step_bytes": max,
+    "peak_steady_bytes": max,
+    "peak_evaluate_bytes": max,
+    "peak_save_bytes": max,
     "pod_activation_bytes": max,
     "planned_bytes": max,
     "measured_bytes": max,
@@ -546,8 +642,8 @@ RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **{f"precision_{part}": agreed for part in PRECISION_PARTS},
     **dict.fromkeys(PLAN_KEYS, median),
 }
-"""Rule for every figure, by its name in JSON and CSV: the mean; for `PLAN_KEYS` the median; for
-peaks the largest, for each pod; for words the common one."""
+"""Rule for every figure, by its field of `Figures`, in the order in which a row is written: the
+mean; for `PLAN_KEYS` the median; for peaks the largest, for each pod; for words the common one."""
 OF_KIND = {
     "memory_kind": (
         "pod_memory_bytes",
@@ -556,7 +652,13 @@ OF_KIND = {
         "process_mean_bytes",
         "process_minimum_bytes",
     ),
-    "phase_kind": tuple(f"peak_{phase}_bytes" for phase in PHASES),
+    "phase_kind": (
+        "peak_load_bytes",
+        "peak_first_step_bytes",
+        "peak_steady_bytes",
+        "peak_evaluate_bytes",
+        "peak_save_bytes",
+    ),
     "planned_kind": ("planned_bytes", "measured_bytes", "measured_to_planned"),
     "peak_flops_kind": ("peak_flops_per_second", "model_flops_utilization"),
 }

@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import read_object
-from zeropods.report.formulas import Values, is_done
+from zeropods.report.row import is_done
 from zeropods.report.settings import DEEPSPEED_PREFIX, PRECISION_PREFIX, as_key, unequal
 from zeropods.tables import Table, counted
 
+Values = dict[str, Any]
+"""A row of a `summary.json` as it was read: of an earlier version, maybe, which has other keys."""
 SCHEMA_VERSION = 2
 """Schema version of `summary.json`."""
 RATE_TOLERANCE = 0.05

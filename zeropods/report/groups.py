@@ -13,12 +13,14 @@ from functools import partial
 from typing import TypeVar
 
 from zeropods.measure.intervals import ratio_interval, t_interval
-from zeropods.measure.record import PRECISION_PARTS, MeasuredPrecision, Record
+from zeropods.measure.record import PRECISION_PARTS, MeasuredPrecision, Record, RunConfig
 from zeropods.report.entry import Entry, accuracy_lines
-from zeropods.report.formulas import Values, figures, matmul_key, of_repeats
+from zeropods.report.formulas import by_key, figures, matmul_key, of_repeats
+from zeropods.report.row import Comparison, Row
 from zeropods.report.settings import (
     DEEPSPEED_PREFIX,
     PRECISION_PREFIX,
+    Settings,
     arrangement,
     as_key,
     is_of,
@@ -34,7 +36,7 @@ Item = TypeVar("Item")
 DISTURBED = 0.8
 """Share of the best matmul rate on the same hardware; below it, something else ran beside a run's
 own matmul."""
-SHOWN_FACTS = (
+FACTS = (
     "model_id",
     "init",
     "task",
@@ -47,7 +49,7 @@ SHOWN_FACTS = (
     "gradient_checkpointing",
     "technique_text",
 )
-"""Facts of a run's configuration that a row shows."""
+"""Facts of a run's configuration that `summary.json` and `summary.csv` have."""
 
 
 class Group:
@@ -55,8 +57,8 @@ class Group:
     one."""
 
     def __init__(self, number: int, letter: str, runs: Sequence[Entry]) -> None:
-        """Make a row with every raw value by name, over the repeats that were measured;
-        `group_runs` adds the values that compare it with other rows.
+        """Make a row over the repeats that were measured; `group_runs` adds how it compares with
+        other rows.
 
         The name is the run's; for repeats, the part of the path that they share, or the name of the
         first one. The status is the one that all repeats share, or the number of repeats with each
@@ -79,29 +81,68 @@ class Group:
         first_measured = self.measured[0] if self.measured else self.first
         self.settings = settings(first_measured.config)
 
-        rates = [run.values["samples_per_second"] for run in self.measured]
-        known_rates = [rate for rate in rates if rate is not None]
-        self.values: Values = {
-            "row": letter,
-            "runs": [run.name for run in runs],
-            "name": _shared_path(runs) or self.first.name,
-            "repeats": len(self.measured),
-            "status": _status_text(runs),
-            **{key: self.first.values[key] for key in SHOWN_FACTS},
-            **of_repeats([run.values for run in self.measured]),
-            "samples_per_second_values": known_rates,
-            "samples_per_second_interval": t_interval(known_rates),
-            **next(accuracy_lines(self.measured)),
-            **NOT_SCALED,
-        }
+        known_rates = []
+        for run in self.measured:
+            if run.figures.samples_per_second is not None:
+                known_rates.append(run.figures.samples_per_second)
+        self.row = Row(
+            letter=letter,
+            runs=[run.name for run in runs],
+            name=_shared_path(runs) or self.first.name,
+            repeats=len(self.measured),
+            status=_status_text(runs),
+            config=self.first.config,
+            figures=of_repeats([run.figures for run in self.measured]),
+            samples_per_second_values=known_rates,
+            samples_per_second_interval=t_interval(known_rates),
+            accuracy=next(accuracy_lines(self.measured)),
+        )
 
-    def to_json(self) -> Values:
-        """The row's raw values, and what another summary needs to find the same row."""
+    def to_json(self) -> dict[str, object]:
+        """The row's raw values by key, and what another summary needs to find the same row."""
+        row = self.row
         return {
-            **self.values,
+            "row": row.letter,
+            "runs": row.runs,
+            "name": row.name,
+            "repeats": row.repeats,
+            "status": row.status,
+            **_facts(row.config),
+            **by_key(row.figures),
+            "samples_per_second_values": row.samples_per_second_values,
+            "samples_per_second_interval": row.samples_per_second_interval,
+            **row.accuracy.to_json(),
+            **vars(row.comparison),
             "settings": self.settings,
             "arrangement": arrangement(self.first.config),
         }
+
+    def runs_to_json(self) -> list[dict[str, object]]:
+        """The raw values of each of its runs by key."""
+        documents = []
+        for run in self.runs:
+            values = vars(run.figures)
+            if run.record is None:
+                # Nothing is known; the keys come in the order of a row.
+                values = by_key(run.figures)
+            documents.append(
+                {
+                    "row": self.letter,
+                    "run": run.name,
+                    "status": run.status,
+                    "reason": run.reason,
+                    **_facts(run.config),
+                    "seed": run.config.identity.get("seed") if run.config else None,
+                    **values,
+                    **run.accuracy.to_json(),
+                }
+            )
+        return documents
+
+
+def _facts(config: RunConfig | None) -> dict[str, object]:
+    """The facts of a run's configuration by key; all None without one."""
+    return {key: getattr(config, key, None) for key in FACTS}
 
 
 def _shared_path(runs: Sequence[Entry]) -> str:
@@ -148,9 +189,9 @@ def group_runs(
             return run.name
         return _row_key(run)
 
-    with_values = [_with_values(entry, peaks, price_per_hour) for entry in entries]
+    with_figures = [_with_figures(entry, peaks, price_per_hour) for entry in entries]
     rows = []
-    for runs in _by_key(with_values, row_of).values():
+    for runs in _by_key(with_figures, row_of).values():
         rows.extend(_by_measured_precision(runs))
 
     blocks = _by_key(rows, lambda runs: required(settings(runs[0].config)))
@@ -173,21 +214,16 @@ def _row_key(run: Entry) -> str:
     return as_key(requested, arrangement(run.config))
 
 
-def _with_values(
+def _with_figures(
     entry: Entry, peaks: Mapping[str, tuple[float, str]], price_per_hour: float | None
 ) -> Entry:
-    """A run with every raw value by name."""
+    """A run with its figures and its accuracy."""
     peak = peaks.get(matmul_key(entry.record)) if entry.record else None
-    values = {
-        "run": entry.name,
-        "status": entry.status,
-        "reason": entry.reason,
-        **{key: getattr(entry.config, key, None) for key in SHOWN_FACTS},
-        "seed": entry.config.identity.get("seed") if entry.config else None,
-        **figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak),
-        **next(accuracy_lines([entry])),
-    }
-    return replace(entry, values=values)
+    return replace(
+        entry,
+        figures=figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak),
+        accuracy=next(accuracy_lines([entry])),
+    )
 
 
 def _block_order(rows: Sequence[Sequence[Entry]]) -> tuple[bool, int]:
@@ -372,7 +408,7 @@ def differences(groups: Sequence[Group]) -> list[str]:
     are not known are left out.
     """
     with_settings = [group for group in groups if group.settings]
-    by_task = _by_key(with_settings, lambda group: group.values["task"])
+    by_task = _by_key(with_settings, _task)
     lines = []
     if len(by_task) > 1:
         lines.append(f"task: {_listed(by_task)}: different kinds of samples, never compared")
@@ -384,6 +420,10 @@ def differences(groups: Sequence[Group]) -> list[str]:
             if len(by_value) > 1:
                 lines.append(f"{name}: {_listed(by_value)}")
     return lines
+
+
+def _task(group: Group) -> str:
+    return group.row.known_config.task
 
 
 def _setting_text(name: str, row: Group) -> str:
@@ -430,17 +470,6 @@ def _listed(rows_by_value: Mapping[str, Sequence[Group]]) -> str:
 
 LENGTHS = ("max_seq_length", "loss_on")
 """Flags of a causal run that decide what a sample is."""
-NOT_SCALED: Values = {
-    "base": None,
-    "speed_up": None,
-    "speed_up_interval": None,
-    "scaling_efficiency": None,
-    "differs_in": [],
-}
-"""Values that compare a row with its base, here of a row without one: the letter of the base, maybe
-the row's own; samples/s of the row / of its base, with the 95 % interval where both have three
-repeats; that / (processes of the row / processes of its base); and, where differences were allowed,
-the settings in which the two differ."""
 
 
 def compared_rows(groups: Sequence[Group]) -> set[str]:
@@ -453,8 +482,8 @@ def compared_rows(groups: Sequence[Group]) -> set[str]:
     """
     bases_of_models: dict[tuple[str, str], str] = {}
     for rows in sorted(_compared_sets(groups), key=_set_order):
-        values = rows[0].values
-        bases_of_models.setdefault((values["model_id"], values["task"]), values["base"])
+        config = rows[0].row.known_config
+        bases_of_models.setdefault((config.model_id, config.task), _base(rows[0]))
     chosen = set(bases_of_models.values())
     base_settings = [group.settings for group in groups if group.letter in chosen]
     compared = set()
@@ -469,10 +498,18 @@ def _compared_sets(groups: Sequence[Group]) -> list[list[Group]]:
     each."""
     related = []
     for group in groups:
-        if group.values["base"] is not None and not group.values["differs_in"]:
+        comparison = group.row.comparison
+        if comparison.base is not None and not comparison.differs_in:
             related.append(group)
-    sets = _by_key(related, lambda group: group.values["base"])
+    sets = _by_key(related, _base)
     return [rows for rows in sets.values() if len(rows) > 1]
+
+
+def _base(group: Group) -> str:
+    """Letter of the base of a row that has one."""
+    base = group.row.comparison.base
+    assert base is not None
+    return base
 
 
 def _set_order(rows: Sequence[Group]) -> tuple[bool, int]:
@@ -482,7 +519,7 @@ def _set_order(rows: Sequence[Group]) -> tuple[bool, int]:
 
 
 def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
-    """Add to each row's values its comparison with the row of fewest processes, `none` before other
+    """Add to each row its comparison with the row of fewest processes, `none` before other
     techniques."""
     timed = [group for group in groups if _is_timed(group)]
     by_settings = _by_key(timed, lambda group: required(group.settings))
@@ -493,45 +530,46 @@ def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
         if peers == [group] and allow_differences:
             peers = by_work[_work(group)]
         if len(peers) > 1:
-            base = min(peers, key=lambda peer: base_order(peer.values))
-            group.values.update(_comparison(group, base))
+            base = min(peers, key=lambda peer: base_order(peer.row))
+            group.row = replace(group.row, comparison=_comparison(group, base))
 
 
 def _is_timed(group: Group) -> bool:
     """Whether a run of a row ended well, and the row has a rate."""
     ended_well = any(run.status == "ok" for run in group.runs)
-    return ended_well and bool(group.values["samples_per_second"])
+    return ended_well and bool(group.row.figures.samples_per_second)
 
 
-def _comparison(group: Group, base: Group) -> Values:
-    """The values that compare a row with its base, which may be itself."""
-    row = group.values
-    base_row = base.values
-    speed_up = row["samples_per_second"] / base_row["samples_per_second"]
+def _comparison(group: Group, base: Group) -> Comparison:
+    """How a row compares with its base, which may be itself."""
+    row = group.row
+    base_row = base.row
+    speed_up = row.rate / base_row.rate
     interval = None
     if group is not base:
-        interval = ratio_interval(
-            row["samples_per_second_values"], base_row["samples_per_second_values"]
-        )
-    return {
-        "base": base.letter,
-        "speed_up": speed_up,
-        "speed_up_interval": interval,
-        "scaling_efficiency": speed_up * base_row["world_size"] / row["world_size"],
-        "differs_in": unequal(base.settings, group.settings),
-    }
+        interval = ratio_interval(row.samples_per_second_values, base_row.samples_per_second_values)
+    processes = row.known_config.world_size
+    processes_of_base = base_row.known_config.world_size
+    return Comparison(
+        base=base.letter,
+        speed_up=speed_up,
+        speed_up_interval=interval,
+        scaling_efficiency=speed_up * processes_of_base / processes,
+        differs_in=unequal(base.settings, group.settings),
+    )
 
 
-def base_order(row: Values) -> tuple[int, bool]:
+def base_order(row: Row) -> tuple[int, bool]:
     """Sort key of rows, the first of which is the base of the others: fewest processes, `none`
     before others."""
-    return row["world_size"], row["technique"] != "none"
+    config = row.known_config
+    return config.world_size, config.technique != "none"
 
 
 def _work(group: Group) -> str:
     """Key that is equal for rows whose samples are the same amount of work."""
-    identity = group.first.config.identity if group.first.config else {}
-    work = {"model_id": group.values["model_id"], "task": group.values["task"]}
+    config = group.row.known_config
+    work: Settings = {"model_id": config.model_id, "task": config.task}
     for flag in LENGTHS:
-        work[flag] = identity.get(flag)
+        work[flag] = config.identity.get(flag)
     return as_key(work)

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import TypeVar
@@ -20,7 +21,7 @@ from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_of, target_of
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, load_metric, read_predictions, right_queries
-from zeropods.evaluate.score_json import UNSEEN_SPLITS, Score, TextScore, read_score
+from zeropods.evaluate.score_json import UNSEEN_SPLITS, QueryScore, Score, TextScore, read_score
 from zeropods.measure.intervals import score_interval
 from zeropods.measure.record import read_record
 from zeropods.plan.facts import shape_named
@@ -403,6 +404,7 @@ def accuracy_table(score: Score, split: str) -> Table:
     of query.
     """
     lines = list(score_lines(split, [score]))
-    for kind, part in (getattr(score, "kinds", None) or {}).items():
-        lines += [{**line, "tables": kind} for line in score_lines(split, [part])]
+    if isinstance(score, QueryScore):
+        for kind, part in (score.kinds or {}).items():
+            lines += [replace(line, tables=kind) for line in score_lines(split, [part])]
     return table("", accuracy_columns({score.task}, lines), lines, whole=True)

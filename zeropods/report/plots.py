@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropods.measure.record import Loss, Record
 from zeropods.report.entry import MEMORY_COLUMNS, USE_COLUMNS, Timeline
-from zeropods.report.formulas import DEVICE_USED, Values
+from zeropods.report.formulas import DEVICE_USED
+from zeropods.report.row import Figures, Row
 from zeropods.tables import GIB, MIB, digits
-from zeropods.techniques import NAMES
+from zeropods.techniques import color_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,8 +106,6 @@ WIDE = 6.4
 LONGEST_NAME = 34
 """Maximum number of characters shown of a run's name."""
 BAR_INCHES = 0.34
-TECHNIQUE_COLORS = ("C0", "C1", "C2", "C8", "C4", "C5", "C9", "C3")
-"""Colours of techniques, in the order of `NAMES`."""
 LONG_RATIO = 10
 """Ratio of the largest value to the smallest above which a scale is logarithmic."""
 CROWDED_RATIO = 100
@@ -129,13 +128,6 @@ def new_axes(
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
     return figure, all_axes
-
-
-def technique_color(technique: str) -> str:
-    """The colour of a technique, the same in every plot; grey for a technique of the user's own."""
-    if technique not in NAMES:
-        return "0.6"
-    return TECHNIQUE_COLORS[NAMES.index(technique)]
 
 
 def stacked_bars(
@@ -243,12 +235,27 @@ def _set_logarithmic(axes: Axes, which: str) -> None:
 # What is drawn of rows.
 
 
-def _of_main_kind(lines: Sequence[Values], key: str) -> tuple[str | None, list[Values]]:
-    """The kind of memory that most rows have; and the rows in their order, with `{}` in place of
+def _of_main_kind(
+    rows: Sequence[Row], kind: Callable[[Row], str | None]
+) -> tuple[str | None, list[Row | None]]:
+    """The kind of memory that most rows have; and the rows in their order, with None in place of
     each one of another kind, which is not drawn."""
-    kinds = Counter(line[key] for line in lines if line[key] is not None)
+    kinds = Counter(kind(row) for row in rows if kind(row) is not None)
     main = max(kinds, key=kinds.__getitem__, default=None)
-    return main, [line if line[key] == main else {} for line in lines]
+    return main, [row if kind(row) == main else None for row in rows]
+
+
+def _figures(rows: Sequence[Row | None]) -> list[Figures]:
+    """The figures of rows; none of a row that is not drawn."""
+    return [Figures() if row is None else row.figures for row in rows]
+
+
+def _memory_kind(row: Row) -> str | None:
+    return row.figures.memory_kind
+
+
+def _planned_kind(row: Row) -> str | None:
+    return row.figures.planned_kind
 
 
 def _memory_unit(kind: str | None) -> tuple[int, str]:
@@ -256,10 +263,9 @@ def _memory_unit(kind: str | None) -> tuple[int, str]:
     return (GIB, "GiB") if kind == DEVICE_USED else (MIB, "MiB")
 
 
-def _rate_interval(line: Values) -> tuple[float, float]:
+def _rate_interval(row: Row) -> tuple[float, float]:
     """The 95 % interval of a row's samples per second; where there is none, their mean twice."""
-    rate = line["samples_per_second"]
-    low, high = line["samples_per_second_interval"] or (rate, rate)
+    low, high = row.samples_per_second_interval or (row.rate, row.rate)
     return low, high
 
 
@@ -280,7 +286,7 @@ BESIDE = ((7, 4), (7, -12), (-7, 4), (-7, -12), (0, 9), (0, -17), (18, 4), (-18,
 taken."""
 
 
-def speed_memory_plot(lines: Sequence[Values]) -> Plot:
+def speed_memory_plot(rows: Sequence[Row]) -> Plot:
     """Samples per second against memory: on GPUs the memory in use on the fullest one, on CPUs the
     live states.
 
@@ -288,8 +294,8 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
     left is better. Colours are techniques, shapes are numbers of pods; points at the same place
     share one text with their letters.
     """
-    kind, of_kind = _of_main_kind(_measured_rows(lines), "planned_kind")
-    comparable = [line for line in of_kind if line]
+    kind, of_kind = _of_main_kind(_measured_rows(rows), _planned_kind)
+    comparable = [row for row in of_kind if row is not None]
     shown = comparable[:PLOTTED_ROWS]
 
     figure, (axes,) = new_axes(PAGE_WIDTH, 3.4 + 0.09 * len(shown))
@@ -300,42 +306,42 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
     axes.set(xlabel=f"{unit_name} {what}, per process", ylabel="samples/s; lines: 95 % interval")
     _set_title(axes, "Speed against memory: up and left is better", len(shown), len(comparable))
 
-    sizes = [line["measured_bytes"] / unit for line in shown]
-    rates = [line["samples_per_second"] for line in shown]
-    pods = sorted({line["pods"] for line in shown})
-    for line, size in zip(shown, sizes, strict=True):
-        marker = MARKERS[pods.index(line["pods"]) % len(MARKERS)]
-        _draw_point(axes, line, size, unit_name, marker)
+    sizes = [(row.figures.measured_bytes or 0.0) / unit for row in shown]
+    rates = [row.rate for row in shown]
+    pods = sorted({row.known_config.pods for row in shown})
+    for row, size in zip(shown, sizes, strict=True):
+        marker = MARKERS[pods.index(row.known_config.pods) % len(MARKERS)]
+        _draw_point(axes, row, size, unit_name, marker)
     if shown:
         _set_limits(axes, "x", sizes)
-        _set_limits(axes, "y", rates, top=max(_rate_interval(line)[1] for line in shown))
+        _set_limits(axes, "y", rates, top=max(_rate_interval(row)[1] for row in shown))
         legend_below(figure)
-        letters = [line["row"] for line in shown]
+        letters = [row.letter for row in shown]
         _write_letters(axes, letters, list(zip(sizes, rates, strict=True)))
     return _finished_plot(
         figure,
         "samples per second against memory of",
-        [line["label"] for line in shown],
+        [row.label for row in shown],
         nothing="no run has measured both its speed and its memory",
     )
 
 
-def _measured_rows(lines: Sequence[Values]) -> list[Values]:
+def _measured_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows that have a speed and a size: of those that are compared, or of all where none
     are."""
-    compared = [line for line in lines if line["is_compared"]]
+    compared = [row for row in rows if row.is_compared]
     measured = []
-    for line in compared or lines:
-        if line["samples_per_second"] and line["measured_bytes"]:
-            measured.append(line)
+    for row in compared or rows:
+        if row.figures.samples_per_second and row.figures.measured_bytes:
+            measured.append(row)
     return measured
 
 
-def _draw_point(axes: Axes, line: Values, size: float, unit_name: str, marker: str) -> None:
+def _draw_point(axes: Axes, row: Row, size: float, unit_name: str, marker: str) -> None:
     """Draw a row's samples per second, with their interval, at the size of its memory."""
-    color = technique_color(line["technique"])
-    rate = line["samples_per_second"]
-    low, high = _rate_interval(line)
+    color = color_of(row.known_config.technique)
+    rate = row.rate
+    low, high = _rate_interval(row)
     span = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
     axes.errorbar(size, rate, yerr=span, fmt="none", color=color, capsize=3, elinewidth=1)
     (point,) = axes.plot(
@@ -346,9 +352,9 @@ def _draw_point(axes: Axes, line: Values, size: float, unit_name: str, marker: s
         markersize=MARKER_POINTS - 2,
         markeredgecolor="white",
         zorder=3,
-        label=_shown_name(line["label"]),
+        label=_shown_name(row.label),
     )
-    point.set_gid(f"{HOVER}{line['label']}: {digits(rate)} samples/s, {digits(size)} {unit_name}")
+    point.set_gid(f"{HOVER}{row.label}: {digits(rate)} samples/s, {digits(size)} {unit_name}")
 
 
 class Area(NamedTuple):
@@ -551,20 +557,20 @@ PLOTTED_PAIRS = 12
 LINE_STYLES = ("-", ":", "-.", "--")
 
 
-def throughput_plot(lines: Sequence[Values]) -> Plot:
+def throughput_plot(rows: Sequence[Row]) -> Plot:
     """Training samples per second of each row: the mean, a dot for each repeat, and the interval
     where there is one."""
-    timed = [line for line in lines if line["samples_per_second"] is not None]
+    timed = [row for row in rows if row.figures.samples_per_second is not None]
     shown = timed[:PLOTTED_ROWS]
     figure, (axes,) = new_axes(PAGE_WIDTH, 1.3 + BAR_INCHES * max(2, len(shown)))
     axes.barh(
-        [_shown_name(line["label"]) for line in shown],
-        [line["samples_per_second"] for line in shown],
+        [_shown_name(row.label) for row in shown],
+        [row.rate for row in shown],
         height=0.6,
-        color=[technique_color(line["technique"]) for line in shown],
+        color=[color_of(row.known_config.technique) for row in shown],
     )
-    for place, line in enumerate(shown):
-        _draw_spread(axes, place, line)
+    for place, row in enumerate(shown):
+        _draw_spread(axes, place, row)
     axes.set_xlabel("samples/s\ndots: repeats; lines: 95 % interval", fontsize="small")
     _set_title(axes, "Training throughput, all ranks together", len(shown), len(timed))
     axes.invert_yaxis()
@@ -573,16 +579,16 @@ def throughput_plot(lines: Sequence[Values]) -> Plot:
     return _finished_plot(
         figure,
         "training samples per second of",
-        [line["label"] for line in shown],
+        [row.label for row in shown],
         nothing="no run was timed yet",
     )
 
 
-def _draw_spread(axes: Axes, place: int, line: Values) -> None:
+def _draw_spread(axes: Axes, place: int, row: Row) -> None:
     """Draw over a row's bar its repeats and its interval, and write its mean behind them."""
-    rate = line["samples_per_second"]
-    repeats = line["samples_per_second_values"]
-    low, high = _rate_interval(line)
+    rate = row.rate
+    repeats = row.samples_per_second_values
+    low, high = _rate_interval(row)
     if len(repeats) > 1:
         axes.plot(repeats, [place] * len(repeats), ".", color="0.2", markersize=4)
     if high > low:
@@ -594,44 +600,48 @@ def _draw_spread(axes: Axes, place: int, line: Values) -> None:
     )
 
 
-def planned_plot(lines: Sequence[Values]) -> Plot:
+def planned_plot(rows: Sequence[Row]) -> Plot:
     """Peak memory of the fullest pod of each row, and below it the planned memory and the measured
     one."""
     known = []
-    for line in lines:
-        if line["peak_memory_bytes"] is not None or line["planned_bytes"] is not None:
-            known.append(line)
+    for row in rows:
+        figures = row.figures
+        if figures.peak_memory_bytes is not None or figures.planned_bytes is not None:
+            known.append(row)
     shown = known[:PLOTTED_PAIRS]
-    labels = [_shown_name(line["label"]) for line in shown]
+    labels = [_shown_name(row.label) for row in shown]
     height = 2.2 + 2.2 * BAR_INCHES * max(2, len(shown))
     figure, (top, bottom) = new_axes(PAGE_WIDTH, height, rows=2)
 
-    peak_kind, rows_of_peak_kind = _of_main_kind(shown, "memory_kind")
-    peaks = [row.get("peak_memory_bytes") for row in rows_of_peak_kind]
+    peak_kind, rows_of_peak_kind = _of_main_kind(shown, _memory_kind)
+    peaks = [row.peak_memory_bytes for row in _figures(rows_of_peak_kind)]
     bars_beside(top, labels, {"peak": peaks}, GIB)
     top.set_xlabel(f"GiB {peak_kind or ''}")
     _set_title(top, "Peak of the fullest pod", len(shown), len(known))
 
-    plan_kind, rows_of_plan_kind = _of_main_kind(shown, "planned_kind")
+    plan_kind, rows_of_plan_kind = _of_main_kind(shown, _planned_kind)
     unit, unit_name = _memory_unit(plan_kind)
-    planned = [row.get("planned_bytes") for row in rows_of_plan_kind]
-    measured = [row.get("measured_bytes") for row in rows_of_plan_kind]
+    planned = [row.planned_bytes for row in _figures(rows_of_plan_kind)]
+    measured = [row.measured_bytes for row in _figures(rows_of_plan_kind)]
     bars_beside(bottom, labels, {"planned": planned, "measured": measured}, unit)
     bottom.set_xlabel(f"{unit_name} {plan_kind or ''}")
     _set_title(bottom, "Plan and measurement")
     legend_below(figure, handles=bottom.containers)
-    names = [line["label"] for line in shown]
+    names = [row.label for row in shown]
     return _finished_plot(figure, "memory of", names, more=": peak; planned beside measured")
 
 
-def scaling_plot(lines: Sequence[Values]) -> Plot:
+def scaling_plot(rows: Sequence[Row]) -> Plot:
     """Scaling efficiency against processes: a line for each technique of the rows that are compared
     with each other."""
     curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for line in lines:
-        if line["is_compared"] and line["scaling_efficiency"] is not None:
-            points = curves.setdefault((line["technique"], line["base"]), [])
-            points.append((line["world_size"], line["scaling_efficiency"]))
+    for row in rows:
+        base = row.comparison.base
+        efficiency = row.comparison.scaling_efficiency
+        if row.is_compared and base is not None and efficiency is not None:
+            config = row.known_config
+            points = curves.setdefault((config.technique, base), [])
+            points.append((config.world_size, efficiency))
     shown = dict(list(curves.items())[:SHOWN_CURVES])
     bases = list(dict.fromkeys(base for _, base in curves))
 
@@ -644,7 +654,7 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
             processes,
             efficiencies,
             marker="o",
-            color=technique_color(technique),
+            color=color_of(technique),
             linestyle=LINE_STYLES[bases.index(base) % len(LINE_STYLES)],
             label=_shown_name(name),
         )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.measure.profile import FIGURES, Module
-from zeropods.measure.profile_checks import Checked, ClassShare, by_class, check
-from zeropods.measure.profile_checks import shares as iteration_shares
+from zeropods.measure.profile_corrections import Checked, ClassShare, by_class, check
+from zeropods.measure.profile_corrections import shares as iteration_shares
 from zeropods.report.plots import WIDE, Plot, bars_beside, new_axes, stacked_bars
 from zeropods.tables import Table, digits, wrapped
 

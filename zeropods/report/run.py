@@ -88,7 +88,7 @@ def technique_table(runs: Sequence[Run]) -> Table:
     for run in runs:
         record = run.record
         values = figures(record)
-        states = values["measured_bytes"] if values["planned_kind"] == LIVE_STATES else None
+        states = values.measured_bytes if values.planned_kind == LIVE_STATES else None
         if unlike_precision(first, record):
             speed_up = OTHER_PRECISION
             difference = OTHER_PRECISION
@@ -102,11 +102,11 @@ def technique_table(runs: Sequence[Run]) -> Table:
                 "precision": precision_text(record),
                 "training (samples/s)": shown(record.samples_per_second, ONE),
                 "against the first": speed_up,
-                "peak memory (MiB)": shown(values["peak_memory_bytes"], mib),
-                "kind of memory": shown(values["memory_kind"]),
+                "peak memory (MiB)": shown(values.peak_memory_bytes, mib),
+                "kind of memory": shown(values.memory_kind),
                 "states (MiB)": shown(states, mib),
-                "final train loss": shown(values["train_loss"], FOUR),
-                "final eval loss": shown(values["eval_loss"], FOUR),
+                "final train loss": shown(values.train_loss, FOUR),
+                "final eval loss": shown(values.eval_loss, FOUR),
                 "loss difference": difference,
                 "status": record.status,
             }
@@ -213,7 +213,7 @@ def state_table(runs: Sequence[Run]) -> Table:
                 "states (MiB)": shown(states.measured_bytes, mib),
                 "by arithmetic (MiB)": shown(states.planned_bytes, mib),
                 "against the first": _states_text(record, records[0], states, all_states[0]),
-                "resident peak (MiB)": shown(figures(record)["peak_resident_bytes"], mib),
+                "resident peak (MiB)": shown(figures(record).peak_resident_bytes, mib),
                 "status": record.status,
             }
         )
@@ -302,12 +302,12 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
         "effective batch": (str(record.effective_batch_size), str(other.effective_batch_size)),
         "steps": (str(record.steps), str(other.steps)),
         "last training loss": (
-            shown(values["train_loss"], SIX_DECIMALS),
-            shown(other_values["train_loss"], SIX_DECIMALS),
+            shown(values.train_loss, SIX_DECIMALS),
+            shown(other_values.train_loss, SIX_DECIMALS),
         ),
         "last validation loss": (
-            shown(values["eval_loss"], SIX_DECIMALS),
-            shown(other_values["eval_loss"], SIX_DECIMALS),
+            shown(values.eval_loss, SIX_DECIMALS),
+            shown(other_values.eval_loss, SIX_DECIMALS),
         ),
         "largest difference of a step's loss": (shown(difference, AS_DIFFERENCE), "-"),
     }
@@ -352,7 +352,7 @@ def training_table(runs: Sequence[Run]) -> Table:
         line = {
             "run": run.folder.name,
             "technique": record.technique_text,
-            "final train loss": shown(values["train_loss"], FOUR),
+            "final train loss": shown(values.train_loss, FOUR),
         }
         for epoch in epochs:
             when = f"epoch {epoch}" if epoch else "before"
@@ -361,7 +361,7 @@ def training_table(runs: Sequence[Run]) -> Table:
             {
                 **line,
                 "training (samples/s)": shown(record.samples_per_second, TWO),
-                "evaluation (samples/s)": shown(values["evaluation_samples_per_second"], TWO),
+                "evaluation (samples/s)": shown(values.evaluation_samples_per_second, TWO),
                 "steps per epoch": COUNT(_steps_per_epoch(record)),
                 "status": record.status,
             }
@@ -396,10 +396,10 @@ def memory_table(runs: Sequence[Run]) -> Table:
             {
                 "run": run.folder.name,
                 "technique": record.technique_text,
-                "kind of memory": shown(values["memory_kind"]),
-                "peak (MiB)": shown(values["process_peak_bytes"], mib),
-                "mean (MiB)": shown(values["process_mean_bytes"], mib),
-                "minimum (MiB)": shown(values["process_minimum_bytes"], mib),
+                "kind of memory": shown(values.memory_kind),
+                "peak (MiB)": shown(values.process_peak_bytes, mib),
+                "mean (MiB)": shown(values.process_mean_bytes, mib),
+                "minimum (MiB)": shown(values.process_minimum_bytes, mib),
             }
         )
     return Table.of(lines)

@@ -18,9 +18,9 @@ from zeropods.files import writing
 from zeropods.measure.record import RunConfig, no_rate
 from zeropods.plan.machines import GIGA
 from zeropods.report.answers import Answers, answers
-from zeropods.report.columns import SETTINGS_TITLE, hardware_text, row_lines, tables
+from zeropods.report.columns import SETTINGS_TITLE, hardware_text, labelled_rows, tables
 from zeropods.report.entry import Entry, Timeline, find_runs, read_entry, read_timeline
-from zeropods.report.formulas import Values, is_resumed
+from zeropods.report.formulas import is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
 from zeropods.report.groups import (
     Group,
@@ -40,6 +40,7 @@ from zeropods.report.plots import (
     speed_memory_plot,
     throughput_plot,
 )
+from zeropods.report.row import Row
 from zeropods.tables import GIB, Table, markdown_text
 from zeropods.tasks import TEXT2SQL
 
@@ -91,17 +92,17 @@ class Summary:
         self.groups = groups
         self.allow_differences = allow_differences
         self.entries = [run for group in groups for run in group.runs]
-        self.lines = row_lines(groups)
-        """Rows in the form that tables and plots take."""
-        self.tables = tables(groups, self.lines)
+        self.rows = labelled_rows(groups)
+        """The rows with their labels, as tables and plots take them."""
+        self.tables = tables(groups, self.rows)
         """Results, runs that are not compared, settings, accuracy and whatever else was
         measured."""
         self._firsts: list[tuple[Entry, str]] = []
         """The first run of each row, with the row's label."""
         self._sampled: list[tuple[Entry, str]] = []
         """Those of them that have samples of their memory."""
-        for group, line in zip(groups, self.lines, strict=True):
-            first = (group.first, line["label"])
+        for group, row in zip(groups, self.rows, strict=True):
+            first = (group.first, row.label)
             self._firsts.append(first)
             if (group.first.folder / "memory").is_dir():
                 self._sampled.append(first)
@@ -117,13 +118,13 @@ class Summary:
     def answers(self) -> Answers:
         """A sentence or two each: does it fit, which technique, how long and at what cost, is the
         model still good."""
-        return answers(self.lines)
+        return answers(self.rows)
 
     @cached_property
     def reference(self) -> list[dict[str, str]]:
         """The published rows as transcribed, if a run may have their task; an empty string means
         not published."""
-        is_comparable = any(line["task"] in (TEXT2SQL, None) for line in self.lines)
+        is_comparable = any(row.config is None or row.config.task == TEXT2SQL for row in self.rows)
         if not is_comparable:
             return []
         with open(REFERENCE, encoding="utf-8", newline="") as file:
@@ -142,11 +143,11 @@ class Summary:
         """
         records = [(label, entry.record) for entry, label in self._firsts]
         return {
-            "speed_memory": speed_memory_plot(self.lines),
-            "throughput": throughput_plot(self.lines),
-            "memory": planned_plot(self.lines),
+            "speed_memory": speed_memory_plot(self.rows),
+            "throughput": throughput_plot(self.rows),
+            "memory": planned_plot(self.rows),
             "losses": loss_plot(records),
-            "scaling": scaling_plot(self.lines),
+            "scaling": scaling_plot(self.rows),
             "memory_over_time": over_time(self.timelines, len(self._sampled), "memory"),
             "use_over_time": over_time(self.timelines, len(self._sampled), "use"),
         }
@@ -173,7 +174,7 @@ class Summary:
                 )
         for timeline in self.timelines:
             remarks += [f"{timeline.label}: {fault}" for fault in timeline.faults]
-        remarks += [_ratio_remark(line) for line in self.lines if line["differs_in"]]
+        remarks += [_ratio_remark(row) for row in self.rows if row.comparison.differs_in]
         return remarks
 
     def origin(self) -> str:
@@ -200,9 +201,9 @@ class Summary:
         remarks, differences = self.notes.values()
         runs = []
         for group in self.groups:
-            for run in group.runs:
+            for run, values in zip(group.runs, group.runs_to_json(), strict=True):
                 accuracy = None if run.score is None else asdict(run.score)
-                runs.append({"row": group.letter, **run.values, "accuracy": accuracy})
+                runs.append({**values, "accuracy": accuracy})
         return {
             "schema_version": SCHEMA_VERSION,
             "answers": self.answers().to_json(),
@@ -231,9 +232,9 @@ class Summary:
     def to_csv(self) -> str:
         """A line of raw values for each run, empty where nothing was measured; spaces separate the
         items of a list."""
-        lines: list[Values] = []
+        lines = []
         for group in self.groups:
-            lines += [{"row": group.letter, **run.values} for run in group.runs]
+            lines += group.runs_to_json()
         keys = dict.fromkeys(key for line in lines for key in line)
         text = io.StringIO()
         writer = csv.DictWriter(text, list(keys), lineterminator="\n")
@@ -334,10 +335,10 @@ def _without_a_rate(entries: Sequence[Entry]) -> Iterator[str]:
             yield f"{entry.name}: {no_rate(record)}"
 
 
-def _ratio_remark(line: Values) -> str:
+def _ratio_remark(row: Row) -> str:
     """Why the ratio between a row and its base is marked with `*`."""
-    settings = ", ".join(line["differs_in"])
-    return f"* {line['row']} is compared with {line['base']}, but they differ in {settings}"
+    settings = ", ".join(row.comparison.differs_in)
+    return f"* {row.letter} is compared with {row.comparison.base}, but they differ in {settings}"
 
 
 def _versions(configs: Sequence[RunConfig]) -> set[str]:

@@ -196,8 +196,7 @@ def _inference_result(trials: Sequence[Trial]) -> str:
     if not scores:
         return "n/a"
     over_all_tables = next(score_lines(None, scores))
-    kind = over_all_tables["inference_kind"]
-    return f"{kind} {over_all_tables['inference_result']:.3f}"
+    return f"{over_all_tables.inference_kind} {over_all_tables.inference_result:.3f}"
 
 
 def _result(trial: Trial) -> str:

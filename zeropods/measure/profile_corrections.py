@@ -1,4 +1,4 @@
-"""What is wrong with a profiler report, and the figures that would be right."""
+"""What a profiler report should have said: its figures corrected, and what is wrong with each."""
 
 from __future__ import annotations
 

@@ -1,0 +1,311 @@
+"""What a summary knows of a run and of a row: its figures, its accuracy and its ratio to another
+row, as typed values.
+
+`formulas.py` computes the figures, `entry.py` the accuracy and `groups.py` the rest; `columns.py`
+says how people read them, and docs/figures.md defines each. None stands for what was not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from zeropods.measure.record import RunConfig
+
+CUSTOM_METRIC = "own_metrics."
+"""Prefix of the key of a custom metric in the files of a report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Every figure of a run, or of a row of repeats. The fields are the keys of a run in
+    `summary.json` and `summary.csv`, in their order."""
+
+    duration_seconds: float | None = None
+    """Seconds from a process's start to its end, of the slowest rank; None for a resumed run."""
+    steps: float | None = None
+    """Number of optimizer steps."""
+    train_seconds: float | None = None
+    """Seconds of these steps, each in the last attempt that did it, of the slowest rank."""
+    samples_per_second: float | None = None
+    """Training samples/s of all ranks together, after warm-up."""
+    tokens_per_second: float | None = None
+    """Tokens/s without padding, of both sides."""
+    padding_share: float | None = None
+    """Share, of 1, of padding among all tokens that were computed."""
+    evaluation_samples_per_second: float | None = None
+    """Rows of the dev split / mean seconds of an evaluation."""
+    start_seconds: float | None = None
+    """Seconds from a process's start to its first step."""
+    evaluate_seconds: float | None = None
+    """Seconds of all evaluations together, of the slowest rank."""
+    save_seconds: float | None = None
+    """Seconds of all saving together, of the slowest rank."""
+
+    precision_weights: str | None = None
+    """Number format of the model's weights in the first step: `fp32`, `bf16` or `fp16`, or several
+    of them; the next four are of the same kind."""
+    precision_master_weights: str | None = None
+    """That of the weights which the optimizer updates."""
+    precision_optimizer_states: str | None = None
+    """That of the moments of AdamW."""
+    precision_gradients_sent: str | None = None
+    """That of the gradients which are added up over the ranks; None where there is one rank."""
+    precision_linear_output: str | None = None
+    """That of what the linear layers return."""
+
+    model_flops_per_second: float | None = None
+    """FLOP/s that the model needs, without recomputation."""
+    peak_flops_per_second: float | None = None
+    """Peak FLOP/s of all the run's hardware at its precision."""
+    peak_flops_kind: str | None = None
+    """`published` or `measured matmul`."""
+    peak_flops_run: str | None = None
+    """Name of the run that measured this peak, where it is not the run itself."""
+    machines: int | None = None
+    """Number of distinct machines of the ranks."""
+
+    pod_memory_bytes: Sequence[float] | None = None
+    """Peak memory of each pod in bytes, in pod order."""
+    peak_memory_bytes: float | None = None
+    """That of the pod that needed most."""
+    pod_state_bytes: Sequence[float] | None = None
+    """Live parameters, gradients and optimizer states of each pod in bytes, in pod order."""
+    pod_activation_bytes: float | None = None
+    """Bytes of the activations of a pod's largest batch, by the plan."""
+    memory_kind: str | None = None
+    """Kind of the memory of pods and processes: `device-used`, `allocated` or `resident`."""
+    process_peak_bytes: float | None = None
+    """Peak memory of the process that needed most, in bytes."""
+    process_mean_bytes: float | None = None
+    """Mean over ranks of the means of their samples, in bytes."""
+    process_minimum_bytes: float | None = None
+    """The least sample of any rank, in bytes."""
+    peak_device_used_bytes: float | None = None
+    """Peak device-used memory of the rank that needed most, in bytes."""
+    peak_reserved_bytes: float | None = None
+    """The same of memory that the allocator reserved."""
+    peak_allocated_bytes: float | None = None
+    """The same of memory that the allocator gave out."""
+    peak_resident_bytes: float | None = None
+    """The same of the process's resident memory."""
+    phase_kind: str | None = None
+    """Kind of the peaks by phase: `allocated` on GPUs, `resident` on CPUs."""
+    peak_load_bytes: float | None = None
+    """Peak memory before the first step, of the rank that needed most, in bytes."""
+    peak_first_step_bytes: float | None = None
+    """The same within the first step."""
+    peak_steady_bytes: float | None = None
+    """The same within later steps."""
+    peak_evaluate_bytes: float | None = None
+    """The same within evaluations."""
+    peak_save_bytes: float | None = None
+    """The same while saving."""
+    planned_kind: str | None = None
+    """What is planned: `device-used` memory on GPUs, `live states` on CPUs."""
+    planned_bytes: float | None = None
+    """Planned bytes of that kind, of one rank."""
+    measured_bytes: float | None = None
+    """Measured bytes of that kind, of the rank that needed most."""
+
+    utilization_percent_mean: float | None = None
+    """Mean share of time in which the GPUs were busy, in percent, as the mean over ranks."""
+    utilization_percent_p95: float | None = None
+    """The 95th percentile of that share, as the mean over ranks; so it is with the others."""
+    memory_utilization_percent_mean: float | None = None
+    """The mean for the GPUs' memory, in percent of time."""
+    memory_utilization_percent_p95: float | None = None
+    """The 95th percentile for the GPUs' memory, in percent of time."""
+    power_watts_mean: float | None = None
+    """Mean power of a GPU in watts."""
+    power_watts_p95: float | None = None
+    """The 95th percentile of that power in watts."""
+    cpu_percent_mean: float | None = None
+    """Mean use of the cores, in percent of all of them."""
+    cpu_percent_p95: float | None = None
+    """The 95th percentile of that use, in percent."""
+    io_wait_percent_mean: float | None = None
+    """Mean share of time in which the cores waited for input or output, in percent."""
+    io_wait_percent_p95: float | None = None
+    """The 95th percentile of that share, in percent."""
+    train_loss: float | None = None
+    """The last training loss, in nats per token."""
+    eval_loss: float | None = None
+    """The last loss on the dev split, in nats per token."""
+    energy_joules: float | None = None
+    """Energy of all GPUs from start to end."""
+
+    model_flops_utilization: float | None = None
+    """Model FLOP/s / peak FLOP/s, a share of 1."""
+    measured_to_planned: float | None = None
+    """Measured bytes / planned bytes."""
+    energy_kwh: float | None = None
+    """The same energy in kilowatt-hours."""
+    plan_peak_planned_bytes: float | None = None
+    """Peak memory of a process in bytes by `zeropods plan`."""
+    plan_peak_low_bytes: float | None = None
+    """Lower end of the plan's interval; None where too few runs of the kind are known."""
+    plan_peak_high_bytes: float | None = None
+    """Upper end of the plan's interval."""
+    plan_peak_measured_bytes: float | None = None
+    """The measured bytes that this plan is about."""
+    plan_step_planned_seconds: float | None = None
+    """Seconds of a step by `zeropods plan`."""
+    plan_step_low_seconds: float | None = None
+    """Lower end of the plan's interval; None where too few runs of the kind are known."""
+    plan_step_high_seconds: float | None = None
+    """Upper end of the plan's interval."""
+    plan_step_measured_seconds: float | None = None
+    """Median seconds of a step, of the slowest rank."""
+    goodput: float | None = None
+    """Share of the wall time of a restarted run that went into steps that count."""
+    lost_steps: float | None = None
+    """Number of steps that were done again after restarts."""
+    cost: float | None = None
+    """The price of all pods from start to end, in the currency of the price that was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """How good the model of a run is, or the models of repeats are; all None where nothing was
+    scored. A task has some of the measures."""
+
+    split: str | None = None
+    """The split whose answers were scored."""
+    tables: str | None = None
+    """The tables that the questions are about: `all`, `known` or `unseen`; only of text-to-SQL."""
+    examples: float | None = None
+    """Number of questions."""
+    executable: float | None = None
+    """Number of questions whose expected query finds something."""
+    text_tokens: float | None = None
+    """Number of tokens of a text that were predicted."""
+    exact_match: float | None = None
+    """Share, of 1, of answers that equal an expected one as text."""
+    logical_form_accuracy: float | None = None
+    """Share of queries with the expected aggregate, column and conditions."""
+    execution_accuracy: float | None = None
+    """Share of the executable questions whose query finds what the expected one finds."""
+    f1: float | None = None
+    """Mean F1 of words, from 0 to 1."""
+    text_loss: float | None = None
+    """Loss in nats per token of a text."""
+    perplexity: float | None = None
+    """exp(`text_loss`)."""
+    intervals: Mapping[str, list[float] | None] = field(default_factory=dict)
+    """The ends of the 95 % interval of each measure that the task has, by its name; None where it
+    has no interval."""
+    rouge: Mapping[str, float] = field(default_factory=dict)
+    """Mean F1 by ROUGE measure."""
+    custom_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Means of custom metrics by name."""
+    custom_intervals: Mapping[str, list[float] | None] = field(default_factory=dict)
+    """Their 95 % intervals, by the same names."""
+    inference_kind: str | None = None
+    """Name of the measure that the model is judged by."""
+    inference_result: float | None = None
+    """The value of that measure."""
+    inference_result_interval: list[float] | None = None
+    """Its 95 % interval."""
+
+    def to_json(self) -> dict[str, object]:
+        """The values by their keys in the files of a report. What was not scored has no key of an
+        interval."""
+        values: dict[str, object] = {
+            "split": self.split,
+            "tables": self.tables,
+            "examples": self.examples,
+            "executable": self.executable,
+            "text_tokens": self.text_tokens,
+            "exact_match": self.exact_match,
+            "logical_form_accuracy": self.logical_form_accuracy,
+            "execution_accuracy": self.execution_accuracy,
+            "f1": self.f1,
+            "text_loss": self.text_loss,
+            "perplexity": self.perplexity,
+        }
+        for name, ends in self.intervals.items():
+            values[f"{name}_interval"] = ends
+        values.update(self.rouge)
+        for name, value in self.custom_metrics.items():
+            values[f"{CUSTOM_METRIC}{name}"] = value
+        for name, ends in self.custom_intervals.items():
+            values[f"{CUSTOM_METRIC}{name}_interval"] = ends
+        values["inference_kind"] = self.inference_kind
+        values["inference_result"] = self.inference_result
+        if self.inference_kind is not None:
+            values["inference_result_interval"] = self.inference_result_interval
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How a row compares with its base, the comparable row with the fewest processes. The fields
+    are the keys in `summary.json`, in their order."""
+
+    base: str | None = None
+    """Letter of the base, maybe the row's own; None where no other row is comparable."""
+    speed_up: float | None = None
+    """Samples/s of the row / samples/s of its base."""
+    speed_up_interval: Sequence[float] | None = None
+    """The ends of its 95 % interval, where both rows have three repeats."""
+    scaling_efficiency: float | None = None
+    """Speed-up / (processes of the row / processes of its base)."""
+    differs_in: list[str] = field(default_factory=list)
+    """The settings besides technique and pods in which the two differ, where that was allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of a summary: one run, or its repeats."""
+
+    letter: str
+    """Its name in tables and plots."""
+    runs: list[str]
+    """Names of all its runs."""
+    name: str
+    """Name of the run; of repeats, the part of their paths that they share."""
+    repeats: int
+    """Number of runs that its figures come from."""
+    status: str
+    """The status of all its runs, or their number by status: `2 ok, 1 oom`."""
+    config: RunConfig | None
+    """What the first run was asked for; None where that is not known."""
+    figures: Figures
+    samples_per_second_values: list[float]
+    """Samples/s of each repeat that was timed."""
+    samples_per_second_interval: list[float] | None
+    """The 95 % interval of their mean; None for fewer than three."""
+    accuracy: Accuracy
+    comparison: Comparison = Comparison()
+    label: str = ""
+    """Letter, technique, pods and slots, and the model where rows have several."""
+    short_label: str = ""
+    """The same without a model."""
+    hardware: str = ""
+    """The hardware in a few words; empty where it is not known."""
+    is_compared: bool = False
+    """Whether it is among the rows that a summary is about."""
+
+    @property
+    def known_config(self) -> RunConfig:
+        """The configuration of a row with a record, as every row has that is timed or compared."""
+        assert self.config is not None
+        return self.config
+
+    @property
+    def rate(self) -> float:
+        """Samples/s of a row that was timed."""
+        assert self.figures.samples_per_second is not None
+        return self.figures.samples_per_second
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its figures are from runs that ended well."""
+        return is_done(self.status)
+
+
+def is_done(status: str) -> bool:
+    """Whether the figures of a row are from runs that ended well: its status is `ok`, or
+    `2 ok, 1 oom`."""
+    return "ok" in status.replace(",", " ").split()
