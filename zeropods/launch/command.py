@@ -223,7 +223,12 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
         )
     if "deepspeed" in flags:
         path = Path(flags["deepspeed"])
-        known = {**typed, "world_size": planned.world_size}
+        known = {
+            **typed,
+            "world_size": planned.world_size,
+            "pod_slots": tuple(host.slots for host in planned.hosts),
+            "has_no_gpu": has_no_gpu,
+        }
         fp16_fault = None if kind is None else kind.fp16_fault
         check_config(read_config(path), path, known, fp16_fault, ours=kind is not None)
 

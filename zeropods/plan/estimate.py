@@ -403,9 +403,11 @@ def plan(request: Request, by: Calibrated | None = None) -> Plan:
 
 
 def _techniques(request: Request) -> list[Technique]:
-    """The techniques that are asked for, or all of them, in their usual order."""
+    """The techniques that are asked for, or all that are planned, in their usual order."""
     asked = {technique_named(name) for name in request.techniques}
-    return [technique for technique in TECHNIQUES if not asked or technique in asked]
+    if not asked:
+        return [technique for technique in TECHNIQUES if technique.is_planned]
+    return [technique for technique in TECHNIQUES if technique in asked]
 
 
 def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estimate:

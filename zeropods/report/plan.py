@@ -16,6 +16,7 @@ from zeropods.plan.machines import GIGA, Machines
 from zeropods.plan.terms import PARTS
 from zeropods.plan.workload import ZeroSettings
 from zeropods.tables import GIB, Table, counted, digits, wrapped
+from zeropods.techniques import TECHNIQUES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,6 +71,9 @@ class PlanReport:
         if self.plan.request.steps:
             legend = f"Each technique trains on the same number of samples, in steps of its own size. {legend}"
         parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n", f"Note: {remark}.\n" if remark else ""]
+        unplanned = [technique.name for technique in TECHNIQUES if not technique.is_planned]
+        if unplanned and not self.plan.request.techniques:
+            parts.append(f"{', '.join(unplanned)}: not planned yet.\n")
         if self.published:
             notes = (
                 f"Memory of {row.technique} on {counted(row.pods, 'pod')}: {row.to_json()['remark']}."

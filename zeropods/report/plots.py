@@ -105,7 +105,7 @@ WIDE = 6.4
 LONGEST_NAME = 34
 """Maximum number of characters shown of a run's name."""
 BAR_INCHES = 0.34
-TECHNIQUE_COLORS = ("C0", "C1", "C2", "C8", "C4", "C5", "C9", "C3")
+TECHNIQUE_COLORS = ("C0", "C1", "C2", "C8", "C4", "C5", "C9", "C3", "C6")
 """Colours of techniques, in the order of `NAMES`."""
 LONG_RATIO = 10
 """Ratio of the largest value to the smallest above which a scale is logarithmic."""

@@ -8,16 +8,16 @@ here imports torch or DeepSpeed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.techniques import is_offloaded, lookup
+from zeropods.techniques import HPZ, QUANTIZED, QUANTIZED_GRADIENTS, is_offloaded, lookup
 from zeropods.train.arguments import PASSES, ROWS, RunArguments
-from zeropods.train.deepspeed import Config
+from zeropods.train.deepspeed import Config, slots_of_pod
 from zeropods.train.deepspeed_keys import COUNT, KEYS, NAMED_WITHOUT, POSITIVE, REMOVE, Key
 
 OPTIMIZER, SCHEDULER = "optimizer.params", "scheduler.params"
@@ -81,7 +81,7 @@ BLOCKS = frozenset(place.rpartition(".")[0] for place in KEYS) - {""}
 
 
 def check_run(config: Config, flags: RunArguments, ranks: int, **known: object) -> None:
-    """Check the configuration of a run of one of this project's scripts.
+    """Check the configuration of a run of one of this project's scripts, in one of its processes.
 
     Args:
         ranks: number of processes.
@@ -89,6 +89,7 @@ def check_run(config: Config, flags: RunArguments, ranks: int, **known: object) 
     """
     if flags.deepspeed is not None:
         arguments = {**asdict(flags), "adam_beta1": flags.adam_beta1, "world_size": ranks, **known}
+        arguments["pod_slots"] = (slots_of_pod(ranks),)
         check_config(config, flags.deepspeed, arguments, flags.fp16_fault)
 
 
@@ -105,7 +106,8 @@ def check_config(
     Args:
         path: where the configuration was read from, for messages.
         arguments: the script's flags by name, typed; where they are known, also `world_size`, the number of
-            processes, and `optimizer_steps`. Missing ones are not compared.
+            processes; `pod_slots`, the number of processes of each pod, as a tuple; `has_no_gpu`, whether the ranks are
+            known to have none; and `optimizer_steps`. Missing ones are not compared.
         fp16_fault: why the model does not train in FP16; None where it does.
         ours: whether the script is one of this project's. Of others it is not known what they can do, so that only
             names, types and contradictions are checked.
@@ -134,6 +136,7 @@ def _faults(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None
         yield from _missing(config)
         yield from _faults_of_stage_0(config, arguments)
         yield from _faults_of_optimizer(config)
+        yield from _faults_of_zeropp(config, arguments)
     yield from _faults_of_zero(config, arguments)
     yield from _faults_of_precision(config, arguments, fp16_fault)
     yield from _faults_of_schedule(config, arguments)
@@ -249,6 +252,50 @@ def _faults_of_zero(config: Config, arguments: Mapping[str, Any]) -> Faults:
     for name in NAMED_WITHOUT:
         if name in zero and f"stage3_{name}" in zero:
             yield f"zero_optimization.{name}", f": stage3_{name} is the same key; remove one of them"
+
+
+def _faults_of_zeropp(config: Config, arguments: Mapping[str, Any]) -> Faults:
+    """Keys of ZeRO++ that do nothing at a stage, that need a GPU, or that do not fit the pods."""
+    size = lookup(config, HPZ)
+    switched_on = [key for key in QUANTIZED if lookup(config, key) is True]
+    if QUANTIZED_GRADIENTS in switched_on and lookup(config, "zero_optimization.reduce_scatter") is False:
+        yield QUANTIZED_GRADIENTS, " true with reduce_scatter false: DeepSpeed ends there; remove reduce_scatter"
+    if arguments.get("has_no_gpu"):
+        for key in switched_on:
+            yield key, " true: DeepSpeed quantizes by operations of CUDA, and there is no GPU here; remove it"
+    divides_again = size == "auto" or (POSITIVE.holds(size) and size > 1)
+    if divides_again:
+        switched_on.append(HPZ)
+    stage = lookup(config, "zero_optimization.stage") or 0
+    for key in switched_on:
+        shown = _shown(lookup(config, key))
+        if stage != 3:
+            yield key, f" {shown} with stage {_shown(stage)}: has no effect; needs stage 3"
+        for name in ("offload_optimizer", "offload_param"):
+            if is_offloaded(config, name):
+                yield key, f" {shown} with {name}: nobody has tried them together; remove one of them"
+    if divides_again and "pod_slots" in arguments:
+        fault = _fault_of_size(None if size == "auto" else size, sorted(set(arguments["pod_slots"])))
+        if fault is not None:
+            yield HPZ, f" {_shown(size)}: {fault}"
+
+
+def _fault_of_size(size: float | None, slots: Sequence[int]) -> str | None:
+    """What is wrong with the number of processes among which hpZ divides the parameters a second time.
+
+    Args:
+        size: the number, above 1; None: the slots of a pod.
+        slots: the different numbers of slots that pods have, in ascending order.
+    """
+    if slots[0] == 1:
+        return "a pod of 1 slot has nothing to divide; use pods of 2 or more slots, or dsconfig/zero3.json"
+    if size is None and len(slots) > 1:
+        numbers = " and ".join(map(str, slots))
+        return f"pods have {numbers} slots; give a number that divides these"
+    for number in slots:
+        if size is not None and number % size:
+            return f'does not divide the {number} slots of a pod; write "auto", or a number that does'
+    return None
 
 
 def _faults_of_precision(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None) -> Faults:

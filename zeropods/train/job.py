@@ -29,6 +29,7 @@ from zeropods.train.deepspeed import (
     check_operation,
     effective_config,
     read_config,
+    slots_of_pod,
     spare_compiler,
     spare_shared_memory,
 )
@@ -85,7 +86,7 @@ class Task(ABC):
             self.template = read_config(Path(arguments.deepspeed))
             self.check_template(ranks)
             check_operation(self.template, arguments.deepspeed, on_gpu=torch.cuda.is_available())
-            self.deepspeed = effective_config(self.template, self.folder)
+            self.deepspeed = effective_config(self.template, self.folder, slots_of_pod(ranks))
         if arguments.max_train_seconds and ranks > 1:
             raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
         arguments.check_inputs()
@@ -94,7 +95,7 @@ class Task(ABC):
     def check_template(self, ranks: int, **known: object) -> None:
         """Refuse a DeepSpeed configuration that contradicts the flags, or anything else that is known of the run."""
         if self.template is not None:
-            check_run(self.template, self.arguments, ranks, **known)
+            check_run(self.template, self.arguments, ranks, has_no_gpu=not torch.cuda.is_available(), **known)
 
     @abstractmethod
     def check_model(self) -> None:
@@ -195,8 +196,7 @@ def _config(task: Task, opening: Opening, argv: list[str], hosts: list[str], dev
     arguments = task.arguments
     data = task.data
     ranks = processes.world_size()
-    # Set by DeepSpeed's launcher or torchrun. DeepSpeed's comes first: on a CPU accelerate adds LOCAL_WORLD_SIZE=1.
-    slots = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or ranks)
+    slots = slots_of_pod(ranks)
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "schema_version": record.SCHEMA_VERSION,
