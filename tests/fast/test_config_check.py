@@ -18,7 +18,7 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.train.arguments import PROJECT, CausalArguments, TextToSQLArguments
 from zeropods.train.config_check import BLOCKS, check_config
-from zeropods.train.deepspeed import effective_config, operation_of, read_config
+from zeropods.train.deepspeed import check_operation, effective_config, operation_of, read_config
 from zeropods.train.deepspeed_keys import KEYS, REMOVED
 
 FLAGS = {**asdict(TextToSQLArguments(precision="fp32", max_steps=3)), "world_size": 2}
@@ -482,3 +482,18 @@ def test_offload_without_a_compiler_is_refused_with_the_package_that_is_missing(
     (tmp_path / "extensions" / "cpu_adam").mkdir(parents=True)
     (tmp_path / "extensions" / "cpu_adam" / "cpu_adam.so").touch()
     assert main(argv) == 0
+
+
+@pytest.mark.parametrize("key", ["zero_quantized_weights", "zero_quantized_gradients"])
+def test_what_is_sent_quantized_on_a_gpu_needs_an_operation_that_cuda_s_compiler_compiles(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-toolkit"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = {**PLAIN, **zero(**{key: True})}
+    with pytest.raises(UserError, match=r"must compile quantizer for what it sends quantized, .* no nvcc \("):
+        check_operation(config, "some.json", on_gpu=True)
+    (tmp_path / "extensions" / "quantizer").mkdir(parents=True)
+    (tmp_path / "extensions" / "quantizer" / "quantizer.so").touch()
+    check_operation(config, "some.json", on_gpu=True)

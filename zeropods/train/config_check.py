@@ -255,45 +255,54 @@ def _faults_of_zero(config: Config, arguments: Mapping[str, Any]) -> Faults:
 
 
 def _faults_of_zeropp(config: Config, arguments: Mapping[str, Any]) -> Faults:
-    """Keys of ZeRO++ that do nothing at a stage, that need a GPU, or that do not fit the pods."""
+    """Keys of ZeRO++ that do not fit other keys, the machine or the pods."""
+    quantized = [key for key in QUANTIZED if lookup(config, key) is True]
+    switched_on = [*quantized]
     size = lookup(config, HPZ)
-    switched_on = [key for key in QUANTIZED if lookup(config, key) is True]
-    if QUANTIZED_GRADIENTS in switched_on and lookup(config, "zero_optimization.reduce_scatter") is False:
-        yield QUANTIZED_GRADIENTS, " true with reduce_scatter false: DeepSpeed ends there; remove reduce_scatter"
-    if arguments.get("has_no_gpu"):
-        for key in switched_on:
-            yield key, " true: DeepSpeed quantizes by operations of CUDA, and there is no GPU here; remove it"
-    divides_again = size == "auto" or (POSITIVE.holds(size) and size > 1)
-    if divides_again:
+    if size == "auto" or (POSITIVE.holds(size) and size > 1):
         switched_on.append(HPZ)
-    stage = lookup(config, "zero_optimization.stage") or 0
     for key in switched_on:
-        shown = _shown(lookup(config, key))
-        if stage != 3:
-            yield key, f" {shown} with stage {_shown(stage)}: has no effect; needs stage 3"
-        for name in ("offload_optimizer", "offload_param"):
-            if is_offloaded(config, name):
-                yield key, f" {shown} with {name}: nobody has tried them together; remove one of them"
-    if divides_again and "pod_slots" in arguments:
-        fault = _fault_of_size(None if size == "auto" else size, sorted(set(arguments["pod_slots"])))
+        fault = _fault_beside(config, key)
+        if fault is not None:
+            yield key, f" {_shown(lookup(config, key))} {fault}"
+    if arguments.get("has_no_gpu"):
+        for key in quantized:
+            yield key, " true: DeepSpeed quantizes by operations of CUDA, and there is no GPU here; remove it"
+    if HPZ in switched_on and "pod_slots" in arguments:
+        fault = _fault_of_size(size, sorted(set(arguments["pod_slots"])))
         if fault is not None:
             yield HPZ, f" {_shown(size)}: {fault}"
 
 
-def _fault_of_size(size: float | None, slots: Sequence[int]) -> str | None:
+def _fault_beside(config: Config, key: str) -> str | None:
+    """What in ZeRO's block does not go together with a key of ZeRO++ that is switched on; None where nothing is."""
+    stage = lookup(config, "zero_optimization.stage") or 0
+    if stage != 3:
+        return f"with stage {_shown(stage)}: has no effect; needs stage 3"
+    for name in ("offload_optimizer", "offload_param"):
+        if is_offloaded(config, name):
+            return f"with {name}: nobody has tried them together; remove one of them"
+    if key == QUANTIZED_GRADIENTS and lookup(config, "zero_optimization.reduce_scatter") is False:
+        return "with reduce_scatter false: DeepSpeed ends there; remove reduce_scatter"
+    return None
+
+
+def _fault_of_size(size: float | str, slots: Sequence[int]) -> str | None:
     """What is wrong with the number of processes among which hpZ divides the parameters a second time.
 
     Args:
-        size: the number, above 1; None: the slots of a pod.
+        size: the number, above 1; or `auto`, which is the number of slots of a pod.
         slots: the different numbers of slots that pods have, in ascending order.
     """
     if slots[0] == 1:
         return "a pod of 1 slot has nothing to divide; use pods of 2 or more slots, or dsconfig/zero3.json"
-    if size is None and len(slots) > 1:
+    if isinstance(size, str):
+        if len(slots) == 1:
+            return None
         numbers = " and ".join(map(str, slots))
         return f"pods have {numbers} slots; give a number that divides these"
     for number in slots:
-        if size is not None and number % size:
+        if number % size:
             return f'does not divide the {number} slots of a pod; write "auto", or a number that does'
     return None
 
