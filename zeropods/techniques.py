@@ -2,9 +2,9 @@
 behind them.
 
 A new technique needs a value in `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/`
-where they are new. One with keys of its own, such as ZeRO++, gets a field of `Technique` for them;
-`is_of` checks that field, the keys are taken out of `PLAIN`, and `train/deepspeed_keys.py` lets
-them pass.
+where they are new; until it has them, `is_planned` says no. One with keys of its own, as ZeRO++
+has, names them in `keys`: they stay in `PLAIN`, so that they make any other technique `custom`, and
+`train/deepspeed_keys.py` lets them pass.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ CUSTOM = "custom"
 ALONE, DDP, DEEPSPEED = "none", "ddp", "deepspeed"
 """What runs the processes: nothing, since there is one; PyTorch's DistributedDataParallel; or
 DeepSpeed."""
+HPZ = "zero_optimization.zero_hpz_partition_size"
+"""Key of ZeRO++ for a second division of the parameters (hpZ): among how many processes, which are
+those of a pod. Source: Wang et al. 2023, "ZeRO++", arXiv:2306.10209, section 3.2."""
+QUANTIZED_WEIGHTS = "zero_optimization.zero_quantized_weights"
+QUANTIZED_GRADIENTS = "zero_optimization.zero_quantized_gradients"
+QUANTIZED = (QUANTIZED_WEIGHTS, QUANTIZED_GRADIENTS)
+"""Keys of ZeRO++ by which weights are sent as INT8 (qwZ), and gradients as INT4 (qgZ)."""
 OPTIMIZER, GRADIENTS, PARAMETERS = "optimizer", "gradients", "parameters"
 """The states of training, in the order in which the stages of ZeRO divide them."""
 CUSTOM_COLOR = "0.6"
@@ -46,6 +53,14 @@ class Technique:
     on."""
     color: str = CUSTOM_COLOR
     """Its colour in every plot, as matplotlib names it; no two techniques share one."""
+    keys: tuple[str, ...] = ()
+    """Keys of `PLAIN` that are its own: a configuration is of it where one of them or more is
+    switched on."""
+    least_slots: int = 1
+    """Fewest processes per pod with which its file divides anything otherwise than another
+    technique's."""
+    is_planned: bool = True
+    """Whether `zeropods plan` knows its memory and its time."""
 
     @property
     def is_alone(self) -> bool:
@@ -97,7 +112,10 @@ class Technique:
             return False
         if is_offloaded(config, "offload_param") != (PARAMETERS in self.offloaded):
             return False
-        return not keys_beyond(config)
+        beyond = keys_beyond(config)
+        if not self.keys:
+            return not beyond
+        return bool(beyond) and beyond.keys() <= set(self.keys)
 
 
 STAGE_1 = (OPTIMIZER,)
@@ -113,10 +131,18 @@ TECHNIQUES = (
     Technique(name="zero3", divides=STAGE_3, color="C9"),
     Technique(
         name="zero3_offload",
-        color="C3",
         divides=STAGE_3,
         offloaded=(OPTIMIZER, PARAMETERS),
         profiled="zero3profiler",
+        color="C3",
+    ),
+    Technique(
+        name="zero3++",
+        divides=STAGE_3,
+        keys=(*QUANTIZED, HPZ),
+        least_slots=2,
+        is_planned=False,
+        color="C6",
     ),
 )
 NAMES = tuple(technique.name for technique in TECHNIQUES)
@@ -147,10 +173,10 @@ def technique_of(config: Mapping[str, Any] | None, world_size: int) -> str:
 
 
 PLAIN: dict[str, tuple[object, ...]] = {
-    "zero_optimization.zero_quantized_weights": (False,),
+    QUANTIZED_WEIGHTS: (False,),
     "zero_optimization.zero_quantized_nontrainable_weights": (False,),
-    "zero_optimization.zero_quantized_gradients": (False,),
-    "zero_optimization.zero_hpz_partition_size": (1,),
+    QUANTIZED_GRADIENTS: (False,),
+    HPZ: (0, 1),
     "zero_optimization.mics_shard_size": (-1,),
     "zero_optimization.zenflow": (),
     "zero_optimization.offload_optimizer.device": ("none", "cpu"),
@@ -159,13 +185,13 @@ PLAIN: dict[str, tuple[object, ...]] = {
     "zero_optimization.offload_param.device": ("none", "cpu"),
     "tensor_parallel.autotp_size": (0, 1),
 }
-"""Keys by which DeepSpeed divides or sends states differently from the techniques, and the values,
+"""Keys by which DeepSpeed divides or sends states differently from plain ZeRO, and the values,
 besides None, with which it does not: ZeRO++, MiCS, ZenFlow, NVMe, partial offload, tensor
 parallelism (zero/config.py of 0.19.8)."""
 
 
 def keys_beyond(config: Mapping[str, Any]) -> dict[str, object]:
-    """The keys, with their values, that make a DeepSpeed configuration none of the techniques."""
+    """The keys, with their values, by which a DeepSpeed configuration goes beyond plain ZeRO."""
     beyond = {}
     for path, plain_values in PLAIN.items():
         value = lookup(config, path)
@@ -185,11 +211,12 @@ def lookup(config: Mapping[str, Any], dotted: str) -> Any:
 
 
 def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
-    """A technique as text; a custom one with the keys that make it so.
+    """A technique as text, with the keys that are switched on where the name does not say which.
 
-    An example is `custom (offload_param.device nvme)`.
+    Examples are `custom (offload_param.device nvme)` and `zero3++ (zero_hpz_partition_size 2)`.
     """
-    if name != CUSTOM or config is None:
+    with_keys = [technique.name for technique in TECHNIQUES if technique.keys]
+    if config is None or name not in (CUSTOM, *with_keys):
         return name
     keys = []
     for path, value in keys_beyond(config).items():

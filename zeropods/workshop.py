@@ -458,8 +458,10 @@ FLAG_OF_SETTING = {
     "init": "init",
 }
 """Settings that are flags of `causal_train.py`."""
-TECHNIQUES = tuple(name for name in NAMES if name != "ddp")
-"""The techniques that notebook 12 compares."""
+TECHNIQUES = tuple(
+    name for name in NAMES if name != "ddp" and technique_named(name).least_slots == 1
+)
+"""The techniques that notebook 12 compares, on pods of one slot."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.train.arguments import PROJECT, CausalArguments, TextToSQLArguments
 from zeropods.train.config_check import BLOCKS, check_config
-from zeropods.train.deepspeed import effective_config, operation_of, read_config
+from zeropods.train.deepspeed import check_operation, effective_config, operation_of, read_config
 from zeropods.train.deepspeed_keys import KEYS, REMOVED
 
 FLAGS = {**asdict(TextToSQLArguments(precision="fp32", max_steps=3)), "world_size": 2}
@@ -107,8 +107,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"expert_parallel": {"enabled": True}}, "expert_parallel: divides model or rows otherwise than ZeRO;"),
     ({"sequence_parallel_size": 2}, "sequence_parallel_size 2: divides model or rows otherwise than ZeRO;"),
     ({"hybrid_engine": {"enabled": True}}, "hybrid_engine: is for models that generate while they train; remove it"),
-    (zero(zero_hpz_partition_size=2), "zero_hpz_partition_size 2: ZeRO++ is not one of this project's techniques"),
-    (zero(zero_quantized_weights=True), "zero_quantized_weights true: ZeRO++ is not one of this project's"),
+    (zero(zero_quantized_nontrainable_weights=True), "nontrainable_weights true: every weight is trained here; remo"),
     (zero(zenflow={"topk_ratio": 0.1}), "zero_optimization.zenflow: ZenFlow is not one of this project's techniques"),
     (zero(mics_shard_size=-1), "zero_optimization.mics_shard_size -1: DeepSpeed has removed this feature"),
     (zero(offload_param={"device": "nvme"}), 'offload_param.device "nvme": nobody has tried offload to NVMe with th'),
@@ -210,6 +209,7 @@ RIGHT: list[dict[str, Any]] = [
     {"activation_checkpointing": {"partition_activations": False}, "gradient_allreduce_op": "mean"},
     {"data_efficiency": {"enabled": False}, "checkpoint": {"tag_validation": "Warn"}, "aio": {"block_size": 1e6}},
     zero(zero_hpz_partition_size=1, zero_quantized_weights=False, elastic_checkpoint=False),
+    zero(stage=1, zero_hpz_partition_size=0, zero_quantized_gradients=False),
     # Sizes as people write them, names with and without `stage3_`, and what the libraries fill in.
     zero(sub_group_size=1e14, max_live_parameters=0, stage3_max_reuse_distance=1e9, overlap_comm=None),
     zero(reduce_bucket_size="auto", stage3_prefetch_bucket_size="auto", stage3_param_persistence_threshold="auto"),
@@ -236,6 +236,80 @@ CONSTANT = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "au
 def test_what_is_right_passes_with_any_precision(changes: dict[str, Any], precision: str) -> None:
     config = {key: value for key, value in {**PLAIN, **changes}.items() if value is not None}
     check_config(config, "some.json", {**FLAGS, "precision": precision}, TextToSQLArguments.fp16_fault)
+
+
+HPZ = "zero_optimization.zero_hpz_partition_size"
+OFFLOADED = {"device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "known", "said"),
+    [
+        ({"zero_hpz_partition_size": 3}, {"pod_slots": (2, 2)}, f"{HPZ} 3: does not divide the 2 slots of a pod; wr"),
+        # It would go beyond a pod, though it divides all processes.
+        ({"zero_hpz_partition_size": 4}, {"pod_slots": (2, 2)}, f"{HPZ} 4: does not divide the 2 slots of a pod; wr"),
+        ({"zero_hpz_partition_size": 2}, {"pod_slots": (1, 1)}, f"{HPZ} 2: a pod of 1 slot has nothing to divide; use"),
+        ({"zero_hpz_partition_size": "auto"}, {"pod_slots": (1,)}, f'{HPZ} "auto": a pod of 1 slot has nothing to di'),
+        ({"zero_hpz_partition_size": "auto"}, {"pod_slots": (4, 2)}, f'{HPZ} "auto": pods have 2 and 4 slots; give a'),
+        ({"zero_hpz_partition_size": 4}, {"pod_slots": (4, 2)}, f"{HPZ} 4: does not divide the 2 slots of a pod; wri"),
+        ({"zero_hpz_partition_size": -2}, {"pod_slots": (2,)}, f"{HPZ} -2; expected a whole number, at least 0"),
+        ({"zero_hpz_partition_size": "all"}, {"pod_slots": (2,)}, f'{HPZ} "all"; expected a whole number, at least 0'),
+        ({"zero_hpz_partition_size": "auto", "stage": 2}, {}, f'{HPZ} "auto" with stage 2: has no effect; needs stag'),
+        (
+            {"zero_hpz_partition_size": 2, "offload_param": OFFLOADED},
+            {},
+            f"{HPZ} 2 with offload_param: nobody has tried them together; remove one of them",
+        ),
+        (
+            {"zero_quantized_weights": True},
+            {"has_no_gpu": True},
+            "zero_quantized_weights true: DeepSpeed quantizes by operations of CUDA, and there is no GPU here; remove",
+        ),
+        (
+            {"zero_quantized_gradients": True},
+            {"has_no_gpu": True},
+            "zero_quantized_gradients true: DeepSpeed quantizes by operations of CUDA, and there is no GPU here; remov",
+        ),
+        ({"zero_quantized_weights": True, "stage": 1}, {}, "zero_quantized_weights true with stage 1: has no effect;"),
+        (
+            {"zero_quantized_gradients": True, "reduce_scatter": False},
+            {},
+            "zero_quantized_gradients true with reduce_scatter false: DeepSpeed ends there; remove reduce_scatter",
+        ),
+        (
+            {"zero_quantized_gradients": True, "offload_optimizer": OFFLOADED},
+            {},
+            "zero_quantized_gradients true with offload_optimizer: nobody has tried them together; remove one of them",
+        ),
+    ],
+)
+def test_zeropp_that_does_not_fit_the_pods_the_machine_or_the_other_keys_is_refused(
+    keys: dict[str, Any], known: dict[str, Any], said: str
+) -> None:
+    refusal = message(zero(**keys), **known)
+    assert said in refusal and "faults: " not in refusal and "\n" not in refusal
+
+
+@pytest.mark.parametrize(
+    ("size", "pod_slots"), [("auto", (2, 2)), (2, (2, 2)), (2.0, (4, 4)), (4, (4,)), (2, (4, 2)), (1, (1, 1))]
+)
+def test_zeropp_that_fits_the_pods_passes(size: object, pod_slots: tuple[int, ...]) -> None:
+    config = {**PLAIN, **zero(zero_hpz_partition_size=size)}
+    check_config(config, "some.json", {**FLAGS, "pod_slots": pod_slots, "has_no_gpu": True})
+
+
+def test_quantized_weights_and_gradients_pass_where_there_may_be_a_gpu() -> None:
+    config = {**PLAIN, **zero(zero_quantized_weights=True, zero_quantized_gradients=True)}
+    check_config(config, "some.json", {**FLAGS, "pod_slots": (8, 8), "has_no_gpu": False})
+
+
+def test_a_second_division_that_is_left_to_the_launch_is_among_the_slots_of_a_pod(tmp_path: Path) -> None:
+    config = effective_config({**PLAIN, **zero(zero_hpz_partition_size="auto")}, tmp_path, slots=8)
+    assert config["zero_optimization"]["zero_hpz_partition_size"] == 8
+    config = effective_config({**PLAIN, **zero(zero_hpz_partition_size=2)}, tmp_path, slots=8)
+    assert config["zero_optimization"]["zero_hpz_partition_size"] == 2
+    config = effective_config({**PLAIN, **zero()}, tmp_path, slots=8)
+    assert "zero_hpz_partition_size" not in config["zero_optimization"]
 
 
 def test_a_schedule_without_a_rate_has_that_of_the_optimizer_or_a_default_that_is_reported() -> None:
@@ -323,9 +397,9 @@ def test_a_key_that_occurs_twice_is_refused_with_its_place(tmp_path: Path) -> No
 
 
 def test_a_precision_that_a_file_leaves_out_is_left_to_the_flag(tmp_path: Path) -> None:
-    config = effective_config({**PLAIN, "bf16": {"check_grad_overflow": True}}, tmp_path)
+    config = effective_config({**PLAIN, "bf16": {"check_grad_overflow": True}}, tmp_path, 1)
     assert (config["bf16"], config["fp16"]) == ({"check_grad_overflow": True, "enabled": "auto"}, {"enabled": "auto"})
-    assert effective_config({**PLAIN, "fp16": {"enabled": False}}, tmp_path)["fp16"] == {"enabled": False}
+    assert effective_config({**PLAIN, "fp16": {"enabled": False}}, tmp_path, 1)["fp16"] == {"enabled": False}
 
 
 @pytest.mark.parametrize("words", ["--launcher none", "--launcher none --dry-run", "--launcher slurm --dry-run"])
@@ -408,3 +482,18 @@ def test_offload_without_a_compiler_is_refused_with_the_package_that_is_missing(
     (tmp_path / "extensions" / "cpu_adam").mkdir(parents=True)
     (tmp_path / "extensions" / "cpu_adam" / "cpu_adam.so").touch()
     assert main(argv) == 0
+
+
+@pytest.mark.parametrize("key", ["zero_quantized_weights", "zero_quantized_gradients"])
+def test_what_is_sent_quantized_on_a_gpu_needs_an_operation_that_cuda_s_compiler_compiles(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-toolkit"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = {**PLAIN, **zero(**{key: True})}
+    with pytest.raises(UserError, match=r"must compile quantizer for what it sends quantized, .* no nvcc \("):
+        check_operation(config, "some.json", on_gpu=True)
+    (tmp_path / "extensions" / "quantizer").mkdir(parents=True)
+    (tmp_path / "extensions" / "quantizer" / "quantizer.so").touch()
+    check_operation(config, "some.json", on_gpu=True)

@@ -84,6 +84,12 @@ def test_a_file_is_the_technique_of_its_name_and_passes_its_own_check(name: str)
         (None, 2, "ddp"),
         ({}, 2, "custom"),
         (edited("zero3", zero_optimization__offload_param={"device": "cpu"}), 2, "custom"),
+        (edited("zero3++", zero_optimization__zero_hpz_partition_size=8), 16, "zero3++"),
+        (edited("zero3++", zero_optimization__zero_hpz_partition_size=1), 4, "zero3"),
+        (edited("zero3", zero_optimization__zero_quantized_gradients=True), 4, "zero3++"),
+        (edited("zero3++", zero_optimization__offload_param={"device": "cpu"}), 4, "custom"),
+        (edited("zero3++", zero_optimization__zero_quantized_nontrainable_weights=True), 4, "custom"),
+        (edited("zero2", zero_optimization__zero_quantized_gradients=True), 4, "custom"),
         (edited("zero2", zero_optimization__offload_optimizer={"device": "none"}), 1, "zero2"),
         (
             edited("zero3", zero_optimization__zero_quantized_weights=False, tensor_parallel={"autotp_size": 1}),
@@ -102,11 +108,11 @@ def test_a_technique_is_told_from_the_configuration_and_the_ranks(config: Any, r
         ("zero3_offload", {"zero_optimization__offload_param__device": "nvme"}, "custom (offload_param.device nvme)"),
         ("zero2_offload", {"zero_optimization__offload_optimizer__ratio": 0.5}, "custom (offload_optimizer.ratio 0.5)"),
         (
-            "zero3",
+            "zero3_offload",
             {"zero_optimization__zero_quantized_weights": True, "zero_optimization__zero_hpz_partition_size": 4},
             "custom (zero_quantized_weights true, zero_hpz_partition_size 4)",
         ),
-        ("zero3", {"zero_optimization__zero_quantized_gradients": True}, "custom (zero_quantized_gradients true)"),
+        ("zero2", {"zero_optimization__zero_quantized_gradients": True}, "custom (zero_quantized_gradients true)"),
         ("zero1", {"tensor_parallel": {"autotp_size": 2}}, "custom (tensor_parallel.autotp_size 2)"),
         ("zero3", {"zero_optimization__mics_shard_size": 2}, "custom (mics_shard_size 2)"),
     ],
@@ -122,6 +128,14 @@ def test_what_goes_beyond_a_technique_is_custom_and_its_keys_are_said(
     assert as_record(a_record(technique="custom", deepspeed=config)).technique_text == text
     assert planned_memory(recorded(technique=name, deepspeed=EVERY[name])) is not None
     assert planned_memory(recorded(technique="custom", deepspeed=config)) is None
+
+
+def test_which_keys_of_zeropp_a_run_had_is_said_with_its_technique() -> None:
+    config = edited("zero3++", zero_optimization__zero_hpz_partition_size=2)
+    assert technique_text("zero3++", config) == "zero3++ (zero_hpz_partition_size 2)"
+    config = edited("zero3", zero_optimization__zero_quantized_weights=True)
+    assert technique_text("zero3++", config) == "zero3++ (zero_quantized_weights true)"
+    assert planned_memory(recorded(technique="zero3++", deepspeed=config)) is None
 
 
 @pytest.mark.parametrize("name", CAUSAL)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from zeropods.cli import main, parser
+from zeropods.errors import UserError
 from zeropods.plan.estimate import Estimate, plan, request_for
 from zeropods.plan.machines import Machines
 from zeropods.report.plan import length_plans
@@ -40,6 +41,13 @@ def test_every_technique_has_the_promised_keys() -> None:
     ]  # fmt: skip
     promised = {"technique", "fits", "bytes", "host_bytes", "largest_batch_size", "step_seconds"}
     assert all(promised <= set(each) and set(each["bytes"]) == PARTS for each in techniques)
+
+
+def test_a_technique_that_is_not_planned_yet_is_named_and_refused() -> None:
+    assert "\nzero3++: not planned yet.\n" in result("t5-small")["text"]
+    assert "not planned" not in result("t5-small", "--technique", "zero3")["text"]
+    with pytest.raises(UserError, match=r"technique 'zero3\+\+': not planned yet; expected one of none, ddp, zero1,"):
+        result("t5-small", "--technique", "zero3++")
 
 
 def test_all_promised_options_are_taken() -> None:

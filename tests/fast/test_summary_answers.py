@@ -203,6 +203,7 @@ QUANTIZED, LIVE, ELSEWHERE = "zero_quantized_weights", "stage3_max_live_paramete
         ("zero2", config("zero2", {ONE_PASS: False}), [f"zero_optimization.{ONE_PASS}: by default (A); false (B)"]),
         # What technique, pods and folder change is no difference, nor what is said to be off.
         ("zero2", config("zero2", {QUANTIZED: False}), []),
+        ("zero3", config("zero3++", {"zero_hpz_partition_size": 2}), []),
         (None, config("zero3_offload"), []),
         ("zero1", config("zero3_offload"), []),
         ("zero2", config("zero2", tensorboard={"enabled": True, "job_name": "x", **ELSEWHERE}), []),

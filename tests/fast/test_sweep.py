@@ -50,6 +50,8 @@ def read(document: dict[str, Any] = PLAIN, **changes: Any) -> Matrix:
         ),
         ({"technique": ["none", "ddp"], "pods": [1, 3]}, ["none-1-pod", "ddp-3-pods"]),
         ({"technique": "ddp", "pods": 1, "slots": 2}, ["ddp-1-pod"]),
+        ({"technique": ["zero3", "zero3++"], "pods": 2}, ["zero3-2-pods"]),
+        ({"technique": ["zero3", "zero3++"], "pods": 2, "slots": 2}, ["zero3-2-pods", "zero3++-2-pods"]),
         ({"pods": [1, 2, 3], "exclude": [{"technique": "zero1", "pods": [1, 3]}]}, ["zero1-2-pods"]),
         (
             {"technique": None, "cells": [{"technique": "none", "pods": 1}, {"technique": "zero2"}]},
@@ -149,6 +151,7 @@ def test_a_matrix_that_was_written_is_read_as_the_same(changes: dict[str, Any], 
     [
         ({"tecnique": "zero1"}, "m.yaml: tecnique: no such key; technique?"),
         ({"technique": "zero4"}, "technique: 'zero4'; expected one of none, ddp, zero1"),
+        ({"technique": "zero3++"}, r"no cell is left: zero3\+\+ divides nothing on pods of 1 slot; give slots: 2"),
         ({"technique": ["zero1", "zero1"]}, "cells: t5-tiny-zero1-2-pods-schema occurs twice"),
         ({"prompt": "plain"}, "prompt: 'plain'; expected one of question, schema"),
         ({"pods": 0}, r"pods\[1\]: 0; expected greater than or equal to 1"),

@@ -119,6 +119,42 @@ def test_fp16_without_a_gpu_is_refused(capsys: pytest.CaptureFixture[str], monke
 
 
 @pytest.mark.parametrize(
+    ("slots", "size", "said"),
+    [
+        (3, 2, "zero_hpz_partition_size 2: does not divide the 3 slots of a pod;"),
+        (1, '"auto"', 'zero_hpz_partition_size "auto": a pod of 1 slot has nothing to divide;'),
+    ],
+)
+def test_a_second_division_that_does_not_fit_the_slots_is_refused_before_anything_starts(
+    slots: int, size: object, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        (DSCONFIG / "zero3++.json")
+        .read_text()
+        .replace('"zero_hpz_partition_size": "auto"', f'"zero_hpz_partition_size": {size}')
+    )
+    (here / "mine.json").write_text(text)
+    words = ["textsql_train.py", *WORDS.split(), "--deepspeed", "mine.json"]
+    before = sorted(here.rglob("*"))
+    assert main(["launch", "--launcher", "none", "--slots", str(slots), "--", *words]) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith("zeropods: --deepspeed mine.json: zero_optimization.") and said in err
+    assert err.count("\n") == 1 and out == "" and sorted(here.rglob("*")) == before
+
+
+def test_what_zeropp_quantizes_is_refused_without_a_gpu(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "own_gpus", lambda: 0)
+    zero = '"stage": 3, "zero_quantized_weights": true'
+    (here / "mine.json").write_text((DSCONFIG / "zero3.json").read_text().replace('"stage": 3', zero))
+    words = ["textsql_train.py", *WORDS.split(), "--deepspeed", "mine.json"]
+    assert main(["launch", "--launcher", "none", "--dry-run", "--", *words]) == 1
+    said = "zero_quantized_weights true: DeepSpeed quantizes by operations of CUDA, and there is no GPU here; remove it"
+    assert capsys.readouterr().err == f"zeropods: --deepspeed mine.json: zero_optimization.{said}\n"
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({}, "other-none-1-pod-schema: --model_id other: its tokenizer gives 'b' id 1"),

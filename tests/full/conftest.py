@@ -111,9 +111,14 @@ def slurm() -> Iterator[SlurmCluster]:
     cluster.stop()
 
 
-def run_several(common: list[object], *runs: tuple[int, Path, list[object]], script: str = "textsql_train.py") -> None:
-    """Train one after the other, each on so many ranks, into a folder."""
+def run_several(
+    common: list[object],
+    *runs: tuple[int, Path, list[object]],
+    script: str = "textsql_train.py",
+    slots: int | None = None,
+) -> None:
+    """Train one after the other, each on so many ranks, into a folder; `slots` of them believe to be on one pod."""
     for ranks, folder, flags in runs:
         folder.parent.mkdir(parents=True, exist_ok=True)
         said = folder.with_name(f".{folder.name}")
-        train_ranks([*common, "--outputdir", folder, *flags], ranks, said, script=script)
+        train_ranks([*common, "--outputdir", folder, *flags], ranks, said, script=script, slots=slots)

@@ -16,12 +16,13 @@ SECONDS = 600.0
 """Ranks that have not ended by then hang; before the limit of a test, which would not say where."""
 
 
-def place(rank: int, ranks: int, port: int) -> dict[str, str]:
+def place(rank: int, ranks: int, port: int, slots: int | None) -> dict[str, str]:
     """What a launcher says to a rank; nothing to one that is alone."""
     if ranks == 1:
         return {}
+    slots = slots or ranks
     return {
-        "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_SIZE": str(ranks),
+        "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank % slots), "LOCAL_SIZE": str(slots),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
 
@@ -45,14 +46,21 @@ class Forked:
 
 
 def train_ranks(
-    argv: Sequence[object], ranks: int, said: Path, *, script: str = "textsql_train.py", status: int = 0
+    argv: Sequence[object],
+    ranks: int,
+    said: Path,
+    *,
+    script: str = "textsql_train.py",
+    status: int = 0,
+    slots: int | None = None,
 ) -> str:
     """Train on so many ranks to their end, with that status; returns what rank 0 said.
 
     Args:
         said: how the names of files begin that the ranks write their words to.
+        slots: number of ranks that believe to be on one pod; all of them if not given.
     """
-    begun = begin_ranks(argv, ranks, said, script=script)
+    begun = begin_ranks(argv, ranks, said, script=script, slots=slots)
     deadline = time.monotonic() + SECONDS
     while any(rank.returncode is None for rank in begun):
         if any(rank.returncode for rank in begun) and status == 0:
@@ -68,12 +76,18 @@ def train_ranks(
 
 
 def begin_ranks(
-    argv: Sequence[object], ranks: int, said: Path, *, script: str = "textsql_train.py", **variables: str
+    argv: Sequence[object],
+    ranks: int,
+    said: Path,
+    *,
+    script: str = "textsql_train.py",
+    slots: int | None = None,
+    **variables: str,
 ) -> list[Forked]:
     """Fork so many ranks that train, with further environment variables."""
     port, command = free_port(), [str(ROOT / script), *map(str, argv)]
     return [
-        _fork(command, child_environment() | place(rank, ranks, port) | variables, Path(f"{said}.{rank}"))
+        _fork(command, child_environment() | place(rank, ranks, port, slots) | variables, Path(f"{said}.{rank}"))
         for rank in range(ranks)
     ]
 

@@ -46,6 +46,8 @@ class Trained:
     """Number of ranks that go on after a kill; a configuration that is no technique needs as many as before."""
     technique: str
     flags: tuple[object, ...] = ()
+    slots: int | None = None
+    """Number of ranks of a pod; all of them if not given."""
     is_plain: bool = True
     """Whether a run without DeepSpeed has the same losses; DeepSpeed's schedules begin with two steps at rate 0."""
 
@@ -160,6 +162,23 @@ COMBINED = {
         resumed_on=2,
         technique="zero3_offload",
     ),
+    "zero3++": Trained(
+        {
+            **BATCH,
+            "gradient_clipping": "auto",
+            "zero_optimization": {
+                "stage": 3,
+                "stage3_param_persistence_threshold": 1_000,
+                "stage3_prefetch_bucket_size": 1e5,
+                "zero_hpz_partition_size": "auto",
+            },
+        },
+        ranks=4,
+        # Of two pods, one is left.
+        resumed_on=2,
+        technique="zero3++",
+        slots=2,
+    ),
     "custom": Trained(
         {
             **BATCH,
@@ -220,9 +239,9 @@ class Runs:
     data: Path
     folder: Path
 
-    def train(self, run: Path, ranks: int, *flags: object) -> None:
+    def train(self, run: Path, ranks: int, *flags: object, slots: int | None = None) -> None:
         common = [*COMMON, "--dataset_path", self.data, "--per_device_train_batch_size", ROWS // ranks]
-        run_several(common, (ranks, run, list(flags)))
+        run_several(common, (ranks, run, list(flags)), slots=slots)
 
     def plain(self, flags: tuple[object, ...]) -> Path:
         """A run without DeepSpeed in one process; made once."""
@@ -243,7 +262,7 @@ def test_a_run_ends_right_and_goes_on_after_a_kill(name: str, runs: Runs, tmp_pa
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(combined.config))
     given = ["--deepspeed", path, *combined.flags]
-    runs.train(run, combined.ranks, *given)
+    runs.train(run, combined.ranks, *given, slots=combined.slots)
     record = read_record(run)
     assert (record.status, record.technique, record.precision) == ("ok", combined.technique, "fp32")
     assert (record.effective_batch_size, record.steps, len(losses(record))) == (ROWS, STEPS, STEPS)
@@ -256,7 +275,7 @@ def test_a_run_ends_right_and_goes_on_after_a_kill(name: str, runs: Runs, tmp_pa
     shutil.copytree(run, killed)
     (killed / "record.json").unlink()
     shutil.rmtree(killed / "checkpoints" / f"checkpoint-{STEPS}")
-    runs.train(killed, combined.resumed_on, *given)
+    runs.train(killed, combined.resumed_on, *given, slots=combined.slots)
     assert_same_losses(killed, run, SAVED, STEPS)
     assert_same_weights(killed, run)
 

@@ -323,7 +323,7 @@ def fitted(saved: Path, ranks: int = 1, technique: str = "zero1") -> Path:
 
 def test_a_universal_form_that_was_left_behind_is_made_again(saved: Path) -> None:
     assert fitted(saved, 2) == saved
-    # Of NVMe offload, ZeRO++ and the like nobody has made sure that the universal form is right.
+    # Of partial offload and the like nobody has made sure that the universal form is right.
     with pytest.raises(UserError, match=r"saved by 2 ranks; .* it can be resumed only on 2 ranks"):
         fitted(saved, 1, "custom")
     place = fitted(saved)

@@ -225,7 +225,12 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
         )
     if call.deepspeed is not None:
         path = Path(call.deepspeed.path)
-        known = {**values, "world_size": planned.world_size}
+        known = {
+            **values,
+            "world_size": planned.world_size,
+            "pod_slots": tuple(host.slots for host in planned.hosts),
+            "has_no_gpu": has_no_gpu,
+        }
         fp16_fault = None if call.kind is None else call.kind.fp16_fault
         check_config(call.deepspeed.config, path, known, fp16_fault, ours=is_ours)
 

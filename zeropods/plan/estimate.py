@@ -415,9 +415,9 @@ def plan(request: Request, interval_of: Intervals | None = None) -> Plan:
 
 
 def requested_techniques(request: Request) -> list[Technique]:
-    """The techniques that are asked for, or all of them, in their usual order."""
+    """The techniques that are asked for, or all that are planned, in their usual order."""
     if not request.techniques:
-        return list(TECHNIQUES)
+        return [technique for technique in TECHNIQUES if technique.is_planned]
     requested = {technique_named(name) for name in request.techniques}
     return [technique for technique in TECHNIQUES if technique in requested]
 

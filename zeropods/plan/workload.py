@@ -273,6 +273,12 @@ class Workload:
     dropout: bool | None = None
     """Whether there is dropout; if not given, as the model was published."""
 
+    def __post_init__(self) -> None:
+        if not self.technique.is_planned:
+            planned = ", ".join(technique.name for technique in TECHNIQUES if technique.is_planned)
+            name = self.technique.name
+            raise UserError(f"technique {name!r}: not planned yet; expected one of {planned}")
+
     @property
     def logit_rows(self) -> int:
         """Number of tokens for which the loss computes logits."""

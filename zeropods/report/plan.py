@@ -16,6 +16,7 @@ from zeropods.plan.machines import GIGA, Machines
 from zeropods.plan.terms import PARTS, STATES
 from zeropods.plan.workload import ZeroSettings
 from zeropods.tables import GIB, Table, counted, digits, wrapped
+from zeropods.techniques import TECHNIQUES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,6 +77,9 @@ class PlanReport:
         parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n"]
         if request.remark:
             parts.append(f"Note: {request.remark}.\n")
+        unplanned = [technique.name for technique in TECHNIQUES if not technique.is_planned]
+        if unplanned and not request.techniques:
+            parts.append(f"{', '.join(unplanned)}: not planned yet.\n")
         if self.published:
             parts.append(str(self.reference))
             parts.append("".join(f"{wrapped(row.note())}\n" for row in self.published))

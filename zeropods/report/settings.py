@@ -231,6 +231,7 @@ LEFT_OUT = (
     "zero_optimization.stage",
     "zero_optimization.offload_optimizer.device",
     "zero_optimization.offload_param.device",
+    "zero_optimization.zero_hpz_partition_size",
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.allgather_bucket_size",
     "tensorboard.output_path",

@@ -266,6 +266,8 @@ class Matrix(Axes):
             return "none is one process; on several pods ddp is the baseline"
         if cell.technique == "ddp" and cell.pods * self.slots == 1:
             return "ddp with a single process is the same as technique none"
+        if techniques.technique_named(cell.technique).least_slots > self.slots:
+            return f"{cell.technique} divides nothing on pods of 1 slot; give slots: 2 or more"
         return None
 
 

@@ -9,16 +9,16 @@ torch or DeepSpeed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.techniques import is_offloaded, lookup
+from zeropods.techniques import HPZ, QUANTIZED, QUANTIZED_GRADIENTS, is_offloaded, lookup
 from zeropods.train.arguments import PASSES, ROWS, RunArguments
-from zeropods.train.deepspeed import Config
+from zeropods.train.deepspeed import Config, slots_of_pod
 from zeropods.train.deepspeed_keys import COUNT, KEYS, NAMED_WITHOUT, POSITIVE, REMOVE, Key
 
 OPTIMIZER = "optimizer.params"
@@ -88,7 +88,7 @@ BLOCKS = frozenset(place.rpartition(".")[0] for place in KEYS) - {""}
 
 
 def check_run(config: Config, flags: RunArguments, ranks: int, **known: object) -> None:
-    """Check the configuration of a run of one of this project's scripts.
+    """Check the configuration of a run of one of this project's scripts, in one of its processes.
 
     Args:
         ranks: number of processes.
@@ -100,7 +100,13 @@ def check_run(config: Config, flags: RunArguments, ranks: int, **known: object) 
     if flags.deepspeed is None:
         return
     # A script without a flag of that name has the value that holds for it.
-    arguments = {**asdict(flags), "adam_beta1": flags.adam_beta1, "world_size": ranks, **known}
+    arguments = {
+        **asdict(flags),
+        "adam_beta1": flags.adam_beta1,
+        "world_size": ranks,
+        **known,
+        "pod_slots": (slots_of_pod(ranks),),
+    }
     check_config(config, flags.deepspeed, arguments, flags.fp16_fault)
 
 
@@ -117,7 +123,9 @@ def check_config(
     Args:
         path: where the configuration was read from, for messages.
         arguments: the script's flags by name, typed; where they are known, also `world_size`, the
-            number of processes, and `optimizer_steps`. Missing ones are not compared.
+            number of processes; `pod_slots`, the number of processes of each pod, as a tuple;
+            `has_no_gpu`, whether the ranks are known to have none; and `optimizer_steps`. Missing
+            ones are not compared.
         fp16_fault: why the model does not train in FP16; None where it does.
         ours: whether the script is one of this project's. Of others it is not known what they can
             do, so that only names, types and contradictions are checked.
@@ -154,6 +162,7 @@ def _faults(
         yield from _missing(config)
         yield from _faults_of_stage_0(config, arguments)
         yield from _faults_of_optimizer(config)
+        yield from _faults_of_zeropp(config, arguments)
     yield from _faults_of_zero(config, arguments)
     yield from _faults_of_precision(config, arguments, fp16_fault)
     yield from _faults_of_schedule(config, arguments)
@@ -294,6 +303,65 @@ def _needs_norm(config: Config, stage: int, arguments: Mapping[str, Any]) -> boo
     if clipping == "auto":
         clipping = arguments.get("max_grad_norm", 0)
     return stage not in (1, 2) or bool(clipping) or is_offloaded(config, "offload_optimizer")
+
+
+def _faults_of_zeropp(config: Config, arguments: Mapping[str, Any]) -> Faults:
+    """Keys of ZeRO++ that do not fit other keys, the machine or the pods."""
+    quantized = [key for key in QUANTIZED if lookup(config, key) is True]
+    switched_on = [*quantized]
+    size = lookup(config, HPZ)
+    divides_within_pods = size == "auto" or (POSITIVE.holds(size) and size > 1)
+    if divides_within_pods:
+        switched_on.append(HPZ)
+    for key in switched_on:
+        fault = _fault_beside(config, key)
+        if fault is not None:
+            yield key, f" {_shown(lookup(config, key))} {fault}"
+    if arguments.get("has_no_gpu"):
+        for key in quantized:
+            fault = "DeepSpeed quantizes by operations of CUDA, and there is no GPU here; remove it"
+            yield key, f" true: {fault}"
+    if divides_within_pods and "pod_slots" in arguments:
+        fault = _fault_of_size(size, sorted(set(arguments["pod_slots"])))
+        if fault is not None:
+            yield HPZ, f" {_shown(size)}: {fault}"
+
+
+def _fault_beside(config: Config, key: str) -> str | None:
+    """What in ZeRO's block does not go together with a key of ZeRO++ that is switched on; None
+    where nothing is."""
+    stage = lookup(config, "zero_optimization.stage") or 0
+    if stage != 3:
+        return f"with stage {_shown(stage)}: has no effect; needs stage 3"
+    for name in ("offload_optimizer", "offload_param"):
+        if is_offloaded(config, name):
+            return f"with {name}: nobody has tried them together; remove one of them"
+    sends_whole = lookup(config, "zero_optimization.reduce_scatter") is False
+    if key == QUANTIZED_GRADIENTS and sends_whole:
+        return "with reduce_scatter false: DeepSpeed ends there; remove reduce_scatter"
+    return None
+
+
+def _fault_of_size(size: float | str, slots: Sequence[int]) -> str | None:
+    """What is wrong with the number of processes among which hpZ divides parameters once more.
+
+    Args:
+        size: the number, above 1; or `auto`, which is the number of slots of a pod.
+        slots: the different numbers of slots that pods have, in ascending order.
+    """
+    if slots[0] == 1:
+        remedy = "use pods of 2 or more slots, or dsconfig/zero3.json"
+        return f"a pod of 1 slot has nothing to divide; {remedy}"
+    if isinstance(size, str):
+        if len(slots) == 1:
+            return None
+        numbers = " and ".join(map(str, slots))
+        return f"pods have {numbers} slots; give a number that divides these"
+    for number in slots:
+        if number % size:
+            remedy = 'write "auto", or a number that does'
+            return f"does not divide the {number} slots of a pod; {remedy}"
+    return None
 
 
 def _faults_of_precision(

@@ -7,6 +7,7 @@ functions import torch.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -16,13 +17,15 @@ from typing import Any
 from zeropods.errors import UserError
 from zeropods.files import no_file, read_object
 from zeropods.programs import lacking_for_operation, variable_set
-from zeropods.techniques import is_offloaded, lookup
+from zeropods.techniques import HPZ, QUANTIZED, is_offloaded, lookup
 
 Config = dict[str, Any]
 CPU_ADAM = "cpu_adam"
 """Operation that DeepSpeed compiles for the step of an optimizer that is offloaded."""
 FUSED_ADAM = "fused_adam"
 """The same for an optimizer without offload."""
+QUANTIZER = "quantizer"
+"""The operation that it compiles for what ZeRO++ sends quantized, for GPUs only."""
 
 
 def read_config(path: Path) -> Config:
@@ -38,14 +41,33 @@ def read_config(path: Path) -> Config:
     return read_object(path, "correct the file")
 
 
-def effective_config(template: Config, run_folder: Path) -> Config:
+def slots_of_pod(ranks: int) -> int:
+    """Number of processes on this process's pod, as DeepSpeed's launcher or torchrun has set it.
+
+    Args:
+        ranks: number of processes of the run: that of the pod where neither started them.
+    """
+    # DeepSpeed's comes first: on a CPU accelerate adds LOCAL_WORLD_SIZE=1.
+    for variable in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
+        slots = os.environ.get(variable)
+        if slots:
+            return int(slots)
+    return ranks
+
+
+def effective_config(template: Config, run_folder: Path, slots: int) -> Config:
     """The template with the profiler's and TensorBoard's output inside the run folder.
 
     A precision that it leaves out becomes `auto`: `--precision` decides there too.
+
+    Args:
+        slots: number of processes of a pod, among which hpZ divides the parameters where the template says `auto`.
     """
     config = copy.deepcopy(template)
     for name in ("bf16", "fp16"):
         config.setdefault(name, {}).setdefault("enabled", "auto")
+    if lookup(config, HPZ) == "auto":
+        config["zero_optimization"]["zero_hpz_partition_size"] = slots
     if lookup(config, "flops_profiler.enabled"):
         config["flops_profiler"]["output_file"] = str(run_folder / "profile.txt")
     if lookup(config, "tensorboard.enabled"):
@@ -75,7 +97,7 @@ def operation_of(config: Mapping[str, Any]) -> str | None:
 
 
 def check_operation(config: Mapping[str, Any], path: str | Path, *, on_gpu: bool) -> None:
-    """Refuse a configuration whose operation is not compiled and cannot be compiled here.
+    """Refuse a configuration whose operations are not compiled and cannot be compiled here.
 
     Args:
         path: where the configuration was read from, for messages.
@@ -85,15 +107,28 @@ def check_operation(config: Mapping[str, Any], path: str | Path, *, on_gpu: bool
         UserError: what compiling needs and this machine lacks.
     """
     operation = operation_of(config)
-    if operation is None:
-        return
-    lacking = lacking_for_operation(operation, cuda=on_gpu and operation == FUSED_ADAM)
+    if operation is not None:
+        _check_compiled(operation, "its optimizer", path, cuda=on_gpu and operation == FUSED_ADAM)
+    is_quantized = any(lookup(config, key) is True for key in QUANTIZED)
+    if on_gpu and is_quantized:
+        _check_compiled(QUANTIZER, "what it sends quantized", path, cuda=True)
+
+
+def _check_compiled(operation: str, purpose: str, path: str | Path, *, cuda: bool) -> None:
+    """Refuse an operation that is not compiled and cannot be compiled here.
+
+    Args:
+        purpose: what DeepSpeed needs it for, in words.
+        path: where the configuration was read from, for messages.
+        cuda: whether CUDA's own compiler compiles it.
+    """
+    lacking = lacking_for_operation(operation, cuda=cuda)
     if not lacking:
         return
     missing = ", ".join(f"no {name} ({source})" for name, source in lacking.items())
     remedy = "install it" if len(lacking) == 1 else "install them"
     raise UserError(
-        f"--deepspeed {path}: DeepSpeed must compile {operation} for its optimizer, "
+        f"--deepspeed {path}: DeepSpeed must compile {operation} for {purpose}, "
         f"and here is {missing}; {remedy}"
     )
 

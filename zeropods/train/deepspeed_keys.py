@@ -7,6 +7,7 @@ them with the installed version and names every key that was added, removed, or 
 A verdict says whether a run trains, counts rows and precision, saves, resumes and exports rightly with a key:
 
 * `works`: a test trains, resumes and saves with it;
+* `unproven`: it runs on GPUs only, where no test has trained with it yet; without a GPU it is refused;
 * `harmless`: it changes nothing of that;
 * `refused`: it would, or nobody has shown that it does not. The reason is part of the line.
 """
@@ -125,7 +126,7 @@ class Key:
 
     kind: Kind
     """The values that DeepSpeed accepts."""
-    verdict: Literal["works", "harmless", "refused"]
+    verdict: Literal["works", "unproven", "harmless", "refused"]
     because: str = ""
     """Why it is refused."""
     remedy: str = REMOVE
@@ -133,12 +134,17 @@ class Key:
     unless: Kind = NOTHING
     """The values with which a refused key does nothing, so that it is not refused."""
     fills: bool = False
-    """Whether transformers or accelerate replace `auto` with a value; they fail at any other `auto`."""
+    """Whether transformers, accelerate or this project replace `auto` with a value; the libraries fail at any other."""
 
 
 def works(kind: Kind, *, auto: bool = False) -> Key:
-    """A key with which a test has trained to the end; `auto` where a library fills that in."""
+    """A key with which a test has trained to the end; `auto` where a library or this project fills that in."""
     return Key(kind, "works", fills=auto)
+
+
+def unproven(kind: Kind) -> Key:
+    """A key for GPUs only, with which no test has trained yet."""
+    return Key(kind, "unproven")
 
 
 def harmless(kind: Kind) -> Key:
@@ -158,7 +164,6 @@ OLD_NAME = "is DeepSpeed's old name"
 PRECISION = "would set the precision behind --precision and the record"
 BY_FLAG = "remove it; --precision decides"
 DIVIDES = "divides model or rows otherwise than ZeRO; the run would be counted and saved wrongly"
-ZEROPP = "ZeRO++ is not one of this project's techniques"
 NVME = "nobody has tried offload to NVMe with this project"
 CPU = 'write "cpu"'
 CHECKPOINTS = "this project verifies and resumes what DeepSpeed's usual writer makes"
@@ -292,10 +297,13 @@ KEYS: dict[str, Key] = {
     "zero_optimization.leaf_module.names": works(either(NAMES, TEXT)),
     "zero_optimization.leaf_module.name_suffixes": works(either(NAMES, TEXT)),
     "zero_optimization.legacy_stage1": refused(BOOLEAN, "DeepSpeed has removed it", unless=FALSE),
-    "zero_optimization.zero_hpz_partition_size": refused(COUNT, ZEROPP, unless=one_of(1)),
-    "zero_optimization.zero_quantized_weights": refused(BOOLEAN, ZEROPP, unless=FALSE),
-    "zero_optimization.zero_quantized_gradients": refused(BOOLEAN, ZEROPP, unless=FALSE),
-    "zero_optimization.zero_quantized_nontrainable_weights": refused(BOOLEAN, ZEROPP, unless=FALSE),
+    # ZeRO++. Which sizes fit the pods, and what needs a GPU, is said by `config_check`.
+    "zero_optimization.zero_hpz_partition_size": works(COUNT, auto=True),
+    "zero_optimization.zero_quantized_weights": unproven(BOOLEAN),
+    "zero_optimization.zero_quantized_gradients": unproven(BOOLEAN),
+    "zero_optimization.zero_quantized_nontrainable_weights": refused(
+        BOOLEAN, "every weight is trained here", unless=FALSE
+    ),
     "zero_optimization.zeropp_loco_param": refused(ANYTHING, GONE),
     "zero_optimization.mics_shard_size": refused(ANYTHING, GONE),
     "zero_optimization.mics_hierarchical_params_gather": refused(ANYTHING, GONE),

@@ -34,6 +34,7 @@ from zeropods.train.deepspeed import (
     check_operation,
     effective_config,
     read_config,
+    slots_of_pod,
     spare_compiler,
     spare_shared_memory,
 )
@@ -124,7 +125,7 @@ class Task(ABC):
             self.check_template(ranks)
             on_gpu = torch.cuda.is_available()
             check_operation(self.template, arguments.deepspeed, on_gpu=on_gpu)
-            self.deepspeed = effective_config(self.template, self.folder)
+            self.deepspeed = effective_config(self.template, self.folder, slots_of_pod(ranks))
         if arguments.max_train_seconds and ranks > 1:
             raise UserError(
                 "--max_train_seconds: clocks of several processes differ; give --max_steps instead"
@@ -139,7 +140,7 @@ class Task(ABC):
             known: what else is known of the run, which it may contradict too.
         """
         if self.template is not None:
-            check_run(self.template, self.arguments, ranks, **known)
+            check_run(self.template, self.arguments, ranks, has_no_gpu=not torch.cuda.is_available(), **known)
 
     @abstractmethod
     def check_model(self) -> None:
@@ -277,7 +278,7 @@ def _config(
     data = task.data
     manifest = data.manifest
     ranks = processes.world_size()
-    slots = _slots_of_this_pod()
+    slots = slots_of_pod(ranks)
     prompt = None
     if task_or_unknown(manifest.task).has_answers:
         prompt = manifest.prompt
@@ -316,19 +317,6 @@ def _config(
         "hardware": {**environment.hardware(), "gpus": gpus},
         "device": device,
     }
-
-
-def _slots_of_this_pod() -> int:
-    """Number of processes on this pod, as DeepSpeed's launcher or torchrun has set it.
-
-    Where neither started them, they are all of the run's.
-    """
-    # DeepSpeed's comes first: on a CPU accelerate adds LOCAL_WORLD_SIZE=1.
-    for variable in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
-        slots = os.environ.get(variable)
-        if slots:
-            return int(slots)
-    return processes.world_size()
 
 
 def _place_of(data: str, folder: Path) -> dict[str, str]:

@@ -475,6 +475,8 @@ def _parameters(model: nn.Module) -> Iterator[Any]:
         yield parameter.data
         # This rank's share of it under ZeRO-3; the parameter itself is empty unless gathered.
         yield getattr(parameter, "ds_tensor", None)
+        # The pod's second copy under hpZ, of which this rank has its share until the optimizer's step.
+        yield getattr(parameter, "ds_secondary_tensor", None)
 
 
 def held_tensors(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
