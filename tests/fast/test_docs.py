@@ -5,7 +5,7 @@ import json
 import re
 import runpy
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -287,10 +287,16 @@ def test_every_flag_of_a_script_exists(script: str) -> None:
 
 def test_every_make_target_of_a_page_exists_and_every_target_is_in_some_page() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    calls = [words for text in PAGES.values() for words in commands(text, "make") if len(words) > 1]
-    called = {words[1] for words in calls if re.fullmatch("[a-z-]+", words[1])}
-    assert called <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    assert set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)) <= called
+    # The changelog may name a target that was taken out since.
+    of_today = [text for page, text in PAGES.items() if page != "CHANGELOG.md"]
+    assert targets_of(of_today) <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)) <= targets_of(PAGES.values())
+
+
+def targets_of(texts: Iterable[str]) -> set[str]:
+    """The targets of make that pages call."""
+    calls = [words for text in texts for words in commands(text, "make") if len(words) > 1]
+    return {words[1] for words in calls if re.fullmatch("[a-z-]+", words[1])}
 
 
 # What a test does with each command that people are told to type (`tests/full/test_typed.py` does it).
