@@ -333,11 +333,13 @@ def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Accuracy]:
     return score_lines(split, alike)
 
 
-def _extent(split: str | None, score: Score) -> tuple[str | None, str, int]:
+def _extent(split: str | None, score: Score) -> tuple[str | None, str, int | None]:
     """What must be equal for scores of repeats: split, task, and number of examples or tokens."""
     if isinstance(score, TextScore):
         return split, score.task, score.tokens
-    return split, score.task, score.examples
+    if isinstance(score, AnswerScore):
+        return split, score.task, score.examples
+    return split, score.task, None
 
 
 def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Accuracy]:

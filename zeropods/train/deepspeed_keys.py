@@ -1,13 +1,17 @@
-"""The keys of a DeepSpeed configuration, one a line: what values each takes, and whether this project is right with it.
+"""The keys of a DeepSpeed configuration, one a line: what values each takes, and whether this
+project is right with it.
 
-The names and types are those of DeepSpeed 0.19.8 (runtime/config.py and the models of its blocks). They are kept here
-since a launch and a plan check configurations without loading DeepSpeed; `tests/full/test_deepspeed_keys.py` compares
-them with the installed version and names every key that was added, removed, or changed.
+The names and types are those of DeepSpeed 0.19.8 (runtime/config.py and the models of its blocks).
+They are kept here since a launch and a plan check configurations without loading DeepSpeed;
+`tests/full/test_deepspeed_keys.py` compares them with the installed version and names every key
+that was added, removed, or changed.
 
-A verdict says whether a run trains, counts rows and precision, saves, resumes and exports rightly with a key:
+A verdict says whether a run trains, counts rows and precision, saves, resumes and exports rightly
+with a key:
 
 * `works`: a test trains, resumes and saves with it;
-* `unproven`: it runs on GPUs only, where no test has trained with it yet; without a GPU it is refused;
+* `unproven`: it runs on GPUs only, where no test has trained with it yet; without a GPU it is
+  refused;
 * `harmless`: it changes nothing of that;
 * `refused`: it would, or nobody has shown that it does not. The reason is part of the line.
 """
@@ -33,7 +37,8 @@ class Kind:
 
 
 def one_of(*values: object) -> Kind:
-    """The values that are listed, without any others that Python takes for equal (`True` and 1, 1 and 1.0)."""
+    """The values that are listed, without any others that Python takes for equal (`True` and 1, 1
+    and 1.0)."""
     listed = [(type(value), value) for value in values]
     words = [_shown(value) for value in values]
     text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
@@ -42,7 +47,9 @@ def one_of(*values: object) -> Kind:
 
 def either(first: Kind, second: Kind) -> Kind:
     """The values of both."""
-    return Kind(f"{first.words} or {second.words}", lambda value: first.holds(value) or second.holds(value))
+    return Kind(
+        f"{first.words} or {second.words}", lambda value: first.holds(value) or second.holds(value)
+    )
 
 
 def _shown(value: object) -> str:
@@ -74,7 +81,9 @@ def whole_number(words: str, *, least: float = -math.inf, most: float = math.inf
 
 def words_of(*words: str) -> Kind:
     """Words that may be written with small or capital letters."""
-    return Kind(one_of(*words).words, lambda value: isinstance(value, str) and value.lower() in words)
+    return Kind(
+        one_of(*words).words, lambda value: isinstance(value, str) and value.lower() in words
+    )
 
 
 def _is_off(value: object) -> bool:
@@ -91,7 +100,10 @@ FALSE = one_of(False)
 TRUE = one_of(True)
 BOOLEAN = one_of(True, False)
 TEXT = Kind("text", lambda value: isinstance(value, str))
-NAMES = Kind("a list of names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
+NAMES = Kind(
+    "a list of names",
+    lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+)
 DTYPE = words_of("fp32", "fp16", "bf16")
 TORCH_DTYPE = one_of("float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "float", "half")
 DEVICE = one_of("none", "cpu", "nvme")
@@ -101,19 +113,29 @@ SHARE = Kind("a number from 0 to 1", lambda value: _is_number(value) and 0 <= va
 DECAY = number("a number from 0 to less than 1", least=0, below=1)
 DECAYS = Kind(
     "a list of two numbers from 0 to less than 1",
-    lambda value: isinstance(value, list) and len(value) == 2 and all(DECAY.holds(decay) for decay in value),
+    lambda value: (
+        isinstance(value, list) and len(value) == 2 and all(DECAY.holds(decay) for decay in value)
+    ),
 )
 WHOLE = whole_number("a whole number")
 COUNT = whole_number("a whole number, at least 0", least=0)
 POSITIVE = whole_number("a whole number, at least 1", least=1)
 STEPS = Kind(
-    "a whole number, at least 1, without a point or an exponent", lambda value: type(value) is int and value >= 1
+    "a whole number, at least 1, without a point or an exponent",
+    lambda value: type(value) is int and value >= 1,
 )
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 EMPTY = one_of({})
-OFF = Kind("an object without anything enabled", lambda value: isinstance(value, dict) and _is_off(value))
-IDLE = Kind("an object in which nothing is true", lambda value: isinstance(value, dict) and not any(value.values()))
-ONE_RANK = Kind("an autotp_size of 0 or 1", lambda value: value in ({}, {"autotp_size": 0}, {"autotp_size": 1}))
+OFF = Kind(
+    "an object without anything enabled", lambda value: isinstance(value, dict) and _is_off(value)
+)
+IDLE = Kind(
+    "an object in which nothing is true",
+    lambda value: isinstance(value, dict) and not any(value.values()),
+)
+ONE_RANK = Kind(
+    "an autotp_size of 0 or 1", lambda value: value in ({}, {"autotp_size": 0}, {"autotp_size": 1})
+)
 
 # What is known of a key
 
@@ -134,11 +156,13 @@ class Key:
     unless: Kind = NOTHING
     """The values with which a refused key does nothing, so that it is not refused."""
     fills: bool = False
-    """Whether transformers, accelerate or this project replace `auto` with a value; the libraries fail at any other."""
+    """Whether transformers, accelerate or this project replace `auto` with a value; the libraries
+    fail at any other."""
 
 
 def works(kind: Kind, *, auto: bool = False) -> Key:
-    """A key with which a test has trained to the end; `auto` where a library or this project fills that in."""
+    """A key with which a test has trained to the end; `auto` where a library or this project fills
+    that in."""
     return Key(kind, "works", fills=auto)
 
 
@@ -173,8 +197,21 @@ NO_COMPILER = "has no effect, since DeepSpeed's compiler is not called here"
 COMPILE = "remove it; --compile blocks compiles a T5"
 
 REMOVED = (
-    *("amp", "compression_training", "curriculum_learning", "eigenvalue", "elasticity", "graph_harvesting"),
-    *("nebula", "progressive_layer_drop", "quantize_training", "sparse_attention", "sparse_gradients"),
+    *(
+        "amp",
+        "compression_training",
+        "curriculum_learning",
+        "eigenvalue",
+        "elasticity",
+        "graph_harvesting",
+    ),
+    *(
+        "nebula",
+        "progressive_layer_drop",
+        "quantize_training",
+        "sparse_attention",
+        "sparse_gradients",
+    ),
 )
 """Blocks of earlier versions that DeepSpeed refuses by itself."""
 
@@ -183,15 +220,21 @@ KEYS: dict[str, Key] = {
     "train_batch_size": works(POSITIVE, auto=True),
     "train_micro_batch_size_per_gpu": works(POSITIVE, auto=True),
     "gradient_accumulation_steps": works(POSITIVE, auto=True),
-    "managed_gradient_accumulation": refused(BOOLEAN, "transformers counts the passes of a step", unless=TRUE),
+    "managed_gradient_accumulation": refused(
+        BOOLEAN, "transformers counts the passes of a step", unless=TRUE
+    ),
     "dataloader_drop_last": harmless(BOOLEAN),
     # Gradients.
     "gradient_clipping": works(NOT_NEGATIVE, auto=True),
     "gradient_allreduce_op": refused(
-        TEXT, "gradients would be the sum over ranks, and grow with their number", unless=one_of("mean")
+        TEXT,
+        "gradients would be the sum over ranks, and grow with their number",
+        unless=one_of("mean"),
     ),
     "prescale_gradients": refused(BOOLEAN, "ZeRO-2 and ZeRO-3 do not support it", unless=FALSE),
-    "gradient_predivide_factor": refused(NUMBER, "ZeRO-2 does not support it", unless=one_of(1, 1.0)),
+    "gradient_predivide_factor": refused(
+        NUMBER, "ZeRO-2 does not support it", unless=one_of(1, 1.0)
+    ),
     "communication_data_type": refused(DTYPE, PRECISION, unless=NULL, remedy=BY_FLAG),
     "seq_parallel_communication_data_type": harmless(either(DTYPE, NULL)),
     "disable_allgather": harmless(BOOLEAN),
@@ -200,20 +243,29 @@ KEYS: dict[str, Key] = {
     "bf16.enabled": works(BOOLEAN, auto=True),
     "bf16.check_grad_overflow": works(BOOLEAN),
     "bf16.immediate_grad_update": harmless(BOOLEAN),
-    "bf16.bf16_master_weights_and_grads": refused(BOOLEAN, "the masters would be BF16", unless=FALSE),
-    "bf16.bf16_optimizer_states": refused(BOOLEAN, "the optimizer's states would be BF16", unless=FALSE),
-    "bfloat16": refused(OBJECT, OLD_NAME, remedy="write bf16, which is the name that transformers reads"),
+    "bf16.bf16_master_weights_and_grads": refused(
+        BOOLEAN, "the masters would be BF16", unless=FALSE
+    ),
+    "bf16.bf16_optimizer_states": refused(
+        BOOLEAN, "the optimizer's states would be BF16", unless=FALSE
+    ),
+    "bfloat16": refused(
+        OBJECT, OLD_NAME, remedy="write bf16, which is the name that transformers reads"
+    ),
     "fp16": works(OBJECT),
     "fp16.enabled": works(BOOLEAN, auto=True),
     "fp16.auto_cast": harmless(BOOLEAN),
-    # The scale of losses in FP16, which CPUs do not train in: the test trains with these keys while FP16 is off.
+    # The scale of losses in FP16, which CPUs do not train in: the test trains with these keys while
+    # FP16 is off.
     "fp16.loss_scale": works(NOT_NEGATIVE),
     "fp16.initial_scale_power": works(COUNT),
     "fp16.loss_scale_window": works(POSITIVE),
     "fp16.hysteresis": works(COUNT),
     "fp16.consecutive_hysteresis": works(BOOLEAN),
     "fp16.min_loss_scale": works(POSITIVE),
-    "fp16.fp16_master_weights_and_grads": refused(BOOLEAN, "the masters would be FP16", unless=FALSE),
+    "fp16.fp16_master_weights_and_grads": refused(
+        BOOLEAN, "the masters would be FP16", unless=FALSE
+    ),
     "torch_autocast": refused(OBJECT, PRECISION, unless=OFF, remedy=BY_FLAG),
     "torch_autocast.enabled": harmless(BOOLEAN),
     "torch_autocast.dtype": harmless(TORCH_DTYPE),
@@ -223,7 +275,8 @@ KEYS: dict[str, Key] = {
     "data_types.param_dtype": refused(TEXT, PRECISION, unless=NULL, remedy=BY_FLAG),
     "data_types.buffer_dtype": refused(TEXT, PRECISION, unless=NULL, remedy=BY_FLAG),
     "data_types.keep_in_fp32_modules": refused(NAMES, PRECISION, remedy=BY_FLAG),
-    # The optimizer and the schedule; keys of the schedule depend on its type (`config_check.SCHEDULES`).
+    # The optimizer and the schedule; keys of the schedule depend on its type
+    # (`config_check.SCHEDULES`).
     "optimizer": works(OBJECT),
     "optimizer.type": works(TEXT),
     "optimizer.legacy_fusion": harmless(BOOLEAN),
@@ -233,12 +286,22 @@ KEYS: dict[str, Key] = {
     "optimizer.params.eps": works(NOT_NEGATIVE, auto=True),
     "optimizer.params.weight_decay": works(NOT_NEGATIVE, auto=True),
     "optimizer.params.torch_adam": works(BOOLEAN),
-    "optimizer.params.adam_w_mode": refused(BOOLEAN, "would be Adam; other runs have AdamW", unless=TRUE),
-    "optimizer.params.bias_correction": refused(BOOLEAN, "AdamW corrects its bias in other runs", unless=TRUE),
-    "optimizer.params.amsgrad": refused(BOOLEAN, "DeepSpeed's AdamW does not have it", unless=FALSE),
-    "optimizer.params.fp32_optimizer_states": refused(BOOLEAN, "the optimizer's states would not be FP32", unless=TRUE),
+    "optimizer.params.adam_w_mode": refused(
+        BOOLEAN, "would be Adam; other runs have AdamW", unless=TRUE
+    ),
+    "optimizer.params.bias_correction": refused(
+        BOOLEAN, "AdamW corrects its bias in other runs", unless=TRUE
+    ),
+    "optimizer.params.amsgrad": refused(
+        BOOLEAN, "DeepSpeed's AdamW does not have it", unless=FALSE
+    ),
+    "optimizer.params.fp32_optimizer_states": refused(
+        BOOLEAN, "the optimizer's states would not be FP32", unless=TRUE
+    ),
     "optimizer.params.max_grad_norm": refused(
-        NOT_NEGATIVE, "DeepSpeed does not accept it there", remedy='remove it, and write "gradient_clipping": "auto"'
+        NOT_NEGATIVE,
+        "DeepSpeed does not accept it there",
+        remedy='remove it, and write "gradient_clipping": "auto"',
     ),
     "scheduler": works(OBJECT),
     "scheduler.type": works(TEXT),
@@ -267,7 +330,10 @@ KEYS: dict[str, Key] = {
         BOOLEAN, "a resumed run would lose the low bits of its weights", unless=TRUE
     ),
     "zero_optimization.elastic_checkpoint": refused(
-        BOOLEAN, "such checkpoints cannot be resumed", unless=FALSE, remedy="remove it; --resume fits other numbers"
+        BOOLEAN,
+        "such checkpoints cannot be resumed",
+        unless=FALSE,
+        remedy="remove it; --resume fits other numbers",
     ),
     "zero_optimization.sub_group_size": works(COUNT),
     "zero_optimization.stage3_prefetch_bucket_size": works(COUNT, auto=True),
@@ -283,7 +349,9 @@ KEYS: dict[str, Key] = {
     "zero_optimization.stage3_allgather_sequential": works(BOOLEAN),
     "zero_optimization.ignore_unused_parameters": works(BOOLEAN),
     "zero_optimization.round_robin_gradients": refused(
-        BOOLEAN, "resumed on another number of ranks, a run would go on with other weights", unless=FALSE
+        BOOLEAN,
+        "resumed on another number of ranks, a run would go on with other weights",
+        unless=FALSE,
     ),
     "zero_optimization.parameter_alignment": works(BOOLEAN),
     "zero_optimization.memory_efficient_linear": works(BOOLEAN),
@@ -319,10 +387,14 @@ KEYS: dict[str, Key] = {
     "zero_optimization.stage3_gather_fp16_weights_on_model_save": refused(
         BOOLEAN, OLD_NAME, remedy="write stage3_gather_16bit_weights_on_model_save"
     ),
-    "zero_optimization.zenflow": refused(OBJECT, "ZenFlow is not one of this project's techniques", unless=NULL),
+    "zero_optimization.zenflow": refused(
+        OBJECT, "ZenFlow is not one of this project's techniques", unless=NULL
+    ),
     # Offload.
     "zero_optimization.offload_optimizer": works(OBJECT),
-    "zero_optimization.offload_optimizer.device": refused(DEVICE, NVME, unless=one_of("none", "cpu"), remedy=CPU),
+    "zero_optimization.offload_optimizer.device": refused(
+        DEVICE, NVME, unless=one_of("none", "cpu"), remedy=CPU
+    ),
     "zero_optimization.offload_optimizer.pin_memory": works(BOOLEAN),
     "zero_optimization.offload_optimizer.ratio": works(SHARE),
     "zero_optimization.offload_optimizer.nvme_path": harmless(either(TEXT, NULL)),
@@ -335,7 +407,9 @@ KEYS: dict[str, Key] = {
     ),
     "zero_optimization.offload_optimizer.cpuadam_cores_perc": harmless(SHARE),
     "zero_optimization.offload_param": works(OBJECT),
-    "zero_optimization.offload_param.device": refused(DEVICE, NVME, unless=one_of("none", "cpu"), remedy=CPU),
+    "zero_optimization.offload_param.device": refused(
+        DEVICE, NVME, unless=one_of("none", "cpu"), remedy=CPU
+    ),
     "zero_optimization.offload_param.pin_memory": works(BOOLEAN),
     "zero_optimization.offload_param.nvme_path": harmless(either(TEXT, NULL)),
     "zero_optimization.offload_param.buffer_count": harmless(COUNT),
@@ -381,13 +455,17 @@ KEYS: dict[str, Key] = {
     "comet.online": harmless(either(BOOLEAN, NULL)),
     "comet.mode": harmless(either(TEXT, NULL)),
     "comms_logger": harmless(OBJECT),
-    "comms_logger.enabled": refused(BOOLEAN, "times every message, and nothing here prints its summary", unless=FALSE),
+    "comms_logger.enabled": refused(
+        BOOLEAN, "times every message, and nothing here prints its summary", unless=FALSE
+    ),
     "comms_logger.verbose": harmless(BOOLEAN),
     "comms_logger.prof_all": harmless(BOOLEAN),
     "comms_logger.prof_ops": harmless(NAMES),
     "comms_logger.debug": harmless(BOOLEAN),
     "wall_clock_breakdown": works(BOOLEAN),
-    "memory_breakdown": refused(BOOLEAN, "resets the peaks of GPU memory that the record shows", unless=FALSE),
+    "memory_breakdown": refused(
+        BOOLEAN, "resets the peaks of GPU memory that the record shows", unless=FALSE
+    ),
     "timers": works(OBJECT),
     "timers.throughput": works(OBJECT),
     "timers.throughput.enabled": works(BOOLEAN),
@@ -400,7 +478,9 @@ KEYS: dict[str, Key] = {
     # Checkpoints.
     "checkpoint": harmless(OBJECT),
     "checkpoint.tag_validation": harmless(words_of("ignore", "warn", "fail")),
-    "checkpoint.load_universal": refused(BOOLEAN, CHECKPOINTS, unless=FALSE, remedy="remove it; --resume decides"),
+    "checkpoint.load_universal": refused(
+        BOOLEAN, CHECKPOINTS, unless=FALSE, remedy="remove it; --resume decides"
+    ),
     "checkpoint.use_node_local_storage": refused(BOOLEAN, CHECKPOINTS, unless=FALSE),
     "checkpoint.parallel_write": harmless(OBJECT),
     "checkpoint.parallel_write.pipeline_stage": harmless(BOOLEAN),
@@ -408,7 +488,10 @@ KEYS: dict[str, Key] = {
     "checkpoint.writer": refused(OBJECT, CHECKPOINTS, unless=NULL),
     "datastates_ckpt": refused(ANYTHING, CHECKPOINTS, unless=FALSE),
     "activation_checkpointing": refused(
-        OBJECT, "has no effect on the models here", unless=IDLE, remedy="remove it; --gradient_checkpointing True"
+        OBJECT,
+        "has no effect on the models here",
+        unless=IDLE,
+        remedy="remove it; --gradient_checkpointing True",
     ),
     "activation_checkpointing.partition_activations": harmless(BOOLEAN),
     "activation_checkpointing.contiguous_memory_optimization": harmless(BOOLEAN),
@@ -416,8 +499,8 @@ KEYS: dict[str, Key] = {
     "activation_checkpointing.number_checkpoints": harmless(NULL),
     "activation_checkpointing.synchronize_checkpoint_boundary": harmless(BOOLEAN),
     "activation_checkpointing.profile": harmless(BOOLEAN),
-    # What trains otherwise than by ZeRO, or elsewhere than here. The keys within are looked into only where DeepSpeed
-    # looks into them though the feature is off.
+    # What trains otherwise than by ZeRO, or elsewhere than here. The keys within are looked into
+    # only where DeepSpeed looks into them though the feature is off.
     "tensor_parallel": refused(OBJECT, DIVIDES, unless=ONE_RANK),
     "pipeline": refused(OBJECT, DIVIDES, unless=EMPTY),
     "expert_parallel": refused(OBJECT, DIVIDES, unless=OFF),
@@ -438,7 +521,9 @@ KEYS: dict[str, Key] = {
         remedy="remove it; zeropods plan compares techniques and batch sizes",
     ),
     "data_efficiency": refused(OBJECT, "rows and their order are this project's own", unless=OFF),
-    "weight_quantization": refused(OBJECT, "the record's precision would not be that of the weights", unless=EMPTY),
+    "weight_quantization": refused(
+        OBJECT, "the record's precision would not be that of the weights", unless=EMPTY
+    ),
     "compile": refused(OBJECT, NO_COMPILER, unless=EMPTY, remedy=COMPILE),
     # What DeepSpeed has removed.
     **dict.fromkeys(REMOVED, refused(ANYTHING, GONE)),
@@ -456,7 +541,8 @@ NAMED_WITHOUT = (
     "use_all_reduce_for_fetch_params",
     "allgather_sequential",
 )
-"""Keys of `zero_optimization` whose names DeepSpeed also takes without `stage3_`; libraries fill in no `auto` there."""
+"""Keys of `zero_optimization` whose names DeepSpeed also takes without `stage3_`; libraries fill in
+no `auto` there."""
 KEYS |= {
     f"zero_optimization.{name}": replace(KEYS[f"zero_optimization.stage3_{name}"], fills=False)
     for name in NAMED_WITHOUT

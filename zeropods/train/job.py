@@ -140,7 +140,13 @@ class Task(ABC):
             known: what else is known of the run, which it may contradict too.
         """
         if self.template is not None:
-            check_run(self.template, self.arguments, ranks, has_no_gpu=not torch.cuda.is_available(), **known)
+            check_run(
+                self.template,
+                self.arguments,
+                ranks,
+                has_no_gpu=not torch.cuda.is_available(),
+                **known,
+            )
 
     @abstractmethod
     def check_model(self) -> None:

@@ -100,7 +100,9 @@ def _command_of_a_rank(variables: dict[str, object]) -> list[str]:
     return [*limit, "env", *settings, sys.executable, "-m", "zeropods.train.probe"]
 
 
-def _require_that_all_ended_well(ends: Sequence[CompletedProcess[str]], hosts: Sequence[str]) -> None:
+def _require_that_all_ended_well(
+    ends: Sequence[CompletedProcess[str]], hosts: Sequence[str]
+) -> None:
     """Raise an error about the rank that failed, if one did."""
     failed = [number for number, end in enumerate(ends) if end.returncode != 0]
     if not failed:
