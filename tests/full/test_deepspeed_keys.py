@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,8 @@ def with_keys(keys: dict[str, Any]) -> dict[str, Any]:
         for outer in blocks:
             block = block.setdefault(outer, {}) if isinstance(block, dict) else block
         if isinstance(block, dict):
-            block[name] = value
+            # A copy: a block that is chosen may get keys of its own, itself among them.
+            block[name] = copy.deepcopy(value)
     return config
 
 
