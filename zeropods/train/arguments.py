@@ -444,7 +444,7 @@ class TextToSQLArguments(RunArguments):
     pad_to_multiple_of: int | None = flag(
         None, "of tokens (GPU 8, compiled 16; CPU 1)", least=1, most=1_024
     )
-    compile: str = flag("off", "off | blocks | graphs (unproven)", ("off", "blocks", "graphs"))
+    compile: str = flag("off", "off | blocks | graphs", ("off", "blocks", "graphs"))
     tf32: bool = flag(False, "TF32 on GPUs that have it")
 
     def __post_init__(self) -> None:
