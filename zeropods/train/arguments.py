@@ -442,7 +442,7 @@ class TextToSQLArguments(RunArguments):
     scaled_rates: bool = flag(False, "embeddings learn faster")
     warmup_steps: int = flag(0, "learning-rate warmup steps", least=0)
     pad_to_multiple_of: int | None = flag(
-        None, "of tokens (GPU 8, compiled 16; CPU 1)", least=1, most=1_024
+        None, "of tokens (default: GPU 8 or 16, CPU 1)", least=1, most=1_024
     )
     compile: str = flag("off", "off | blocks | graphs", ("off", "blocks", "graphs"))
     tf32: bool = flag(False, "TF32 on GPUs that have it")
