@@ -32,7 +32,7 @@ def ways(of: dict[str, Any]) -> set[str]:
         PLAIN: "sdpa" in of["attentions"] and of["kv_heads"] < of["heads"],
         MASKED: "sdpa" in of["attentions"] and of["window"] is not None,
     }
-    precisions = ["fp32", "bf16", *["autocast"] * of["joint"]]
+    precisions = ["fp32", "bf16", *["autocast"] * of["is_decoder_only"]]
     run = [kernel for kernel, has in kernels.items() if has]
     return {" ".join(way).strip() for way in product(precisions, run, ["", "dropout"][: 1 + of["drops"]])}
 

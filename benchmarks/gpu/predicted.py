@@ -66,14 +66,14 @@ def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Work
         dropout = None
     return Workload(
         shape=shape_named(cell.model),
-        rows=rows,
+        batch_size=rows,
         tokens=source,
         labels=target,
         precision=precision,
         dropout=dropout,
         technique=technique_named(cell.technique),
         zero=zero_settings(cell),
-        passes=cell.passes,
+        gradient_accumulation=cell.passes,
         checkpointing=cell.checkpointing,
     )
 

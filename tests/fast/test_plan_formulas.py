@@ -35,20 +35,20 @@ def made(weights: str, saved: Saved, **facts: Any) -> Shape:
 T5 = made(
     "e10 m4 m4 m4 m4 b64 n2 m6 m6 n2 n2 m4 m4 m4 m4 b64 n2 m4 m4 m4 m4 n2 m6 m6 n2 n2",
     Saved([{"110": 100, "120": 10}, {"101": 100, "111": 10}], [{"110": 8}, {"101": 8}], {"111": 5}, {"110": 30}, 4),
-    family="t5", joint=False, layers=[1, 1], layer_parameters=[96, 114], kv_heads=2, head_size=1, attentions=["sdpa"],
-    tied=True, products={"110": 36, "101": 36},
+    family="t5", is_decoder_only=False, layers=[1, 1], layer_parameters=[96, 114], kv_heads=2, head_size=1,
+    attentions=["sdpa"], tied=True, products={"110": 36, "101": 36},
 )  # fmt: skip
 """Width 2, two heads of 1. Projections of 2 x 2, feed-forward 2 x 3: encoder 4 x 4 + 12 = 28, decoder 8 x 4 + 12 = 44,
 of which cross-attention's keys and values are 8; position biases of 32 x 2; head 10."""
 LLAMA = made(
     "e20 m16 m8 m8 m16 m12 m12 m12 n4 n4 n4 e20",
     Saved([{"110": 200, "120": 20}], [{"110": 8}], {"120": 4}, {"110": 40}, 8),
-    family="llama", joint=True, layers=[1], layer_parameters=[92], kv_heads=1, head_size=2,
+    family="llama", is_decoder_only=True, layers=[1], layer_parameters=[92], kv_heads=1, head_size=2,
     attentions=["eager", "sdpa", "flash_attention_2"], tied=False, products={"110": 84},
 )  # fmt: skip
 """Width 4. Projections of 16, 8, 8 and 16, three feed-forward matrices of 12, table and head of 20, norms of 4."""
-T5_WORK = Workload(shape=T5, rows=1, tokens=2, labels=1)
-LLAMA_WORK = Workload(shape=LLAMA, rows=1, tokens=2, labels=1, precision="bf16")
+T5_WORK = Workload(shape=T5, batch_size=1, tokens=2, labels=1)
+LLAMA_WORK = Workload(shape=LLAMA, batch_size=1, tokens=2, labels=1, precision="bf16")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_attention_really_runs(
     model: str, attention: str, tokens: int, precision: str, before_ampere: bool, kernel: str
 ) -> None:
     way = {"attention": attention, "precision": precision, "before_ampere": before_ampere}
-    assert Workload(shape=shape_named(model), rows=1, tokens=tokens, labels=1, **way).kernel == kernel
+    assert Workload(shape=shape_named(model), batch_size=1, tokens=tokens, labels=1, **way).kernel == kernel
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_run_that_cannot_be_planned_has_no_plan(values: dict[str, Any]) -> Non
 
 
 def test_a_recorded_causal_run_is_planned_with_its_batch_and_attention() -> None:
-    work = Workload(shape=shape_named("llama-tiny"), rows=32, tokens=8, labels=2, attention="eager")
+    work = Workload(shape=shape_named("llama-tiny"), batch_size=32, tokens=8, labels=2, attention="eager")
     expected = plan_memory(work, context_bytes=0)
     assert planned_memory(recorded_causal(identity={"attn_implementation": "eager", "dropout": None})) == expected
 
@@ -330,7 +330,7 @@ def test_overlapping_communication_is_waited_for_only_as_far_as_it_is_longer() -
 def test_offloading_sends_gradients_down_and_weights_up(
     technique: str, passes: int, offload: float, processor: float
 ) -> None:
-    time = step_time(under(technique, passes=passes), LINKED)
+    time = step_time(under(technique, gradient_accumulation=passes), LINKED)
     assert (time.offload_seconds, time.processor_seconds) == pytest.approx((offload, processor))
 
 
@@ -338,7 +338,7 @@ def test_passes_of_a_step_send_what_their_technique_cannot_keep() -> None:
     # Half of 2 B x 136 over 100 B/s is 1.36 s; stage 2 reduces in two passes round the ring, after each of four.
     settings = ZeroSettings(live_elements=0)
     seconds = [
-        step_time(under(name, LLAMA_WORK, zero=settings, passes=4), LINKED).communication_seconds
+        step_time(under(name, LLAMA_WORK, zero=settings, gradient_accumulation=4), LINKED).communication_seconds
         for name in ("ddp", "zero1", "zero2", "zero3")
     ]
     assert seconds == pytest.approx([2 * 1.36, 3 * 1.36, (4 * 2 + 1) * 1.36, 4 * 3 * 1.36])

@@ -8,11 +8,11 @@ import pytest
 
 from tests.made import a_rank, a_record, as_record, write_run
 from zeropods.cli import main
+from zeropods.launch.probe import step_parameters
 from zeropods.measure.calibration import plan_figures
 from zeropods.measure.record import read_record
 from zeropods.plan.known_models import known_config
 from zeropods.tables import GIB, MIB
-from zeropods.train.probe import step_parameters
 
 ON_GPU = ("--model", "t5-small")
 ON_CPU = ("--model", "t5-small", "--device", "cpu")

@@ -175,7 +175,7 @@ def test_a_probe_takes_the_gpus_of_the_pods(four_gpus: Session, tmp_path: Path) 
     def look() -> bool:
         for process in psutil.process_iter(["cmdline", "environ"]):
             variables = process.info["environ"] or {}
-            is_rank = "zeropods.train.probe" in (process.info["cmdline"] or []) and "RANK" in variables
+            is_rank = "zeropods.launch.probe" in (process.info["cmdline"] or []) and "RANK" in variables
             if is_rank and variables.get("ZEROPODS_POD", "").startswith("127."):
                 seen[variables["RANK"]] = variables[VISIBLE]
         return len(seen) == 3

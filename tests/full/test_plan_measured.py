@@ -69,7 +69,7 @@ def test_the_most_that_is_alive_in_a_pass_is_what_is_planned(
     sizes, shape = cut(name, layers)
     rows, tokens = size
     job = Workload(
-        shape=shape, rows=rows, tokens=tokens, labels=tokens - 1, attention=attention, precision=precision,
+        shape=shape, batch_size=rows, tokens=tokens, labels=tokens - 1, attention=attention, precision=precision,
         checkpointing=checkpointing,
     )  # fmt: skip
     as_on_a_gpu(job, monkeypatch)
@@ -84,7 +84,7 @@ def test_activations_of_a_t5_are_what_autograd_saves(
     name: str, precision: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Workload(
-        shape=shape_named(name), rows=32, tokens=96, labels=80, precision=precision, checkpointing=checkpointing
+        shape=shape_named(name), batch_size=32, tokens=96, labels=80, precision=precision, checkpointing=checkpointing
     )
     monkeypatch.setattr(nn.functional, "dropout", fused_dropout)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", fused)

@@ -9,9 +9,9 @@ import pytest
 
 from tests.full.launches import until
 from zeropods.cli import main
+from zeropods.launch import probe
 from zeropods.measure.machine_probe import read_probe
 from zeropods.pods.cluster import Cluster
-from zeropods.train import probe
 
 
 def test_a_probe_of_this_machine_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +50,6 @@ def test_a_rank_that_was_killed_is_named_and_the_others_end_on_their_pods(
 def ranks(home: Path) -> dict[str, psutil.Process]:
     """Processes that probe with this home of transformers, by rank; without the programs that began them."""
     found = psutil.process_iter(["name", "cmdline", "environ"])
-    probing = [each for each in found if "zeropods.train.probe" in (each.info["cmdline"] or [])]
+    probing = [each for each in found if "zeropods.launch.probe" in (each.info["cmdline"] or [])]
     own = [each for each in probing if (each.info["environ"] or {}).get("HF_HOME") == str(home)]
     return {each.info["environ"]["RANK"]: each for each in own if each.info["name"].startswith("python")}

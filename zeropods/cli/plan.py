@@ -300,9 +300,9 @@ def _flag(name: str) -> str:
 
 def run_probe(arguments: argparse.Namespace) -> Result:
     """Probe a cluster or this machine, and keep what was measured."""
+    from zeropods.launch.probe import probe
     from zeropods.measure.machine_probe import MACHINE
     from zeropods.pods.cluster import find, names_here
-    from zeropods.train.probe import probe
 
     cluster = None
     if not arguments.alone and (arguments.pods or names_here()):

@@ -80,18 +80,18 @@ def recorded_work(record: Record) -> Workload | None:
         zero = read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings()
         work = Workload(
             shape=shape,
-            rows=batch.rows,
+            batch_size=batch.rows,
             tokens=batch.source_tokens,
             labels=labels,
             # On an H200 the plan with these met what T5 took to 0.2 %.
             label_tokens=batch.label_tokens if rank.gpu else None,
             precision=record.precision,
             checkpointing=record.gradient_checkpointing,
-            own_rates=has_scaled_rates and not shape.joint,
+            own_rates=has_scaled_rates and not shape.is_decoder_only,
             technique=technique_named(record.technique),
             ranks=record.world_size,
             zero=zero,
-            passes=record.gradient_accumulation_steps,
+            gradient_accumulation=record.gradient_accumulation_steps,
             attention=attention,
             before_ampere=is_before_ampere(rank.gpu or ""),
             dropout=has_dropout,
@@ -123,7 +123,7 @@ def _labels_of_a_row(rank: RankMeasurement, batch: BatchShape, shape: Shape) -> 
     Those of a causal model were not counted: they are assumed to be as frequent in it as in all
     batches.
     """
-    if not shape.joint:
+    if not shape.is_decoder_only:
         return batch.target_tokens
     of_all_tokens = 1.0
     if rank.source_tokens:
@@ -163,11 +163,11 @@ def _mean_work(record: Record, largest: Workload) -> Workload:
     steps = sum(rank.steps for rank in record.ranks)
     batches = steps * record.gradient_accumulation_steps
     padded_tokens_of_all = sum(rank.padded_tokens for rank in record.ranks)
-    padded_tokens_of_a_row = padded_tokens_of_all / max(1, batches * largest.rows)
+    padded_tokens_of_a_row = padded_tokens_of_all / max(1, batches * largest.batch_size)
     if not padded_tokens_of_a_row:
         return largest
     tokens_of_a_row = largest.tokens
-    if not largest.shape.joint:
+    if not largest.shape.is_decoder_only:
         tokens_of_a_row += largest.labels
     scale = padded_tokens_of_a_row / tokens_of_a_row
     tokens = max(1, round(scale * largest.tokens))

@@ -64,7 +64,7 @@ class Activations:
 
     def __init__(self, work: Workload) -> None:
         shape = work.shape
-        sizes = (work.rows, work.tokens, work.labels)
+        sizes = (work.batch_size, work.tokens, work.labels)
         saved = work.saved()
         self.work = work
         self.head = ELEMENT_BYTES["fp32"] * work.logit_rows * shape.vocabulary
@@ -83,7 +83,7 @@ class Activations:
         that are not computed again keep them anyway."""
         if work.autocast and work.checkpointing:
             self.copies = round(sum(layers.get("000", 0) for layers in saved.layers))
-        if shape.joint:
+        if shape.is_decoder_only:
             self.stacks = [self._stack(0, "", work.tokens)]
         else:
             self.stacks = [
@@ -101,13 +101,13 @@ class Activations:
         work = self.work
         shape = work.shape
         saved = work.saved()
-        sizes = (work.rows, work.tokens, work.labels)
+        sizes = (work.batch_size, work.tokens, work.labels)
 
         element = ELEMENT_BYTES[work.precision]
-        width = GRADIENTS_OF_FEED_FORWARD[shape.joint] * shape.inner
-        gradients = element * work.rows * tokens * width
+        width = GRADIENTS_OF_FEED_FORWARD[shape.is_decoder_only] * shape.inner
+        gradients = element * work.batch_size * tokens * width
         if work.kernel in (EAGER, PLAIN):
-            gradients = max(gradients, 2 * saved.scores * work.rows * tokens**2)
+            gradients = max(gradients, 2 * saved.scores * work.batch_size * tokens**2)
 
         layer = round(value(saved.layers[side], *sizes) / shape.layers[side])
         kept = layer
@@ -190,8 +190,8 @@ class Activations:
         if work.checkpointing:
             name = f"inputs of {name}"
             kernel = ""
-        kilobytes = stack.kept / (work.rows * stack.tokens) / 1e3
-        rows = f"{work.rows} rows x {stack.tokens} tokens"
+        kilobytes = stack.kept / (work.batch_size * stack.tokens) / 1e3
+        rows = f"{work.batch_size} rows x {stack.tokens} tokens"
         formula = f"{stack.layers} layers x {rows} x {kilobytes:.4g} kB{kernel}"
         return _activations(name, stack.all_kept, formula)
 
@@ -208,7 +208,7 @@ class Activations:
             name = "log-softmax, and gradients within a layer"
             formula = f"{short(self.head)}B + {short(most)}B"
             return _activations(name, self.head + most, formula)
-        labels = f"{work.rows} rows x {work.labels} labels"
+        labels = f"{work.batch_size} rows x {work.labels} labels"
         if work.label_tokens is not None:
             labels = f"{work.label_tokens} labels"
         name = "log-softmax over the vocabulary, with its gradients"

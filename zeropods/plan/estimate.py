@@ -116,7 +116,7 @@ class Request:
         yield from self._faults_of_checkpointing()
         yield from self._faults_of_lengths()
         if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
-            other = "fp16" if self.shape.joint else "fp32"
+            other = "fp16" if self.shape.is_decoder_only else "fp32"
             place = f"--precision bf16: {self.machines.gpu}"
             yield f"{place} has no BF16 arithmetic; give --precision {other}"
         for name in self.attentions:
@@ -128,14 +128,14 @@ class Request:
         checkpointing = self.gradient_checkpointing
         if checkpointing not in (True, False, BOTH):
             yield f"--gradient-checkpointing {checkpointing}; expected True, False or {BOTH}"
-        if checkpointing == BOTH and not self.shape.joint:
+        if checkpointing == BOTH and not self.shape.is_decoder_only:
             place = f"--gradient-checkpointing both: {self.model}"
             yield f"{place} is {KINDS[False]}; give True or False"
 
     def _faults_of_lengths(self) -> Iterator[str]:
         shape = self.shape
         tokens, labels = self.lengths
-        if shape.joint and labels > tokens:
+        if shape.is_decoder_only and labels > tokens:
             yield f"--label-length {labels}; expected at most --seq-length {tokens}"
         if shape.family == "gpt2" and shape.positions and tokens > shape.positions:
             yield f"--seq-length {tokens}; {self.model} has {shape.positions} positions"
@@ -165,7 +165,7 @@ class Request:
     def remark(self) -> str | None:
         """What a reader has to know about the request, in one line; None where there is nothing."""
         shape = self.shape
-        if shape.joint and shape.positions is not None and self.tokens > shape.positions:
+        if shape.is_decoder_only and shape.positions is not None and self.tokens > shape.positions:
             trained = f"{self.model} was trained on rows of {shape.positions} tokens"
             return f"{trained}; this plan assumes {self.tokens}"
         if shape.experts:
@@ -211,13 +211,13 @@ def request_for(model: str, **values: Any) -> Request:
     shape = shape_for(model, values.get("trust_remote_code", False))
     for name, value in values.items():
         if name in _foreign(shape):
-            kind = KINDS[shape.joint]
+            kind = KINDS[shape.is_decoder_only]
             raise UserError(f"{_flag(name)} {value}: {model} is {kind}; {_remedy(name, shape)}")
     gpu = values.get("machines", Machines()).gpu
     memory = values.get("gpu_memory_bytes", memory_bytes(gpu))
     if memory is None:
         raise UserError(_unknown_gpu(gpu))
-    with_defaults = {**DEFAULTS[shape.joint], **values, "gpu_memory_bytes": memory}
+    with_defaults = {**DEFAULTS[shape.is_decoder_only], **values, "gpu_memory_bytes": memory}
     return Request(model=model, **with_defaults)
 
 
@@ -230,7 +230,7 @@ def _remedy(name: str, shape: Shape) -> str:
     """What to do about a field that a model of this kind does not have."""
     if not name.endswith("_length"):
         return "leave it out"
-    lengths = [field for field in DEFAULTS[shape.joint] if field.endswith("_length")]
+    lengths = [field for field in DEFAULTS[shape.is_decoder_only] if field.endswith("_length")]
     return f"give {' and '.join(map(_flag, lengths))}"
 
 
@@ -247,7 +247,7 @@ def _unknown_gpu(gpu: str) -> str:
 
 def _foreign(shape: Shape) -> set[str]:
     """Fields that a model of this kind does not have."""
-    return DEFAULTS[not shape.joint].keys() - DEFAULTS[shape.joint].keys()
+    return DEFAULTS[not shape.is_decoder_only].keys() - DEFAULTS[shape.is_decoder_only].keys()
 
 
 # The plan of a request.
@@ -290,7 +290,7 @@ class Estimate:
     def labels(self) -> dict[str, Any]:
         """Labels that tell this way of training from the request's others; empty for a model that
         has only one."""
-        if not self.work.shape.joint:
+        if not self.work.shape.is_decoder_only:
             return {}
         return {
             "attention": self.work.attention,
@@ -390,12 +390,12 @@ def plan(request: Request, interval_of: Intervals | None = None) -> Plan:
     tokens, labels = request.lengths
     work = Workload(
         shape=request.shape,
-        rows=request.batch_size,
+        batch_size=request.batch_size,
         tokens=tokens,
         labels=labels,
         precision=request.precision,
         zero=request.zero,
-        passes=request.gradient_accumulation,
+        gradient_accumulation=request.gradient_accumulation,
         before_ampere=is_before_ampere(request.machines.gpu),
         dropout=request.dropout,
     )
@@ -435,7 +435,7 @@ def _estimate(request: Request, work: Workload, interval_of: Intervals | None) -
     work = replace(work, ranks=pods * slots)
 
     def fits(rows: int) -> bool:
-        need = _memory(replace(work, rows=rows), machines, interval_of)
+        need = _memory(replace(work, batch_size=rows), machines, interval_of)
         if need.needed_bytes > request.gpu_memory_bytes:
             return False
         if request.host_memory_bytes is None:
@@ -447,7 +447,7 @@ def _estimate(request: Request, work: Workload, interval_of: Intervals | None) -
     span_of_time = None
     if interval_of is not None:
         span_of_time = interval_of(work, "time", time.seconds)
-    rows_per_step = work.passes * work.rows * work.ranks
+    rows_per_step = work.gradient_accumulation * work.batch_size * work.ranks
     rate = rows_per_step / time.seconds
     seconds = None
     samples = _samples(request, work)
@@ -465,7 +465,7 @@ def _estimate(request: Request, work: Workload, interval_of: Intervals | None) -
         pods=pods,
         slots=slots,
         memory=need.memory,
-        fits=fits(work.rows),
+        fits=fits(work.batch_size),
         largest_batch_size=largest(fits),
         time=time,
         samples_per_second=rate,
@@ -505,7 +505,13 @@ def _samples(request: Request, work: Workload) -> int | None:
     if request.steps is None:
         return request.samples
     machines = request.machines
-    return request.steps * work.passes * work.rows * machines.pods * machines.slots
+    return (
+        request.steps
+        * work.gradient_accumulation
+        * work.batch_size
+        * machines.pods
+        * machines.slots
+    )
 
 
 def _ends(span: Span | None) -> tuple[float, float] | None:

@@ -122,7 +122,7 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
         forward_wait = max(0.0, sent.forward - forward_seconds)
         backward_wait = max(0.0, sent.backward - backward_seconds)
 
-    passes = work.passes
+    passes = work.gradient_accumulation
     passes_that_reduce = passes if work.technique.divides_gradients else 1
     return StepTime(
         compute_seconds=passes * (forward_seconds + backward_seconds),
@@ -147,8 +147,8 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
     if not technique.offloads:
         return 0.0
     parameters = share(work.shape.parameters, work.ranks)
-    times_down = work.passes if technique.divides_gradients else 1
-    times_up = 2 * work.passes if technique.divides_parameters else 1
+    times_down = work.gradient_accumulation if technique.divides_gradients else 1
+    times_up = 2 * work.gradient_accumulation if technique.divides_parameters else 1
     down = MASTER * parameters * times_down
     up = work.element_bytes * parameters * times_up
     return (down + up) / machines.pcie_bandwidth

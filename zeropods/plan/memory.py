@@ -99,7 +99,7 @@ def plan_memory(
     lasting = total(states.on_gpu) - gradient_bytes
     transient = _most_beside_states(work, activations, buffers, gradient_bytes, step.bytes)
     # By then gradients that accumulated are reduced to a rank's share, as after a single pass.
-    before_the_step = _states(replace(work, passes=1))
+    before_the_step = _states(replace(work, gradient_accumulation=1))
     return PlannedMemory(
         terms=tuple(terms),
         host_terms=_host_terms(work, states.on_host),
@@ -126,7 +126,7 @@ def _most_beside_states(
     # Buckets of stages 1 and 2 are made when the first gradient exists, and freed before the step.
     makes_buckets_late = technique.divides_optimizer and not technique.divides_parameters
     lasting_buffers = 0 if makes_buckets_late else total(buffers)
-    has_gradients_in_loss = work.passes > 1 or technique.divides_parameters
+    has_gradients_in_loss = work.gradient_accumulation > 1 or technique.divides_parameters
     in_loss = lasting_buffers + activations.in_loss()
     if has_gradients_in_loss:
         in_loss += gradient_bytes
@@ -134,7 +134,7 @@ def _most_beside_states(
 
     # Whole gradients are made as the backward pass reaches them; a partition exists from the first
     # gradient on.
-    gradients_grow = _gradients_are_whole(work) and work.passes == 1
+    gradients_grow = _gradients_are_whole(work) and work.gradient_accumulation == 1
     for moment in activations.backward():
         gradients = moment.gradients_made if gradients_grow else gradient_bytes
         candidates.append(total(buffers) + moment.saved_and_working + gradients)
@@ -220,7 +220,7 @@ def _gradients_are_whole(work: Workload) -> bool:
         return True
     if work.technique.divides_gradients:
         return False
-    return work.passes > 1 or not work.zero.overlap
+    return work.gradient_accumulation > 1 or not work.zero.overlap
 
 
 def _kept_whole(work: Workload) -> int:

@@ -165,7 +165,7 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
     return {
         "facts": {
             "family": model.config.model_type,
-            "joint": is_causal,
+            "is_decoder_only": is_causal,
             "layers": [len(stack) for stack in stacks],
             "layer_parameters": [parameters_of(stack) for stack in stacks],
             "heads": heads,

@@ -50,7 +50,7 @@ def plan_states(request: Request) -> tuple[PlannedStates, ...]:
         slots = 1 if technique.is_alone else request.machines.slots
         work = Workload(
             shape=request.shape,
-            rows=request.batch_size,
+            batch_size=request.batch_size,
             tokens=tokens,
             labels=labels,
             precision=request.precision,
@@ -58,7 +58,7 @@ def plan_states(request: Request) -> tuple[PlannedStates, ...]:
             technique=technique,
             ranks=pods * slots,
             zero=request.zero,
-            passes=request.gradient_accumulation,
+            gradient_accumulation=request.gradient_accumulation,
         )
         memory = plan_memory(work, context_bytes=0)
         terms = []

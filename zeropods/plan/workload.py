@@ -73,8 +73,8 @@ class Shape:
 
     family: str
     """Type of the model, as configurations call it: `t5`, `llama`."""
-    joint: bool
-    """Whether source and target are one row, as in a model that is a decoder alone."""
+    is_decoder_only: bool
+    """Whether it has no encoder, so that source and target are one row."""
     layers: list[int]
     """Number of layers in the encoder and in the decoder, or in the only stack."""
     layer_parameters: list[int]
@@ -112,7 +112,7 @@ class Shape:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions in which the model can be trained."""
-        return ("fp32", "bf16", "fp16") if self.joint else ("fp32", "bf16")
+        return ("fp32", "bf16", "fp16") if self.is_decoder_only else ("fp32", "bf16")
 
     @cached_property
     def parameters(self) -> int:
@@ -145,7 +145,7 @@ class Shape:
             labels: tokens of the target; for a causal model, those with a loss.
             whole: for a causal model, whether its kernel computes the whole square.
         """
-        if not self.joint:
+        if not self.is_decoder_only:
             encoder, decoder = self.layers
             square = 2 * encoder * tokens**2 + decoder * (labels**2 + 2 * tokens * labels)
         elif whole:
@@ -245,7 +245,8 @@ class Workload:
     states are divided."""
 
     shape: Shape
-    rows: int
+    batch_size: int
+    """Rows of one pass of one process."""
     tokens: int
     """Tokens per row; for a T5, those of the source."""
     labels: int
@@ -264,8 +265,8 @@ class Workload:
     ranks: int = 1
     """Number of processes that share the work."""
     zero: ZeroSettings = field(default_factory=ZeroSettings)
-    passes: int = 1
-    """Forward and backward passes per step, whose gradients are accumulated."""
+    gradient_accumulation: int = 1
+    """Forward and backward passes per step, whose gradients are added up."""
     attention: str = "sdpa"
     """One of `ATTENTIONS`."""
     before_ampere: bool = False
@@ -283,7 +284,7 @@ class Workload:
     def logit_rows(self) -> int:
         """Number of tokens for which the loss computes logits."""
         if self.label_tokens is None:
-            return self.rows * self.labels
+            return self.batch_size * self.labels
         return self.label_tokens
 
     @property
@@ -315,7 +316,7 @@ class Workload:
         shape = self.shape
         if self.attention == "eager":
             return EAGER
-        if not shape.joint:
+        if not shape.is_decoder_only:
             return FUSED
         if self.attention == "sdpa" and self.tokens >= (shape.window or self.tokens + 1):
             return MASKED
@@ -347,7 +348,7 @@ class Workload:
         again = 0.0
         if self.checkpointing:
             again = FORWARD * self.shape.layer_products(self.tokens, self.labels, whole=whole)
-        return self.rows * once, self.rows * again
+        return self.batch_size * once, self.batch_size * again
 
 
 def share(number: int, ranks: int) -> int:

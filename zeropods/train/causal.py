@@ -73,7 +73,7 @@ log = logging.getLogger(__name__)
 class Causal(Task):
     """Causal language modelling."""
 
-    joint = True
+    is_one_text = True
     arguments: CausalArguments
 
     def __init__(self, arguments: CausalArguments) -> None:

@@ -61,7 +61,8 @@ def effective_config(template: Config, run_folder: Path, slots: int) -> Config:
     A precision that it leaves out becomes `auto`: `--precision` decides there too.
 
     Args:
-        slots: number of processes of a pod, among which hpZ divides the parameters where the template says `auto`.
+        slots: number of processes of a pod, among which hpZ divides the parameters where the
+            template says `auto`.
     """
     config = copy.deepcopy(template)
     for name in ("bf16", "fp16"):

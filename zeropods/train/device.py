@@ -395,7 +395,8 @@ TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 
 
 def matmul_rates(precision: str) -> dict[int, float]:
-    """FLOP/s of matrix multiplications on this rank's device, with all cores that the process may use.
+    """FLOP/s of matrix multiplications on this rank's device, with all cores that the process may
+    use.
 
     Two n x n matrices take 2 n^3 FLOP. A size that would take too long is not tried: some CPUs only
     emulate BF16. Afterwards the number of threads is as before, and the GPU cache is emptied.

@@ -92,7 +92,7 @@ class Task(ABC):
     `text2sql.TextToSQL` and `causal.Causal` are tasks.
     """
 
-    joint: ClassVar[bool] = False
+    is_one_text: ClassVar[bool] = False
     """Whether a row is one text in which some tokens carry a loss.
 
     Otherwise it is a source and a target.

@@ -53,7 +53,7 @@ class Meter(TrainerCallback):
         *,
         interval: float,
         age_seconds: float,
-        joint: bool = False,
+        is_one_text: bool = False,
     ) -> None:
         """Begin with phase `load`.
 
@@ -62,14 +62,14 @@ class Meter(TrainerCallback):
             measured: receives losses and steps at once, the rest when it is written.
             interval: seconds between two samples of memory; 0: none.
             age_seconds: seconds since the process began.
-            joint: whether a row is one text in which some tokens carry a loss; otherwise it is a
-                source and a target.
+            is_one_text: whether a row is one text in which some tokens carry a loss; otherwise it
+                is a source and a target.
         """
         measured.machine = environment.machine()
         measured.gpu = gpu_name()
         self.folder = folder
         self.measured = measured
-        self.joint = joint
+        self.is_one_text = is_one_text
         self.tokens = Tokens()
         """Tokens of the current step so far."""
         self._largest: BatchShape | None = None
@@ -158,7 +158,7 @@ class Meter(TrainerCallback):
         """
         rows, source_length = inputs["input_ids"].shape
         target_length = 0
-        if not self.joint:
+        if not self.is_one_text:
             target_length = inputs["labels"].shape[1]
         padded_tokens = rows * (source_length + target_length)
         attention_mask = inputs.get("attention_mask")
@@ -475,7 +475,8 @@ def _parameters(model: nn.Module) -> Iterator[Any]:
         yield parameter.data
         # This rank's share of it under ZeRO-3; the parameter itself is empty unless gathered.
         yield getattr(parameter, "ds_tensor", None)
-        # The pod's second copy under hpZ, of which this rank has its share until the optimizer's step.
+        # The pod's second copy under hpZ, of which this rank has its share until the optimizer's
+        # step.
         yield getattr(parameter, "ds_secondary_tensor", None)
 
 
@@ -576,7 +577,7 @@ class Curves(TrainerCallback):
             seconds = float(fresh["seconds"].sum())
             real_tokens = float(fresh["source_tokens"].sum())
             # Where a row is one text, its label tokens are among the source tokens.
-            if not self.meter.joint:
+            if not self.meter.is_one_text:
                 real_tokens += float(fresh["target_tokens"].sum())
             figures["step_seconds"] = seconds / len(fresh)
             figures["samples_per_second"] = self.effective_batch_size * len(fresh) / seconds

@@ -145,7 +145,11 @@ def attempt(
     with train_log(task.folder):
         interval = task.arguments.memory_interval
         meter = Meter(
-            task.folder, measured, interval=interval, age_seconds=age_seconds, joint=task.joint
+            task.folder,
+            measured,
+            interval=interval,
+            age_seconds=age_seconds,
+            is_one_text=task.is_one_text,
         )
         all_ranks_end_here = False
         score = ""

@@ -1,7 +1,7 @@
 """`zeropods probe`: measure machines and their collectives, with a process on each pod or a few on
 this machine.
 
-    RANK=0 WORLD_SIZE=3 MASTER_ADDR=... MASTER_PORT=... python -m zeropods.train.probe
+    RANK=0 WORLD_SIZE=3 MASTER_ADDR=... MASTER_PORT=... python -m zeropods.launch.probe
 
 is one of these processes. Rank 0 prints what was measured, a JSON document, as its last line.
 """
@@ -97,7 +97,7 @@ def _command_of_a_rank(variables: dict[str, object]) -> list[str]:
     # On a pod the process outlives the ssh that started it, and would wait for the other ranks.
     limit = ["timeout", "-k", "5", f"{MOST_SECONDS + 1:.0f}"]
     settings = [f"{name}={value}" for name, value in variables.items()]
-    return [*limit, "env", *settings, sys.executable, "-m", "zeropods.train.probe"]
+    return [*limit, "env", *settings, sys.executable, "-m", "zeropods.launch.probe"]
 
 
 def _require_that_all_ended_well(
