@@ -283,7 +283,9 @@ class HangDetector:
         self._step_timeout = step_timeout
         self._opened = opened
         self._checked_at: float | None = None
+        """Monotonic seconds of the last check."""
         self._longest_pause = 0.0
+        """Most seconds that a rank was seen to go without a new mark of work."""
 
     def check(self, now: float | None = None) -> Ending | None:
         """The verdict on a run that hangs; None while it goes on. Call this several times per

@@ -68,8 +68,8 @@ def _requested(planned: Launch) -> RunConfig:
     """What a launch asks for, as far as its arguments and its data say so."""
     kind = planned.call.kind
     flags = planned.call.values
-    called: Mapping[str, str] = {} if kind is None else kind.called
-    data = str(flags.get(called.get("dataset_path", "dataset_path"), ""))
+    names_here: Mapping[str, str] = {} if kind is None else kind.names_here
+    data = str(flags.get(names_here.get("dataset_path", "dataset_path"), ""))
     manifest = _manifest(Path(data))
     prompt = None
     train_rows = 0
@@ -91,7 +91,7 @@ def _requested(planned: Launch) -> RunConfig:
         attempt=0,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         task=_task(flags, manifest),
-        model_id=str(flags.get(called.get("model_id", "model_id"), UNKNOWN_TEXT)),
+        model_id=str(flags.get(names_here.get("model_id", "model_id"), UNKNOWN_TEXT)),
         init=Path(str(flags.get("init", UNKNOWN_TEXT))).name,
         technique=technique_of(config, ranks),
         pods=len(planned.hosts),

@@ -575,7 +575,11 @@ TOP_CLASS = re.compile(r"'([^']+)': '([^']+)'")
 
 def _read_depths(lines: Lines, unread: Lines) -> list[Depth]:
     """The top classes at each depth: `params`, `MACs` and `fwd latency`, each as
-    `{'CLASS': 'FIGURE', ...}`."""
+    `{'CLASS': 'FIGURE', ...}`.
+
+    Args:
+        unread: receives the lines that cannot be read, or only in part.
+    """
     depths: list[Depth] = []
     for number, line in lines:
         text = line.strip()
@@ -589,14 +593,14 @@ def _read_depths(lines: Lines, unread: Lines) -> list[Depth]:
             continue
         key, unit = top_figure
         amounts = {name: amount(figure, unit) for name, figure in TOP_CLASS.findall(table)}
-        # A second table for a figure belongs to another depth, whose heading is missing.
-        is_of_this_depth = bool(depths) and not getattr(depths[-1], key)
-        # Of a table that can be read in part, the part is used, and the line is told.
-        if is_of_this_depth:
+        # A second table of the same figure belongs to another depth, whose heading is missing.
+        is_first_of_figure = bool(depths) and not getattr(depths[-1], key)
+        # Of a table that can be read in part, the part is used, and the line counts as unread.
+        if is_first_of_figure:
             readable = {name: value for name, value in amounts.items() if value is not None}
             getattr(depths[-1], key).update(readable)
         is_complete = bool(amounts) and None not in amounts.values() and table.endswith("}")
-        if not is_of_this_depth or not is_complete:
+        if not is_first_of_figure or not is_complete:
             unread.append((number, line))
     return depths
 

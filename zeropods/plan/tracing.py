@@ -96,15 +96,20 @@ class Pass:
     def __init__(
         self, model: PreTrainedModel, window: int | None, way: str, active: float = 1.0
     ) -> None:
-        self.precision, self.kernel, *dropout = way.split()
+        words = way.split()
+        self.precision = words[0]
+        self.kernel = words[1]
+        has_dropout = len(words) > 2
         model.set_attn_implementation("eager" if self.kernel == EAGER else "sdpa")
         model.to(torch.bfloat16 if self.precision == "bf16" else torch.float32)
-        model.train(bool(dropout))
+        model.train(has_dropout)
         self.model = model
         self.active = active
         self.is_causal = not model.config.is_encoder_decoder
         self.lists = stacks_of(model)
         self.primes = _primes(model, window, masked=self.kernel == MASKED)
+        """Rows, tokens and labels of the batch: three primes, so that a size shows which of
+        them are its factors."""
         self.stacks: list[Counter[str]] = [Counter() for _ in self.lists]
         self.inputs: list[dict[str, int]] = [{} for _ in self.lists]
         self.held = Counter[str]()

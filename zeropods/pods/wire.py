@@ -80,13 +80,12 @@ async def ask(
     """The answer of a server, which has `seconds` to give it once it has greeted; `WireError` if it
     does not."""
     peer = f"{address}:{port}"
-    async with _bounded(peer, min(seconds, greeting_seconds)) as limit:
-        connection = _Connection(
-            peer, *await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
-        )
+    async with _bounded(peer, min(seconds, greeting_seconds)) as time_limit:
+        reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
+        connection = _Connection(peer, reader, writer)
         try:
             await connection.agree(secret, purpose, listens=False)
-            limit.reschedule(asyncio.get_running_loop().time() + seconds)
+            time_limit.reschedule(asyncio.get_running_loop().time() + seconds)
             connection.send(request)
             return await connection.receive()
         finally:

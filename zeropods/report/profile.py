@@ -485,9 +485,9 @@ def _iteration_bars(
     Args:
         columns: number of columns of the legend.
     """
-    by_report = [report.milliseconds for report in reports.values()]
-    by_part = {part: [report[part] for report in by_report] for part in ITERATION_PARTS}
-    totals = [sum(report.values()) for report in by_report]
+    of_reports = [report.milliseconds for report in reports.values()]
+    by_part = {part: [parts[part] for parts in of_reports] for part in ITERATION_PARTS}
+    totals = [sum(parts.values()) for parts in of_reports]
     least_labelled = LABELLED_SHARE * max(totals)
     containers = stacked_bars(axes, list(reports), by_part)
     for bars, milliseconds in zip(containers, by_part.values(), strict=True):

@@ -343,7 +343,7 @@ def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
         raise UserError(f"{place}: script {matrix.script}: --scale is for {scripts}")
     tiny_flags = {
         "init": "random",
-        kind.called["max_steps"]: TINY_SCALE_STEPS,
+        kind.names_here["max_steps"]: TINY_SCALE_STEPS,
         "logging_steps": 1,
         "threads": 1,
     }

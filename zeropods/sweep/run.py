@@ -535,9 +535,9 @@ def _flags_of_run(
     """The flags that the script gets for a cell's repeat, without that of the run folder."""
     kind = arguments_of(script) or TextToSQLArguments
     flags: dict[str, object] = {
-        kind.called["model_id"]: cell.model,
+        kind.names_here["model_id"]: cell.model,
         "deepspeed": technique_named(cell.technique).file,
-        kind.called["dataset_path"]: dataset_of(matrix, cell, out),
+        kind.names_here["dataset_path"]: dataset_of(matrix, cell, out),
         **matrix.flags_of(cell),
     }
     flags.pop(EFFECTIVE_BATCH_SIZE, None)

@@ -160,7 +160,7 @@ class RunArguments:
     """Module and class of its `job.Task`, by name, so that a run of one script loads nothing of the
     other."""
     description: ClassVar[str]
-    called: ClassVar[Mapping[str, str]] = {name: name for name in COMMON}
+    names_here: ClassVar[Mapping[str, str]] = {name: name for name in COMMON}
     """The script's own name for each setting of `COMMON`."""
     prompts: ClassVar[tuple[str, ...]]
     """Prompts with which a row's text may be made; the first one is the default."""
@@ -213,7 +213,7 @@ class RunArguments:
     dataloader_num_workers = 0
 
     def __post_init__(self) -> None:
-        for setting, name_here in self.called.items():
+        for setting, name_here in self.names_here.items():
             setattr(self, setting, getattr(self, name_here))
         self._check_values()
         if self.precision == "fp16" and self.fp16_fault is not None:
@@ -250,7 +250,7 @@ class RunArguments:
     @property
     def model_flag(self) -> str:
         """The flag that names the model, as it is written on the command line."""
-        return f"--{self.called['model_id']}"
+        return f"--{self.names_here['model_id']}"
 
     @property
     def wants_best_model(self) -> bool:
@@ -487,7 +487,7 @@ class CausalArguments(RunArguments):
     description: ClassVar[str] = (
         "Fine-tune a causal language model on questions (squad) or on plain text (lm)."
     )
-    called: ClassVar[Mapping[str, str]] = {
+    names_here: ClassVar[Mapping[str, str]] = {
         "model_id": "model_name_or_path",
         "dataset_path": "data",
         "epochs": "num_train_epochs",
@@ -688,11 +688,11 @@ def _check_names(kind: type[RunArguments], words: Sequence[str]) -> None:
     """Refuse flags that a script does not have; the message says what each is called here."""
     names = [flag_field.name for flag_field in fields(kind)]
     # The other script's name for a setting leads to this script's.
-    called = {}
+    names_here = {}
     for other in SCRIPTS.values():
         for setting in COMMON:
-            called[other.called[setting]] = kind.called[setting]
-    faults = faults_of(words, names, called, kind.script)
+            names_here[other.names_here[setting]] = kind.names_here[setting]
+    faults = faults_of(words, names, names_here, kind.script)
     if faults:
         raise UserError("; ".join(faults))
 

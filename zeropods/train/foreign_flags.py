@@ -113,7 +113,7 @@ BARE_DEEPSPEED = (
 
 
 def faults_of(
-    words: Sequence[str], flags: Collection[str], called: Mapping[str, str], script: str
+    words: Sequence[str], flags: Collection[str], names_here: Mapping[str, str], script: str
 ) -> list[str]:
     """What is wrong with the flags of a call: a line for each that the script does not have.
 
@@ -122,7 +122,7 @@ def faults_of(
     Args:
         words: the call's arguments, with flags in the form `--some_name` or `--some_name=value`.
         flags: names of the script's flags.
-        called: the script's own name for each setting of another name.
+        names_here: the script's own name for each setting of another name.
         script: name of the script.
     """
     faults = []
@@ -134,17 +134,17 @@ def faults_of(
         if word == "--deepspeed" and has_no_value:
             faults.append(BARE_DEEPSPEED)
         elif is_flag and name not in (*flags, "help"):
-            remedy = _remedy(name, flags, called)
+            remedy = _remedy(name, flags, names_here)
             faults.append(f"--{name}: not a flag of {script}; {remedy}")
     # Each fault is named once, in the order of the words.
     return list(dict.fromkeys(faults))
 
 
-def _remedy(name: str, flags: Collection[str], called: Mapping[str, str]) -> str:
+def _remedy(name: str, flags: Collection[str], names_here: Mapping[str, str]) -> str:
     """What to give in place of a flag that a script does not have."""
     known = {flag: flag for flag in flags}
-    for other_name, setting in {**SETTINGS, **called}.items():
-        name_here = called.get(setting, setting)
+    for other_name, setting in {**SETTINGS, **names_here}.items():
+        name_here = names_here.get(setting, setting)
         if name_here in flags:
             known.setdefault(other_name, name_here)
     if name in known:
