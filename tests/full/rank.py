@@ -159,6 +159,8 @@ def interrupt(number: int, frame: object) -> None:
 
 
 def save(number: int, frame: object) -> None:
+    # On a busy machine another one may come while the record is written.
+    signal.signal(number, signal.SIG_IGN)
     raise SavedError
 
 
