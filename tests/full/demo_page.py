@@ -31,7 +31,7 @@ class Served:
         """End it as a user does, or by force where it does not listen."""
         self.process.terminate()
         try:
-            self.process.wait(timeout=240)
+            self.process.wait(timeout=600)
         finally:
             self.process.kill()
             self.process.wait()

@@ -251,7 +251,7 @@ def test_a_signal_ends_it_well_and_frees_the_port(
     served: Served = request.getfixturevalue(fixture)
     before = len(served.log.read_text())
     served.process.send_signal(number)
-    assert served.process.wait(timeout=240) == 0
+    assert served.process.wait(timeout=600) == 0
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", served.port))

@@ -56,7 +56,7 @@ def test_a_fork_has_the_arguments_environment_folder_and_streams_of_a_new_proces
     with open(tmp_path / "said", "wb") as said, open(os.devnull, "rb") as nothing:
         streams = (nothing.fileno(), said.fileno(), said.fileno())
         ended = fork(server, [str(script), "0", "b c"], child_environment() | {"COLOUR": "blue"}, streams)
-    assert ended is not None and ended.wait(60) == 7 == ended.poll()
+    assert ended is not None and ended.wait(600) == 7 == ended.poll()
     assert json.loads((tmp_path / "said").read_text()) == [["0", "b c"], str(tmp_path), "blue", True, "__main__"]
 
 
@@ -68,9 +68,9 @@ def test_who_says_nothing_keeps_nobody_waiting_and_without_a_server_nothing_is_f
     assert fork(tmp_path / "none", [str(script), "0"], child_environment()) is None
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(str(server))
-        assert forked(server, script, 0).wait(60) == 7 and endless.poll() is None
+        assert forked(server, script, 0).wait(600) == 7 and endless.poll() is None
     endless.send_signal(signal.SIGTERM)
-    endless.wait(60)
+    endless.wait(600)
 
 
 def test_a_process_whose_libraries_would_read_something_else_gets_a_server_of_its_own(
@@ -81,7 +81,7 @@ def test_a_process_whose_libraries_would_read_something_else_gets_a_server_of_it
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     other = own_server()
     assert other not in (None, server)
-    assert forked(other, script, 0).wait(60) == 7
+    assert forked(other, script, 0).wait(600) == 7
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert own_server() == server
 
@@ -92,7 +92,7 @@ def test_a_fork_heeds_signals_and_ends_with_whoever_asked_for_it(server: Path, s
         endless.wait(0.1)
     assert endless.poll() is None
     endless.send_signal(signal.SIGKILL)
-    assert endless.wait(60) == -signal.SIGKILL
+    assert endless.wait(600) == -signal.SIGKILL
     left = forked(server, script, 600)
     pid = left.pid
     del left
@@ -112,7 +112,7 @@ def test_a_server_stays_where_forks_end_just_as_nobody_wants_them_any_more(
     # It would have taken this one along.
     assert before.poll() is None
     before.send_signal(signal.SIGKILL)
-    assert before.wait(60) == -signal.SIGKILL
+    assert before.wait(600) == -signal.SIGKILL
 
 
 def test_ranks_on_pods_are_forks_that_end_with_their_run_and_their_pod_and_a_launch_is_scored(
@@ -129,7 +129,7 @@ def test_ranks_on_pods_are_forks_that_end_with_their_run_and_their_pod_and_a_lau
     servers = [rank.parents()[0] for rank in ranks]
     assert len(set(servers)) == 2 and all("zeropods.launch.forks" in server.cmdline() for server in servers)
     launch.send_signal(signal.SIGINT)
-    launch.wait(60)
+    launch.wait(600)
     until(lambda: not any(rank.is_running() for rank in ranks))
     other = ["dsconfig/zero3_offload.json", "--model_id", "t5-3b-tiny", "--max_steps", 2, "--resume", "never"]
     again = subprocess.run(

@@ -85,7 +85,7 @@ def gateway(python: Path, tmp_path: Path) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(600)
 
 
 async def answer(address: str, kind: str, content: dict[str, object]) -> dict[str, object]:

@@ -293,6 +293,6 @@ def test_an_interrupt_while_the_fork_server_imports_ends_a_series_at_once(
         until(lambda: "zeropods.launch.forks" in [word for child in begins.children() for word in child.cmdline()])
         (server,) = begins.children()
         runner.send_signal(signal.SIGINT)
-        assert runner.wait(timeout=240) != 0
+        assert runner.wait(timeout=600) != 0
         until(lambda: not server.is_running())
     assert not (series[0] / "early" / "config.json").exists()
