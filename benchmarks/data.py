@@ -8,7 +8,7 @@ from pathlib import Path
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY, TINY
-from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL
+from zeropods.measure.score_json import LM, SQUAD, TEXT2SQL
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("ZEROPODS_TEST_DATA", ROOT.parent / "shared" / "data"))

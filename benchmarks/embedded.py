@@ -11,9 +11,9 @@ from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import SPLITS, Example, read_split
 from zeropods.evaluate.generate import Generation, QueryAnswerer, predict
 from zeropods.evaluate.score import score
-from zeropods.evaluate.score_json import QueryScore
 from zeropods.launch.notebook import train
 from zeropods.measure.intervals import score_interval
+from zeropods.measure.score_json import QueryScore
 from zeropods.sql.query import execute
 from zeropods.workshop import EMBEDDED, TINY, TRAINING
 

@@ -122,8 +122,8 @@ def _check_out(out: Path) -> None:
 def _read(folder: Path, dtype: str) -> PreTrainedModel:
     """The model in a folder, with every weight from the folder's safetensors files."""
     # Only now, since they take seconds.
-    from zeropods.evaluate.models import is_t5, read_model
     from zeropods.train.pretrained import source_options
+    from zeropods.train.saved_models import is_t5, read_model
 
     is_causal = not is_t5(folder)
     return read_model(str(folder), dtype, causal=is_causal, **source_options(str(folder)))

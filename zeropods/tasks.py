@@ -3,7 +3,7 @@
 A new task needs a value in `TASKS` and, in each of these tables, a line under its name:
 
 * `TASK_DATA` of `data/prepare.py`: what reads its raw data and turns them into rows of tokens;
-* where a model answers its examples one by one, `SCORES` of `evaluate/score_json.py`: the type of
+* where a model answers its examples one by one, `SCORES` of `measure/score_json.py`: the type of
   its scores; `SCORERS` of `evaluate/score.py`: what grades its answers; and `ANSWERERS` of
   `evaluate/generate.py`: what makes them;
 * where there is a generated sample of it, `GENERATORS` of `data/sample.py`.

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.made import a_score
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, custom_metrics, custom_scores, read_predictions, write_predictions
-from zeropods.evaluate.score_json import Score, read_score, text_score
 from zeropods.measure.intervals import score_interval
+from zeropods.measure.score_json import Score, read_score, text_score
 from zeropods.sql.query import Condition, Query
 
 QUERY = Query(1, 3, (Condition(0, 0, "Ann"),))

@@ -18,17 +18,18 @@ from zeropods.data.encoding import Encoder, TokenRows, count_lost
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, TaskData
 from zeropods.errors import UserError
-from zeropods.evaluate import generate, score, score_json
+from zeropods.evaluate import generate, score
 from zeropods.evaluate.generate import Answerer, Generation
-from zeropods.evaluate.models import load_model, task_of
 from zeropods.evaluate.score import Prediction, ScoreRequest, paired, read_predictions, write_predictions
-from zeropods.evaluate.score_json import AnswerScore, Interval, read_score
 from zeropods.files import sha256
+from zeropods.measure import score_json
 from zeropods.measure.intervals import score_interval
 from zeropods.measure.record import read_record
+from zeropods.measure.score_json import AnswerScore, Interval, read_score
 from zeropods.tasks import T5_SCRIPT, LearningTask
 from zeropods.train import run_parsed
 from zeropods.train.arguments import CausalArguments
+from zeropods.train.saved_models import load_model, task_of
 
 NAME = "reverse"
 

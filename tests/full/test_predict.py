@@ -16,14 +16,14 @@ from zeropods.cli import main
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.wikisql import Example, read_split, source_of
 from zeropods.errors import UserError
-from zeropods.evaluate.generate import Generation, QueryAnswerer, sample_text, text_perplexity
-from zeropods.evaluate.models import SavedModel, task_of
+from zeropods.evaluate.generate import Generation, QueryAnswerer, text_perplexity
 from zeropods.evaluate.score import read_predictions
 from zeropods.plan.known_models import known_config
 from zeropods.sql.grammar import QueryAutomaton
 from zeropods.sql.query import format_query, parse_query
 from zeropods.train.device import PackedLinear
 from zeropods.train.sampler import load_split
+from zeropods.train.saved_models import SavedModel, sample_text, task_of
 
 
 def answers(run: Path, data: Path, out: Path, *flags: str) -> list[dict[str, Any]]:

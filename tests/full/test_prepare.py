@@ -23,8 +23,8 @@ from zeropods.data.text import hub_corpus, open_corpus
 from zeropods.data.tokenizers import load_causal_tokenizer, load_tokenizer, with_ends
 from zeropods.data.wikisql import read_split, read_tables
 from zeropods.errors import UserError
-from zeropods.evaluate.models import raw_data_of
 from zeropods.train.sampler import load_split
+from zeropods.train.saved_models import raw_data_of
 
 
 def test_rows_are_stored_without_padding_end_with_the_end_token_and_are_counted(prepared: Path) -> None:

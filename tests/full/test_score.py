@@ -16,7 +16,7 @@ from zeropods.cli import main
 from zeropods.data.wikisql import read_split
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, load_metric, right_queries, score, write_predictions
-from zeropods.evaluate.score_json import QueryScore, read_score
+from zeropods.measure.score_json import QueryScore, read_score
 from zeropods.report.notebook_tables import compared_answers, paired_table
 from zeropods.sql.query import Condition, Query, format_query, parse_query
 

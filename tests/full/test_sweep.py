@@ -17,8 +17,8 @@ from tests.full.clusters import processes_of
 from tests.full.launches import ROOT, ended, left, processes, processes_of_pod, until
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import score_of
 from zeropods.measure.record import read_record
+from zeropods.measure.score_json import score_of
 from zeropods.pods.cluster import Cluster, names
 from zeropods.report.summary import read_runs
 from zeropods.sweep.matrix import at_tiny_scale, matrix_of

@@ -21,11 +21,11 @@ from tests.full.forks import begin_ranks, train_ranks
 from tests.full.launches import until
 from zeropods.cli import main
 from zeropods.errors import UserError, guarded
-from zeropods.evaluate.models import load_model, prepared_of
 from zeropods.measure.record import Record, read_record
 from zeropods.train import run_parsed
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import CUDNN_ATTENTION
+from zeropods.train.saved_models import load_model, prepared_of
 from zeropods.train.text2sql import TextToSQL
 
 LIKE_TRAINED = ["--max_steps", "6", "--eval_steps", "3"]

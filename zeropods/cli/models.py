@@ -147,7 +147,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
     if arguments.force_prompt and arguments.out is None:
         reason = "the answers are not the run's own"
         raise UserError(f"--force-prompt: {reason}; choose a file with --out")
-    from zeropods.evaluate.models import raw_data
+    from zeropods.train.saved_models import raw_data
 
     model = arguments.model
     if arguments.data is None and model.is_dir():
@@ -186,7 +186,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
 def _checked_task(arguments: argparse.Namespace) -> str:
     """The task that the model answers; refuses a model that is not there, and a prompt that is not
     its own."""
-    from zeropods.evaluate.models import answer_task, check_source, chosen_prompt, model_folder
+    from zeropods.train.saved_models import answer_task, check_source, chosen_prompt, model_folder
 
     task = arguments.task
     if task is None and arguments.prompt:
@@ -255,7 +255,7 @@ def predict_text(result: Result) -> str:
 def score_text(score: Result) -> str:
     """A score in a sentence, a word about one near zero, and a table of the groups of tables and
     kinds of query."""
-    from zeropods.evaluate.score_json import NEAR_ZERO, NOT_TRAINED
+    from zeropods.measure.score_json import NEAR_ZERO, NOT_TRAINED
 
     measures = _measured(score)
     if "tokens" in score:
@@ -301,7 +301,7 @@ def _measured(score: Result) -> dict[str, str]:
 
 
 def _perplexity(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.models import check_source
+    from zeropods.train.saved_models import check_source
 
     check_source(arguments.model)
     if is_path(arguments.data) and not Path(arguments.data).exists():

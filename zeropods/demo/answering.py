@@ -29,13 +29,19 @@ from zeropods.data.wikisql import (
     table_titles,
 )
 from zeropods.errors import UserError
-from zeropods.evaluate.models import model_config, model_folder, prepared_of, raw_data_of, task_of
-from zeropods.evaluate.score_json import QueryScore
 from zeropods.measure.record import CONFIG
+from zeropods.measure.score_json import QueryScore
 from zeropods.report.entry import Entry, find_runs, read_entry
 from zeropods.sql.query import AGGREGATES, Execution, Query, is_usable
 from zeropods.sql.table import Cell, SQLTable
 from zeropods.tasks import TEXT2SQL
+from zeropods.train.saved_models import (
+    model_config,
+    model_folder,
+    prepared_of,
+    raw_data_of,
+    task_of,
+)
 
 if TYPE_CHECKING:
     from zeropods.evaluate.generate import QueryAnswerer

@@ -24,26 +24,26 @@ from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from zeropods.data.encoding import fingerprint, first_tokens
+from zeropods.data.encoding import fingerprint
 from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import TASK_DATA, Preparation
 from zeropods.data.squad import SquadEncoder, SquadExample, answer_in
 from zeropods.data.tokenizers import with_ends
 from zeropods.data.wikisql import Example, source_of
 from zeropods.errors import UserError
-from zeropods.evaluate.models import (
+from zeropods.evaluate.score import Prediction, check_place, write_predictions
+from zeropods.measure.score_json import TextScore, text_score
+from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
+from zeropods.sql.query import Query, format_query, parse_query
+from zeropods.tasks import LM, SQUAD, TEXT2SQL
+from zeropods.train.sampler import load_split
+from zeropods.train.saved_models import (
     SavedModel,
     answer_task,
     chosen_prompt,
     load_model,
     trained_length,
 )
-from zeropods.evaluate.score import Prediction, check_place, write_predictions
-from zeropods.evaluate.score_json import TextScore, text_score
-from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
-from zeropods.sql.query import Query, format_query, parse_query
-from zeropods.tasks import LM, SQUAD, TEXT2SQL
-from zeropods.train.sampler import load_split
 
 Progress = Callable[[int], object]
 """A function that takes the number of examples answered since its last call."""
@@ -379,53 +379,6 @@ class QuestionAnswerer(Answerer):
             )
             predictions.append(prediction)
         return predictions
-
-
-# What a causal model writes after a few words: a sample for people to read.
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampledText:
-    """A prompt and what a model wrote after it: what `generated.json` of a run holds."""
-
-    prompt: str
-    text: str
-    """What followed the prompt, without it; the end token is not shown."""
-    new_tokens: int
-    seconds: float
-    """Seconds of generation, without loading."""
-
-
-def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) -> SampledText:
-    """Let a saved causal model continue a prompt, with the likeliest token each time.
-
-    Args:
-        source: run folder, model folder or hub id.
-        max_new_tokens: maximum number of new tokens; fewer where the model ends, or where its
-            positions do.
-
-    Raises:
-        UserError: a prompt without tokens or that leaves no position for a new one; a model that
-            cannot be loaded.
-    """
-    saved = load_model(source, causal=True)
-    words = saved.tokenizer(prompt, add_special_tokens=False).input_ids
-    ids = [*first_tokens(saved.tokenizer), *words]
-    if not words:
-        raise UserError(f"prompt {prompt!r}: contains no tokens; give some words to continue")
-    room = max_new_tokens
-    if saved.positions is not None:
-        room = min(max_new_tokens, saved.positions - len(ids))
-    if room < 1:
-        fault = f"prompt of {len(ids)} tokens, but the model has only {saved.positions} positions"
-        raise UserError(f"{fault}; give a shorter one")
-    began = time.perf_counter()
-    (new_ids,) = saved.generated(
-        [ids], max_new_tokens=room, eos_token_id=saved.tokenizer.eos_token_id
-    )
-    text = saved.tokenizer.decode(new_ids, skip_special_tokens=True)
-    seconds = time.perf_counter() - began
-    return SampledText(prompt=prompt, text=text, new_tokens=len(new_ids), seconds=seconds)
 
 
 # What a model is asked to do, by task.

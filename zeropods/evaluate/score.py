@@ -19,9 +19,9 @@ from pydantic import Field
 from zeropods.data.squad import read_squad
 from zeropods.data.wikisql import Example, read_split, table_ids
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import AnswerScore, Interval, QueryScore, SquadScore
 from zeropods.files import validated_lines, write_text
 from zeropods.measure.intervals import score_interval
+from zeropods.measure.score_json import AnswerScore, Interval, QueryScore, SquadScore
 from zeropods.sql.query import AGGREGATES, Query, format_query
 from zeropods.tables import counted
 from zeropods.tasks import SQUAD, TASKS, TEXT2SQL

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from zeropods.evaluate.score_json import NEAR_ZERO, NOT_TRAINED
 from zeropods.measure.intervals import ratio_interval
+from zeropods.measure.score_json import NEAR_ZERO, NOT_TRAINED
 from zeropods.report.columns import inference_text
 from zeropods.report.formulas import DEVICE_USED
 from zeropods.report.groups import base_order

@@ -17,15 +17,6 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import (
-    AnswerScore,
-    Interval,
-    QueryScore,
-    Score,
-    SquadScore,
-    TextScore,
-    score_of,
-)
 from zeropods.files import no_folder
 from zeropods.measure.record import (
     CONFIG,
@@ -37,6 +28,15 @@ from zeropods.measure.record import (
     read_config,
     read_record,
     reason_with_pod,
+)
+from zeropods.measure.score_json import (
+    AnswerScore,
+    Interval,
+    QueryScore,
+    Score,
+    SquadScore,
+    TextScore,
+    score_of,
 )
 from zeropods.programs import is_held
 from zeropods.report.row import Accuracy, Figures

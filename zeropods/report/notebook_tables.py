@@ -21,9 +21,9 @@ from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_of, target_of
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, load_metric, read_predictions, right_queries
-from zeropods.evaluate.score_json import UNSEEN_SPLITS, QueryScore, Score, TextScore, read_score
 from zeropods.measure.intervals import score_interval
 from zeropods.measure.record import read_record
+from zeropods.measure.score_json import UNSEEN_SPLITS, QueryScore, Score, TextScore, read_score
 from zeropods.plan.facts import shape_named
 from zeropods.plan.known_models import known_names
 from zeropods.plan.workload import ELEMENT_BYTES
@@ -249,7 +249,7 @@ def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
 
 def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
     """The text that a model writes after a prompt, before its run and after it."""
-    from zeropods.evaluate.generate import sample_text
+    from zeropods.train.saved_models import sample_text
 
     models = {"before": before, "after": run.folder}
     return Table.of(

@@ -18,14 +18,14 @@ from statistics import fmean
 from zeropods import files
 from zeropods.data.manifest import read_manifest
 from zeropods.errors import UserError
-from zeropods.evaluate.models import prepared_of, raw_data
-from zeropods.evaluate.score_json import AnswerScore, score_of
 from zeropods.launch.command import Launch
 from zeropods.measure.record import Record
+from zeropods.measure.score_json import AnswerScore, score_of
 from zeropods.programs import end_with_parent
 from zeropods.report.entry import score_lines
 from zeropods.sweep.matrix import Cell, Matrix
 from zeropods.tables import Table, digits, progress
+from zeropods.train.saved_models import prepared_of, raw_data
 
 SWEEP_FILE = "sweep.json"
 SWEEP_SCHEMA_VERSION = 1

@@ -30,6 +30,7 @@ from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import Preparation, key_of_preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer
 from zeropods.errors import UserError
+from zeropods.measure.score_json import text_score
 from zeropods.plan.known_models import CAUSAL_TINY, known_config
 from zeropods.tables import progress
 from zeropods.tasks import task_or_unknown
@@ -39,6 +40,7 @@ from zeropods.train.device import is_ampere
 from zeropods.train.job import SummedLoss, Task
 from zeropods.train.pretrained import check_source, load_weights, loading, source_options
 from zeropods.train.sampler import Prepared, Row, TokenizedSplit, load_split, padded
+from zeropods.train.saved_models import sample_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -230,9 +232,6 @@ class Causal(Task):
 
         The arguments are those of `Task.score`.
         """
-        from zeropods.evaluate.generate import sample_text
-        from zeropods.evaluate.score_json import text_score
-
         losses: dict[str, SummedLoss] = {}
         """Loss by split."""
         has_answers = task_or_unknown(self.data.manifest.task).has_answers

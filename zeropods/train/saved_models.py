@@ -6,18 +6,20 @@ The model is loaded to answer.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.data.encoding import first_tokens
 from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.wikisql import PROMPTS, split_of
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import SCORES, UNSEEN_SPLITS
 from zeropods.files import has_weights, is_path, no_folder, read_object, sha256
 from zeropods.measure.record import CONFIG, RECORD, RunConfig, read_json, read_record
+from zeropods.measure.score_json import SCORES, UNSEEN_SPLITS
 from zeropods.tasks import (
     T5_SCRIPT,
     TEXT2SQL,
@@ -344,3 +346,50 @@ def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTra
     disable_progress_bar()
     kind = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
     return load_weights(kind, name, dtype=dtype, **options)
+
+
+# What a causal model writes after a few words: a sample for people to read.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledText:
+    """A prompt and what a model wrote after it: what `generated.json` of a run holds."""
+
+    prompt: str
+    text: str
+    """What followed the prompt, without it; the end token is not shown."""
+    new_tokens: int
+    seconds: float
+    """Seconds of generation, without loading."""
+
+
+def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) -> SampledText:
+    """Let a saved causal model continue a prompt, with the likeliest token each time.
+
+    Args:
+        source: run folder, model folder or hub id.
+        max_new_tokens: maximum number of new tokens; fewer where the model ends, or where its
+            positions do.
+
+    Raises:
+        UserError: a prompt without tokens or that leaves no position for a new one; a model that
+            cannot be loaded.
+    """
+    saved = load_model(source, causal=True)
+    words = saved.tokenizer(prompt, add_special_tokens=False).input_ids
+    ids = [*first_tokens(saved.tokenizer), *words]
+    if not words:
+        raise UserError(f"prompt {prompt!r}: contains no tokens; give some words to continue")
+    room = max_new_tokens
+    if saved.positions is not None:
+        room = min(max_new_tokens, saved.positions - len(ids))
+    if room < 1:
+        fault = f"prompt of {len(ids)} tokens, but the model has only {saved.positions} positions"
+        raise UserError(f"{fault}; give a shorter one")
+    began = time.perf_counter()
+    (new_ids,) = saved.generated(
+        [ids], max_new_tokens=room, eos_token_id=saved.tokenizer.eos_token_id
+    )
+    text = saved.tokenizer.decode(new_ids, skip_special_tokens=True)
+    seconds = time.perf_counter() - began
+    return SampledText(prompt=prompt, text=text, new_tokens=len(new_ids), seconds=seconds)
