@@ -27,9 +27,9 @@ from zeropods.data.tokenizers import GPT_TINY
 from zeropods.launch.logs import LINE
 from zeropods.launch.script_call import train_arguments
 from zeropods.measure.record import read_record
-from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import Causal, causal_config, random_causal
 from zeropods.train.device import multiplies_bf16
+from zeropods.train.flags import CausalArguments
 from zeropods.train.sampler import LengthGroupedSampler, Prepared
 
 ROUNDS, BATCH, PASSES, LENGTH = 3, 4, 4, 512

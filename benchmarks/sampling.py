@@ -21,8 +21,8 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.measure.memory import Cpu, Sampler
 from zeropods.plan.known_models import known_config
-from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import held_bytes
+from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.sampler import collate, load_split
 from zeropods.train.text2sql import random_t5
 

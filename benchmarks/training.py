@@ -28,8 +28,8 @@ from benchmarks.data import prepared_questions
 from benchmarks.figure import Figure, ratio
 from zeropods.measure.record import RankMeasurement
 from zeropods.plan.known_models import known_config
-from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import multiplies_bf16, suit_cpu
+from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.job import Task
 from zeropods.train.meter import Meter
 from zeropods.train.sampler import Prepared, TokenizedSplit

@@ -32,7 +32,7 @@ from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.tables import Table, progress
 from zeropods.tasks import TASKS
 from zeropods.techniques import DSCONFIG, NAMES, technique_named
-from zeropods.train.arguments import PASSES, PROJECT, ROWS, WORDS, CausalArguments, batch_on
+from zeropods.train.flags import PASSES, PROJECT, ROWS, WORDS, CausalArguments, batch_on
 
 if TYPE_CHECKING:
     from zeropods.data.manifest import Manifest

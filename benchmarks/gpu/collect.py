@@ -21,7 +21,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.outputs import new_folder, out_folder
 from zeropods.tables import GIB, Table
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 RESULTS = PROJECT / "results" / "gpu"
 PAGE = "README.md"

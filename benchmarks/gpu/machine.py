@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.gpu.cells import PROMPTS, Cell
 from zeropods.errors import UserError
 from zeropods.plan.gpus import memory_bandwidth, published_flops
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 OTHER_BANDWIDTH = 2.0e12
 """Bytes per second between a GPU and its memory, where they are not published here."""

@@ -23,7 +23,7 @@ from zeropods.measure import environment
 from zeropods.measure.record import CONFIG, RankMeasurement, Record, read_json
 from zeropods.plan.memory import PlannedMemory
 from zeropods.techniques import technique_named
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 SLACK_SECONDS = 300.0
 """Seconds for start, evaluation and saving, beyond those asked for."""

@@ -30,7 +30,7 @@ from zeropods.measure.environment import git_revision
 from zeropods.outputs import new_folder, out_folder
 from zeropods.programs import child_environment
 from zeropods.tables import MIB
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 CARRIED = ("transformers", "hjson", "pydantic", "pydantic_core", "annotated-types", "typing-inspection")
 """Packages of which a wheel is fetched, at the version that is installed here. What they need beyond these, a machine

@@ -37,7 +37,7 @@ from zeropods.errors import UserError, guarded
 from zeropods.pods.processes import ending_in_order, start_bound
 from zeropods.programs import prepare_compiling, wait_passively
 from zeropods.tables import number
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 CLOSING_SECONDS = 4.0
 """Seconds that are kept for the summary and the archive."""

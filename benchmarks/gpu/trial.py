@@ -12,8 +12,8 @@ import sys
 import tempfile
 from importlib import import_module
 
-from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import choose_attention
+from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.job import training_arguments
 from zeropods.train.text2sql import TextToSQL
 

@@ -23,7 +23,7 @@ from zeropods.launch.forks import IMPORTED
 from zeropods.pods.processes import start_bound
 from zeropods.programs import child_environment, prepare_compiling, wait_passively
 from zeropods.train import quick_imports
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 MESSAGE_BYTES = 1 << 18
 STREAMS = 3

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.train.arguments import PROJECT, CausalArguments, TextToSQLArguments
-from zeropods.train.config_check import BLOCKS, check_config
 from zeropods.train.deepspeed import check_operation, effective_config, operation_of, read_config
+from zeropods.train.deepspeed_config_check import BLOCKS, check_config
 from zeropods.train.deepspeed_keys import KEYS, REMOVED
+from zeropods.train.flags import PROJECT, CausalArguments, TextToSQLArguments
 
 FLAGS = {**asdict(TextToSQLArguments(precision="fp32", max_steps=3)), "world_size": 2}
 CAUSAL = {**asdict(CausalArguments(precision="fp32")), "world_size": 2, "gradient_accumulation_steps": 1}

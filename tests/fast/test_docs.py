@@ -19,7 +19,7 @@ from tests import typed
 from tests.pages import ROOT, anchors, blocks, code, commands, pages
 from zeropods.cli import main, parser
 from zeropods.measure.record import read_json
-from zeropods.train.arguments import CausalArguments, TextToSQLArguments
+from zeropods.train.flags import CausalArguments, TextToSQLArguments
 
 DIFF = re.compile(r"^```diff\n.*?^```", re.MULTILINE | re.DOTALL)
 """Matches a diff of docs/recipes.md, which names what is not there yet; `test_recipes.py` applies it."""

@@ -12,9 +12,9 @@ from tests.made import a_record, as_record
 from zeropods.errors import UserError
 from zeropods.measure.planned_runs import planned_memory
 from zeropods.techniques import TECHNIQUES, color_of, offloads_optimizer, technique_of, technique_text
-from zeropods.train.arguments import CausalArguments, TextToSQLArguments
-from zeropods.train.config_check import check_config
 from zeropods.train.deepspeed import read_config
+from zeropods.train.deepspeed_config_check import check_config
+from zeropods.train.flags import CausalArguments, TextToSQLArguments
 
 FOLDER = Path(__file__).resolve().parents[2] / "dsconfig"
 EVERY = {path.stem: read_config(path) for path in sorted(FOLDER.glob("*.json"))}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 
 def trained(folder: Path, code: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from zeropods.launch.restart import calls_for_another, check_restarts, next_atte
 from zeropods.launch.script_call import ScriptCall, flag_values
 from zeropods.measure.record import Record
 from zeropods.pods.cluster import Cluster
-from zeropods.train.arguments import PASSES, PROJECT, ROWS, Batch, batch_on
+from zeropods.train.flags import PASSES, PROJECT, ROWS, Batch, batch_on
 
 TRAIN = PROJECT / "textsql_train.py"
 

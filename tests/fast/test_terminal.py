@@ -18,7 +18,7 @@ import pytest
 from tests.made import a_config, a_failed_record, a_rank, a_record, a_score, write_run
 from zeropods.cli import launch, main, parser
 from zeropods.cli.pods import readable_list
-from zeropods.train.arguments import SCRIPTS, parse_flags
+from zeropods.train.flags import SCRIPTS, parse_flags
 
 DATA = Path(__file__).parent / "data"
 REPORTS = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"

@@ -10,7 +10,7 @@ from zeropods.errors import UserError
 from zeropods.launch.command import Launch, check_arguments
 from zeropods.launch.script_call import ScriptCall, train_arguments
 from zeropods.pods.hostfile import Host
-from zeropods.train.arguments import CausalArguments
+from zeropods.train.flags import CausalArguments
 from zeropods.workshop import ROOT, CausalWorkshop, Workshop, read_recipes
 
 EACH = [(name, task) for name, tasks in read_recipes().items() for task in tasks]

@@ -17,7 +17,7 @@ from zeropods.data.manifest import SCHEMA_VERSION, Manifest
 from zeropods.errors import UserError, guarded
 from zeropods.files import write_text
 from zeropods.launch import command
-from zeropods.train.arguments import NO_FP16, PROJECT, SCRIPTS, CausalArguments, TextToSQLArguments, parse_flags
+from zeropods.train.flags import NO_FP16, PROJECT, SCRIPTS, CausalArguments, TextToSQLArguments, parse_flags
 
 MANIFEST = Manifest(
     schema_version=SCHEMA_VERSION, content_key="0", task="text2sql", prompt="schema", tokenizer="mine",

@@ -29,8 +29,8 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.errors import UserError
 from zeropods.measure.record import BatchShape, Record, read_record
 from zeropods.train import run_parsed
-from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import load_causal, set_dropout
+from zeropods.train.flags import CausalArguments
 
 TINY = [
     "--model_name_or_path", "gpt-tiny", "--init", "random", "--precision", "fp32", "--threads", "1", "--dropout", "0",

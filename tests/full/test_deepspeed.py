@@ -69,7 +69,7 @@ def test_offload_on_a_gpu_needs_no_cuda_toolkit() -> None:
 def test_schedules_are_those_of_transformers_without_settings_of_their_own() -> None:
     from transformers import SchedulerType
 
-    from zeropods.train.arguments import LR_SCHEDULES
+    from zeropods.train.flags import LR_SCHEDULES
 
     with_settings = {"cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"}
     assert set(LR_SCHEDULES) == {kind.value for kind in SchedulerType} - with_settings

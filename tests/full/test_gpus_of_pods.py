@@ -23,7 +23,7 @@ from zeropods.measure.record import read_record
 from zeropods.pods.gpus import POD_GPUS, VISIBLE
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.techniques import DSCONFIG
-from zeropods.train.arguments import NO_FP16
+from zeropods.train.flags import NO_FP16
 
 HIDDEN_LINE = "3 pods with 3 processes for 1 visible GPU: they train without GPUs; to use GPUs, start 1 pod"
 

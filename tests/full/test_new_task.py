@@ -28,7 +28,7 @@ from zeropods.measure.record import read_record
 from zeropods.measure.score_json import AnswerScore, Interval, read_score
 from zeropods.tasks import T5_SCRIPT, LearningTask
 from zeropods.train import run_parsed
-from zeropods.train.arguments import CausalArguments
+from zeropods.train.flags import CausalArguments
 from zeropods.train.saved_models import load_model, task_of
 
 NAME = "reverse"

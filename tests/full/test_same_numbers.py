@@ -28,7 +28,7 @@ from zeropods.measure.record import PRECISION_PARTS, read_record
 from zeropods.plan.known_models import known_config
 from zeropods.pods.cluster import Cluster
 from zeropods.train.checkpoints import Origin, hashed, mark_complete, read_manifest
-from zeropods.train.resume import Checkpoints
+from zeropods.train.save_and_resume import Checkpoints
 
 EFFECTIVE_BATCH = 12
 STEPS = 6

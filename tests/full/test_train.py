@@ -23,8 +23,8 @@ from zeropods.cli import main
 from zeropods.errors import UserError, guarded
 from zeropods.measure.record import Record, read_record
 from zeropods.train import run_parsed
-from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import CUDNN_ATTENTION
+from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.saved_models import load_model, prepared_of
 from zeropods.train.text2sql import TextToSQL
 

@@ -29,7 +29,7 @@ from zeropods.data.wikisql import read_split
 from zeropods.launch.notebook import launch
 from zeropods.programs import free_port
 from zeropods.report.run import Run
-from zeropods.train.arguments import SCRIPTS, parse_flags
+from zeropods.train.flags import SCRIPTS, parse_flags
 from zeropods.workshop import CausalWorkshop
 
 SECONDS = 900.0

@@ -155,7 +155,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _faults(arguments: argparse.Namespace) -> Iterator[str]:
     """What is wrong with the flags; the first fault is reported."""
-    from zeropods.train.arguments import arguments_of
+    from zeropods.train.flags import arguments_of
 
     launcher = arguments.launcher
     questions = arguments.questions
@@ -214,7 +214,7 @@ def readable(result: Result) -> str:
     if "exported" in result:
         return _dry_run_text(result)
     from zeropods.measure.record import closing_line, read_record
-    from zeropods.train.arguments import arguments_of
+    from zeropods.train.flags import arguments_of
 
     lines = []
     for key, name in MAIN_FIGURES.items():

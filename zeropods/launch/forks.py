@@ -37,7 +37,7 @@ from zeropods.pods.gpus import own_gpus
 from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap, start_bound
 from zeropods.programs import EXTENSIONS, child_environment, end_with_parent
 from zeropods.train import quick_imports
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 EARLY = (
     "OMP_",

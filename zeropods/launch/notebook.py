@@ -35,8 +35,8 @@ from zeropods.pods.processes import Process, descendants, ending_in_order, send
 from zeropods.programs import free_port, variable_set
 from zeropods.report.run import Run
 from zeropods.tables import counted
-from zeropods.train.arguments import PROJECT
 from zeropods.train.checkpoints import POINTER
+from zeropods.train.flags import PROJECT
 
 
 def train(

@@ -29,7 +29,7 @@ from zeropods.pods.gpus import HIDDEN, VISIBLE, visible_gpus
 from zeropods.pods.preflight import TIMED_OUT, Expectation, run_all
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import free_port
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 MOST_SECONDS = 40.0
 LOCAL_PROCESSES = 2

@@ -12,8 +12,8 @@ from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.outcome import UnopenedError, with_pod
 from zeropods.launch.script_call import ScriptCall, train_arguments
 from zeropods.measure.record import Record
-from zeropods.train.arguments import PASSES, ROWS, Batch, batch_on
 from zeropods.train.checkpoints import MANIFEST
+from zeropods.train.flags import PASSES, ROWS, Batch, batch_on
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster

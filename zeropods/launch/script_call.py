@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.train.arguments import (
+from zeropods.train.deepspeed import Config, read_config
+from zeropods.train.flags import (
     PROJECT,
     RunArguments,
     TextToSQLArguments,
     arguments_of,
     parse_flags,
 )
-from zeropods.train.deepspeed import Config, read_config
 
 STARTERS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
 """Programs that people put before a script; a launch names the script itself."""

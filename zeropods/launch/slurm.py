@@ -24,7 +24,7 @@ from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import noted_signals
 from zeropods.programs import child_environment
-from zeropods.train.arguments import PROJECT
+from zeropods.train.flags import PROJECT
 
 SBATCH_FILE = PROJECT / "slurm" / "train.sbatch"
 JOB = "slurm.json"

@@ -27,7 +27,7 @@ from zeropods.measure.record import (
 )
 from zeropods.tasks import task_or_unknown
 from zeropods.techniques import technique_of
-from zeropods.train.arguments import PASSES, ROWS
+from zeropods.train.flags import PASSES, ROWS
 
 UNKNOWN_TEXT = "unknown"
 """Stands for a text that only the ranks would have found out."""

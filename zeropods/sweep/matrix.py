@@ -26,7 +26,7 @@ from zeropods import files, techniques
 from zeropods.errors import UserError
 from zeropods.plan.known_models import tiny_name
 from zeropods.tasks import task_with_prompt
-from zeropods.train.arguments import (
+from zeropods.train.flags import (
     PASSES,
     ROWS,
     SCRIPTS,

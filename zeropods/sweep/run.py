@@ -43,7 +43,7 @@ from zeropods.sweep.results import RESULT_STATUSES, SWEEP_FILE, Sweep, Trial, an
 from zeropods.tables import digits, progress, said_above
 from zeropods.tasks import task_with_prompt
 from zeropods.techniques import technique_named
-from zeropods.train.arguments import (
+from zeropods.train.flags import (
     MAX_SEQ_LENGTH,
     ROWS,
     CausalArguments,

@@ -37,9 +37,9 @@ def run_script() -> int:
     without_chatter()
     prepare_compiling()
     from zeropods.measure.environment import process_age_seconds
-    from zeropods.train.arguments import SCRIPTS, parse_flags
-    from zeropods.train.config_check import check_run
     from zeropods.train.deepspeed import read_config
+    from zeropods.train.deepspeed_config_check import check_run
+    from zeropods.train.flags import SCRIPTS, parse_flags
 
     try:
         flags = parse_flags(SCRIPTS[Path(sys.argv[0]).name], sys.argv[1:])
@@ -94,7 +94,7 @@ def run_parsed(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0
         age_seconds: returns how many seconds ago the run's process began; 0 where several runs
             share a process.
     """
-    from zeropods.train.arguments import SCRIPTS, parse_flags
+    from zeropods.train.flags import SCRIPTS, parse_flags
     from zeropods.train.processes import SharedError
     from zeropods.train.run import fine_tune
 

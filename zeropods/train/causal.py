@@ -35,8 +35,8 @@ from zeropods.plan.known_models import CAUSAL_TINY, known_config
 from zeropods.tables import progress
 from zeropods.tasks import task_or_unknown
 from zeropods.train import processes
-from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, CausalArguments, Vocabularies
 from zeropods.train.device import is_ampere
+from zeropods.train.flags import MAX_SEQ_LENGTH, OWN, CausalArguments, Vocabularies
 from zeropods.train.job import SummedLoss, Task
 from zeropods.train.pretrained import check_source, load_weights, loading, source_options
 from zeropods.train.sampler import Prepared, Row, TokenizedSplit, load_split, padded

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from zeropods.errors import UserError
 from zeropods.measure.memory import Counters, Gpu, find_gpu, resident_bytes
 from zeropods.measure.record import PhasePeak
-from zeropods.train.arguments import NO_FP16
 from zeropods.train.deepspeed import read_config
+from zeropods.train.flags import NO_FP16
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -27,8 +27,6 @@ from zeropods.programs import compile_in_turns, free_port
 from zeropods.tasks import task_or_unknown
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
-from zeropods.train.arguments import INITS, PASSES, ROWS, RunArguments, batch_on
-from zeropods.train.config_check import check_run
 from zeropods.train.deepspeed import (
     Config,
     check_operation,
@@ -38,7 +36,9 @@ from zeropods.train.deepspeed import (
     spare_compiler,
     spare_shared_memory,
 )
+from zeropods.train.deepspeed_config_check import check_run
 from zeropods.train.device import resolve_precision
+from zeropods.train.flags import INITS, PASSES, ROWS, RunArguments, batch_on
 from zeropods.train.sampler import Prepared, Row, TokenizedSplit
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from zeropods.data.tokenizers import hub_options
 from zeropods.errors import UserError
 from zeropods.files import SUFFIX, check_digests, check_weights, first_line
 from zeropods.train import processes
-from zeropods.train.arguments import RunArguments
+from zeropods.train.flags import RunArguments
 
 FAULTS = (
     OSError,

@@ -34,16 +34,16 @@ from zeropods.measure.run_folder import Opening, locked
 from zeropods.programs import variable_set
 from zeropods.tables import GIB, progress
 from zeropods.train import processes
-from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import MANIFEST, Origin, digest
 from zeropods.train.device import choose_attention, compile_model, matmul_rates, suit_cpu
 from zeropods.train.early_exit import exit_call
+from zeropods.train.flags import RunArguments
 from zeropods.train.job import Task, open_folder, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
 from zeropods.train.precision import PrecisionRecorder
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, heard_while_waiting
-from zeropods.train.resume import Checkpoints, Resumption, resumption
+from zeropods.train.save_and_resume import Checkpoints, Resumption, resumption
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, ShownSteps, round_to_bf16
 
 OTHERS_SECONDS = 3.0

@@ -28,7 +28,7 @@ from zeropods.tasks import (
     task_with_prompt,
     tasks_of,
 )
-from zeropods.train.arguments import OWN
+from zeropods.train.flags import OWN
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase

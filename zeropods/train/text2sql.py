@@ -19,8 +19,8 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.known_models import known_config
-from zeropods.train.arguments import TextToSQLArguments, Vocabularies
 from zeropods.train.device import check_compiled, is_ampere, padding_multiple
+from zeropods.train.flags import TextToSQLArguments, Vocabularies
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, source_options
 from zeropods.train.sampler import Prepared, Row, collate

@@ -26,8 +26,8 @@ from zeropods.files import open_to_readers, said_in_one_line, seal_model
 from zeropods.tables import ProgressLines
 from zeropods.train.job import SummedLoss, Task
 from zeropods.train.meter import Meter
-from zeropods.train.resume import Checkpoints, Resumption
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
+from zeropods.train.save_and_resume import Checkpoints, Resumption
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -23,8 +23,8 @@ from zeropods.errors import UserError
 from zeropods.files import first_line, foreign_object, plain_values_only, said_in_one_line
 from zeropods.measure.run_folder import Opening
 from zeropods.train import checkpoints, processes
-from zeropods.train.arguments import NOT_NAMED, RESUME_REMEDY
 from zeropods.train.checkpoints import CheckpointManifest, Origin, SavedFile, UnsoundError
+from zeropods.train.flags import NOT_NAMED, RESUME_REMEDY
 
 REMEDY = "free or repair the disk, then run again: it resumes from the previous checkpoint"
 UNDIVIDED = (checkpoints.STATE, "scheduler.pt")
