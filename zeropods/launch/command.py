@@ -286,9 +286,10 @@ def identity(launch: Launch) -> dict[str, Any]:
     """What makes two launches the same run; the port, the lease and what a restart has changed do
     not count."""
     launch = launch.original or launch
-    flags = launch.call.texts
-    config = Path(flags.get("deepspeed", ""))
-    manifest = Path(flags.get("dataset_path", flags.get("data", ""))) / MANIFEST
+    flags = launch.call.values
+    config = Path(str(flags.get("deepspeed") or ""))
+    data = flags.get("dataset_path") or flags.get("data") or ""
+    manifest = Path(str(data)) / MANIFEST
     config_digest = None
     if config.is_file():
         config_digest = hashlib.sha256(config.read_bytes()).hexdigest()

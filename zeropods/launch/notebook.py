@@ -106,8 +106,8 @@ def command_line(
     """The command that `train` runs with these flags, or `launch` on a cluster's pods, to be pasted
     into a shell.
 
-    A command for pods may be changed and run as it is; nothing supervises it, and no record says
-    what a lost pod cost.
+    A command for pods works as it is pasted, and may be edited; but nothing supervises it, and no
+    record says what a lost pod cost.
     """
     call = ScriptCall.of(script, train_arguments(**flags))
     if cluster is None:

@@ -104,21 +104,22 @@ def next_attempt(original: Launch, left: Cluster, min_pods: int, *, opened: bool
 
 
 def journal_entry(
-    original: Launch, following: Launch, left: Cluster, **ended: object
+    original: Launch, following: Launch, remaining: Cluster, **ended: object
 ) -> dict[str, object]:
     """What ended an attempt, and how the run goes on, as an entry of `JOURNAL`.
 
     Args:
-        following: the launch with which the run goes on, on pods that are `left`.
-        ended: `status`, `pod`, `rank`, `reason`, the `steps` that were done, and when the
-            supervisor found that it was over.
+        following: the launch with which the run goes on, on the first of the `remaining` pods.
+        ended: `status`, `pod`, `rank`, `reason`, the `steps` that were done, and
+            `found_unix_seconds`, when the supervisor found that the attempt was over.
 
     Returns:
         `ended`, and the names of the `pods`; `unused`, the names of pods that answer but are left
         out, so that the batch divides; and `flags`, the script's flags that differ from what was
         asked for.
     """
-    names = [pod.name for pod in left.pods]
+    names = [pod.name for pod in remaining.pods]
+    # `next_attempt` takes the first pods; those beyond the number asked for were never to be used.
     used = len(following.hosts)
     return {
         **ended,

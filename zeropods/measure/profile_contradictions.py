@@ -91,10 +91,10 @@ def judge_report(report: Report, passes: int | None = None) -> Judgement:
         passes: passes of an optimizer step, if the run is known.
     """
     impossible_modules = list(_impossible_modules(report))
-    faults = [*_impossible(report), *impossible_modules, *_sizes(report)]
+    faults = [*_impossible(report), *impossible_modules, *_parallel_size_faults(report)]
     unknown = {*report.impossible, *_rates_of_impossible(report)}
     passes_timed: int | None = 1
-    if not is_clock(report.summary["forward_seconds"]):
+    if not is_time_of_day(report.summary["forward_seconds"]):
         by_tree = _by_tree(report, passes)
         by_formulas = _by_formulas(report, by_tree.unknown)
         unknown |= by_formulas.unknown | by_tree.unknown
@@ -113,7 +113,7 @@ def judge_report(report: Report, passes: int | None = None) -> Judgement:
     )
 
 
-def is_clock(seconds: float | None) -> bool:
+def is_time_of_day(seconds: float | None) -> bool:
     """Whether a latency is the time of day: the root's timer was never started."""
     return seconds is not None and seconds > TIME_OF_DAY_SECONDS
 
@@ -208,23 +208,23 @@ def _impossible_modules(report: Report) -> Iterator[Fault]:
                 yield Fault(name, module.number, where, value, None, unit, reason)
 
 
-def _sizes(report: Report) -> Iterator[Fault]:
-    """Numbers of processes that do not fit together, and rows that were counted once for each part
-    of a model."""
+def _parallel_size_faults(report: Report) -> Iterator[Fault]:
+    """Numbers of processes that do not fit together, and samples/s that count the same samples once
+    for each part of a divided model."""
     world = report.summary["world_size"]
-    data = report.summary["data_parallel_size"]
-    model = report.summary["model_parallel_size"]
-    if not (world and data and model):
+    replicas = report.summary["data_parallel_size"]
+    parts = report.summary["model_parallel_size"]
+    if not (world and replicas and parts):
         return
     # Pipeline stages, of which the report says nothing, divide the processes as well.
-    if world % (data * model):
+    if world % (replicas * parts):
         yield _of_line(
-            report, "sizes_contradict", "world_size", world=world, data=data, model=model
+            report, "sizes_contradict", "world_size", world=world, data=replicas, model=parts
         )
     rate = report.summary["samples_per_second"]
-    if model > 1 and rate is not None:
+    if parts > 1 and rate is not None:
         yield _of_line(
-            report, "model_parallel", "samples_per_second", rate / model, world=world, model=model
+            report, "model_parallel", "samples_per_second", rate / parts, world=world, model=parts
         )
 
 
@@ -391,7 +391,7 @@ def roots(report: Report) -> list[Root]:
 
 def _latency(seconds: float | None) -> float | None:
     """A latency; None where it is the time of day."""
-    return None if is_clock(seconds) else seconds
+    return None if is_time_of_day(seconds) else seconds
 
 
 def _by_tree(report: Report, passes: int | None) -> Findings:
@@ -614,7 +614,7 @@ def _excess(path: str, module: Module, figure: str) -> Excess | None:
         return None
     is_time = figure == "latency_seconds"
     # A root whose latency is the time of day contains everything.
-    if is_time and is_clock(whole):
+    if is_time and is_time_of_day(whole):
         return None
     parts = [(child.total(figure), child.name) for child in module.children]
     largest, largest_name = max(parts)

@@ -19,7 +19,7 @@ from zeropods.measure.profile_contradictions import (
     Judgement,
     contradictions,
     fault_of_line,
-    is_clock,
+    is_time_of_day,
     judge_report,
 )
 from zeropods.measure.record import RECORD, Record, read_record
@@ -159,7 +159,7 @@ def _corrected(report: Report, judgement: Judgement) -> _Corrected:
     if report.tree_is_whole and judgement.tree_is_possible:
         printed = report.root
     figures = dict(report.summary)
-    if is_clock(figures["forward_seconds"]):
+    if is_time_of_day(figures["forward_seconds"]):
         figures |= _without_clock(figures, printed)
     # Without an engine, DeepSpeed prints 0 here.
     figures["model_parameters"] = figures["model_parameters"] or None
@@ -320,7 +320,7 @@ def _counts_of_tree(figures: Figures, surplus_macs: float, missing_parameters: i
 def _follow_summary(root: Module, figures: Figures, passes: int | None) -> None:
     """Give the root of a tree the corrected figures of the summary, the time of one pass in place
     of the time of day, and compute the shares of all modules anew."""
-    if is_clock(root.latency_seconds):
+    if is_time_of_day(root.latency_seconds):
         root.latency_seconds = _ratio(figures["forward_seconds"], passes)
     root.parameters = figures["parameters_per_gpu"]
     root.flops_per_second = _ratio(figures["forward_flops"], root.latency_seconds)
@@ -502,7 +502,7 @@ def _faults(corrected: _Corrected) -> Iterator[Fault]:
     """Latencies, counts and parameters that are not those of the model and of this step; figures
     that do not follow from the others; figures that are easily misread."""
     checked = corrected.checked
-    yield from _clock_faults(checked)
+    yield from _time_of_day_faults(checked)
     yield from _count_faults(checked, corrected.times_counted)
     yield from _parameter_faults(checked, corrected.missing_parameters)
     report = checked.report
@@ -515,16 +515,16 @@ def _faults(corrected: _Corrected) -> Iterator[Fault]:
         yield Fault(name, report.number, "the file", report.reports, None, "", reason)
 
 
-def _clock_faults(checked: Checked) -> Iterator[Fault]:
-    """A latency such as `1.8 Gs` at the root, its FLOP/s, and the summary's latency if DeepSpeed
-    did not time it itself."""
+def _time_of_day_faults(checked: Checked) -> Iterator[Fault]:
+    """Latencies that are the time of day, such as `1.8 Gs` (since 1970), because DeepSpeed never
+    started that timer: of the root, with its FLOP/s, and of the summary."""
     report = checked.report
-    if is_clock(report.summary["forward_seconds"]):
+    if is_time_of_day(report.summary["forward_seconds"]):
         seconds = checked.figures["forward_seconds"]
         yield _of_line(report, "forward_latency", "forward_seconds", seconds)
     root = report.root
-    right = checked.root
-    if root is None or right is None or not is_clock(root.latency_seconds):
+    corrected_root = checked.root
+    if root is None or corrected_root is None or not is_time_of_day(root.latency_seconds):
         return
     reason = REASONS_OF_FAULTS["root_latency"]
     if checked.passes != 1:
@@ -535,7 +535,7 @@ def _clock_faults(checked: Checked) -> Iterator[Fault]:
         root.number,
         root.class_name,
         root.latency_seconds,
-        right.latency_seconds,
+        corrected_root.latency_seconds,
         "s",
         reason,
     )
@@ -544,7 +544,7 @@ def _clock_faults(checked: Checked) -> Iterator[Fault]:
         root.number,
         root.class_name,
         root.flops_per_second,
-        right.flops_per_second,
+        corrected_root.flops_per_second,
         "FLOP/s",
         REASONS_OF_FAULTS["root_flops_per_second"],
     )

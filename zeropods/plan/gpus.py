@@ -58,7 +58,8 @@ class Card:
 
 @cache
 def cards() -> tuple[Card, ...]:
-    """All GPUs of `gpus.csv`; of several whose words a name has, the first counts."""
+    """All GPUs, in the order of `gpus.csv`. The order counts: a name that contains the words of
+    several cards means the first of them."""
     with FILE.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     made = list[Card]()

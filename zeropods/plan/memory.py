@@ -95,15 +95,17 @@ def plan_memory(
         terms.append(Term("CUDA and its libraries", context_bytes, formula, "context"))
 
     gradient_bytes = total(states.on_gpu, "gradients")
-    # Gradients count with what is transient, since they are not there all the time.
+    # Gradients are left out here and count with what is transient: they come and go in each step.
     lasting = total(states.on_gpu) - gradient_bytes
     transient = _most_beside_states(work, activations, buffers, gradient_bytes, step.bytes)
-    # By then gradients that accumulated are reduced to a rank's share, as after a single pass.
+    # Just before the optimizer's step, gradients that accumulated are reduced to a rank's share, as
+    # after a single pass.
     before_the_step = _states(replace(work, gradient_accumulation=1))
     return PlannedMemory(
         terms=tuple(terms),
         host_terms=_host_terms(work, states.on_host),
         state_bytes=total(before_the_step.on_gpu) + total(before_the_step.on_host),
+        # PyTorch's allocator gives cuBLAS its workspaces; CUDA's context is outside of it.
         peak_allocated_bytes=lasting + transient + workspaces,
     )
 

@@ -202,9 +202,14 @@ class PodProcesses(NamedTuple):
 
 
 def pod_processes(daemons: Sequence[int]) -> PodProcesses:
-    """The processes that live below this one, the agent; the first of `daemons` is its ssh
-    daemon."""
+    """The processes that live below this one, the agent.
+
+    Args:
+        daemons: pids of the agent's own daemons: first its sshd, then, where it has started one,
+            the server that forks ranks.
+    """
     agent = os.getpid()
+    sshd = daemons[:1]
     if daemons and _is_idle(agent, daemons):
         return PodProcesses({}, 0)
     run_of: dict[int, str] = {}
@@ -221,7 +226,7 @@ def pod_processes(daemons: Sequence[int]) -> PodProcesses:
                 continue
             if run is not None:
                 runs.setdefault(run, []).append(process)
-            elif parent in daemons[:1]:
+            elif parent in sshd:
                 sessions += 1
     return PodProcesses(runs, sessions)
 

@@ -15,6 +15,8 @@ from zeropods.errors import UserError
 from zeropods.pods.wire import Message, Server, WireError, ask, listening_socket
 
 PURPOSE = "register"
+NO_FAILURE = ""
+"""The outcome once all pods are there; another text says why they never will be."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0
 ASK_SECONDS = 60.0
@@ -98,7 +100,7 @@ class Rendezvous:
         self._port = port
         self._pods: dict[str, Pod] = {}
         """Pods that have registered, by the id of their worker."""
-        self._failure = Future[str]()
+        self._outcome = Future[str]()
         """Reason why the cluster does not come up; empty where all pods are there."""
         self._left = threading.Event()
         self._server = Server(secret, PURPOSE, self._attend, crowd=2 * count)
@@ -126,9 +128,9 @@ class Rendezvous:
 
         `UserError` where a pod cannot serve or has another version of zeropods.
         """
-        if not wait([self._failure], max(0.0, seconds)).done:
+        if not wait([self._outcome], max(0.0, seconds)).done:
             return None
-        failure = self._failure.result()
+        failure = self._outcome.result()
         if failure:
             raise UserError(failure)
         pods = sorted(self._pods.values(), key=lambda pod: ipaddress.IPv4Address(pod.address))
@@ -150,16 +152,16 @@ class Rendezvous:
         else:
             self._pods[pod.worker] = pod
             if len(self._pods) >= self._count:
-                self._settle("")
+                self._settle(NO_FAILURE)
         # Shielded: a connection that is cut must not cancel the future for which all of them wait.
-        failure = await asyncio.shield(asyncio.wrap_future(self._failure))
+        failure = await asyncio.shield(asyncio.wrap_future(self._outcome))
         return {"refused": failure} if failure else {}
 
     def _settle(self, failure: str) -> None:
         """Settle the outcome once: a failure after success, or after another failure, changes
         nothing."""
-        if not self._failure.done():
-            self._failure.set_result(failure)
+        if not self._outcome.done():
+            self._outcome.set_result(failure)
 
     async def _serve(self, sock: socket.socket) -> None:
         """Serve until the caller leaves; then tell the pods that still wait, and end all

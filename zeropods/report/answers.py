@@ -124,7 +124,7 @@ class Subject:
         # The answers are about the rows that are compared with each other; where there are none,
         # about all rows.
         self.about = [row for row in rows if row.is_compared] or list(rows)
-        self.alone = [row for row in rows if row not in self.about]
+        self.not_compared = [row for row in rows if row not in self.about]
         # The figures of a done row come from runs that ended well.
         self.done = [row for row in self.about if row.is_done]
         self.comparable = [row for row in self.done if _has_ratio(row)]
@@ -148,9 +148,9 @@ class Subject:
         out_of_memory = [row for row in self.about if "oom" in row.status]
         if out_of_memory:
             sentences.append(f"{_names(out_of_memory)} ran out of memory.")
-        if self.alone:
+        if self.not_compared:
             compared = "these" if len(self.about) > 1 else "it"
-            sentences.append(f"Not compared with {compared}: {_names(self.alone)}.")
+            sentences.append(f"Not compared with {compared}: {_names(self.not_compared)}.")
         return " ".join(sentences)
 
     def _ways(self) -> str:
@@ -238,8 +238,9 @@ class Subject:
         return f"{begin}: {share:.0%} of the {memory} of {base.short_label}{speeds}."
 
     def time_and_cost(self) -> str:
-        """Times of the fastest, the smallest and the base row, with their cost where there is a
-        price; and the longest time among the rows that are not compared."""
+        """Times of the fastest, the smallest and the base row, or of all rows that are done where
+        there are none of these, with their cost where there is a price; and the longest time among
+        the rows that are not compared."""
         chosen = [self.fastest, *self.smallest[:1], self.base]
         rows = [row for row in chosen if row is not None] or self.done
         # A row that was chosen twice is named once.
@@ -249,9 +250,9 @@ class Subject:
             times = [_time(row) for row in list(timed.values())[:NAMED_ROWS]]
             sentences.append(f"{'; '.join(times)}.")
 
-        alone = [row for row in self.alone if row.is_done and row.figures.train_seconds]
-        if alone:
-            longest = max(alone, key=lambda row: row.figures.train_seconds or 0.0)
+        others = [row for row in self.not_compared if row.is_done and row.figures.train_seconds]
+        if others:
+            longest = max(others, key=lambda row: row.figures.train_seconds or 0.0)
             sentences.append(f"In addition, {_time(longest)}.")
         return " ".join(sentences) or "No run was timed."
 

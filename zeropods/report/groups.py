@@ -57,7 +57,7 @@ class Group:
     one."""
 
     def __init__(self, number: int, letter: str, runs: Sequence[Entry]) -> None:
-        """Make a row over the repeats that were measured; `group_runs` adds how it compares with
+        """Sum up the repeats that were measured as one row; `group_runs` adds how it compares with
         other rows.
 
         The name is the run's; for repeats, the part of the path that they share, or the name of the
@@ -76,10 +76,12 @@ class Group:
         self.measured = [run for run in runs if run.status == "ok"]
         if not self.measured:
             self.measured = [run for run in runs if run.record is not None]
-        # What must be equal for another row to be compared with it. A repeat that failed may not
-        # have measured all.
+        # A repeat that failed may not have measured all.
         first_measured = self.measured[0] if self.measured else self.first
         self.settings = settings(first_measured.config)
+        """What must be equal for another row to be compared with it."""
+        # The first line of accuracy is over all tables; there always is one.
+        overall, *_ = accuracy_lines(self.measured)
 
         known_rates = []
         for run in self.measured:
@@ -95,7 +97,7 @@ class Group:
             figures=of_repeats([run.figures for run in self.measured]),
             samples_per_second_values=known_rates,
             samples_per_second_interval=t_interval(known_rates),
-            accuracy=next(accuracy_lines(self.measured)),
+            accuracy=overall,
         )
 
     def to_json(self) -> dict[str, object]:

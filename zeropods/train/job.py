@@ -370,15 +370,16 @@ def _check_same_run(task: Task) -> None:
 
 
 def _remedy_for_batch(rows_per_step: int, ranks: int, rows: int) -> str:
-    """What gives a number of rows per step on a number of processes.
+    """The flags that give a number of rows per step on a number of processes; where there are
+    none, the numbers of processes that divide it.
 
     Args:
-        rows: rows per pass of one process, as they were asked for; no more are offered, since
-            memory suffices for them.
+        rows: rows per pass of one process, as they were asked for. The remedy never exceeds them:
+            memory is known to suffice for so many only.
     """
-    same = batch_on(ranks, rows_per_step, rows)
-    if same is not None:
-        return f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
+    batch = batch_on(ranks, rows_per_step, rows)
+    if batch is not None:
+        return f"give --{ROWS} {batch.rows} --{PASSES} {batch.passes}"
     divisors = []
     for number in range(1, min(rows_per_step, MOST_PROCESSES_OFFERED) + 1):
         if rows_per_step % number == 0:
