@@ -18,6 +18,7 @@ from zeropods.launch.command import (
     Launch,
     check_plain,
     exported_variables,
+    identity,
     launcher_variables,
     plan_alone,
     remote_argument,
@@ -28,6 +29,7 @@ from zeropods.launch.command import (
 from zeropods.launch.script_call import ConfigFile, ScriptCall
 from zeropods.launch.slurm import plan_slurm, verdict_of
 from zeropods.pods.hostfile import Host
+from zeropods.train.flags import TextToSQLArguments
 
 LAUNCH = Launch(
     call=ScriptCall(Path("/project/textsql_train.py"), ("--deepspeed", "zero1.json")),
@@ -48,6 +50,20 @@ def test_the_command_can_be_pasted_into_a_shell() -> None:
     assert words[:2] == ["PDSH_RCMD_TYPE=ssh", "PDSH_SSH_ARGS_APPEND=-F /project/.zeropods/pods/ssh_config"]
     assert Path(words[2]).name == "deepspeed" and words[3:] == argv[4:]
     assert "\n    --launcher pdsh \\\n" in line
+
+
+def test_a_launch_on_the_usual_set_is_another_one_once_that_set_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    manifest = tmp_path / TextToSQLArguments.dataset_path / "manifest.json"
+    manifest.parent.mkdir()
+    launch = replace(LAUNCH, call=ScriptCall.of("textsql_train.py", ()))
+    datasets = []
+    for key in ("one", "two"):
+        manifest.write_text(json.dumps({"content_key": key}))
+        datasets.append(identity(launch)["dataset"])
+    assert datasets == ["one", "two"]
 
 
 def test_what_a_remote_shell_or_pdsh_would_break_is_refused() -> None:
