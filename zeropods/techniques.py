@@ -156,6 +156,12 @@ def technique_named(name: str) -> Technique:
     raise UserError(f"technique {name!r}; expected one of {', '.join(NAMES)}")
 
 
+def not_planned_yet() -> str:
+    """A line that names the techniques which `zeropods plan` leaves out."""
+    names = [technique.name for technique in TECHNIQUES if not technique.is_planned]
+    return f"{', '.join(names)}: not planned yet.\n"
+
+
 def color_of(name: str) -> str:
     """The colour of a technique in every plot; grey for one that is the user's."""
     for technique in TECHNIQUES:
@@ -224,11 +230,6 @@ def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
         text = value if isinstance(value, str) else json.dumps(value)
         keys.append(f"{key} {text}")
     return f"{name} ({', '.join(keys)})" if keys else name
-
-
-def offloads_optimizer(config: Mapping[str, Any]) -> bool:
-    """Whether the processor runs the optimizer's step, whichever technique the configuration is."""
-    return is_offloaded(config, "offload_optimizer")
 
 
 def is_offloaded(config: Mapping[str, Any], key: str) -> bool:

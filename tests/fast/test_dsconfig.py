@@ -11,7 +11,7 @@ from tests.fast.test_plan_formulas import recorded
 from tests.made import a_record, as_record
 from zeropods.errors import UserError
 from zeropods.measure.planned_runs import planned_memory
-from zeropods.techniques import TECHNIQUES, color_of, offloads_optimizer, technique_of, technique_text
+from zeropods.techniques import TECHNIQUES, color_of, is_offloaded, technique_of, technique_text
 from zeropods.train.deepspeed import read_config
 from zeropods.train.deepspeed_config_check import check_config
 from zeropods.train.flags import CausalArguments, TextToSQLArguments
@@ -123,7 +123,7 @@ def test_what_goes_beyond_a_technique_is_custom_and_its_keys_are_said(
     config = edited(name, **changes)
     assert technique_of(config, world_size=4) == "custom"
     assert technique_text("custom", config) == text
-    assert offloads_optimizer(config) == name.endswith("_offload")
+    assert is_offloaded(config, "offload_optimizer") == name.endswith("_offload")
     # What a run is called is shown by its record, and nothing is planned for it.
     assert as_record(a_record(technique="custom", deepspeed=config)).technique_text == text
     assert planned_memory(recorded(technique=name, deepspeed=EVERY[name])) is not None

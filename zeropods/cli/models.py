@@ -21,7 +21,7 @@ from zeropods.export import DTYPES
 from zeropods.files import given_path, is_path, no_file
 from zeropods.outputs import out_file, out_folder
 from zeropods.tables import Table, counted, progress, whole
-from zeropods.tasks import TASKS, answering_tasks, task_with_prompt
+from zeropods.tasks import TASKS, answering_tasks, task_or_unknown, task_with_prompt
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -35,8 +35,6 @@ SHOWN_MEASURES = (
     "loss",
 )
 """Measures of scores, in the order in which they are shown."""
-JUDGING_MEASURES = ("execution_accuracy", "logical_form_accuracy", "f1")
-"""Measures by the first of which that there is a score of answers is judged."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -264,7 +262,8 @@ def score_text(score: Result) -> str:
         number = counted(score["examples"], "answer")
     facts = [f"{name} {text}" for name, text in measures.items()]
     sentence = f"{number}: {', '.join(facts)}"
-    judging = [score[name] for name in JUDGING_MEASURES if score.get(name) is not None]
+    judged_by = task_or_unknown(score["task"]).judged_by
+    judging = [score[name] for _, name in judged_by if score.get(name) is not None]
     if judging and judging[0] < NEAR_ZERO:
         sentence = f"{sentence}\n{NOT_TRAINED}"
     parts = {**(score.get("groups") or {}), **(score.get("kinds") or {})}

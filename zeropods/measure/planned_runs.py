@@ -55,7 +55,7 @@ def _memory_on_gpu(work: Workload, gpu: str) -> PlannedMemory:
 def recorded_work(record: Record) -> Workload | None:
     """The workload of a recorded run: its largest batch, and how the work was divided.
 
-    None where it cannot be planned: a technique that is not in `TECHNIQUES` (`custom`), a precision
+    None where it cannot be planned: a technique without a plan (`zero3++`, `custom`), a precision
     or a shape that is not known here, a configuration whose sizes are not numbers, a model that
     cannot be traced, or no rank that measured a batch.
     """

@@ -425,15 +425,18 @@ def _accuracy(score: Score) -> Accuracy:
 
 
 def _of_other_task(score: Score) -> Accuracy:
-    """The measures of a task that brings its own type of score: what all answers have."""
-    if not isinstance(score, AnswerScore):
-        return Accuracy()
-    # Each type of score declares its intervals itself, after its measures: so is the file's order.
-    intervals: Mapping[str, Interval | None] = getattr(score, "intervals", {})
+    """The measures of a task that brings its own type of score: those of its fields that a summary
+    knows by their names."""
+    fields_of_score = vars(score)
+    measures = [name for name in (*QUERY_MEASURES, "f1") if name in fields_of_score]
+    intervals: Mapping[str, Interval | None] = fields_of_score.get("intervals") or {}
+    custom_metrics: Mapping[str, float] = fields_of_score.get("own_metrics") or {}
     return Accuracy(
-        examples=score.examples,
-        exact_match=score.exact_match,
-        intervals={"exact_match": _ends(intervals, "exact_match")},
+        examples=fields_of_score.get("examples"),
+        **{name: fields_of_score[name] for name in measures},
+        intervals={name: _ends(intervals, name) for name in measures},
+        custom_metrics=custom_metrics,
+        custom_intervals={name: _ends(intervals, name) for name in custom_metrics},
     )
 
 
@@ -453,6 +456,8 @@ def _judged(accuracy: Accuracy, score: Score) -> Accuracy:
     """Add the measure by which the model of a run is judged, which follows from the task: the
     first of the task's that was measured, else the last."""
     measures = TASKS[score.task].judged_by
+    if not measures:
+        return accuracy
     kind, key = measures[-1]
     for label, measure in measures:
         # A task names its measures by the keys of a report, which are the fields' names.
@@ -464,7 +469,7 @@ def _judged(accuracy: Accuracy, score: Score) -> Accuracy:
         accuracy,
         inference_kind=kind,
         inference_result=getattr(accuracy, key),
-        inference_result_interval=accuracy.intervals[key],
+        inference_result_interval=accuracy.intervals.get(key),
     )
 
 

@@ -16,7 +16,7 @@ from zeropods.plan.machines import GIGA, Machines
 from zeropods.plan.terms import PARTS, STATES
 from zeropods.plan.workload import ZeroSettings
 from zeropods.tables import GIB, Table, counted, digits, wrapped
-from zeropods.techniques import TECHNIQUES
+from zeropods.techniques import not_planned_yet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,9 +77,8 @@ class PlanReport:
         parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n"]
         if request.remark:
             parts.append(f"Note: {request.remark}.\n")
-        unplanned = [technique.name for technique in TECHNIQUES if not technique.is_planned]
-        if unplanned and not request.techniques:
-            parts.append(f"{', '.join(unplanned)}: not planned yet.\n")
+        if not request.techniques:
+            parts.append(not_planned_yet())
         if self.published:
             parts.append(str(self.reference))
             parts.append("".join(f"{wrapped(row.note())}\n" for row in self.published))

@@ -10,6 +10,7 @@ from zeropods.plan.states import PlannedStates
 from zeropods.plan.terms import STATES
 from zeropods.report.plan import gib
 from zeropods.tables import Table, wrapped
+from zeropods.techniques import not_planned_yet
 
 NO_TIMES = (
     "Without a GPU a plan says the states alone, which are exact and do not depend on batch or "
@@ -41,6 +42,8 @@ class StatesReport:
     def to_text(self, formulas: bool) -> str:
         """The table, and why it has no times; every term if asked."""
         parts = [str(self.table()), f"{wrapped(NO_TIMES)}\n"]
+        if not self.request.techniques:
+            parts.append(not_planned_yet())
         if formulas:
             parts.append(str(self.formulas()))
         return "\n".join(parts).rstrip()

@@ -328,7 +328,9 @@ class _Questions:
         other = next(
             candidate
             for candidate in TECHNIQUES
-            if candidate.stage == stage and candidate.offloads != technique.offloads
+            if candidate.stage == stage
+            and candidate.offloads != technique.offloads
+            and candidate.is_planned
         )
         request = self.request
         return self.compared(

@@ -1,7 +1,7 @@
 """A DeepSpeed configuration: read, directed into the run folder, and what it needs of this machine.
 
-`config_check` says whether a run may begin with it. A launch reads it too, so only the `spare_`
-functions import torch.
+`deepspeed_config_check` says whether a run may begin with it. A launch reads it too, so only the
+`spare_` functions import torch.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ KEYS: dict[str, Key] = {
     "data_types.buffer_dtype": refused(TEXT, PRECISION, unless=NULL, remedy=BY_FLAG),
     "data_types.keep_in_fp32_modules": refused(NAMES, PRECISION, remedy=BY_FLAG),
     # The optimizer and the schedule; keys of the schedule depend on its type
-    # (`config_check.SCHEDULES`).
+    # (`deepspeed_config_check.SCHEDULES`).
     "optimizer": works(OBJECT),
     "optimizer.type": works(TEXT),
     "optimizer.legacy_fusion": harmless(BOOLEAN),
@@ -365,7 +365,7 @@ KEYS: dict[str, Key] = {
     "zero_optimization.leaf_module.names": works(either(NAMES, TEXT)),
     "zero_optimization.leaf_module.name_suffixes": works(either(NAMES, TEXT)),
     "zero_optimization.legacy_stage1": refused(BOOLEAN, "DeepSpeed has removed it", unless=FALSE),
-    # ZeRO++. Which sizes fit the pods, and what needs a GPU, is said by `config_check`.
+    # ZeRO++. Which sizes fit the pods, and what needs a GPU, is said by `deepspeed_config_check`.
     "zero_optimization.zero_hpz_partition_size": works(COUNT, auto=True),
     "zero_optimization.zero_quantized_weights": unproven(BOOLEAN),
     "zero_optimization.zero_quantized_gradients": unproven(BOOLEAN),
