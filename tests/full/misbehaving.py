@@ -45,7 +45,7 @@ def run(ranks: int, flags: list[str]) -> int:
     for rank in range(ranks):
         children.append(os.fork())
         if children[-1] == 0:
-            os.environ.update(place(rank, ranks, port))
+            os.environ.update(place(rank, ranks, port, None))
             os._exit(guarded(lambda: run_parsed(["textsql_train.py", *flags])))
     return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 

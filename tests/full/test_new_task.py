@@ -12,7 +12,7 @@ import pytest
 
 from tests.full.conftest import TINY
 from zeropods import tasks
-from zeropods.cli import main
+from zeropods.cli import main, parser
 from zeropods.data import prepare
 from zeropods.data.encoding import Encoder, TokenRows, count_lost
 from zeropods.data.manifest import read_manifest
@@ -130,13 +130,17 @@ def grade(request: ScoreRequest) -> ReverseScore:
 
 
 @pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+def _known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The task has its line in each table for as long as a test runs."""
+    # Flags list the tasks that are known when a process reads its first command line.
+    parser.cache_clear()
     monkeypatch.setitem(tasks.TASKS, NAME, TASK)
     monkeypatch.setitem(prepare.TASK_DATA, NAME, TaskData(open=Lines, read=read_lines, check=file_of))
     monkeypatch.setitem(score_json.SCORES, NAME, ReverseScore)
     monkeypatch.setitem(score.SCORERS, NAME, grade)
     monkeypatch.setitem(generate.ANSWERERS, NAME, Reverser)
+    yield
+    parser.cache_clear()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.full.test_train import losses
 from zeropods import pods
 from zeropods.launch.command import plan_launch
 from zeropods.launch.outcome import failure
+from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import run_launch
 from zeropods.measure.record import Record, read_record
 from zeropods.pods.cluster import Cluster
@@ -44,7 +45,8 @@ def launched(cluster: Cluster, prepared: Path, folder: Path) -> Record:
     """Train by `dsconfig/zero3++.json` on all pods of a cluster, to the end."""
     given = [*FLAGS, "--deepspeed", ROOT / "dsconfig" / "zero3++.json", "--dataset_path", prepared]
     words = [str(word) for word in (*given, "--outputdir", folder)]
-    record = run_launch(plan_launch(cluster, "textsql_train.py", words), cluster)
+    call = ScriptCall.of("textsql_train.py", words)
+    record = run_launch(plan_launch(cluster, call), cluster)
     assert record.status == "ok", failure(folder, record)
     return record
 
