@@ -121,18 +121,18 @@ def as_asked(model: PreTrainedModel, job: Workload) -> PreTrainedModel:
 
 
 def loss_of(model: PreTrainedModel, job: Workload) -> Tensor:
-    positions = torch.ones(job.rows * job.labels, dtype=torch.long)
-    ids = torch.ones(job.rows, job.tokens, dtype=torch.long)
+    positions = torch.ones(job.batch_size * job.labels, dtype=torch.long)
+    ids = torch.ones(job.batch_size, job.tokens, dtype=torch.long)
     return model(input_ids=ids, labels=ids, label_positions=positions, num_items_in_batch=len(positions)).loss
 
 
 def t5_loss_of(model: PreTrainedModel, job: Workload) -> Tensor:
     return model(
-        input_ids=torch.ones(job.rows, job.tokens, dtype=torch.long),
+        input_ids=torch.ones(job.batch_size, job.tokens, dtype=torch.long),
         # Made for attention already: the meta device cannot look whether a mask hides anything.
-        attention_mask=torch.ones(job.rows, 1, 1, job.tokens, dtype=torch.bool),
-        labels=torch.ones(job.rows, job.labels, dtype=torch.long),
-        label_positions=torch.ones(job.rows * job.labels, dtype=torch.long),
+        attention_mask=torch.ones(job.batch_size, 1, 1, job.tokens, dtype=torch.bool),
+        labels=torch.ones(job.batch_size, job.labels, dtype=torch.long),
+        label_positions=torch.ones(job.batch_size * job.labels, dtype=torch.long),
     ).loss
 
 
