@@ -191,7 +191,8 @@ def runnable(cells: Sequence[Cell], *, prepares: bool) -> tuple[list[Cell], list
     if basic:
         raise UserError(f"missing: {', '.join(basic)}; every cell needs them; {' '.join(how_to_bring(basic))}")
     check_versions()
-    ready, remarks = list(cells), []
+    ready = list(cells)
+    remarks = []
     if missing(DEEPSPEED):
         ready = [cell for cell in cells if not cell.needs_deepspeed]
         left_out = [cell.name for cell in cells if cell.needs_deepspeed]

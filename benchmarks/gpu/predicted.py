@@ -154,7 +154,12 @@ def duration(
         shapes: (steps, 2) padded lengths of an epoch's batches.
         warm: number of warm-up steps in place of the cell's own; None: the cell's own.
     """
-    first = (0 if cell.steps else WARM_STEPS[cell.compile]) if warm is None else warm
+    if warm is not None:
+        first = warm
+    elif cell.steps:
+        first = 0
+    else:
+        first = WARM_STEPS[cell.compile]
     counted = max(FEWEST_STEPS, math.ceil(seconds / predicted_seconds(cell, batch, shapes, machine)))
     longest = MOST_WARM_SECONDS[cell.compile] + PATIENCE * seconds
     return Duration(steps=cell.steps or first + counted, warm=first, seconds=math.inf if cell.steps else longest)
@@ -237,10 +242,13 @@ def forecast(cells: Sequence[Cell], data: Data, machine: Machine) -> str:
     records = {cell.name: _record(cell, data, machine) for cell in cells if cell.kind != "predict"}
     lines = []
     for row in rows(records, machine):
-        rate, control = row["samples_per_second"], records.get(f"{first_words(row['cell'])}-control")
-        against = rate / control["samples_per_second"] if control and control["cell"]["name"] != row["cell"] else None
-        found = {**shown(row), "x control": "-" if against is None else f"{against:.3g}"}
-        lines.append({name: found[name] for name in FORECAST})
+        control = records.get(f"{first_words(row['cell'])}-control")
+        ratio = "-"
+        if control and control["cell"]["name"] != row["cell"]:
+            times_as_fast = row["samples_per_second"] / control["samples_per_second"]
+            ratio = f"{times_as_fast:.3g}"
+        texts = {**shown(row), "x control": ratio}
+        lines.append({name: texts[name] for name in FORECAST})
     memory = f"{machine.memory_bytes / GIB:.4g} GiB"
     return (
         f"# Forecast for {machine.gpu} with {memory}\n\nNothing here was measured.\n\n{Table.of(lines).to_markdown()}"
