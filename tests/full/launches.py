@@ -47,10 +47,18 @@ def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS, pause: 
 
 def train(folder: Path, ranks: int = 3) -> list[int]:
     """The processes of the ranks, once all of them train."""
-    files = [folder / f"pid.{rank}" for rank in range(ranks)]
-    # A file is there a moment before its number.
-    until(lambda: all(file.is_file() and file.read_text() for file in files))
-    return [int(file.read_text()) for file in files]
+    until(lambda: len(_process_ids(folder, ranks)) == ranks)
+    return _process_ids(folder, ranks)
+
+
+def _process_ids(folder: Path, ranks: int) -> list[int]:
+    """The ids in the files of the ranks that have one."""
+    ids = []
+    for rank in range(ranks):
+        file = folder / f"pid.{rank}"
+        if file.is_file():
+            ids.append(int(file.read_text()))
+    return ids
 
 
 def of_processes(name: str) -> dict[int, bytes]:

@@ -42,7 +42,7 @@ def main() -> int:
             files.write_json(folder / "config.json", config(world_size, arguments) | {"attempt": attempt})
         while not (folder / "config.json").exists():
             time.sleep(0.05)
-        (folder / f"pid.{rank}").write_text(str(os.getpid()))
+        files.write_text(folder / f"pid.{rank}", str(os.getpid()))
         try:
             with HeartbeatWriter(folder, rank, lambda: "steady") as beating:
                 train(arguments, rank, folder, beating)
