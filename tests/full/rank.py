@@ -54,6 +54,8 @@ def main() -> int:
             measured.status, measured.reason = "interrupted", "SIGTERM"
         except MemoryError:
             measured.status, measured.reason = "oom", "no memory left"
+        # As a real run's, its record is written whatever signal comes again.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         measured.ended_unix_seconds = time.time()
         measured.write(folder)
         if rank == 0 and "ZEROPODS_RUN" not in os.environ:

@@ -91,6 +91,17 @@ def test_a_run_killed_three_times_ends_with_the_losses_of_an_undisturbed_one(
     assert sorted(os.listdir(saved)) == ["checkpoint-10", "checkpoint-15", "checkpoint-5", "latest.json"]
 
 
+def test_a_run_that_is_told_to_end_again_and_again_leaves_its_record(prepared: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = [*TINY, "--dataset_path", prepared, *FLAGS, "--max_steps", 100_000, "--outputdir", run]
+    (rank,) = begin_ranks(argv, 1, tmp_path / "said")
+    until(lambda: (run / "train.log").exists() and "step 3 " in (run / "train.log").read_text(), SECONDS, pause=0.01)
+    until(lambda: rank.send_signal(signal.SIGTERM) or rank.returncode is not None, SECONDS, pause=0.001)
+    rank.communicate(SECONDS)
+    record = read_record(run)
+    assert (record.status, record.reason) == ("interrupted", "SIGTERM") and rank.returncode != 0
+
+
 def flip(path: Path) -> None:
     """Change one bit in the middle of a file."""
     with open(path, "r+b") as file:

@@ -110,6 +110,23 @@ def leave() -> None:
 
 
 @contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore the signals that end a run, while what it leaves is written.
+
+    A launcher sends one to every rank when one of them fails, and it comes to a rank that is ending
+    already. For use in the main thread, around what is sure to end.
+    """
+    before = {}
+    for number in ENDINGS:
+        before[number] = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+@contextlib.contextmanager
 def heard_while_waiting(
     act: Callable[[str], None], *, saving: signal.Signals | None = None
 ) -> Iterator[None]:

@@ -142,7 +142,7 @@ def attempt(
     warmup = _warmup_steps(task.deepspeed)
     measured = RankMeasurement(rank=processes.rank(), host=environment.host(), warmup_steps=warmup)
     record = None
-    with train_log(task.folder):
+    with train_log(task.folder), contextlib.ExitStack() as ending:
         interval = task.arguments.memory_interval
         meter = Meter(
             task.folder,
@@ -158,6 +158,7 @@ def attempt(
             measured.status = "ok"
             all_ranks_end_here = True
         except BaseException as error:
+            ending.enter_context(processes.undisturbed())
             measured.status, measured.reason = outcome(error, meter)
             all_ranks_end_here = isinstance(error, SavedOnSignalError)
             if measured.status == "oom":
@@ -165,11 +166,13 @@ def attempt(
                 raise UserError(f"{task.folder}: oom: {measured.reason}; {remedy}") from error
             raise
         finally:
-            meter.write(measured)
+            with processes.undisturbed():
+                meter.write(measured)
             if all_ranks_end_here:
                 _await_measurements()
             if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
-                record = _record(task, measured, score)
+                with processes.undisturbed():
+                    record = _record(task, measured, score)
     if record is not None and record.status != "ok":
         # This rank has ended well, but another one has not.
         raise UserError(f"{task.folder}: {record.status}: {record.reason}")
