@@ -19,7 +19,7 @@ from scipy.stats import bootstrap
 from benchmarks.figure import Figure
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
-from zeropods.measure.memory import Cpu, Sampler
+from zeropods.measure.sampling import Cpu, Sampler
 from zeropods.plan.known_models import known_config
 from zeropods.train.device import held_bytes
 from zeropods.train.flags import TextToSQLArguments

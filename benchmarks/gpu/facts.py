@@ -16,7 +16,7 @@ from typing import Any
 
 from zeropods import files
 from zeropods.measure import environment
-from zeropods.measure.memory import Gpu
+from zeropods.measure.sampling import Gpu
 from zeropods.pods.gpus import own_gpus
 
 PACKAGES = (

@@ -34,7 +34,7 @@ from zeropods.launch.lost_pods_and_hangs import (
 )
 from zeropods.launch.outcome import Ranks, UnopenedError, verdict_of_ranks
 from zeropods.measure.heartbeat import Beat, HeartbeatWriter, beat_file, read_beats, write_beat
-from zeropods.measure.memory import HEADER
+from zeropods.measure.sampling import HEADER
 from zeropods.pods.processes import oom_kills
 
 Seen = Callable[[], PodState]

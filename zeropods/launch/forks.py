@@ -343,27 +343,29 @@ def import_for_ranks() -> None:
 
 
 def main() -> None:
-    """Import the modules, then serve; do nothing where there is a GPU."""
+    """Import the modules, then serve; do nothing where there is a GPU, since CUDA does not survive
+    a fork."""
     if own_gpus():
         return
     programs.wait_passively()
     without_chatter()
     programs.prepare_compiling()
-    path = Path(sys.argv[1])
+    socket_path = Path(sys.argv[1])
+    # Before the imports: a file that changes while they go on counts as newer.
     newest = newest_source()
-    unready = path.with_name(f"{path.name}.new")
+    unready = socket_path.with_name(f"{socket_path.name}.new")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         # The socket gets its name once it listens. A client that asks too early waits, and imports
         # nothing itself.
         unready.unlink(missing_ok=True)
         listener.bind(str(unready))
         listener.listen()
-        unready.rename(path)
+        unready.rename(socket_path)
         import_for_ranks()
         load_compiled_optimizer()
         serve(listener, newest)
         # Python takes a second to end, during which no client should wait for an answer.
-        path.unlink(missing_ok=True)
+        socket_path.unlink(missing_ok=True)
 
 
 def load_compiled_optimizer() -> None:

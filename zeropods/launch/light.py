@@ -24,8 +24,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from zeropods.launch.forks import Forked, fork
-from zeropods.launch.ranks import start_watched
 from zeropods.launch.script_call import ScriptCall
+from zeropods.launch.watched_rank import start_watched
 from zeropods.pods.gpus import POD_GPUS, VISIBLE, gpus_of_slots
 from zeropods.pods.processes import FORKS_VARIABLE
 

@@ -20,8 +20,8 @@ from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.launch.logs import LAUNCH_LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, check_timeouts, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
-from zeropods.launch.ranks import WatchedRank, start_watched
 from zeropods.launch.restart import calls_for_another
+from zeropods.launch.watched_rank import WatchedRank, start_watched
 from zeropods.measure.environment import host
 from zeropods.measure.exits import exits_noted
 from zeropods.measure.record import (

@@ -326,20 +326,25 @@ class UnopenedError(UserError):
 
     steps = 0
 
-    def __init__(self, folder: Path, verdict: Ending, lines: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        verdict: Ending,
+        lines: Sequence[str],
+        exits: Sequence[RankExit] = (),
+    ) -> None:
         self.status = verdict.status or "failed"
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
         self.pod = verdict.pod
         self.rank = verdict.rank
-        self.exits: list[RankExit] = []
+        self.exits = list(exits)
         self.last_lines = list(lines)
         message = f"{folder}: {self.status}: {with_pod(self.pod, self.reason)}"
+        refusal = _refusal(lines)
         if self.status == "interrupted":
             self.exit_status = INTERRUPTED
-            super().__init__(message)
-            return
-        refusal = _refusal(lines)
-        if refusal is not None and verdict.status is None:
+        elif refusal is not None and verdict.status is None:
+            # The launcher saw nothing but an end, so the script's own words say why.
             message = refusal
         elif lines:
             message = "\n".join([f"{message}; last lines of {LAUNCH_LOG}:", *lines])
@@ -449,9 +454,7 @@ def _unopened(
         why = f"rank {cause.rank} ended before it had opened the run: {how}"
         verdict = Ending(None, why, cause.pod, cause.rank)
     last_lines = ranks.last_lines(verdict.rank) or log.tail(verdict.pod)
-    error = UnopenedError(ranks.folder, verdict, last_lines)
-    error.exits = exits
-    return error
+    return UnopenedError(ranks.folder, verdict, last_lines, exits)
 
 
 def failure(folder: Path, record: Record) -> str:

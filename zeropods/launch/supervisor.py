@@ -134,7 +134,7 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     journal: list[dict[str, object]] = []
     with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
         while True:
-            outcome, ended_at = _attempt(current, left, _with_time_left(supervision, began))
+            outcome, decided_at = _attempt(current, left, _with_time_left(supervision, began))
             has_opened = has_opened or isinstance(outcome, Record)
             following_launch: Launch | str | None = None
             if calls_for_another(outcome) and current.restarts < restarts:
@@ -154,7 +154,7 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
                 rank=outcome.rank,
                 reason=outcome.reason,
                 steps=outcome.steps,
-                found_unix_seconds=ended_at,
+                found_unix_seconds=decided_at,
             )
             journal.append(entry)
             files.write_json(planned.folder / JOURNAL, {"restarts": journal})
@@ -311,15 +311,16 @@ class _LeasedRun:
         does not answer ends its processes by itself when its lease runs out.
 
         Returns:
-            As for `_attempt`.
+            The record, or why there is none; and when the verdict was reached, in Unix seconds.
         """
         verdict: Ending | None = None
         with noted_signals() as signals, following(self._planned.folder) as tick:
             process = self._start_launcher()
             try:
                 verdict = self._watch(process, signals, tick)
-                ended_at = time.time()
+                decided_at = time.time()
                 self._ranks.note_exits()
+                # The watch hands the detector's own verdict through where a hang ends the run.
                 if verdict is self._hangs.verdict:
                     self._hangs.save_stacks(lambda: self._lease.ask("stacks", AGENT_ANSWER_SECONDS))
             finally:
@@ -328,9 +329,9 @@ class _LeasedRun:
                 self._log.read(ended=True)
         verdict = self._in_view_of(unanswered, verdict)
         try:
-            return self._record(verdict), ended_at
+            return self._record(verdict), decided_at
         except UnopenedError as error:
-            return error, ended_at
+            return error, decided_at
 
     def _start_launcher(self) -> subprocess.Popen[bytes]:
         """Write DeepSpeed's hostfile and environment file, and start its launcher."""

@@ -2,8 +2,8 @@
 started the rank.
 
 A rank that is killed cannot write anything itself, and the others only notice that a connection is
-lost. The process that started a rank (`launch/ranks.py`, or `slurm/node.sh`) knows its exit status
-or signal first hand.
+lost. The process that started a rank (`launch/watched_rank.py`, or `slurm/node.sh`) knows its exit
+status or signal first hand.
 """
 
 from __future__ import annotations

@@ -93,13 +93,13 @@ def check(path: Path) -> Checked:
     report = read_report(path)
     folder = report.path.parent
     if not (folder / RECORD).is_file():
-        run = f"not compared with its run: there is no {RECORD} beside it"
-        return replace(check_report(report), run=run)
+        comparison = f"not compared with its run: there is no {RECORD} beside it"
+        return replace(check_report(report), run=comparison)
     try:
-        checked = check_report(report, read_record(folder))
+        record = read_record(folder)
     except UserError as error:
         return replace(check_report(report), run=f"not compared with its run: {error}")
-    return replace(checked, run=f"compared with {RECORD} beside it")
+    return replace(check_report(report, record), run=f"compared with {RECORD} beside it")
 
 
 def check_report(report: Report, record: Record | None = None) -> Checked:
@@ -229,7 +229,13 @@ def _is_double(times_counted: float | None) -> bool:
 
 def _mend_root(root: Module, printed: Module, times_counted: float | None) -> int:
     """Correct the counts of a tree in place; return how many parameters it lacks, each matrix
-    counted once."""
+    counted once.
+
+    Args:
+        root: a copy of `printed`, which is corrected.
+        printed: the tree as the report has it.
+        times_counted: how often linear layers were counted; None where nothing shows it.
+    """
     embeddings = []
     for _, module in printed.walk():
         size = module.sizes(*EMBEDDING)
@@ -237,11 +243,11 @@ def _mend_root(root: Module, printed: Module, times_counted: float | None) -> in
             embeddings.append(size)
     largest_embedding = max(embeddings, default=None)
     missing = _mend(root, _is_double(times_counted), largest_embedding)
-    # Where the root's MACs were only the sum of its children's, they are summed anew: children have
-    # more digits.
+    # Figures are printed with few digits, the root's with the fewest. Where the root's MACs were no
+    # more than the sum of its children's, the corrected ones of the children are summed.
     parts = [child.total("macs") for child in printed.children]
-    unsure = rounding(printed.macs) + sum(map(rounding, parts))
-    if printed.macs and abs(printed.macs - sum(parts)) <= unsure:
+    rounding_error = rounding(printed.macs) + sum(map(rounding, parts))
+    if printed.macs and abs(printed.macs - sum(parts)) <= rounding_error:
         root.macs = sum(child.total("macs") for child in root.children)
     return sum(missing.values())
 

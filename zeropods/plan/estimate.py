@@ -500,10 +500,11 @@ def _memory(work: Workload, machines: Machines, interval_of: Intervals | None) -
 
 
 def _samples(request: Request, work: Workload) -> int | None:
-    """Rows of an epoch, or of all steps, which are one epoch then; None where neither was asked
-    for."""
+    """Rows of an epoch: those that were asked for or, where a number of steps was, the rows of all
+    steps, which count as one epoch. None where neither was asked for."""
     if request.steps is None:
         return request.samples
+    # Steps are those of all pods. One process takes more of them for the same rows.
     machines = request.machines
     return (
         request.steps

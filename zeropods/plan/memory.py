@@ -214,9 +214,10 @@ def _optimizer_term(work: Workload) -> Term:
 def _gradients_are_whole(work: Workload) -> bool:
     """Whether a process holds a gradient for every parameter at the end of its backward pass.
 
-    Stage 1 reduces each gradient as soon as it exists if communication overlaps, and keeps only its
-    own share (`process_gradients`, `copy_grads_in_partition`); otherwise, and while gradients
-    accumulate, it keeps all.
+    Without DeepSpeed it does; from stage 2 on it does not. Stage 1 reduces each gradient as soon as
+    it exists if communication overlaps, and keeps only its own share (DeepSpeed's
+    `process_gradients`, `copy_grads_in_partition`); otherwise, and while gradients accumulate, it
+    keeps all.
     """
     if not work.technique.uses_deepspeed:
         return True

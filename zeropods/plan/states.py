@@ -1,4 +1,7 @@
-"""The model's states under each technique, wherever they lie: what a plan without a GPU says."""
+"""The model's states under each technique, wherever they lie: what a plan without a GPU says.
+
+`memory.py` computes them; this lists them.
+"""
 
 from __future__ import annotations
 

@@ -337,8 +337,8 @@ class Workload:
         return self.shape.trace(way)
 
     def flops(self) -> tuple[float, float]:
-        """FLOPs of a forward and backward pass, a third of them forward; and of what checkpointing
-        computes again.
+        """Two numbers of FLOPs: of a forward and backward pass, a third of them forward; and of
+        what checkpointing computes again, 0 without it.
 
         Padding is computed too. With a mask, and where scores are kept, the whole square of
         attention is computed, at least twice what is needed.

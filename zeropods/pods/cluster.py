@@ -221,7 +221,7 @@ class Cluster:
         take_down(self.name, self.pods)
 
     def _repr_html_(self) -> str:
-        title = f"Cluster {self.name}: {len(self.pods)} pods, ssh port {self.pods[0].ssh_port}"
+        title = f"Cluster {self.name}: {len(self.pods)} pods"
         rows = []
         for pod in self.pods:
             row = {
@@ -229,6 +229,7 @@ class Cluster:
                 "address": pod.address,
                 "slots": pod.slots,
                 "hostname": pod.hostname,
+                "ssh port": pod.ssh_port,
             }
             rows.append(row)
         return Table.of(rows, title).to_html()

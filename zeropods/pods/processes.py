@@ -164,11 +164,11 @@ def end(
     while True:
         alive = [process for process in find() if is_alive(process)]
         times_empty = 0 if alive else times_empty + 1
-        overdue = time.monotonic() - kill_at
-        if times_empty == 2 or overdue > KILL_SECONDS:
+        past_deadline = time.monotonic() - kill_at
+        if times_empty == 2 or past_deadline > KILL_SECONDS:
             return len(alive)
         for process in alive:
-            if overdue >= 0:
+            if past_deadline >= 0:
                 send(process, signal.SIGKILL)
             elif process not in sent_sigterm and takes_sigterm(process):
                 sent_sigterm.add(process)

@@ -77,8 +77,8 @@ async def ask(
     seconds: float,
     greeting_seconds: float = GREETING_SECONDS,
 ) -> Message:
-    """The answer of a server, which has `seconds` to give it once it has greeted; `WireError` if it
-    does not."""
+    """The answer of a server, which has `seconds` to give it once it has greeted, and at most
+    `greeting_seconds` to greet; `WireError` if it does not."""
     peer = f"{address}:{port}"
     async with _bounded(peer, min(seconds, greeting_seconds)) as time_limit:
         reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
@@ -89,6 +89,7 @@ async def ask(
             connection.send(request)
             return await connection.receive()
         finally:
+            # Either the answer is here or nobody waits for it: nothing is worth an orderly end.
             connection.writer.transport.abort()
 
 

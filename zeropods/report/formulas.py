@@ -26,7 +26,7 @@ from zeropods.report.row import Figures
 
 DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserved", "resident"
 """Kinds of memory. They are four different things and are never mixed."""
-SAMPLED_COLUMNS = {
+COLUMN_OF_KIND = {
     DEVICE_USED: "device_used_bytes",
     ALLOCATED: "allocated_bytes",
     RESIDENT: "resident_bytes",
@@ -388,7 +388,7 @@ def _with_memory(known: Figures, record: Record) -> Figures:
         measured_bytes=measured_bytes,
     )
     if kind is not None:
-        known = _with_samples(known, samples_of(record, SAMPLED_COLUMNS[kind]))
+        known = _with_samples(known, samples_of(record, COLUMN_OF_KIND[kind]))
     return _with_phases(known, record, peaks)
 
 
@@ -403,7 +403,7 @@ def _peaks_of_ranks(record: Record) -> dict[str, list[float]]:
     Allocated and reserved peaks are the allocator's own, resident ones are the kernel's (VmHWM);
     device-used is the highest sample of NVML, context and other processes included.
     """
-    sampled = samples_of(record, SAMPLED_COLUMNS[DEVICE_USED])
+    sampled = samples_of(record, COLUMN_OF_KIND[DEVICE_USED])
     return {
         DEVICE_USED: [statistics.peak for statistics in sampled],
         RESERVED: list(of_ranks(record, lambda rank: rank.peak_reserved_bytes) or ()),

@@ -230,8 +230,8 @@ def _states_text(
 
 
 def state_plot(runs: Sequence[Run]) -> Plot:
-    """The states of `state_table` as stacked bars, one colour per part; a black line marks the
-    calculated sum."""
+    """The states of `state_table` as stacked bars, one colour per part; a black line marks
+    what arithmetic says of their sum."""
     records = [run.record for run in runs]
     labels = [f"{record.technique}, {record.world_size} x" for record in records]
     all_states = [_states(record) for record in records]
@@ -242,12 +242,13 @@ def state_plot(runs: Sequence[Run]) -> Plot:
 
     figure, (axes,) = new_axes(WIDE, 0.5 * len(runs) + 1.6)
     stacked_bars(axes, labels, sizes)
+    # The axis points down, and a line is a little longer than its bar is high.
     tops = [place - 0.4 for place in range(len(runs))]
     bottoms = [place + 0.4 for place in range(len(runs))]
     axes.vlines(planned_sizes, tops, bottoms, color="black", label="by arithmetic")
     title = "What ZeRO divides: the states of one model"
     axes.set(xlabel="MiB in each process", title=title)
-    legend_below(figure, 4)
+    legend_below(figure, columns=4)
     text = "bars of parameters, gradients and optimizer states per process, by technique"
     return Plot(figure, text)
 

@@ -45,7 +45,8 @@ def slots_of_pod(ranks: int) -> int:
     """Number of processes on this process's pod, as DeepSpeed's launcher or torchrun has set it.
 
     Args:
-        ranks: number of processes of the run: that of the pod where neither started them.
+        ranks: number of processes of the run, which is returned where neither launcher has set
+            anything: all of them are on one pod then.
     """
     # DeepSpeed's comes first: on a CPU accelerate adds LOCAL_WORLD_SIZE=1.
     for variable in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"):

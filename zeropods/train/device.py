@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from zeropods.errors import UserError
-from zeropods.measure.memory import Counters, Gpu, find_gpu, resident_bytes
 from zeropods.measure.record import PhasePeak
+from zeropods.measure.sampling import Counters, Gpu, find_gpu, resident_bytes
 from zeropods.train.deepspeed import read_config
 from zeropods.train.flags import NO_FP16
 

@@ -25,8 +25,8 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
-from zeropods.measure.memory import PEAKS, Counters, Cpu, Phases, Sampler
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
+from zeropods.measure.sampling import PEAKS, Counters, Cpu, Phases, Sampler
 from zeropods.train.device import CudaCounters, gpu_by_nvml, gpu_name, held_bytes, synchronize
 
 if TYPE_CHECKING:

@@ -188,7 +188,10 @@ def _train_heard(
 ) -> str:
     """Train while the meter measures, and while a thread listens for signals that end the run.
 
-    The arguments and the result are those of `_train`.
+    The signal that asks for a save is left to the main thread.
+
+    Returns:
+        What the run has scored in words, as `_train` does.
     """
 
     def write_interrupted(signal_name: str) -> None:

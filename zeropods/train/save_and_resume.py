@@ -118,7 +118,8 @@ class Checkpoints:
         """Verify a checkpoint, which may be another run's, and return its manifest.
 
         Args:
-            place: the beginning of the message.
+            place: the beginning of an error's message, such as `--resume DIR`.
+            remedy: the end of that message.
 
         Raises:
             UserError: it is not whole, or not of this model.
@@ -127,7 +128,7 @@ class Checkpoints:
         def verify() -> CheckpointManifest:
             try:
                 return checkpoints.verified(
-                    checkpoint, lambda saved_by: saved_by.other_model(self.origin)
+                    checkpoint, lambda origin: origin.other_model(self.origin)
                 )
             except UnsoundError as unsound:
                 raise UserError(f"{place}: {unsound}; {remedy}") from None
@@ -286,7 +287,7 @@ def resumption(resume: str, opening: Opening, ours: Checkpoints) -> Resumption |
         """Find the newest checkpoint that counts, and say why others are passed over."""
         return checkpoints.newest_good(
             ours.folder,
-            lambda saved_by: saved_by.other_run(ours.origin),
+            lambda origin: origin.other_run(ours.origin),
             lambda place, why: _say(f"{place}: passed over: {why}", logging.WARNING),
         )
 

@@ -18,7 +18,8 @@ import pytest
 
 from zeropods import __version__
 from zeropods.measure import environment
-from zeropods.measure.memory import (
+from zeropods.measure.record import PhasePeak
+from zeropods.measure.sampling import (
     SAMPLED_COLUMNS,
     Counters,
     Phases,
@@ -27,7 +28,6 @@ from zeropods.measure.memory import (
     reset_peak_resident,
     resident_bytes,
 )
-from zeropods.measure.record import PhasePeak
 from zeropods.tables import MIB
 
 
@@ -151,7 +151,7 @@ def test_each_sample_is_a_line_and_counts_in_the_statistics(tmp_path: Path) -> N
 def test_a_long_run_is_sampled_less_often_and_its_statistics_are_over_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zeropods.measure.memory.SAMPLES_BEFORE_DOUBLING", 4)
+    monkeypatch.setattr("zeropods.measure.sampling.SAMPLES_BEFORE_DOUBLING", 4)
     found = sample(tmp_path / "0.csv", 14).statistics()["resident_bytes"]
     with open(tmp_path / "0.csv", newline="") as file:
         times = [float(line["unix_seconds"]) for line in csv.DictReader(file)]
@@ -214,7 +214,7 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millij
 """
 ASK = """
 import json, sys
-from zeropods.measure.memory import find_gpu
+from zeropods.measure.sampling import find_gpu
 found = [find_gpu(names) for names in json.loads(sys.argv[1])]
 whole = lambda gpu: {"energy": gpu.energy_joules(), "total": gpu.total_bytes()}
 print(json.dumps([None if gpu is None else gpu.read() | whole(gpu) for gpu in found]))

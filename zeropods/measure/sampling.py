@@ -68,7 +68,7 @@ class Sampler:
         self.last: Mapping[str, float | None] = {}
         """The latest sample."""
         self._values = {column: array("d") for column in SAMPLED_COLUMNS}
-        """Values by column, each followed by the seconds until the next sample."""
+        """By column, in turn a value and the seconds until the next sample: v, s, v, s ..."""
         self._read = read
         self._phase = phase
         self._ending = threading.Event()
