@@ -131,14 +131,15 @@ class RankEnd:
     def _how(self, memory_is_counted: bool) -> str:
         status = self.exit_status
         if status is None:
-            return (
-                UNSAID if self.session is None else f"its ssh session {_of_a_session(self.session)}"
-            )
+            if self.session is None:
+                return UNSAID
+            return f"its ssh session {_of_a_session(self.session)}"
         if status == 0:
             return "ended with status 0 before the run was finished"
         if status > 0:
             return f"ended with status {status}"
         name = signal_name(-status)
+        # Where the kernel counts those that it kills for lack of memory, this is none of them.
         if name == "SIGKILL" and not memory_is_counted:
             return "killed by SIGKILL, perhaps by the kernel for lack of memory"
         return f"killed by {name}"

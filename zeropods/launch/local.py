@@ -296,8 +296,10 @@ class _LocalAttempt:
         """Note how many ranks the run has and, if the process that was started here is the only
         one, how it ended."""
         ranks = self._ranks
-        ranks.pods = (None,) * read_config(self._folder).world_size
-        is_only_rank = len(ranks.pods) == 1 and len(self._processes) == 1
+        world_size = read_config(self._folder).world_size
+        # No rank has a pod with a name.
+        ranks.pods = (None,) * world_size
+        is_only_rank = world_size == 1 and len(self._processes) == 1
         if not is_only_rank or ranks.are_watched():
             return
         status = self._statuses[0]

@@ -173,10 +173,12 @@ def fitted(runs: Sequence[PlannedRun], source: str) -> Calibration:
 
 def _residual(run: PlannedRun, group: Sequence[PlannedRun]) -> Residual:
     """What a run measured, divided by what the other runs of its group lead to expect."""
-    # Runs of the same plan, repeated or made on another machine, must not vouch for each other.
+    # Runs of the same plan, repeated or made on another machine, must not vouch for each other,
+    # unless there are no others.
     others = [other for other in group if other.planned["memory"] != run.planned["memory"]]
     values = dict[str, float | None]()
     for quantity in QUANTITIES:
+        # Never None: only runs that measured and planned everything are fitted.
         planned = _factor(others or group, quantity) * (run.planned[quantity] or 0.0)
         measured = run.measured[quantity] or 0.0
         values[quantity] = measured / planned if planned else None

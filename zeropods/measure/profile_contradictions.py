@@ -236,13 +236,15 @@ class Formula(NamedTuple):
 
     key: str
     inputs: tuple[str, ...]
-    """Keys of the figures that it follows from, without sizes."""
+    """Keys of the figures that it follows from, but for `backward_factor`, batch size and
+    number of ranks."""
     computed: float
     """NaN where one of them is not known."""
 
 
 def formulas(figures: Figures) -> list[Formula]:
-    """DeepSpeed's own formulas, with what they come to."""
+    """DeepSpeed's own formulas: which figure each gives, from which others, and what it comes
+    to."""
     known = {key: nan if value is None else value for key, value in figures.items()}
     forward_flops = known["forward_flops"]
     backward_flops = known["backward_factor"] * forward_flops

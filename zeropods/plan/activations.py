@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zeropods.plan.terms import Term, short, total
-from zeropods.plan.workload import EAGER, ELEMENT_BYTES, PLAIN, Workload, value
+from zeropods.plan.workload import EAGER, ELEMENT_BYTES, PLAIN, Workload, value_at
 
 GRADIENTS_OF_FEED_FORWARD = {True: 3, False: 2}
 """Gradients of the feed-forward's width that a layer's backward pass holds at one time, by whether
@@ -72,16 +72,17 @@ class Activations:
         self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
         """Bytes of a tied embedding's gradients, as the head and as the table: both exist while
         they are added."""
-        beside_layers = value(saved.ends, *sizes)
+        beside_layers = value_at(saved.ends, *sizes)
         if work.checkpointing:
-            beside_layers += value(saved.held, *sizes)
+            beside_layers += value_at(saved.held, *sizes)
         self.ends = round(beside_layers)
         """Bytes saved beside the layers: they are kept until the backward pass has come through all
         of them."""
         self.copies = 0
-        """Bytes of FP16 copies of weights, which autocast keeps until the loss is computed; layers
-        that are not computed again keep them anyway."""
+        """With checkpointing, bytes of FP16 copies of weights, which autocast keeps until the loss
+        is computed. Without it they are among the bytes of the layers, and this is 0."""
         if work.autocast and work.checkpointing:
+            # The copies are what grows with no size: the coefficient of exponents 0, 0 and 0.
             self.copies = round(sum(layers.get("000", 0) for layers in saved.layers))
         if shape.is_decoder_only:
             self.stacks = [self._stack(0, "", work.tokens)]
@@ -109,11 +110,11 @@ class Activations:
         if work.kernel in (EAGER, PLAIN):
             gradients = max(gradients, 2 * saved.scores * work.batch_size * tokens**2)
 
-        layer = round(value(saved.layers[side], *sizes) / shape.layers[side])
+        layer = round(value_at(saved.layers[side], *sizes) / shape.layers[side])
         kept = layer
         computed_again = 0
         if work.checkpointing:
-            kept = round(value(saved.inputs[side], *sizes))
+            kept = round(value_at(saved.inputs[side], *sizes))
             computed_again = layer
         return Stack(
             prefix=prefix,

@@ -25,7 +25,7 @@ from transformers.integrations import moe
 from transformers.pytorch_utils import Conv1D
 
 from zeropods.errors import UserError
-from zeropods.plan.workload import EAGER, MASKED, PLAIN, value
+from zeropods.plan.workload import EAGER, MASKED, PLAIN, value_at
 
 MOST_SECONDS = 30.0
 """Most seconds that one forward pass on the meta device may take."""
@@ -161,7 +161,7 @@ class Pass:
         of_rows_alone = {
             power: kept[power] for power in kept if power[0] != "0" and power[1:] == "00"
         }
-        if value(of_rows_alone, *self.primes) > MOST_PADDED * value(kept, *self.primes):
+        if value_at(of_rows_alone, *self.primes) > MOST_PADDED * value_at(kept, *self.primes):
             raise ValueError(
                 "it pads rows to a fixed length, "
                 "or keeps states whose size does not depend on the length"

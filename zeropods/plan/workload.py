@@ -27,7 +27,7 @@ Polynomial = Mapping[str, float]
 encoder-decoder, labels are the tokens of the target."""
 
 
-def value(terms: Polynomial, rows: float, tokens: float, labels: float) -> float:
+def value_at(terms: Polynomial, rows: float, tokens: float, labels: float) -> float:
     """The value of the polynomial at these sizes."""
     total = 0.0
     for powers, factor in terms.items():
@@ -153,7 +153,7 @@ class Shape:
         else:
             unseen = max(0.0, tokens - (self.window or tokens))
             square = self.layers[0] * tokens**2 - self.windowed * unseen**2
-        return value(self.products, 1, tokens, labels) + self.heads * self.head_size * square
+        return value_at(self.products, 1, tokens, labels) + self.heads * self.head_size * square
 
     def training_flops(self, tokens: float, labels: float, *, whole: bool = False) -> float:
         """FLOPs to train on one row, forward and backward, without recomputation: 6 x (products of
@@ -324,14 +324,16 @@ class Workload:
         return PLAIN if shape.kv_heads < shape.heads and is_plain else FUSED
 
     def saved(self) -> Saved:
-        """What one pass of this workload saves."""
+        """What one forward pass of this workload keeps for its backward pass."""
         if self.autocast:
             precision = "autocast"
         elif self.is_half:
+            # FP16 has the same sizes.
             precision = "bf16"
         else:
             precision = "fp32"
         way = f"{precision} {self.kernel}"
+        # A dropout of None is the one that the model was published with.
         if self.shape.drops and self.dropout is not False:
             way += " dropout"
         return self.shape.trace(way)

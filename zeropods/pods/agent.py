@@ -27,7 +27,7 @@ from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import Leases
 from zeropods.pods.machine import show_life
 from zeropods.pods.processes import ENDING, Process, descendants
-from zeropods.pods.rendezvous import PURPOSE, Pod, register
+from zeropods.pods.rendezvous import REGISTRATION, Pod, register
 from zeropods.pods.ssh import FORKS, HOST_KEY, make_key, sshd_last_words, start_sshd
 from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
 from zeropods.programs import PR_SET_CHILD_SUBREAPER, child_environment, end_with_parent, prctl
@@ -234,6 +234,7 @@ class _Agent:
         return status
 
     async def _register(self) -> None:
+        """Start sshd, register this pod with its master, and begin the lease that keeps it up."""
         orders = self._orders
         await self._server.open(self._sock)
         try:
@@ -244,7 +245,7 @@ class _Agent:
             # The master is told why, since it cannot read every worker's log.
             failure = {"failed": str(error)}
             with suppress(WireError):
-                await ask(*orders.master, self._secret, PURPOSE, failure, FAILURE_SECONDS)
+                await ask(*orders.master, self._secret, REGISTRATION, failure, FAILURE_SECONDS)
             raise
         pod = Pod(
             worker=orders.worker,

@@ -61,7 +61,7 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
             continue
         match = HOST_LINE.fullmatch(without_comment)
         if match is None:
-            raise UserError(f"{place}:{number}: {line.strip(BLANK)!r}; {_remedy(without_comment)}")
+            raise UserError(f"{place}:{number}: {line.strip(BLANK)!r}; {_fault(without_comment)}")
         host = Host(match[1], int(match[2]))
         earlier, _ = hosts.setdefault(host.address.lower(), (number, host))
         if earlier != number:
@@ -77,7 +77,7 @@ PATTERN_SIGNS = frozenset("[]*?,")
 """Signs with which pdsh and others name several hosts at once."""
 
 
-def _remedy(line: str) -> str:
+def _fault(line: str) -> str:
     """What is wrong with a line that is no host's, and what to write instead.
 
     Args:
@@ -100,6 +100,7 @@ def _remedy(line: str) -> str:
         return "no number right after 'slots='; write it without blanks, as in slots=2"
     if re.fullmatch(r"slots=[1-9][0-9]{0,3}", words[1]) is None:
         return f"{words[1]!r}; expected a number from 1 to 9999, as in slots=2"
+    # Its first two words are good, so it would be a host's line if there were no third.
     return f"{words[2]!r}: nothing may follow the slots but a comment after '#'; remove it"
 
 

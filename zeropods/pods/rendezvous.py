@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from zeropods.errors import UserError
 from zeropods.pods.wire import Message, Server, WireError, ask, listening_socket
 
-PURPOSE = "register"
+REGISTRATION = "register"
 NO_FAILURE = ""
 """The outcome once all pods are there; another text says why they never will be."""
 FIRST_PAUSE_SECONDS = 0.1
@@ -68,7 +68,9 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
         try:
             # A master that starts many pods may greet late.
             left = min(ASK_SECONDS, deadline - clock())
-            answer = await ask(*master, secret, PURPOSE, asdict(pod), left, greeting_seconds=left)
+            answer = await ask(
+                *master, secret, REGISTRATION, asdict(pod), left, greeting_seconds=left
+            )
             break
         except WireError as error:
             if clock() + pause >= deadline:
@@ -103,7 +105,7 @@ class Rendezvous:
         self._outcome = Future[str]()
         """Reason why the cluster does not come up; empty where all pods are there."""
         self._left = threading.Event()
-        self._server = Server(secret, PURPOSE, self._attend, crowd=2 * count)
+        self._server = Server(secret, REGISTRATION, self._attend, crowd=2 * count)
 
     def __enter__(self) -> Rendezvous:
         allow_open_files(4 * self._count + OTHER_FILES)

@@ -171,12 +171,13 @@ class Subject:
         if len(kinds) == 1:
             sizes = _span(sized, _peak, GIB, "GiB")
             sentences.append(f"The fullest pod took {sizes} {kinds.pop()}.")
-        live = []
+        with_states = []
+        # On a GPU what is planned and measured is all memory in use, elsewhere the states alone.
         for row in self.done:
             if row.figures.measured_bytes and row.figures.planned_kind != DEVICE_USED:
-                live.append(row)
-        if live:
-            states = _span(live, _measured, MIB, "MiB")
+                with_states.append(row)
+        if with_states:
+            states = _span(with_states, _measured, MIB, "MiB")
             sentences.append(
                 f"Parameters, gradients and optimizer states took {states} per process."
             )

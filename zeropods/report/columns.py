@@ -65,7 +65,7 @@ def tables(groups: Sequence[Group], rows: Sequence[Row]) -> list[Table]:
     rows and columns without a figure.
 
     Args:
-        rows: the groups as returned by `labelled_rows`.
+        rows: what `labelled_rows` makes of these groups.
     """
     compared = [row for row in rows if row.is_compared]
     others = [row for row in rows if not row.is_compared]

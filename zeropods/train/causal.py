@@ -91,7 +91,7 @@ class Causal(Task):
     def check_model(self) -> None:
         """Refuse an attention implementation that cannot run here.
 
-        A model that is missing, or is not causal, is refused too.
+        A model that is missing, not causal, or cannot be trained is refused too.
         """
         attention = self.arguments.attn_implementation
         if attention == "flash_attention_2" and not _has_flash_attention(self.precision):
@@ -102,6 +102,7 @@ class Causal(Task):
             )
         config = check_source(self.arguments)
         if config is not None:
+            # For what it refuses; the class itself is needed later.
             _class_of(self.arguments.source, config)
 
     def prepare(self) -> None:

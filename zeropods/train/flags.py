@@ -555,11 +555,12 @@ class CausalArguments(RunArguments):
             return None
         manifest = read_manifest(data)
         if tasks.task_or_unknown(manifest.task).script != self.script:
+            # These are the flags of causal models, and there is one other script.
             raise UserError(
                 f"--data {self.data}: prepared for {manifest.task}; "
                 f"train on it with {tasks.T5_SCRIPT}"
             )
-        self._check_beside(manifest)
+        self._refuse_contradictions(manifest)
         return manifest
 
     def _check_raw_data(self, data: Path) -> None:
@@ -579,7 +580,7 @@ class CausalArguments(RunArguments):
                 f"give a prepared set, or fetch raw data: {command}"
             )
 
-    def _check_beside(self, manifest: Manifest) -> None:
+    def _refuse_contradictions(self, manifest: Manifest) -> None:
         """Refuse flags that contradict the settings with which the set was prepared."""
         prepared_with: dict[str, int | str | None] = {
             "task": manifest.task,
