@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figure import Figure, called, median
-from tests.made import a_rank, a_record, write_run
+from tests.made import a_batch, a_rank, a_record, write_run
 from zeropods.plan.known_models import known_config
 from zeropods.tables import MIB
 
@@ -69,7 +69,7 @@ def _write_run(folder: Path, number: int) -> None:
             target_tokens=200_000,
             padded_tokens=700_000,
             shape=known_config("t5-tiny"),
-            largest_batch={"rows": 16, "source_tokens": 40, "target_tokens": 30},
+            largest_batch=a_batch(16, 40, 30),
             losses=losses,
         )
         for rank in range(RANKS)

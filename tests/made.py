@@ -41,6 +41,17 @@ def a_rank(number: int = 0, **values: Any) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(RankMeasurement(rank=number, **whole))))
 
 
+def a_batch(rows: int, source_tokens: int, target_tokens: int, **values: Any) -> dict[str, Any]:
+    """The largest batch of a rank, all of whose target tokens carry a loss."""
+    counts = {"rows": rows, "source_tokens": source_tokens, "target_tokens": target_tokens}
+    return {**counts, "label_tokens": rows * target_tokens, **values}
+
+
+def statistics(peak: float, mean: float = 1.0, minimum: float = 1.0, **values: Any) -> dict[str, Any]:
+    """Statistics of some samples of one column."""
+    return {"samples": 9, "peak": peak, "mean": mean, "minimum": minimum, "p95": peak, "median": mean, **values}
+
+
 def a_config(**values: Any) -> dict[str, Any]:
     """`config.json` of a run on one pod, or on as many as `pods` says."""
     pods, slots = values.get("pods", 1), values.get("slots", 1)
@@ -134,6 +145,7 @@ def a_failed_record(status: str = "failed", reason: str = "it broke", **values: 
 def a_score(**values: Any) -> dict[str, Any]:
     """A score of 10 examples."""
     return {
+        "task": "text2sql",
         "examples": 10,
         "executable": 8,
         "exact_match": 0.5,

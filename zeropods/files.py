@@ -417,7 +417,7 @@ def check_digests(folder: Path, *, weights: bool = True) -> None:
         return
     sums = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split()
     paths = []
-    # Models saved by earlier versions have no digest of their tokenizer.
+    # A tokenizer in files of another form has no digest.
     if TOKENIZER in sums:
         paths.append(folder / TOKENIZER)
     if weights:

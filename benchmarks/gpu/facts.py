@@ -54,7 +54,7 @@ def facts() -> dict[str, Any]:
         "bf16": device.multiplies_bf16(),
         "precision_auto_t5_small": device.resolve_precision("auto", "t5-small"),
         "matmul_flops_per_second": _products(device),
-        "operation_seconds": device.python_seconds(),
+        "operation_seconds": _operation_seconds(device),
         "gpu": None,
     }
     if torch.cuda.is_available():
@@ -72,6 +72,26 @@ def _products(device: Any) -> dict[str, dict[str, float]]:
         by_side = device.matmul_rates(precision)
         rates[precision] = {str(side): rate for side, rate in by_side.items()}
     return rates
+
+
+OPERATIONS = 500
+"""Number of small operations in a row, followed by their gradients."""
+
+
+def _operation_seconds(device: Any) -> float:
+    """Seconds that one small operation and its gradient cost besides arithmetic: a step of a small
+    model consists mostly of this."""
+    import torch
+
+    small = torch.ones(16, device=device.device_type(), requires_grad=True)
+
+    def operations() -> None:
+        value = small
+        for _ in range(OPERATIONS):
+            value = value * small
+        value.sum().backward()
+
+    return device.fastest_seconds(operations, device.MEASURING_SECONDS) / OPERATIONS
 
 
 def _gpu_facts(device: Any) -> dict[str, Any]:

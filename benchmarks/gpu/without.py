@@ -15,7 +15,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.training_args import OptimizerNames
 
 from zeropods.errors import UserError, guarded
-from zeropods.train import run, run_parsed
+from zeropods.train import run, run_argv
 from zeropods.train.text2sql import T5ForTextToSQL
 
 SCRIPT = "textsql_train.py"
@@ -26,7 +26,7 @@ def train_without(measure: str, flags: Sequence[str]) -> int:
     if measure not in TAKEN:
         raise UserError(f"{measure!r}: no measure; expected {', '.join(TAKEN)}")
     TAKEN[measure]()
-    return run_parsed([SCRIPT, *flags])
+    return run_argv([SCRIPT, *flags])
 
 
 def whole_logits(

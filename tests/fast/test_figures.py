@@ -15,9 +15,9 @@ from zeropods.report.row import Figures
 from zeropods.tables import GIB
 
 SHAPE = known_config("t5-tiny")
-ONE_TOKEN = {"shape": SHAPE, "largest_batch": {"rows": 1, "source_tokens": 1, "target_tokens": 1}}
+ONE_TOKEN = {"shape": SHAPE, "largest_batch": made.a_batch(1, 1, 1)}
 A100 = "NVIDIA A100-SXM4-40GB"
-USED = {"device_used_bytes": {"samples": 3, "peak": 9.0, "mean": 5.0, "minimum": 1.0}}
+USED = {"device_used_bytes": made.statistics(9.0, 5.0, 1.0)}
 TOKENS = {"source_tokens": 6_400, "target_tokens": 3_200, "padded_tokens": 12_800}
 
 

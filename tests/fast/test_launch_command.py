@@ -115,7 +115,7 @@ def test_the_launchers_environment_has_our_ssh_and_no_secret() -> None:
 def test_flags_are_read_in_both_forms_and_typed_by_what_they_look_like() -> None:
     words = ("--a", "1", "--b-c=2=3", "--flag", "--d", "1e-3", "--a", "-9", "--e", "True")
     call = ScriptCall(Path("/theirs.py"), words)
-    assert call.texts == {"a": "-9", "b_c": "2=3", "flag": "", "d": "1e-3", "e": "True"}
+    assert call.flag_texts == {"a": "-9", "b_c": "2=3", "flag": "", "d": "1e-3", "e": "True"}
     assert call.values == {"a": -9, "b_c": "2=3", "flag": "", "d": 0.001, "e": True}
 
 

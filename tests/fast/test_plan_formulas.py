@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_rank, a_record, as_record
+from tests.made import a_batch, a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.measure.planned_runs import planned_memory
 from zeropods.plan.facts import shape_named, shape_recorded
@@ -220,14 +220,14 @@ def test_the_plan_assumes_what_the_configurations_say(path: Path) -> None:
 
 def recorded(**values: Any) -> Any:
     """Two ranks of 32 rows of 40 + 30 tokens of t5-tiny."""
-    batch = {"rows": 32, "source_tokens": 40, "target_tokens": 30, **values.pop("batch", {})}
+    batch = a_batch(32, 40, 30, **values.pop("batch", {}))
     ranks = [a_rank(number, shape=known_config("t5-tiny"), largest_batch=batch) for number in range(2)]
     return as_record(a_record(**{"ranks": ranks, **values}))
 
 
 def recorded_causal(name: str = "llama-tiny", **values: Any) -> Any:
     """20 steps of 32 rows of 8 tokens, 2 of them with a loss."""
-    batch = {"rows": 32, "source_tokens": 8, "target_tokens": 0}
+    batch = a_batch(32, 8, 0, label_tokens=32 * 2)
     counts = {"source_tokens": 640 * 8, "target_tokens": 640 * 2, "padded_tokens": 640 * 8}
     rank = a_rank(shape=known_config(name), largest_batch=batch, **counts)
     return as_record(a_record(ranks=[rank], task="squad", **values))

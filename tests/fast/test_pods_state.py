@@ -47,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def whole(name: str, **changes: Any) -> Cluster:
-    told = {"settings": SETTINGS, "workers": ("w1", "w2"), "pods": PODS, **changes}
+    told = {"settings": SETTINGS, "workers": ("w1", "w2"), "pods": PODS, "machine": this_machine(), **changes}
     return Cluster(folder=cluster.folder_of(name), **told)
 
 
@@ -62,9 +62,14 @@ def keep(*names: str) -> None:
 def test_what_was_written_is_found_and_a_file_that_is_no_state_is_named() -> None:
     keep("one")
     assert cluster.find("one") == whole("one")
-    (cluster.folder_of("one") / "state.json").write_text("{}")
-    with pytest.raises(UserError, match=r"one/state\.json: folder: .*; this is not a cluster's state; end its pods"):
-        cluster.find("one")
+    state = cluster.folder_of("one") / "state.json"
+    without_machine = json.loads(state.read_text())
+    del without_machine["machine"]
+    for document, key in (({}, "folder"), (without_machine, "machine")):
+        state.write_text(json.dumps(document))
+        line = rf"one/state\.json: {key}: .*; this is not a cluster's state; end its pods and remove .*/one$"
+        with pytest.raises(UserError, match=line):
+            cluster.find("one")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_only_a_pod_whose_whole_tree_is_here_is_killed_on_purpose(tmp_path: Path
 def test_pods_under_different_accounts_are_logged_in_to_as_such() -> None:
     keep("one")
     both = whole("one")
-    cluster.write_files(both, {"127.0.1.1": "ann", "127.0.1.2": "bob"})
+    cluster.write_access_files(both, {"127.0.1.1": "ann", "127.0.1.2": "bob"})
     asked = [["ssh", "-G", "-F", str(both.ssh_config), host.address] for host in both.hosts]
     said = [subprocess.run(argv, capture_output=True, text=True, timeout=240, check=True).stdout for argv in asked]
     assert ["user ann\n" in said[0], "user bob\n" in said[1]] == [True, True]
@@ -168,7 +173,7 @@ def test_down_and_list_without_clusters_say_so(capsys: pytest.CaptureFixture[str
 OTHER = Machine("f" * 10, "elsewhere")
 
 
-def keep_of(machine: Machine | None, name: str) -> Path:
+def keep_of(machine: Machine, name: str) -> Path:
     """Write the state of a cluster that a machine has started, of which nothing runs; returns the secret's file."""
     keep(name)
     cluster.write_cluster(whole(name, machine=machine))
@@ -176,35 +181,18 @@ def keep_of(machine: Machine | None, name: str) -> Path:
 
 
 def test_what_this_machine_left_is_swept_and_no_other_s() -> None:
-    for machine, name in ((this_machine(), "mine"), (OTHER, "theirs"), (None, "old")):
+    for machine, name in ((this_machine(), "mine"), (OTHER, "theirs")):
         keep_of(machine, name)
     cluster.remove_ended_clusters()
-    assert cluster.names() == ["old", "theirs"]
-    assert cluster.find().name == "old"
+    assert cluster.names() == ["theirs"]
     assert cluster.find("theirs").machine == OTHER
 
 
 def test_a_process_is_a_worker_on_its_own_machine_alone() -> None:
     began = Process().create_time()
     here = this_machine().id
-    found = [WorkerProcess("w", "127.0.1.1", os.getpid(), began, machine).find() for machine in (here, OTHER.id, None)]
-    assert found == [Process(), None, Process()]
-
-
-def test_an_earlier_version_s_cluster_is_this_machine_s_where_one_of_its_workers_runs_here() -> None:
-    keep_of(None, "old")
-    state = cluster.folder_of("old") / "state.json"
-    without_machine = json.loads(state.read_text())
-    del without_machine["machine"]
-    state.write_text(json.dumps(without_machine))
-    assert not cluster.find("old").is_of_this_machine
-    line = "cluster old: an earlier version started it, .*; if its pods have ended, remove .*/home/old$"
-    with pytest.raises(UserError, match=line):
-        cluster.take_down("old")
-    record = {"id": "w1", "address": "127.0.1.1", "pid": os.getpid(), "started": Process().create_time()}
-    (state.parent / "workers").mkdir()
-    (state.parent / "workers" / "w1.json").write_text(json.dumps(record))
-    assert cluster.find("old").is_of_this_machine
+    found = [WorkerProcess("w", "127.0.1.1", os.getpid(), began, machine).find() for machine in (here, OTHER.id)]
+    assert found == [Process(), None]
 
 
 def test_another_machine_s_cluster_is_removed_by_down_once_its_pods_have_long_shown_no_life(

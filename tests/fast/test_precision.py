@@ -24,10 +24,6 @@ FP32 = MeasuredPrecision(
 """What an FP32 run of several ranks measures."""
 ALONE = replace(FP32, gradients_sent=None)
 BF16 = replace(FP32, weights="bf16", gradients_sent="bf16", linear_output="bf16")
-AUTOCAST = {
-    "zero_optimization": {"stage": 1},
-    "torch_autocast": {"enabled": True, "dtype": "float16"},
-}
 
 
 def measured(precision: MeasuredPrecision, **values: Any) -> dict[str, Any]:
@@ -83,12 +79,10 @@ def test_people_read_the_format_of_the_arithmetic_first(precision: MeasuredPreci
     assert precision.text == text
 
 
-def test_a_record_from_before_it_was_measured_is_read(tmp_path: Path) -> None:
-    old = a_record()
-    del old["measured_precision"]
-    for rank in old["ranks"]:
-        del rank["measured_precision"]
-    run = write_run(tmp_path / "a", old)
+def test_the_summary_of_a_run_whose_formats_were_not_measured_has_the_precision_that_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path / "a", a_record())
     assert read_record(run).measured_precision is None
     table = dict(Run(run).summary(whole=True).rows)
     assert table["precision"] == "fp32" and "measured precision" not in table
@@ -123,16 +117,7 @@ def test_a_run_that_computed_otherwise_than_it_was_asked_to_is_remarked(tmp_path
     assert "a: was asked for fp32, but its linear layers returned fp16" in read_runs([tmp_path]).remarks()
 
 
-def test_an_old_run_whose_configuration_set_the_precision_is_not_compared_in_silence(tmp_path: Path) -> None:
-    summary = two(tmp_path, {}, {"technique": "zero1", "deepspeed": AUTOCAST, "seconds": 0.4})
-    assert [row["speed_up"] for row in summary.to_json()["groups"]] == [None, None]
-    assert "deepspeed torch_autocast.enabled: by default (A); true (B)" in summary.differences()
-    off = {**AUTOCAST, "torch_autocast": {"enabled": False}}
-    without = two(tmp_path / "off", {}, {"technique": "zero1", "deepspeed": off, "seconds": 0.4})
-    assert [row["speed_up"] for row in without.to_json()["groups"]] == pytest.approx([1, 2])
-
-
-def test_a_repeat_that_failed_early_is_still_one_and_an_old_one_where_the_others_agree(tmp_path: Path) -> None:
+def test_a_repeat_that_failed_early_is_still_one_and_an_unmeasured_one_where_the_others_agree(tmp_path: Path) -> None:
     a_run(tmp_path / "a", **measured(ALONE))
     write_run(tmp_path / "b", a_failed_record("oom", effective_batch_size=48, run_id="b"))
     (row,) = read_runs([tmp_path]).to_json()["groups"]
@@ -165,6 +150,6 @@ def test_the_gate_judges_no_row_that_ran_in_another_precision_and_says_why(tmp_p
     verdict = compare(old, new)
     assert (verdict.worse, verdict.judged) == ((), 0)
     assert verdict.not_comparable == ("run: measured precision weights was fp32, now bf16",)
-    # A summary from before it was measured is still one to compare with.
+    # A row of runs that did not measure it is still one to compare with.
     before = rows("before")
     assert compare(before, rows("after", **measured(ALONE))).judged == 1

@@ -11,9 +11,10 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.pods import preflight as checks
-from zeropods.pods.preflight import Check, Expectation, preflight_self, ssh_check
+from zeropods.pods.preflight import Check, Expectation, PodChecks, Preflight, preflight_self, ssh_check
 from zeropods.programs import free_port
 from zeropods.tables import GIB
+from zeropods.train.deepspeed import CPU_ADAM, QUANTIZER
 
 DEADLINE_SECONDS = 240.0
 
@@ -70,10 +71,13 @@ JUDGED = [
     (checks.check_version("torch", "9.9", "2.13.0+cpu"), "failed", "9.9"),
     (checks.check_version("torch", None, "2.13.0+cpu"), "failed", "missing"),
     (checks.check_version("torch", "9.9", None), "failed", "9.9"),
-    (checks.check_operations(None, True), "ok", "compiled"),
-    (checks.check_operations([], True), "warning", "cpu_adam not compiled"),
-    (checks.check_operations(["ninja"], True), "failed", "cpu_adam: no ninja"),
-    (checks.check_operations(["ninja"], False), "ok", "none needed"),
+    (checks.check_operations({"cpu_adam": None, "quantizer": None}), "ok", "compiled"),
+    (checks.check_operations({"cpu_adam": []}), "warning", "cpu_adam not compiled"),
+    (checks.check_operations({"cpu_adam": ["ninja"]}), "failed", "cpu_adam: no ninja"),
+    (checks.check_operations({"cpu_adam": ["ninja"]}, are_needed=False), "warning", "cpu_adam: no ninja"),
+    (checks.check_operations({"cpu_adam": [], "quantizer": ["nvcc"]}), "failed", "quantizer: no nvcc"),
+    (checks.check_operations({"cpu_adam": None, "quantizer": []}), "warning", "quantizer not compiled"),
+    (checks.check_operations({}), "ok", "none needed"),
     (checks.check_disk(50 * GIB, GIB, GIB), "ok", "50.0 GiB"),
     (checks.check_disk(50 * GIB, 0, GIB), "warning", "/tmp 0.0 GiB"),
     (checks.check_disk(5 * GIB, GIB, GIB), "warning", "5.0 GiB"),
@@ -93,6 +97,27 @@ def test_what_is_found_is_judged_by_what_the_run_needs(check: Check, verdict: st
     assert (check.verdict, check.value) == (verdict, value) and bool(check.remedy) == (verdict != "ok")
 
 
+def test_what_is_compiled_for_gpus_is_looked_for_on_a_pod_with_some(expected: Expectation) -> None:
+    assert {*checks.OPERATIONS} == {CPU_ADAM, QUANTIZER}
+    quantized = replace(expected, operations=[QUANTIZER])
+    for gpus, value in (([IDLE], QUANTIZER), ([], "none needed")):
+        (check,) = [check for check in checks.checks_here(quantized, gpus) if check.check == "ops"]
+        assert value in check.value or check.value == "compiled"
+
+
+def test_pods_that_only_do_not_answer_in_time_may_be_asked_again() -> None:
+    answers, silent, refused = (
+        PodChecks(pod=name, address=name, checks=(ssh_check(subprocess.CompletedProcess([], *end), name),))
+        for name, end in (
+            ("pod1", (0, "{}", "")),
+            ("pod2", (checks.TIMED_OUT, "", "")),
+            ("pod3", (255, "", "Permission denied (publickey)")),
+        )
+    )
+    assert Preflight(pods=(answers, silent)).silent_pods() == ["pod2"]
+    assert Preflight(pods=(answers,)).silent_pods() == Preflight(pods=(silent, refused)).silent_pods() == []
+
+
 @pytest.mark.parametrize(
     ("errors", "value"),
     [
@@ -100,7 +125,7 @@ def test_what_is_found_is_judged_by_what_the_run_needs(check: Check, verdict: st
         ("Connection timed out during banner exchange", "no answer"),
         ("ssh: Could not resolve hostname nowhere: Name or service not known", "unknown name"),
         ("strange\x1b[31m words\n\n", "strange[31m words"),
-        ("", "ssh failed"),
+        ("", "no answer: its check was killed, or took more than 20 s"),
     ],
 )
 def test_what_ssh_says_is_said_in_few_words(errors: str, value: str) -> None:

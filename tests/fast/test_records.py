@@ -73,27 +73,25 @@ def test_losses_which_all_ranks_have_stand_once_in_a_record(tmp_path: Path) -> N
     assert not any(rank.losses or rank.eval_losses for rank in record.ranks)
 
 
-def test_a_record_of_the_version_before_which_listed_every_duration_is_read(tmp_path: Path) -> None:
-    record = a_record(ranks=[a_rank(step_seconds=[2.0, *[0.5, 0.7] * 4, 0.6], evaluate_seconds=[0.5, 1.0])])
-    old = changed(changed(record, "schema_version", 2), "ranks.0.warmup_seconds", GONE)
-    lists = {"step_seconds": [2.0, *[0.5, 0.7] * 4, 0.6], "evaluate_seconds": [0.5, 1.0], "save_seconds": [0.25]}
-    for key, values in lists.items():
-        old = changed(old, f"ranks.0.{key}", values)
-    assert read_record(write_run(tmp_path / "run", old)) == as_record(record)
-    (tmp_path / "run" / "config.json").write_text(json.dumps(changed(a_config(), "schema_version", 2)))
-    (tmp_path / "run" / "ranks").mkdir()
-    (tmp_path / "run" / "ranks" / "0.json").write_text(json.dumps(old["ranks"][0]))
-    assert compose_record(tmp_path / "run").train_seconds == pytest.approx(7.4)
+def test_a_measurement_of_another_form_is_refused_where_a_record_is_composed_of_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(a_config()))
+    (tmp_path / "ranks").mkdir()
+    path = tmp_path / "ranks" / "0.json"
+    for key, value in (("step_seconds", [0.8] * 20), ("python_seconds", 1e-6)):
+        path.write_text(json.dumps(a_rank() | {key: value}))
+        with pytest.raises(UserError, match=rf"^{path}: {key} is .*; run it again$"):
+            compose_record(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        *(("schema_version", version, f"schema_version {version}; this version reads 2 and 3: run it again")
-          for version in (1, 4, None)),
-        ("schema_version", GONE, "schema_version None; this version reads 2 and 3: run it again"),
+        *(("schema_version", version, f"schema_version {version}; this version reads 3: run it again")
+          for version in (2, 4, None)),
+        ("schema_version", GONE, "schema_version None; this version reads 3: run it again"),
         *((key, 1, f"{key} is 1: ") for key in ("speed", "ranks.0.speed", "losses.0.speed")),
-        *((key, GONE, f"{key}: ") for key in ("run_id", "status", "losses.0.loss", "reason")),
+        *((key, GONE, f"{key}: ")
+          for key in ("run_id", "status", "losses.0.loss", "reason", "device", "ranks.0.step_seconds.median")),
         ("effective_batch_size", "32", "effective_batch_size is '32': "),
         ("gradient_checkpointing", 1, "gradient_checkpointing is 1: "),
         ("status", "fine", "status is 'fine': "),

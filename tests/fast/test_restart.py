@@ -16,6 +16,7 @@ from zeropods.launch.restart import calls_for_another, check_restarts, next_atte
 from zeropods.launch.script_call import ScriptCall, flag_values
 from zeropods.measure.record import Record
 from zeropods.pods.cluster import Cluster
+from zeropods.pods.machine import this_machine
 from zeropods.train.flags import PASSES, PROJECT, ROWS, Batch, batch_on
 
 TRAIN = PROJECT / "textsql_train.py"
@@ -41,7 +42,8 @@ def test_passes_make_up_for_ranks_where_they_divide(
 @pytest.fixture
 def three(tmp_path: Path) -> Cluster:
     """Pods that nobody has started; that they are planned for is enough here."""
-    return Cluster(folder=tmp_path / "three", settings=SETTINGS, pods=tuple(map(a_pod, (1, 2, 3))))
+    pods = tuple(map(a_pod, (1, 2, 3)))
+    return Cluster(folder=tmp_path / "three", settings=SETTINGS, pods=pods, machine=this_machine())
 
 
 def restarted(

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.made import a_score
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, custom_metrics, custom_scores, read_predictions, write_predictions
 from zeropods.measure.intervals import score_interval
@@ -91,8 +90,7 @@ def read(folder: Path, document: dict[str, Any]) -> Score:
 SQUAD = {"task": "squad", "examples": 3, "exact_match": 0.5, "f1": 0.6, "intervals": {"f1": [0.5, 0.7]}}
 
 
-def test_a_score_without_task_is_of_queries_and_an_interval_may_be_null(tmp_path: Path) -> None:
-    assert read(tmp_path, a_score()).task == "text2sql"
+def test_the_interval_of_a_score_may_be_null(tmp_path: Path) -> None:
     document = SQUAD | {"intervals": {"f1": None}, "own_metrics": {"words": 2}}
     assert asdict(read(tmp_path, document)) == document
 
@@ -101,6 +99,7 @@ def test_a_score_without_task_is_of_queries_and_an_interval_may_be_null(tmp_path
     ("document", "said"),
     [
         ({"task": "poetry"}, "task is 'poetry': expected one of text2sql, squad, lm"),
+        ({"examples": 10}, "task is None: expected one of text2sql, squad, lm"),
         (SQUAD | {"f1": None}, "f1 is None: Input should be a valid number"),
         (SQUAD | {"intervals": {"f1": [0.5]}}, r"intervals\.f1\.1: Field required"),
         (SQUAD | {"own_metrics": {"words": "two"}}, r"own_metrics\.words is 'two': Input should be a valid number"),

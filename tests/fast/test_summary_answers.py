@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_failed_record, a_rank, a_record, a_run, a_score, write_run
+from tests.made import a_failed_record, a_rank, a_record, a_run, a_score, statistics, write_run
 from zeropods.cli import main
 from zeropods.measure.intervals import ratio_interval
 from zeropods.plan.known_models import known_config
@@ -196,7 +196,6 @@ QUANTIZED, LIVE, ELSEWHERE = "zero_quantized_weights", "stage3_max_live_paramete
     ("one", "other", "said"),
     [
         ("zero3_offload", config("causal_zero3_offload"), ADAMW),
-        ("zero3", config("zero3", {QUANTIZED: True}), [f"zero_optimization.{QUANTIZED}: by default (A); true (B)"]),
         ("zero3", config("zero3", {LIVE: 5}), [f"zero_optimization.{LIVE}: 100000000 (A); 5 (B)"]),
         ("zero3", config("zero3", wall_clock_breakdown=True), ["wall_clock_breakdown: by default (A); true (B)"]),
         ("zero2", config("zero2", {"overlap_comm": False}), ["zero_optimization.overlap_comm: true (A); false (B)"]),
@@ -204,6 +203,7 @@ QUANTIZED, LIVE, ELSEWHERE = "zero_quantized_weights", "stage3_max_live_paramete
         # What technique, pods and folder change is no difference, nor what is said to be off.
         ("zero2", config("zero2", {QUANTIZED: False}), []),
         ("zero3", config("zero3++", {"zero_hpz_partition_size": 2}), []),
+        ("zero3", config("zero3", {QUANTIZED: True}), []),
         (None, config("zero3_offload"), []),
         ("zero1", config("zero3_offload"), []),
         ("zero2", config("zero2", tensorboard={"enabled": True, "job_name": "x", **ELSEWHERE}), []),
@@ -251,20 +251,20 @@ def test_many_disturbed_peaks_are_one_remark(tmp_path: Path) -> None:
 
 
 def test_use_and_power_are_means_over_ranks_with_their_95th_percentile(tmp_path: Path) -> None:
-    def sampled(mean: float, p95: float | None) -> dict[str, Any]:
-        one = {"samples": 9, "peak": 100.0, "mean": mean, "minimum": 0.0, "p95": p95}
+    def sampled(mean: float, p95: float) -> dict[str, Any]:
+        one = statistics(100.0, mean, 0.0, p95=p95)
         return {"utilization_percent": one, "power_watts": one}
 
     ranks = [a_rank(i, sampled=sampled(40.0 + 20 * i, 90.0 + i)) for i in range(2)]
     a_run(tmp_path / "a", pods=2, ranks=ranks)
-    # A record from before there was a percentile, and one without samples.
-    a_run(tmp_path / "b", "zero1", 2, rank={"sampled": sampled(10.0, None)})
+    # One rank without samples is enough, and so are all.
+    a_run(tmp_path / "b", "zero1", 2, ranks=[a_rank(0, sampled=sampled(10.0, 20.0)), a_rank(1)])
     a_run(tmp_path / "c", "zero2", 2)
     found = read_runs([tmp_path])
     keys = ("utilization_percent_mean", "utilization_percent_p95", "power_watts_mean")
     assert [[row[key] for key in keys] for row in found.to_json()["groups"]] == [
         [50.0, 90.5, 50.0],
-        [10.0, None, 10.0],
+        [None, None, None],
         [None, None, None],
     ]
     table = found.to_markdown().split("## Use and power\n")[1].split("##")[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.made import MIB, a_failed_record, a_rank, a_run, a_score, write_run
+from tests.made import MIB, a_failed_record, a_rank, a_run, a_score, statistics, write_run
 from zeropods.plan.known_models import known_config
 from zeropods.report.run import Run, memory_table, training_table
 from zeropods.report.summary import Summary, read_runs
@@ -142,10 +142,7 @@ def test_what_a_run_has_not_measured_is_said_in_its_line(tmp_path: Path) -> None
 
 def sampled(**columns: tuple[float, float, float]) -> dict[str, Any]:
     """Statistics by column: peak, mean and minimum, in MiB."""
-    return {
-        name: {"samples": 5, "peak": peak * MIB, "mean": mean * MIB, "minimum": minimum * MIB}
-        for name, (peak, mean, minimum) in columns.items()
-    }
+    return {name: statistics(*(size * MIB for size in sizes)) for name, sizes in columns.items()}
 
 
 SAMPLES = sampled(resident_bytes=(900.0, 800.0, 512.5))

@@ -39,14 +39,14 @@ def main() -> int:
 
 def run(ranks: int, flags: list[str]) -> int:
     """Fork the ranks of a run and wait for them; returns the highest exit status."""
-    from zeropods.train import run_parsed
+    from zeropods.train import run_argv
 
     port, children = free_port(), []
     for rank in range(ranks):
         children.append(os.fork())
         if children[-1] == 0:
             os.environ.update(place(rank, ranks, port, None))
-            os._exit(guarded(lambda: run_parsed(["textsql_train.py", *flags])))
+            os._exit(guarded(lambda: run_argv(["textsql_train.py", *flags])))
     return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 

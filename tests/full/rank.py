@@ -120,6 +120,7 @@ def config(world_size: int, arguments: argparse.Namespace) -> dict[str, object]:
         "versions": {},
         "git_revision": None,
         "hardware": {},
+        "device": "cpu",
         "argv": ["rank.py", *arguments.said],
         "identity": {"max_train_seconds": 0, "max_steps": 1, "seen": seen},
     }

@@ -28,7 +28,7 @@ from zeropods.data.encoding import train_byte_tokenizer
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.errors import UserError
 from zeropods.measure.record import BatchShape, Record, read_record
-from zeropods.train import run_parsed
+from zeropods.train import run_argv
 from zeropods.train.causal import load_causal, set_dropout
 from zeropods.train.flags import CausalArguments
 
@@ -45,7 +45,7 @@ ALSO = ["--eval_on_start", True, "--save_steps", 5, "--save_total_limit", 1, "--
 def train(folder: Path, data: Path, *flags: object) -> Record:
     """Train in this process and return the record."""
     argv = [*TINY, "--data", str(data), "--outputdir", str(folder), *map(str, flags)]
-    assert run_parsed(["causal_train.py", *argv]) == 0
+    assert run_argv(["causal_train.py", *argv]) == 0
     return read_record(folder)
 
 

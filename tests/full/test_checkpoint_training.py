@@ -27,10 +27,10 @@ ZERO1 = ("--deepspeed", str(ROOT / "dsconfig" / "zero1.json"))
 TWICE = """
 import sys
 from zeropods.errors import guarded
-from zeropods.train import run_parsed
+from zeropods.train import run_argv
 flags = sys.argv[3:]
 runs = [["textsql_train.py", *flags, "--outputdir", folder] for folder in sys.argv[1:3]]
-sys.exit(max([guarded(lambda: run_parsed(run)) for run in runs]))
+sys.exit(max([guarded(lambda: run_argv(run)) for run in runs]))
 """
 """Trains into two folders, one after the other."""
 

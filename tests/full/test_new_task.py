@@ -27,7 +27,7 @@ from zeropods.measure.intervals import score_interval
 from zeropods.measure.record import read_record
 from zeropods.measure.score_json import AnswerScore, Interval, read_score
 from zeropods.tasks import T5_SCRIPT, LearningTask
-from zeropods.train import run_parsed
+from zeropods.train import run_argv
 from zeropods.train.flags import CausalArguments
 from zeropods.train.saved_models import load_model, task_of
 
@@ -168,7 +168,7 @@ def test_a_task_of_one_file_is_prepared_trained_answered_scored_and_summed_up(da
     run = tmp_path / "run"
     place = ["--dataset_path", str(made), "--outputdir", str(run)]
     steps = ["--max_steps", "3", "--eval_steps", "0", "--memory_interval", "0", "--threads", "1"]
-    assert run_parsed([T5_SCRIPT, *TINY, *place, *steps]) == 0
+    assert run_argv([T5_SCRIPT, *TINY, *place, *steps]) == 0
     assert (read_record(run).task, read_record(run).prompt, task_of(run / "model")) == (NAME, NAME, NAME)
 
     # The data and the split that training has not seen are found by what the run says.

@@ -192,8 +192,9 @@ def test_a_missing_project_folder_is_named_in_a_home_with_another_clone_too(
         ("ForceCommand echo '{welcome}'; echo hello; sh -c \"$SSH_ORIGINAL_COMMAND\"", "project", "same files"),
         ("ForceCommand sleep 0.2; kill -9 $PPID", "ssh", f"Connection to {FIRST} closed by remote host."),
         ("AuthorizedKeysFile none", "ssh", "key refused"),
+        ("ForceCommand kill -ALRM $$", "ssh", "no answer: its check was killed, or took more than 20 s"),
     ],
-    ids=["chatty login", "lost after login", "key of another cluster"],
+    ids=["chatty login", "lost after login", "key of another cluster", "probe's alarm"],
 )
 def test_what_a_pod_s_sshd_does_is_seen(
     served: Served, expected: Expectation, more: str, name: str, value: str

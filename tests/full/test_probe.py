@@ -17,11 +17,12 @@ from zeropods.pods.cluster import Cluster
 def test_a_probe_of_this_machine_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "machine.json"
     assert main(["probe", "--alone", "--out", str(path), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == {**json.loads(path.read_text()), "file": str(path)}
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {**json.loads(path.read_text()), "file": str(path)}
     found = read_probe(path)
+    assert (f"{path}: was measured without a GPU, so no plan uses it" in captured.err) != bool(found.gpus)
     assert found.processes == 2 and found.machines == 1 and found.hardware["cores"] >= 1
-    assert max(found.matmul_flops_per_second["fp32"].values()) > 1e9 and found.memory_bandwidth > 1e8
+    assert max(found.matmul_flops_per_second["fp32"].values()) > 1e9
     assert 0 < found.latency_seconds < 1 and found.bandwidth > 1e6
 
 

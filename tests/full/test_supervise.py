@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from psutil import Process
 
 from tests.full.launches import (
     RANK,
@@ -266,3 +267,21 @@ def test_a_killed_rank_costs_no_pod_and_ctrl_c_in_a_later_attempt_ends_it_all(cl
     said, found = ended(process), record(folder)
     assert (found["restarts"], found["pods"], found["gradient_accumulation_steps"]) == (1, 3, 2), said
     assert found["status"] == "interrupted" and "restart 2" not in said and not left(folder)
+
+
+def test_a_restart_asks_a_pod_again_that_lives_and_does_not_answer_over_ssh(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = started(cluster, folder, "--seconds", 600, *BATCH, restarts=1)
+    ranks = train(folder)
+    (sshd,) = [child for child in Process(agent_of(cluster, 1)).children() if child.name() == "sshd"]
+    sshd.suspend()
+    try:
+        os.kill(ranks[2], signal.SIGKILL)
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "asked again" in line)
+    finally:
+        sshd.resume()
+    said, found = ended(process), record(folder)
+    limit = rf"{folder}: pod2: no answer over ssh, but agents answer; asked again, for \d+ s at most\n"
+    assert re.fullmatch(limit, line)
+    assert (process.returncode, found["status"], found["restarts"], found["pods"]) == (0, "ok", 1, 3), said

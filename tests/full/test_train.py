@@ -22,7 +22,7 @@ from tests.full.launches import until
 from zeropods.cli import main
 from zeropods.errors import UserError, guarded
 from zeropods.measure.record import Record, read_record
-from zeropods.train import run_parsed
+from zeropods.train import run_argv
 from zeropods.train.device import CUDNN_ATTENTION
 from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.saved_models import load_model, prepared_of
@@ -37,7 +37,7 @@ def refused(
 ) -> str:
     """The one line that a call says before it ends with status 1."""
     capsys.readouterr()
-    assert guarded(lambda: run_parsed([script, *common, *map(str, arguments)])) == 1
+    assert guarded(lambda: run_argv([script, *common, *map(str, arguments)])) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zeropods: ")]
     assert len(lines) == 1, lines
     return lines[0]
@@ -46,7 +46,7 @@ def refused(
 def train(folder: Path, prepared: Path, *arguments: object) -> Record:
     """Train in this process and return the record."""
     place = ["--dataset_path", str(prepared), "--outputdir", str(folder)]
-    assert run_parsed(["textsql_train.py", *TINY, *place, *map(str, arguments)]) == 0
+    assert run_argv(["textsql_train.py", *TINY, *place, *map(str, arguments)]) == 0
     return read_record(folder)
 
 
@@ -350,8 +350,6 @@ def test_rows_are_padded_to_multiples_of_8_on_a_gpu_of_16_where_compiled_and_as_
     assert task().settings() == task(8).settings() != task(1).settings()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert (width(task()), width(task(8)), width(task(how="blocks"))) == (9, 16, 9)
-    # Runs that were recorded before the flag have no such key.
-    assert "pad_to_multiple_of" not in task().settings()
     assert task().settings() == task(1).settings() != task(8).settings()
 
 
@@ -373,13 +371,13 @@ def test_a_run_and_a_prediction_keep_attention_off_cudnn_unless_they_are_asked(
         if asked is not None:
             monkeypatch.setenv(CUDNN_ATTENTION, asked)
         torch.backends.cuda.enable_cudnn_sdp(not expected)
-        assert run_parsed([*argv, str(tmp_path / f"run-{asked}")]) == 0
+        assert run_argv([*argv, str(tmp_path / f"run-{asked}")]) == 0
         assert torch.backends.cuda.cudnn_sdp_enabled() == expected
         torch.backends.cuda.enable_cudnn_sdp(not expected)
         load_model(trained, causal=False)
         assert torch.backends.cuda.cudnn_sdp_enabled() == expected
     monkeypatch.setenv(CUDNN_ATTENTION, "yes")
-    assert guarded(lambda: run_parsed([*argv, str(tmp_path / "run-yes")])) == 1
+    assert guarded(lambda: run_argv([*argv, str(tmp_path / "run-yes")])) == 1
     assert (
         capsys.readouterr()
         .err.splitlines()[-1]

@@ -298,7 +298,7 @@ def _on_this_machine(
     # Only a check: the ranks inherit them anyway.
     command.exported_variables(arguments.export, {})
     planned = command.plan_alone(call, arguments.slots)
-    if supervision.restarts and call.texts.get("resume") == "never":
+    if supervision.restarts and call.flag_texts.get("resume") == "never":
         reason = "would start over at each restart; leave out this or --restarts"
         raise UserError(f"--resume never: {reason}")
     argv = command.runner_argv(planned, Path())

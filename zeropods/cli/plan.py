@@ -4,6 +4,7 @@ was measured."""
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from functools import partial
@@ -17,7 +18,7 @@ from zeropods.tables import GIB, not_negative, number, whole, wrapped
 if TYPE_CHECKING:
     from zeropods.cli import Result
     from zeropods.measure.machine_probe import MachineProbe
-    from zeropods.plan.estimate import Intervals, Plan, Request
+    from zeropods.plan.estimate import Plan, Request, SpanOfRuns
 
 SECONDS_PER_HOUR = 3_600
 FOR_GPUS = (
@@ -86,7 +87,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--formulas", action="store_true", help="print every term with its formula")
     verb.foreign = OF_OTHERS
 
-    probe_help = "how fast this kind of machine is, for later plans; at most 40 s"
+    probe_help = "how fast this kind of machine is, for plans for its GPU; at most 40 s"
     verb = add(verbs, "probe", probe_help, run_probe)
     where = verb.add_mutually_exclusive_group()
     pods_help = "the cluster (default: the only one that is up, if any)"
@@ -151,7 +152,7 @@ def _plan_for_gpus(arguments: argparse.Namespace) -> Result:
 
     basis = _basis(arguments)
     request = request_of(arguments, basis.probe)
-    report = PlanReport(plan(request, basis.interval_of), basis.source)
+    report = PlanReport(plan(request, basis.span_of_runs), basis.source)
     document = {**report.to_json(), "saving": None, "formulas": arguments.formulas}
     texts = []
 
@@ -165,7 +166,7 @@ def _plan_for_gpus(arguments: argparse.Namespace) -> Result:
         )
         texts.append(f"\n\n{wrapped(sentence)}")
     if arguments.what_if:
-        answers, text = _what_if(arguments, report.plan, basis.interval_of)
+        answers, text = _what_if(arguments, report.plan, basis.span_of_runs)
         document |= answers
         texts.append(f"\n\n{text}")
 
@@ -185,13 +186,13 @@ def _check_saving_flags(arguments: argparse.Namespace) -> None:
 
 
 def _what_if(
-    arguments: argparse.Namespace, made: Plan, interval_of: Intervals | None
+    arguments: argparse.Namespace, made: Plan, span_of_runs: SpanOfRuns | None
 ) -> tuple[Result, str]:
     """The answers to what-if questions and the run's whole life, as plain values and as text."""
     from zeropods.plan.estimate import plan
     from zeropods.report.what_if import life, life_table, what_if_text, what_ifs
 
-    answers = what_ifs(made, partial(plan, interval_of=interval_of), arguments.machine)
+    answers = what_ifs(made, partial(plan, span_of_runs=span_of_runs), arguments.machine)
     phases = life(made, arguments.save_seconds)
     values = {
         "what_if": [answer.to_json() for answer in answers],
@@ -205,7 +206,7 @@ class _Basis(NamedTuple):
 
     probe: MachineProbe | None
     """Measurements of the GPU; None where published figures are used."""
-    interval_of: Intervals | None
+    span_of_runs: SpanOfRuns | None
     """What runs on this GPU have shown; None where nothing was fitted to such runs."""
     source: str
     """Where rates and intervals come from, in a sentence."""
@@ -240,7 +241,7 @@ def _basis(arguments: argparse.Namespace) -> _Basis:
         for fitted_gpu in calibration.factors:
             if words(gpu) <= words(fitted_gpu):
                 source = f"Rates are {rates}, intervals those of {calibration.source}."
-                return _Basis(probe, partial(calibration.interval, fitted_gpu), source)
+                return _Basis(probe, partial(calibration.span, fitted_gpu), source)
     unknown = "none of your runs shows yet how far off they are (see --fit)"
     return _Basis(probe, None, f"Rates are {rates}; {unknown}.")
 
@@ -307,10 +308,13 @@ def run_probe(arguments: argparse.Namespace) -> Result:
     cluster = None
     if not arguments.alone and (arguments.pods or names_here()):
         cluster = find(arguments.pods)
-    measured = asdict(probe(cluster))
+    measured = probe(cluster)
+    values = asdict(measured)
     path = arguments.out or home() / MACHINE
-    write_json(path, measured)
-    return {**measured, "file": str(path)}
+    write_json(path, values)
+    if not measured.gpus:
+        print(f"{path}: was measured without a GPU, so no plan uses it", file=sys.stderr)
+    return {**values, "file": str(path)}
 
 
 def run_profile(arguments: argparse.Namespace) -> Result:

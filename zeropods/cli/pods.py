@@ -246,7 +246,7 @@ def _described(cluster: Cluster) -> Result:
     return {
         "name": cluster.name,
         "backend": cluster.backend,
-        "machine": None if cluster.machine is None else cluster.machine.hostname,
+        "machine": cluster.machine.hostname,
         "here": not cluster.is_elsewhere,
         "network": cluster.network,
         # If other pods have another one, `ssh_config` says so.

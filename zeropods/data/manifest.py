@@ -85,8 +85,8 @@ class Manifest:
     pad_token: str | None = None
     """The token that pads a causal batch: the end token if the tokenizer came without a pad
     token."""
-    data: str | None = None
-    """Location of the raw data, a folder or a hub id; None in sets made by older versions."""
+    data: str
+    """Location of the raw data, a folder or a hub id."""
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -114,12 +114,7 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
         types.append("real" if column.cells and is_of_numbers else "text")
         odd = column.odd_cell()
         if odd is not None:
-            line, cell = odd
-            odd_cells.append(
-                f"{path.name}:{line}: {shown(cell)!r} is not a number, "
-                f"so column {header[index]} is treated as text; "
-                "write a number, or leave the cell empty"
-            )
+            odd_cells.append(_remark_on(path.name, odd, header[index]))
     body = []
     for _, cells in rows:
         body.append(tuple(cell or None for cell in cells))
@@ -130,6 +125,15 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
         tuple(body),
         has_commas=has_commas,
         odd_cells=tuple(odd_cells),
+    )
+
+
+def _remark_on(file_name: str, odd_cell: NumberedCell, column: str) -> str:
+    """What is said of a cell that keeps its column from being one of numbers."""
+    line, cell = odd_cell
+    return (
+        f"{file_name}:{line}: {shown(cell)!r} is not a number, so column {column} is treated as "
+        "text; write a number, or leave the cell empty"
     )
 
 

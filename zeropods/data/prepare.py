@@ -362,24 +362,15 @@ def key_of_preparation(wanted: Preparation, made: Manifest) -> str:
 def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
     """SHA-256 of all that determines the result: sources, settings, tokenizer, versions of packages
     that tokenize."""
-    document: dict[str, object] = {
-        "schema_version": SCHEMA_VERSION,
-        "sources": hashes,
-        "tokenizer": _tokenizer_key(wanted.tokenizer),
-        "versions": _versions(),
-        "limit": wanted.limit,
-    }
-    if wanted.task != TEXT2SQL:
-        # Its sets are older than other tasks, and have kept their keys.
-        document["task"] = wanted.task
-    if wanted.is_causal:
-        document["max_seq_length"] = wanted.max_seq_length
-        document["text_field"] = wanted.text_field
-        document["loss_on"] = wanted.loss
-    else:
-        document["prompt"] = wanted.prompt_of_task
-        document["complete_vocabulary"] = wanted.complete_vocabulary
-        document["max_tokens"] = [wanted.source_limit, MAX_TARGET_TOKENS]
+    document = _settings(wanted)
+    # Not where the raw data lie, but what is in them.
+    del document["data"]
+    document["sources"] = hashes
+    document["tokenizer"] = _tokenizer_key(wanted.tokenizer)
+    document["schema_version"] = SCHEMA_VERSION
+    document["versions"] = _versions()
+    document["complete_vocabulary"] = None if wanted.is_causal else wanted.complete_vocabulary
+    document["text_field"] = wanted.text_field if wanted.is_causal else None
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 

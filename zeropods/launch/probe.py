@@ -37,15 +37,6 @@ LOCAL_PROCESSES = 2
 machine."""
 SECONDS_OF_A_FIGURE = 0.5
 """Seconds for measuring one figure, after a warm-up round."""
-PARAMETERS = 4_000_000
-"""Number of parameters of the optimizer's step without a GPU: more than a core's caches hold."""
-STATE_BYTES = 16
-"""Bytes per parameter that the step works on: weight, gradient and both moments, in FP32."""
-LEAST_GPU_BYTES = 512 << 20
-"""Least bytes that the step works on with a GPU."""
-LEAST_CACHES = 4
-"""Least number of a GPU's L2 caches that they would fill: an H100 has 50 MB of L2, a B200 126 MB,
-in which part of a small step would stay."""
 SMALL = 1
 """Number of FP32 elements of the all-reduce that shows the latency."""
 LARGE = 1 << 24
@@ -177,26 +168,13 @@ def _gpu_bytes() -> int | None:
     return None if gpu is None else gpu.total_bytes()
 
 
-def step_parameters(cache_bytes: int | None) -> int:
-    """Number of parameters of the optimizer's step by which memory bandwidth is measured.
-
-    Args:
-        cache_bytes: bytes of the GPU's L2 cache; None without a GPU.
-    """
-    if cache_bytes is None:
-        return PARAMETERS
-    return max(LEAST_GPU_BYTES, LEAST_CACHES * cache_bytes) // STATE_BYTES
-
-
 def _figures_of_one_rank() -> dict[str, Any]:
     """What rank 0 measures while the others wait."""
     import torch
 
-    from zeropods.plan.machines import ADAM_BYTES
     from zeropods.train.device import fastest_seconds, matmul_rates, multiplies_bf16
 
     has_gpu = torch.cuda.is_available()
-    device = "cuda" if has_gpu else "cpu"
     precisions = ["fp32"]
     if multiplies_bf16():
         precisions.append("bf16")
@@ -207,20 +185,10 @@ def _figures_of_one_rank() -> dict[str, Any]:
         by_side = matmul_rates(precision)
         rates[precision] = {str(side): rate for side, rate in by_side.items()}
 
-    cache_bytes = None
-    if has_gpu:
-        cache_bytes = int(torch.cuda.get_device_properties().L2_cache_size)
-    parameters = step_parameters(cache_bytes)
-    weights = torch.nn.Parameter(torch.ones(parameters, device=device))
-    weights.grad = torch.ones_like(weights)
-    step = torch.optim.AdamW([weights], fused=True).step
-    figures: dict[str, Any] = {
-        "matmul_flops_per_second": rates,
-        "memory_bandwidth": ADAM_BYTES * parameters / fastest_seconds(step, SECONDS_OF_A_FIGURE),
-    }
+    figures: dict[str, Any] = {"matmul_flops_per_second": rates}
     if has_gpu:
         host = torch.empty(PINNED_BYTES, dtype=torch.int8, pin_memory=True)
-        target = torch.empty(PINNED_BYTES, dtype=torch.int8, device=device)
+        target = torch.empty(PINNED_BYTES, dtype=torch.int8, device="cuda")
         seconds = fastest_seconds(lambda: target.copy_(host), SECONDS_OF_A_FIGURE)
         figures["pcie_bandwidth"] = PINNED_BYTES / seconds
     return figures

@@ -77,7 +77,7 @@ def next_attempt(original: Launch, left: Cluster, min_pods: int, *, opened: bool
     batch = batch_of(original)
     assert batch is not None
     effective = batch.rows * batch.passes * original.world_size
-    resume = original.call.texts.get("resume", "auto")
+    resume = original.call.flag_texts.get("resume", "auto")
     saved = next((original.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
     # An earlier attempt of this launch has already done what a `--resume` other than `auto` asks
     # for.

@@ -62,7 +62,7 @@ class ScriptCall:
         return arguments_of(self.script)
 
     @cached_property
-    def texts(self) -> Mapping[str, str]:
+    def flag_texts(self) -> Mapping[str, str]:
         """The flags that are written on the command line, with their values as they are written."""
         return flag_values(self.arguments)
 
@@ -80,19 +80,19 @@ class ScriptCall:
         another script by what they look like. `UserError` as for `parsed`."""
         if self.parsed is not None:
             return asdict(self.parsed)
-        return {name: _value_of(text) for name, text in self.texts.items()}
+        return {name: _value_of(text) for name, text in self.flag_texts.items()}
 
     @property
     def folder(self) -> Path:
         """The folder in which the script leaves its run."""
         kind = self.kind or TextToSQLArguments
-        return Path(self.texts.get("outputdir", kind.outputdir)).resolve()
+        return Path(self.flag_texts.get("outputdir", kind.outputdir)).resolve()
 
     @cached_property
     def deepspeed(self) -> ConfigFile | None:
         """The DeepSpeed configuration; None where none is named. `UserError` where it cannot be
         read."""
-        path = self.texts.get("deepspeed")
+        path = self.flag_texts.get("deepspeed")
         if path is None:
             return None
         return ConfigFile(path, read_config(Path(path)))

@@ -45,7 +45,7 @@ from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.leases import RUN_SECONDS
-from zeropods.pods.preflight import ANEW, Expectation
+from zeropods.pods.preflight import ANEW, NO_ANSWER, Expectation, Preflight
 from zeropods.pods.processes import (
     RUN,
     descendants,
@@ -59,7 +59,7 @@ from zeropods.pods.rendezvous import Pod
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import child_environment
 from zeropods.tables import progress
-from zeropods.train.deepspeed import CPU_ADAM, operation_of
+from zeropods.train.deepspeed import CPU_ADAM, QUANTIZER, is_quantized, operation_of
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster, PodStatus
@@ -84,6 +84,9 @@ OPEN_SECONDS = 5.0
 """The same when a run is opened."""
 RUN_STOP_SECONDS = 15.0
 """Seconds that a pod may take to end a run, after the ranks' grace period."""
+ASK_AGAIN_SECONDS = 300.0
+"""Seconds for which a restart asks again pods that live and do not answer over ssh."""
+ASK_AGAIN_PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +244,9 @@ def _attempt(
     Returns:
         The record, or why there is none; and when the verdict was reached, in seconds since 1970.
     """
+    check_began = time.monotonic()
     try:
-        _check_pods(planned, cluster)
+        _require_pods(planned, cluster, supervision.timeout_seconds)
     except UserError as error:
         dead_pod = _first_dead_pod(planned, cluster)
         if dead_pod is None:
@@ -250,6 +254,8 @@ def _attempt(
         # The pod was there a moment ago, so it counts as lost, like one that dies during the run.
         verdict = Ending("pod_lost", str(error), dead_pod)
         return UnopenedError(planned.folder, verdict, ()), time.time()
+    if planned.restarts > 0:
+        supervision = _with_time_left(supervision, check_began)
     run = secrets.token_hex(8)
     marked = replace(planned, exported={**planned.exported, RUN: run})
     pods = cluster.pods[: len(planned.hosts)]
@@ -262,28 +268,60 @@ def _attempt(
 
 def _first_dead_pod(planned: Launch, cluster: Cluster) -> str | None:
     """Name of the first pod of a launch that does not answer; None where all do."""
-    for status in cluster.statuses()[: len(planned.hosts)]:
+    for status in cluster.statuses(OPEN_SECONDS)[: len(planned.hosts)]:
         if not status.is_ready:
             return status.pod
     return None
 
 
-def _check_pods(planned: Launch, cluster: Cluster) -> None:
-    """Refuse a launch for which its pods lack something; `UserError` says what."""
+def _require_pods(planned: Launch, cluster: Cluster, timeout_seconds: float | None) -> None:
+    """Refuse a launch for which its pods lack something; `UserError` says what.
+
+    At a restart nobody may be there to call again, and pods may be so busy that they do not answer
+    over ssh in time: as long as their agents answer, they are asked again.
+
+    Args:
+        timeout_seconds: time that is left for the run; None for no limit.
+    """
+    seconds = ASK_AGAIN_SECONDS
+    if timeout_seconds is not None:
+        seconds = min(seconds, timeout_seconds)
+    deadline = time.monotonic() + seconds
+    while True:
+        checks = _checks_of_pods(planned, cluster)
+        silent = checks.silent_pods()
+        left = deadline - time.monotonic()
+        may_ask_again = planned.restarts > 0 and bool(silent) and left > 0
+        if not may_ask_again or _first_dead_pod(planned, cluster) is not None:
+            checks.require()
+            return
+        print(
+            f"{planned.folder}: {', '.join(silent)}: {NO_ANSWER} over ssh, but agents answer; "
+            f"asked again, for {left:.0f} s at most",
+            file=sys.stderr,
+            flush=True,
+        )
+        time.sleep(ASK_AGAIN_PAUSE_SECONDS)
+
+
+def _checks_of_pods(planned: Launch, cluster: Cluster) -> Preflight:
+    """Check whether a launch's pods have what it needs."""
     deepspeed = planned.call.deepspeed
     needed: tuple[str, ...] = (str(planned.script),)
-    offload = False
+    operations = []
     if deepspeed is not None:
         needed = (*needed, deepspeed.path)
         # An optimizer in main memory is stepped by CPU Adam, which has to be compiled.
-        offload = operation_of(deepspeed.config) == CPU_ADAM
+        if operation_of(deepspeed.config) == CPU_ADAM:
+            operations.append(CPU_ADAM)
+        if is_quantized(deepspeed.config):
+            operations.append(QUANTIZER)
     expected = Expectation.of_this_machine(
-        Path.cwd(), needed, master_port=planned.master_port, offload=offload
+        Path.cwd(), needed, master_port=planned.master_port, operations=operations
     )
     with progress("check", "pods", len(planned.hosts)) as bar:
         bar.leave = False
-        checks = cluster.preflight(expected, len(planned.hosts))
-    checks.require()
+        return cluster.preflight(expected, len(planned.hosts))
 
 
 class _LeasedRun:

@@ -71,14 +71,6 @@ def _requested(planned: Launch) -> RunConfig:
     names_here: Mapping[str, str] = {} if kind is None else kind.names_here
     data = str(flags.get(names_here.get("dataset_path", "dataset_path"), ""))
     manifest = _manifest(Path(data))
-    prompt = None
-    train_rows = 0
-    dataset = {}
-    if manifest is not None:
-        train_rows = manifest.splits["train"].rows
-        dataset = {"path": data, "content_key": manifest.content_key}
-        if task_or_unknown(manifest.task).has_answers:
-            prompt = manifest.prompt
     config = None
     if planned.call.deepspeed is not None:
         config = planned.call.deepspeed.config
@@ -98,14 +90,12 @@ def _requested(planned: Launch) -> RunConfig:
         slots=planned.hosts[0].slots,
         world_size=ranks,
         precision=str(flags.get("precision", UNKNOWN_TEXT)),
-        prompt=prompt,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=passes,
         effective_batch_size=rows * passes * ranks,
         gradient_checkpointing=flags.get("gradient_checkpointing") is True,
-        train_rows=train_rows,
         dev_rows=None,
-        dataset=dataset,
+        **_facts_of_data(data, manifest),
         deepspeed=config,
         identity={},
         argv=[planned.script.name, *planned.arguments],
@@ -113,6 +103,7 @@ def _requested(planned: Launch) -> RunConfig:
         versions=environment.versions(),
         git_revision=environment.git_revision(Path(__file__).parent),
         hardware={},
+        device=None,
     )
 
 
@@ -123,6 +114,18 @@ def _manifest(data: Path) -> Manifest | None:
         with suppress(UserError):
             return read_manifest(data)
     return None
+
+
+def _facts_of_data(path: str, manifest: Manifest | None) -> dict[str, Any]:
+    """The fields of a `RunConfig` about prepared data, as far as their manifest tells them."""
+    if manifest is None:
+        return {"prompt": None, "train_rows": 0, "dataset": {}}
+    has_answers = task_or_unknown(manifest.task).has_answers
+    return {
+        "prompt": manifest.prompt if has_answers else None,
+        "train_rows": manifest.splits["train"].rows,
+        "dataset": {"path": path, "content_key": manifest.content_key},
+    }
 
 
 def _task(flags: Mapping[str, object], manifest: Manifest | None) -> str:

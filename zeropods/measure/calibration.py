@@ -61,7 +61,7 @@ class Calibration:
     factors: dict[str, dict[str, float]]
     residuals: list[Residual]
 
-    def interval(self, gpu: str, work: Workload, quantity: str, planned: float) -> Span | None:
+    def span(self, gpu: str, work: Workload, quantity: str, planned: float) -> Span | None:
         """The range that `HELD` of such runs lie in, of a quantity for which so much is planned;
         None if too few runs on this GPU are known.
 
@@ -234,7 +234,7 @@ def plan_figures(record: Record) -> dict[str, float | None]:
             continue
         span = None
         if calibration is not None:
-            span = calibration.interval(run.gpu, run.work, quantity, planned)
+            span = calibration.span(run.gpu, run.work, quantity, planned)
         judged = Judged(
             planned=planned,
             low=None if span is None else span.low,
@@ -256,7 +256,7 @@ def _kept_for_summaries(folder: Path) -> Calibration | None:
 
 @lru_cache(maxsize=1)
 def _read_once(folder: Path, changed: int) -> Calibration | None:
-    # A file that is unreadable or of an earlier version stops no summary; `zeropods plan` names it.
+    # A file that cannot be read stops no summary; `zeropods plan` names it.
     with suppress(UserError):
         return kept_calibration(folder)
     return None

@@ -32,8 +32,6 @@ class MachineProbe:
     matmul_flops_per_second: dict[str, dict[str, float]]
     """FLOP/s of matrix multiplications by precision and side of the square matrices, with all cores
     or on the GPU."""
-    memory_bandwidth: float
-    """Bytes per second that an optimizer's step reads and writes, with all cores or on the GPU."""
     processes: int
     """Number of processes that took part in the collectives."""
     machines: int
@@ -46,7 +44,7 @@ class MachineProbe:
     """Bytes per second from host to GPU, from pinned memory; None without a GPU."""
     gpu_memory_bytes: int | None = None
     """Bytes of memory of the smallest GPU of the processes, as NVML shows them; None without a GPU,
-    where NVML does not know it, and in an older probe."""
+    and where NVML does not know it."""
 
     def flops(self, precision: str) -> float:
         """The best FLOP/s at a precision that was probed."""

@@ -3,11 +3,9 @@ its strict reading."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeVar
@@ -82,9 +80,9 @@ class Statistics(StrictPart):
     peak: float
     mean: float
     minimum: float
-    p95: float | None = None
-    """The 95th percentile; like the median, None in records from before it was kept."""
-    median: float | None = None
+    p95: float
+    """The 95th percentile."""
+    median: float
 
     @property
     def total(self) -> float:
@@ -178,9 +176,8 @@ class BatchShape(StrictPart):
     """Number of tokens per row."""
     target_tokens: int
     """Number of tokens per row; 0 where a row is one text."""
-    label_tokens: int | None = None
-    """Number of tokens of all rows that carry a loss, padding left out; None in records from before
-    it was kept."""
+    label_tokens: int
+    """Number of tokens of all rows that carry a loss, padding left out."""
 
 
 @dataclass(kw_only=True)
@@ -240,7 +237,7 @@ class RankMeasurement(StrictPart):
     """Statistics by column of `memory/N.csv`, for the columns that contain numbers."""
     live_bytes: LiveBytes | None = None
     measured_precision: MeasuredPrecision | None = None
-    """None where the first step was not finished, and in records from before it was kept."""
+    """None where the first step was not finished."""
     energy_joules: float | None = None
     """Energy of its GPU from start to end, by NVML's own counter."""
     ended_unix_seconds: float | None = None
@@ -305,8 +302,6 @@ class RankExit(StrictPart):
 # The record: what was asked for, how it ended, and what every rank measured.
 
 SCHEMA_VERSION: Final = 3
-NO_LONGER_MEASURED = ("one_core_flops_per_second", "python_seconds")
-"""Keys of a rank in records from when times were planned without a GPU."""
 Status = Literal["ok", "oom", "failed", "timeout", "interrupted", "pod_lost"]
 
 
@@ -348,8 +343,8 @@ class RunConfig(StrictPart):
     versions: dict[str, str | None]
     git_revision: str | None
     hardware: dict[str, Any]
-    device: Literal["cuda", "cpu"] | None = None
-    """What the ranks trained on; None in records from before it was kept."""
+    device: Literal["cuda", "cpu"] | None
+    """What the ranks trained on; None where they had not come so far as to say it."""
 
     @property
     def technique_text(self) -> str:
@@ -439,44 +434,20 @@ def read_rank(path: Path) -> RankMeasurement:
 
 
 def _read_as(kind: type[T], path: Path) -> T:
-    """A document of a run folder, validated strictly; also one of version 2, in which ranks listed
-    every duration, and one with figures that are no longer measured."""
+    """A document of a run folder, validated strictly; `UserError` says what is wrong with it."""
     content = path.read_bytes()
-    with suppress(UserError):
+    try:
         return files.validated(kind, path, content, "run it again")
-    document = files.validated(dict[str, Any], path, content, "move the run folder away")
-    version = document.get("schema_version")
-    if issubclass(kind, RunConfig) and version not in (SCHEMA_VERSION - 1, SCHEMA_VERSION):
-        raise UserError(
-            f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION - 1} and "
-            f"{SCHEMA_VERSION}: run it again"
-        )
-    # Anything of another form is left as it is, to be refused.
-    with suppress(AttributeError, KeyError, TypeError, ValueError):
-        for rank in document.get("ranks", [document]):
-            for key in NO_LONGER_MEASURED:
-                rank.pop(key, None)
-            if version != SCHEMA_VERSION:
-                _summarize_durations(rank)
-    if "schema_version" in document:
-        document["schema_version"] = SCHEMA_VERSION
-    return files.validated(kind, path, json.dumps(document).encode(), "run it again")
-
-
-def _summarize_durations(rank: dict[str, Any]) -> None:
-    """Put statistics in place of the lists of durations of a rank's measurement of version 2; one
-    of another form raises an error before anything is changed."""
-    step_seconds = rank["step_seconds"]
-    warmup_steps = rank["warmup_steps"]
-    durations = {
-        "evaluate_seconds": rank["evaluate_seconds"],
-        "save_seconds": rank["save_seconds"],
-        "step_seconds": step_seconds[warmup_steps:],
-    }
-    statistics = {key: Statistics.of(seconds) for key, seconds in durations.items()}
-    rank["warmup_seconds"] = float(sum(step_seconds[:warmup_steps]))
-    for key, of_durations in statistics.items():
-        rank[key] = None if of_durations is None else asdict(of_durations)
+    except UserError:
+        document = files.validated(dict[str, Any], path, content, "move the run folder away")
+        version = document.get("schema_version")
+        if issubclass(kind, RunConfig) and version != SCHEMA_VERSION:
+            # In another version anything may differ: that it is another one says more.
+            raise UserError(
+                f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION}: "
+                "run it again"
+            ) from None
+        raise
 
 
 def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: bool = False) -> str:

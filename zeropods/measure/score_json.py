@@ -133,12 +133,12 @@ SCORES: dict[str, type[Score]] = {TEXT2SQL: QueryScore, SQUAD: SquadScore, LM: T
 
 
 def read_score(path: Path) -> Score:
-    """The score in `score.SPLIT.json`; a file without `task` is of text-to-SQL, as older files are.
+    """The score in `score.SPLIT.json`.
 
     Raises:
         UserError: a file that is damaged, or the first value that is missing or of another type.
     """
-    task = read_json(path).get("task", TEXT2SQL)
+    task = read_json(path).get("task")
     if task not in SCORES:
         expected = ", ".join(SCORES)
         raise UserError(f"{path}: task is {task!r:.60}: expected one of {expected}; measure again")

@@ -372,16 +372,16 @@ class Span(NamedTuple):
     """The value that 95 % of the runs of the kind do not exceed."""
 
 
-Intervals = Callable[[Workload, str, float], Span | None]
+SpanOfRuns = Callable[[Workload, str, float], Span | None]
 """What runs have shown: the range of runs of a workload's kind for which so much `memory` or `time`
 is planned; None where it is not known."""
 
 
-def plan(request: Request, interval_of: Intervals | None = None) -> Plan:
+def plan(request: Request, span_of_runs: SpanOfRuns | None = None) -> Plan:
     """Estimate each attention with each checkpointing, under each technique, by arithmetic.
 
     Args:
-        interval_of: how far such plans were from runs, where that is known.
+        span_of_runs: what such runs have shown, where that is known.
 
     Raises:
         UserError: the technique or the GPU is unknown, or the model does not have this way of
@@ -407,10 +407,10 @@ def plan(request: Request, interval_of: Intervals | None = None) -> Plan:
     for attention in request.attentions:
         for checkpointing in checkpointings:
             for technique in techniques:
-                way = replace(
+                variant = replace(
                     work, attention=attention, checkpointing=checkpointing, technique=technique
                 )
-                estimates.append(_estimate(request, way, interval_of))
+                estimates.append(_estimate(request, variant, span_of_runs))
     return Plan(request, tuple(estimates))
 
 
@@ -422,12 +422,12 @@ def requested_techniques(request: Request) -> list[Technique]:
     return [technique for technique in TECHNIQUES if technique in requested]
 
 
-def _estimate(request: Request, work: Workload, interval_of: Intervals | None) -> Estimate:
+def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None) -> Estimate:
     """The estimate of one technique in one way of training.
 
     Args:
         work: the workload, for one process.
-        interval_of: how far such plans were from runs, where that is known.
+        span_of_runs: what such runs have shown, where that is known.
     """
     machines = request.machines
     pods = 1 if work.technique.is_alone else machines.pods
@@ -435,31 +435,21 @@ def _estimate(request: Request, work: Workload, interval_of: Intervals | None) -
     work = replace(work, ranks=pods * slots)
 
     def fits(rows: int) -> bool:
-        need = _memory(replace(work, batch_size=rows), machines, interval_of)
+        need = _memory(replace(work, batch_size=rows), machines, span_of_runs)
         if need.needed_bytes > request.gpu_memory_bytes:
             return False
         if request.host_memory_bytes is None:
             return True
         return slots * need.memory.host_bytes <= request.host_memory_bytes
 
-    need = _memory(work, machines, interval_of)
+    need = _memory(work, machines, span_of_runs)
     time = step_time(work, machines)
     span_of_time = None
-    if interval_of is not None:
-        span_of_time = interval_of(work, "time", time.seconds)
-    rows_per_step = work.gradient_accumulation * work.batch_size * work.ranks
-    rate = rows_per_step / time.seconds
-    seconds = None
-    samples = _samples(request, work)
-    if samples is not None:
-        seconds = request.epochs * math.ceil(samples / rows_per_step) * time.seconds
-    cost = None
-    cost_per_million = None
-    if request.price_per_hour is not None:
-        price_per_second = pods * request.price_per_hour / 3600
-        cost_per_million = price_per_second * 1_000_000 / rate
-        if seconds is not None:
-            cost = price_per_second * seconds
+    if span_of_runs is not None:
+        span_of_time = span_of_runs(work, "time", time.seconds)
+    rate = _rows_per_step(work) / time.seconds
+    seconds = _total_seconds(request, work, time.seconds)
+    cost = _cost(request, pods, rate, seconds)
     return Estimate(
         work=work,
         pods=pods,
@@ -470,8 +460,8 @@ def _estimate(request: Request, work: Workload, interval_of: Intervals | None) -
         time=time,
         samples_per_second=rate,
         total_seconds=seconds,
-        cost=cost,
-        cost_per_million_samples=cost_per_million,
+        cost=cost.total,
+        cost_per_million_samples=cost.per_million_samples,
         tokens_per_second=rate * request.tokens,
         needed_bytes=round(need.needed_bytes),
         intervals={"memory": _ends(need.span), "time": _ends(span_of_time)},
@@ -488,15 +478,50 @@ class _Need:
     needed_bytes: float
 
 
-def _memory(work: Workload, machines: Machines, interval_of: Intervals | None) -> _Need:
+def _memory(work: Workload, machines: Machines, span_of_runs: SpanOfRuns | None) -> _Need:
     """The memory that one process needs: as planned, or what is enough for most of such runs."""
     memory = plan_memory(work, workspace_bytes=workspace_bytes(machines.gpu))
     span = None
-    if interval_of is not None:
-        span = interval_of(work, "memory", memory.device_bytes)
+    if span_of_runs is not None:
+        span = span_of_runs(work, "memory", memory.device_bytes)
     if span is None:
         return _Need(memory, None, memory.device_bytes)
     return _Need(memory, span, span.most)
+
+
+def _rows_per_step(work: Workload) -> int:
+    return work.gradient_accumulation * work.batch_size * work.ranks
+
+
+def _total_seconds(request: Request, work: Workload, step_seconds: float) -> float | None:
+    """Seconds of all steps; None where neither steps nor samples were asked for."""
+    samples = _samples(request, work)
+    if samples is None:
+        return None
+    return request.epochs * math.ceil(samples / _rows_per_step(work)) * step_seconds
+
+
+class _Cost(NamedTuple):
+    """What training costs, in the currency of the price; None where that is not known."""
+
+    total: float | None
+    per_million_samples: float | None
+
+
+def _cost(request: Request, pods: int, rate: float, seconds: float | None) -> _Cost:
+    """The cost of these pods.
+
+    Args:
+        rate: samples per second.
+        seconds: time of the whole training; None where it is not known.
+    """
+    if request.price_per_hour is None:
+        return _Cost(None, None)
+    price_per_second = pods * request.price_per_hour / 3600
+    per_million_samples = price_per_second * 1_000_000 / rate
+    if seconds is None:
+        return _Cost(None, per_million_samples)
+    return _Cost(price_per_second * seconds, per_million_samples)
 
 
 def _samples(request: Request, work: Workload) -> int | None:

@@ -102,7 +102,7 @@ def shape_recorded(config: str) -> Shape | None:
         sizes = {key: size for key, size in known.items() if not isinstance(size, float | dict)}
         if all(given.get(key) == size for key, size in sizes.items()):
             return shape_named(name)
-    # Older records have their own names for the sizes of a model, and do not name its type.
+    # A configuration that names no type is no model's.
     if "model_type" not in given:
         return None
     with contextlib.suppress(UserError, ImportError):
@@ -142,8 +142,7 @@ def _from_hub(model: str) -> Path:
 
 @cache
 def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
-    """The shape of a configuration; a way of training whose pass is not stored yet is traced when
-    it is asked for.
+    """The shape of a configuration; a pass that is not stored yet is traced when it is asked for.
 
     Args:
         folder: folder or hub id whose own code may run, if any.
@@ -160,13 +159,13 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
         with contextlib.suppress(OSError):
             write_json(cached(), found)
 
-    def saved(way: str) -> Saved:
-        if way not in found["saved"]:
+    def saved(pass_name: str) -> Saved:
+        if pass_name not in found["saved"]:
             from zeropods.plan import meta_model
 
-            found["saved"][way] = meta_model.saved(config, folder, way)
+            found["saved"][pass_name] = meta_model.saved(config, folder, pass_name)
             keep()
-        return Saved(**found["saved"][way])
+        return Saved(**found["saved"][pass_name])
 
     try:
         if known:

@@ -155,10 +155,8 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
     window, windowed = _window(model)
     drops = _has_dropout(settings)
 
-    way = f"fp32 {_default_kernel(attentions, is_causal, kv_heads < heads)}"
-    if drops:
-        way += " dropout"
-    traced = Pass(model, window, way, 1.0 if experts is None else active / experts)
+    pass_name = _default_pass(attentions, is_causal, kv_heads < heads, drops)
+    traced = Pass(model, window, pass_name, 1.0 if experts is None else active / experts)
     found = traced.run()
 
     vocabulary = table.shape[0] if head is None else head.weight.shape[0]
@@ -183,7 +181,7 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
             "weights": _weights(model),
             "products": dict(traced.products),
         },
-        "saved": {way: found},
+        "saved": {pass_name: found},
     }
 
 
@@ -241,17 +239,22 @@ def _attentions(model: PreTrainedModel, settings: Any, is_causal: bool) -> list[
     return [name for name in ATTENTIONS if has[name]]
 
 
-def _default_kernel(attentions: Sequence[str], is_causal: bool, shares_keys: bool) -> str:
-    """The kernel of the default attention in FP32, as in `Workload.kernel`.
+def _default_pass(
+    attentions: Sequence[str], is_causal: bool, shares_keys: bool, drops: bool
+) -> str:
+    """Name of a pass in FP32 with the default attention, as `Workload.saved` names it.
 
     Args:
         shares_keys: whether several heads share keys and values.
+        drops: whether the model has dropout.
     """
     if "sdpa" not in attentions:
-        return EAGER
-    if is_causal and shares_keys:
-        return PLAIN
-    return FUSED
+        kernel = EAGER
+    elif is_causal and shares_keys:
+        kernel = PLAIN
+    else:
+        kernel = FUSED
+    return f"fp32 {kernel} dropout" if drops else f"fp32 {kernel}"
 
 
 def _has_dropout(settings: Any) -> bool:
@@ -291,9 +294,9 @@ def _weights(model: PreTrainedModel) -> list[list[int | str]]:
     return weights
 
 
-def saved(config: str, folder: str | None, way: str) -> dict[str, Any]:
-    """The fields of `Saved` for a way of training, named as in `Workload.saved`; the arguments are
-    those of `facts`."""
+def saved(config: str, folder: str | None, pass_name: str) -> dict[str, Any]:
+    """The fields of `Saved` for a pass that is named as in `Workload.saved`; the other arguments
+    are those of `facts`."""
     model = _built(config, folder)
     with _loading(f"{model.config.model_type}: what it saves cannot be traced"):
-        return Pass(model, _window(model)[0], way).run()
+        return Pass(model, _window(model)[0], pass_name).run()

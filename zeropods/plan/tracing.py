@@ -89,14 +89,14 @@ class Pass:
     kept by `_power`.
 
     Args:
-        way: way of training, named as in `Workload.saved`: precision, kernel, dropout.
+        pass_name: its name, as in `Workload.saved`: precision, kernel, dropout.
         active: share of the experts that a token uses.
     """
 
     def __init__(
-        self, model: PreTrainedModel, window: int | None, way: str, active: float = 1.0
+        self, model: PreTrainedModel, window: int | None, pass_name: str, active: float = 1.0
     ) -> None:
-        words = way.split()
+        words = pass_name.split()
         self.precision = words[0]
         self.kernel = words[1]
         has_dropout = len(words) > 2

@@ -106,8 +106,8 @@ class Shape:
     products: Polynomial
     """Multiply-adds of the layers' matrices in a forward pass."""
     trace: Callable[[str], Saved]
-    """Gives what a pass saves in a way of training: precision (`fp32`, `bf16`, `autocast`), kernel,
-    and ` dropout`."""
+    """Gives what a pass saves, by its name: precision (`fp32`, `bf16`, `autocast`), kernel, and
+    ` dropout`."""
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -332,11 +332,11 @@ class Workload:
             precision = "bf16"
         else:
             precision = "fp32"
-        way = f"{precision} {self.kernel}"
+        pass_name = f"{precision} {self.kernel}"
         # A dropout of None is the one that the model was published with.
         if self.shape.drops and self.dropout is not False:
-            way += " dropout"
-        return self.shape.trace(way)
+            pass_name += " dropout"
+        return self.shape.trace(pass_name)
 
     def flops(self) -> tuple[float, float]:
         """Two numbers of FLOPs: of a forward and backward pass, a third of them forward; and of

@@ -24,7 +24,7 @@ from zeropods.errors import UserError
 from zeropods.files import home
 from zeropods.pods.agent import read_secret
 from zeropods.pods.backends import BACKEND_NAMES
-from zeropods.pods.backends.base import Backend, Settings, processes_of
+from zeropods.pods.backends.base import Backend, Settings
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import LocalWorkers
@@ -104,8 +104,8 @@ class Cluster:
     workers: tuple[str, ...] = ()
     """Ids of the workers that were started."""
     pods: tuple[Pod, ...] = ()
-    machine: Machine | None = None
-    """The machine on which it was started; None in the state of an earlier version."""
+    machine: Machine
+    """The machine on which it was started."""
 
     @property
     def name(self) -> str:
@@ -142,19 +142,7 @@ class Cluster:
     def is_elsewhere(self) -> bool:
         """Whether another machine that shares this folder, such as another session of a CML
         project, started it."""
-        return self.machine is not None and self.machine.id != this_machine().id
-
-    @property
-    def is_of_this_machine(self) -> bool:
-        """Whether it may be ended by the process ids of its workers, which mean something on its
-        own machine alone.
-
-        The state of an earlier version does not name the machine: it is this one if one of the
-        workers runs here.
-        """
-        if self.machine is None:
-            return any(record.find() is not None for record in processes_of(self.folder))
-        return not self.is_elsewhere
+        return self.machine.id != this_machine().id
 
     @property
     def hides_gpus(self) -> bool:
@@ -255,7 +243,7 @@ def find(name: str | None = None) -> Cluster:
 
 def shown_name(cluster: Cluster) -> str:
     """Its name, and its machine where that is another one."""
-    if cluster.is_elsewhere and cluster.machine is not None:
+    if cluster.is_elsewhere:
         return f"{cluster.name} (of {cluster.machine.hostname})"
     return cluster.name
 
@@ -433,7 +421,7 @@ def _take_lock(lock: socket.socket, folder: Path, seconds: float) -> None:
 # The files with which ssh, pdsh and DeepSpeed reach the pods
 
 
-def write_files(cluster: Cluster, users: Mapping[str, str]) -> None:
+def write_access_files(cluster: Cluster, users: Mapping[str, str]) -> None:
     """Write the files that let ssh, pdsh and DeepSpeed reach the pods of a cluster, with their host
     keys pinned.
 
@@ -550,10 +538,10 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
         if cluster is None or pods not in (None, cluster.pods):
             return False
         release(name)
-        if cluster.is_of_this_machine:
-            clear(folder)
-        else:
+        if cluster.is_elsewhere:
             end_from_afar(cluster)
+        else:
+            clear(folder)
     return True
 
 
@@ -593,7 +581,7 @@ def remove_ended_clusters() -> None:
             cluster = read_cluster(folder_of(name))
             if cluster is None or not cluster.backend_class.has_processes_here:
                 continue
-            if not cluster.is_of_this_machine:
+            if cluster.is_elsewhere:
                 continue
             workers_have_ended = all(worker.has_ended for worker in workers_of(cluster).list())
             if workers_have_ended and not answers(cluster):
@@ -613,16 +601,15 @@ def answers(cluster: Cluster) -> bool:
 
 
 def require_this_machine(cluster: Cluster) -> None:
-    """Refuse to change a cluster whose workers cannot be looked up on this machine."""
-    if not cluster.is_of_this_machine:
+    """Refuse to change a cluster of another machine, where alone the process ids of its workers
+    mean something."""
+    if cluster.is_elsewhere:
         remedy = f"take another name, or end it with: zeropods pods down --name {cluster.name}"
         raise UserError(f"cluster {cluster.name}: {started_by(cluster)}; {remedy}")
 
 
 def started_by(cluster: Cluster) -> str:
     """Where a cluster comes from that is not of this machine."""
-    if cluster.machine is None:
-        return "an earlier version started it, and none of its workers runs here"
     return f"another machine or session, {cluster.machine.hostname}, started it"
 
 
@@ -649,7 +636,7 @@ def end_from_afar(cluster: Cluster) -> None:
 def _how_to_end(cluster: Cluster) -> str:
     """What to do about a cluster that cannot be ended from here now."""
     command = f"zeropods pods down --name {cluster.name}"
-    if would_show_life(cluster) and cluster.machine is not None:
+    if cluster.backend_class.shares_folder:
         minutes = f"{LONG_SILENCE_SECONDS / 60:.0f} minutes"
         remedy = f"on {cluster.machine.hostname}: {command}"
         return f"{remedy}; once that machine is gone, here too after {minutes}"
@@ -672,12 +659,6 @@ def why_out_of_reach(cluster: Cluster) -> str | None:
     return f"not all of its pods answer here ({'; '.join(silent)})"
 
 
-def would_show_life(cluster: Cluster) -> bool:
-    """Whether it could be seen in the cluster's folder that its agents live: they touch its secret
-    there, if they are of this version and share the folder."""
-    return cluster.machine is not None and cluster.backend_class.shares_folder
-
-
 def left_of_others() -> list[str]:
     """Names of other machines' clusters that have ended, as far as can be seen: none of their pods
     shows any life."""
@@ -693,6 +674,8 @@ def left_of_others() -> list[str]:
 
 
 def has_long_been_silent(cluster: Cluster) -> bool:
-    """Whether its agents would show that they live, and none has done so for
-    `LONG_SILENCE_SECONDS`."""
-    return would_show_life(cluster) and seconds_of_silence(cluster.folder) > LONG_SILENCE_SECONDS
+    """Whether its agents would show that they live, by touching the secret in its folder, and none
+    has done so for `LONG_SILENCE_SECONDS`."""
+    if not cluster.backend_class.shares_folder:
+        return False
+    return seconds_of_silence(cluster.folder) > LONG_SILENCE_SECONDS

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -55,6 +55,8 @@ MAX_OUTPUT_BYTES = 1_048_576
 """Bytes that are read from each output stream; what comes after them is ignored."""
 TIMED_OUT = -signal.SIGKILL
 """Exit status of a command that `run_all` has killed."""
+NO_ANSWER = "no answer"
+"""What is said of a pod that may live although it did not answer over ssh in time begins so."""
 NOT_STARTED = (126, 127)
 """Exit statuses of a shell that cannot run, or does not find, a program."""
 ANEW = "'zeropods pods down' and 'zeropods pods up'"
@@ -82,15 +84,13 @@ SSH_MESSAGES = {
         "correct '{address}' in the hostfile, or add it to ~/.ssh/config",
     ),
     "timed out|imeout|No route to host|Network is unreachable": (
-        "no answer",
+        NO_ANSWER,
         "{address} is cut off, not running, or its sshd hangs; see 'zeropods pods list'",
     ),
 }
 """Meaning of ssh's messages, by a regular expression that matches them: the value in a few words,
 and the remedy."""
 COMPARED_PACKAGES = ("zeropods", "torch", "transformers", "deepspeed", "accelerate")
-OFFLOAD_OPERATION = "cpu_adam"
-"""The DeepSpeed operation that optimizer offload needs."""
 ROOMY_DISK_BYTES = 10 * GIB
 """Free bytes below which there is a warning: a checkpoint of t5-large with its optimizer takes
 9 GiB."""
@@ -104,6 +104,43 @@ CLOCK_WARNING_SECONDS = 5.0
 CLOCK_FAILED_SECONDS = 60.0
 WITHOUT_GPUS = "train without GPUs, on pods of 'zeropods pods up --nvidia-gpu 0'"
 """Remedy for pods that have fewer GPUs than processes."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of DeepSpeed, which is compiled on a pod before it is used there first."""
+
+    compiling: str
+    """The remedy where it is not compiled yet."""
+    installing: str
+    """The remedy where it cannot be compiled."""
+    is_for_gpus: bool = False
+    """Whether CUDA's own compiler compiles it, and processes without a GPU do not use it."""
+
+
+OFFLOAD_OPERATION = "cpu_adam"
+"""DeepSpeed's name of the operation that optimizer offload needs."""
+OPERATIONS = {
+    OFFLOAD_OPERATION: Operation(
+        compiling=(
+            "the first run compiles it, taking a minute or so; or run "
+            "'python tools/compile_ops.py' on the pod"
+        ),
+        installing=(
+            "on the pod: apt-get install g++ python3-dev, pip install ninja; optimizer offload "
+            "needs it"
+        ),
+    ),
+    "quantizer": Operation(
+        compiling="the first run compiles it, taking some minutes",
+        installing=(
+            "on the pod: apt-get install g++ python3-dev, pip install ninja, and the CUDA toolkit; "
+            "ZeRO++ needs it for what it sends quantized"
+        ),
+        is_for_gpus=True,
+    ),
+}
+"""The operations that a run may need, by DeepSpeed's names."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +170,9 @@ class Expectation:
     slots: int = 1
     master_port: int | None = None
     """Port that must be free on the first pod; None where no port is checked."""
-    offload: bool | None = None
-    """Whether the run needs CPU Adam; None where no run is planned yet."""
+    operations: Sequence[str] | None = None
+    """Names of the DeepSpeed operations that the run needs, of those in `OPERATIONS`; None where no
+    run is planned yet."""
     programs: bool = False
     """Whether the machine starts others: then it needs the programs for that."""
 
@@ -176,6 +214,19 @@ class Preflight:
     def ok(self) -> bool:
         """Whether no check failed; warnings are allowed."""
         return all(check.verdict != "failed" for pod in self.pods for check in pod.checks)
+
+    def silent_pods(self) -> list[str]:
+        """Names of the pods that did not answer over ssh in time; none where another check failed,
+        which would only fail again."""
+        names = []
+        for pod in self.pods:
+            for check in pod.checks:
+                if check.verdict != "failed":
+                    continue
+                if not check.value.startswith(NO_ANSWER):
+                    return []
+                names.append(pod.pod)
+        return names
 
     def remedies(self) -> list[str]:
         """A line for each check that is not ok, failures first: pod, check, value, remedy."""
@@ -340,13 +391,18 @@ def ssh_check(end: CompletedProcess[str], address: str) -> Check:
             f"{address} hangs, or the storage of its project folder is gone; see 'zeropods pods "
             "list'"
         )
-        return Check("ssh", "failed", f"no answer in {PROBE_ANSWER_SECONDS:.0f} s", remedy)
+        return Check("ssh", "failed", f"{NO_ANSWER} in {PROBE_ANSWER_SECONDS:.0f} s", remedy)
     if end.returncode != SSH_FAILED:
         return Check("ssh", "ok", "reached")
     for pattern, (value, remedy) in SSH_MESSAGES.items():
         if re.search(pattern, end.stderr):
             return Check("ssh", "failed", value, remedy.format(address=address))
-    value = _last_words(end.stderr) or "ssh failed"
+    value = _last_words(end.stderr)
+    if not value:
+        # ssh fails without a word where a signal ended the command there, as the probe's own alarm
+        # does.
+        value = f"{NO_ANSWER}: its check was killed, or took more than {PROBE_SECONDS} s"
+        return Check("ssh", "failed", value, f"end other programs on {address}, or try again")
     return Check("ssh", "failed", value, f"see what 'ssh -v {address}' says")
 
 
@@ -435,7 +491,10 @@ def checks_here(expected: Expectation, gpus: Sequence[GpuState]) -> list[Check]:
     for name in ("python", *COMPARED_PACKAGES):
         checks.append(check_version(name, versions_here.get(name), expected.versions.get(name)))
     checks += [
-        check_operations(lacking_for_operation(OFFLOAD_OPERATION), expected.offload),
+        check_operations(
+            lacking_operations(expected.operations, has_gpus=bool(gpus)),
+            are_needed=expected.operations is not None,
+        ),
         check_project(expected),
         check_disk(_free_bytes(expected.project), _free_bytes("/tmp"), _free_bytes("/dev/shm")),
         check_memory(psutil.virtual_memory().available),
@@ -478,24 +537,45 @@ def check_version(name: str, version: str | None, wanted: str | None) -> Check:
     return _check(name, value, f"the master has {wanted}; on the pod: pip install {requirement}")
 
 
-def check_operations(lacking: Collection[str] | None, offload: bool | None) -> Check:
-    """Check that the operation for optimizer offload can be loaded; `lacking` is from
-    `lacking_for_operation`."""
-    if offload is False:
-        return _check("ops", "none needed")
-    if lacking is None:
-        return _check("ops", "compiled")
+def lacking_operations(
+    operations: Sequence[str] | None, *, has_gpus: bool
+) -> dict[str, Collection[str] | None]:
+    """What this machine lacks to compile operations, by their names, as `lacking_for_operation`
+    says it; those for GPUs are left out on a machine without one.
+
+    Args:
+        operations: as in `Expectation`.
+        has_gpus: whether processes of this machine train on GPUs.
+    """
+    if operations is None:
+        operations = (OFFLOAD_OPERATION,)
+    lacking: dict[str, Collection[str] | None] = {}
+    for name in operations:
+        is_for_gpus = OPERATIONS[name].is_for_gpus
+        if has_gpus or not is_for_gpus:
+            lacking[name] = lacking_for_operation(name, cuda=is_for_gpus)
+    return lacking
+
+
+def check_operations(
+    lacking: Mapping[str, Collection[str] | None], *, are_needed: bool = True
+) -> Check:
+    """Check that operations of DeepSpeed can be loaded; `lacking` is from `lacking_operations`.
+
+    Args:
+        are_needed: whether the run that is planned needs them.
+    """
     if not lacking:
-        remedy = (
-            "the first run compiles it, taking a minute or so; or run "
-            "'python tools/compile_ops.py' on the pod"
-        )
-        return _check("ops", f"{OFFLOAD_OPERATION} not compiled", remedy, "warning")
-    value = f"{OFFLOAD_OPERATION}: no {', no '.join(lacking)}"
-    remedy = (
-        "on the pod: apt-get install g++ python3-dev, pip install ninja; optimizer offload needs it"
-    )
-    return _check("ops", value, remedy, "failed" if offload else "warning")
+        return _check("ops", "none needed")
+    for name, missing in lacking.items():
+        if missing:
+            value = f"{name}: no {', no '.join(missing)}"
+            verdict: Literal["warning", "failed"] = "failed" if are_needed else "warning"
+            return _check("ops", value, OPERATIONS[name].installing, verdict)
+    for name, missing in lacking.items():
+        if missing is not None:
+            return _check("ops", f"{name} not compiled", OPERATIONS[name].compiling, "warning")
+    return _check("ops", "compiled")
 
 
 def check_project(expected: Expectation) -> Check:

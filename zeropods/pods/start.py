@@ -32,8 +32,8 @@ from zeropods.pods.cluster import (
     require_this_machine,
     usual_backend,
     workers_of,
+    write_access_files,
     write_cluster,
-    write_files,
 )
 from zeropods.pods.gpus import HIDDEN, own_gpus, too_few
 from zeropods.pods.hostfile import Host, read_hostfile
@@ -289,7 +289,7 @@ def _start(cluster: Cluster, port: int | None, seconds: float) -> Cluster:
         if workers.failure is not None:
             raise UserError(f"cluster {cluster.name}: {workers.failure}")
         cluster = replace(cluster, pods=_gather(rendezvous, workers, cluster, seconds))
-        write_files(cluster, workers.accounts())
+        write_access_files(cluster, workers.accounts())
         write_cluster(cluster)
     return cluster
 

@@ -505,13 +505,8 @@ def _mean_of_means(sampled: Sequence[Statistics]) -> float | None:
 
 
 def _mean_p95(sampled: Sequence[Statistics]) -> float | None:
-    """Mean over ranks of the 95th percentiles of their samples; None where a rank has none."""
-    percentiles = []
-    for statistics in sampled:
-        if statistics.p95 is None:
-            return None
-        percentiles.append(statistics.p95)
-    return mean(percentiles) if percentiles else None
+    """Mean over ranks of the 95th percentiles of their samples."""
+    return mean(statistics.p95 for statistics in sampled) if sampled else None
 
 
 def samples_of(record: Record, column: str) -> list[Statistics]:

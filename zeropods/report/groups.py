@@ -252,8 +252,8 @@ def _by_measured_precision(runs: Sequence[Entry]) -> list[list[Entry]]:
     """Runs of equal settings, apart by the number formats that they ran in.
 
     One that failed before it measured them counts as a repeat of the first. One that ended well
-    without them is from before they were measured: it counts as a repeat where all others agree,
-    since its settings are theirs.
+    without them had no step left to do in its last attempt: it counts as a repeat where all others
+    agree, since its settings are theirs.
     """
     formats_of_runs = [measured_settings(run.config) for run in runs]
     measured = [formats for formats in formats_of_runs if formats]

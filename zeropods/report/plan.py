@@ -283,8 +283,8 @@ class LengthPlans:
         """A table with a line for each technique, way of training and length."""
         request = self.request
         lines = []
-        for way in zip(*self.estimates.values(), strict=True):
-            for length, estimate in zip(self.estimates, way, strict=True):
+        for by_length in zip(*self.estimates.values(), strict=True):
+            for length, estimate in zip(self.estimates, by_length, strict=True):
                 parts = estimate.memory.parts()
                 line = {
                     "way": name(estimate),
@@ -308,9 +308,9 @@ class LengthPlans:
         _, (axes,) = new_axes(WIDE, 5.0)
         lengths = list(self.estimates)
         names_of_curves: dict[tuple[float, ...], list[str]] = {}
-        for way in zip(*self.estimates.values(), strict=True):
-            sizes = tuple(estimate.memory.device_bytes / GIB for estimate in way)
-            names_of_curves.setdefault(sizes, []).append(name(way[0]))
+        for by_length in zip(*self.estimates.values(), strict=True):
+            sizes = tuple(estimate.memory.device_bytes / GIB for estimate in by_length)
+            names_of_curves.setdefault(sizes, []).append(name(by_length[0]))
         for sizes, names in names_of_curves.items():
             axes.plot(lengths, sizes, marker="o", label="\nor ".join(names))
         size = self.request.gpu_memory_bytes / GIB

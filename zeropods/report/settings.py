@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from zeropods.measure.record import PRECISION_PARTS, Record, RunConfig
 from zeropods.report.formulas import machines
-from zeropods.techniques import lookup
+from zeropods.techniques import TECHNIQUES, lookup
 
 Settings = dict[str, Any]
 """Values that are compared, by name."""
@@ -42,8 +43,6 @@ BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
 """DeepSpeed settings that are compared where both runs have them: buckets need memory whatever the
 stage."""
 
-INSTRUCTIONS_SETTING = "hardware instructions"
-"""A setting that older runs do not record."""
 PRECISION_PREFIX = "measured precision "
 """Prefix of the name of each number format that the first step ran in; compared where both runs
 have measured it."""
@@ -135,23 +134,15 @@ def unlike_precision(one: RunConfig, other: RunConfig) -> list[str]:
 
 
 def _is_of_precision(name: str) -> bool:
-    if name == "precision" or name in SETS_PRECISION:
-        return True
-    return name.startswith(PRECISION_PREFIX)
+    return name == "precision" or name.startswith(PRECISION_PREFIX)
 
 
 def is_of(name: str, of_run: Settings) -> bool:
     """Whether a run has a setting, even by default: no buckets without ZeRO, no DeepSpeed keys
-    without DeepSpeed.
-
-    A key that sets the precision counts for every run: a run without DeepSpeed computes as if it
-    were not set.
-    """
-    if name in of_run or name in SETS_PRECISION:
+    without DeepSpeed."""
+    if name in of_run:
         return True
-    if name.startswith((*ONLY_WITH, PRECISION_PREFIX)) or name == INSTRUCTIONS_SETTING:
-        return False
-    if name in BUCKETS:
+    if name.startswith((*ONLY_WITH, PRECISION_PREFIX)) or name in BUCKETS:
         return False
     if name.startswith(DEEPSPEED_PREFIX):
         # With DeepSpeed, a run has every key, by default those that its configuration lacks.
@@ -195,18 +186,6 @@ ON_BY_DEFAULT = (
 """Keys for which off differs from absent; for others it does not, unless only some techniques have
 them. DeepSpeed 0.19.8, runtime/zero/config.py, runtime/constants.py,
 runtime/precision_config.py."""
-SETS_PRECISION = (
-    "deepspeed torch_autocast.enabled",
-    "deepspeed communication_data_type",
-    "deepspeed data_types.grad_accum_dtype",
-    "deepspeed data_types.param_dtype",
-    "deepspeed bf16.bf16_master_weights_and_grads",
-    "deepspeed bf16.bf16_optimizer_states",
-    "deepspeed fp16.fp16_master_weights_and_grads",
-    "deepspeed optimizer.params.fp32_optimizer_states",
-)
-"""Settings by which DeepSpeed computes in another precision than `--precision` says. Runs with them
-are refused; records from before that have them, and no measured precision."""
 ONLY_WITH = (
     "deepspeed zero_optimization.stage3_",
     "deepspeed zero_optimization.sub_group_size",
@@ -231,7 +210,7 @@ LEFT_OUT = (
     "zero_optimization.stage",
     "zero_optimization.offload_optimizer.device",
     "zero_optimization.offload_param.device",
-    "zero_optimization.zero_hpz_partition_size",
+    *chain.from_iterable(technique.keys for technique in TECHNIQUES),
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.allgather_bucket_size",
     "tensorboard.output_path",

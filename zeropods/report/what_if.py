@@ -398,7 +398,7 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
     slots = estimate.slots
     work = estimate.work
     epochs = math.ceil(made.request.epochs)
-    weights = Term.of("weights, FP32", MASTER, work.shape.parameters)
+    weights = _whole_weights(work)
 
     kept = [term for term in estimate.memory.host_terms if term.name != LOADING]
     bare_bytes = total(kept, "context")
@@ -426,20 +426,38 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
         disk_bytes=0,
         formula=f"{epochs} x {EVALUATED:.0%} of the rows of an epoch, forward only",
     )
+    saving = _saving_phase(work, epochs, save_seconds, host_bytes)
+    phases = (start, steps, evaluation, saving)
+    return (*phases, _whole_run(phases))
+
+
+def _whole_weights(work: Workload) -> Term:
+    """The weights of the whole model, as its file holds them."""
+    return Term.of("weights, FP32", MASTER, work.shape.parameters)
+
+
+def _saving_phase(
+    work: Workload, epochs: int, save_seconds: float | None, host_bytes: int
+) -> LifePhase:
+    """Saving a checkpoint after each epoch, and the model in the end.
+
+    Args:
+        save_seconds: seconds to save one checkpoint, where they are known.
+        host_bytes: bytes of main memory that each pod holds then without what is gathered.
+    """
+    weights = _whole_weights(work)
     checkpoint = _terms_of_a_checkpoint(work)
     if save_seconds is None:
         save_seconds = total(checkpoint) / DISK
     parts = " + ".join(f"{term.name} {term.formula}" for term in checkpoint)
     gathered = f"on rank 0's pod + {weights.formula} gathered"
-    saving = LifePhase(
+    return LifePhase(
         phase="saving",
         host_bytes=host_bytes + weights.bytes,
         seconds=epochs * save_seconds + weights.bytes / DISK,
         disk_bytes=epochs * total(checkpoint) + weights.bytes,
         formula=f"{gathered}; {epochs} x ({parts}) + the model",
     )
-    phases = (start, steps, evaluation, saving)
-    return (*phases, _whole_run(phases))
 
 
 def _evaluation_seconds(estimate: Estimate, epochs: float) -> float | None:

@@ -419,7 +419,7 @@ def _followers(vocabulary: Vocabulary, names: tuple[str, ...]) -> dict[Role, tup
     }
 
 
-class _Way(NamedTuple):
+class _Continuation(NamedTuple):
     """How one reading can go on."""
 
     part: Part
@@ -446,8 +446,8 @@ class GrammarState:
     def allowed(self) -> NDArray[np.int64]:
         """The ids that can come next, each once; none after the end."""
         ids = set[int]()
-        for way in self._ways:
-            ids.update(way.steps)
+        for continuation in self._continuations:
+            ids.update(continuation.steps)
         if self.is_complete and not self.ended:
             ids.add(self._automaton.vocabulary.eos)
         return np.fromiter(ids, np.int64, len(ids))
@@ -474,25 +474,26 @@ class GrammarState:
                 return None
             return GrammarState(self._automaton, self._readings, ended=True)
         readings = set[Reading]()
-        for way in self._ways:
-            for end in way.steps.get(id_, ()):
-                readings.add(Reading(way.part, end, way.conditions))
+        for continuation in self._continuations:
+            for end in continuation.steps.get(id_, ()):
+                readings.add(Reading(continuation.part, end, continuation.conditions))
         return GrammarState(self._automaton, readings) if readings else None
 
     @cached_property
-    def _ways(self) -> list[_Way]:
+    def _continuations(self) -> list[_Continuation]:
         """How the readings can go on, `eos` aside."""
-        ways: list[_Way] = []
+        continuations: list[_Continuation] = []
         if self.ended:
-            return ways
+            return continuations
         for reading in self._readings:
             part = reading.part
             steps = part.spelling.steps(reading.end)
             if steps:
-                ways.append(_Way(part, steps, reading.conditions))
+                continuations.append(_Continuation(part, steps, reading.conditions))
             if part.spelling.complete(reading.end):
                 for following in self._automaton.following(reading):
                     begins_condition = following.role == "column"
                     conditions = reading.conditions + 1 if begins_condition else reading.conditions
-                    ways.append(_Way(following, following.spelling.steps(BEGIN), conditions))
-        return ways
+                    steps = following.spelling.steps(BEGIN)
+                    continuations.append(_Continuation(following, steps, conditions))
+        return continuations

@@ -60,7 +60,7 @@ def run_script() -> int:
             import_module("zeropods.train.run")
             if flags.deepspeed is not None:
                 import_module("deepspeed")
-        return run_parsed(sys.argv, process_age_seconds)
+        return run_argv(sys.argv, process_age_seconds)
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def quick_imports() -> Iterator[None]:
         gc.enable()
 
 
-def run_parsed(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:
+def run_argv(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:
     """Train as `argv` says, and return the exit status.
 
     Only one rank raises an error that all ranks share.

@@ -98,6 +98,11 @@ def operation_of(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def is_quantized(config: Mapping[str, Any]) -> bool:
+    """Whether ZeRO++ sends weights or gradients quantized."""
+    return any(lookup(config, key) is True for key in QUANTIZED)
+
+
 def check_operation(config: Mapping[str, Any], path: str | Path, *, on_gpu: bool) -> None:
     """Refuse a configuration whose operations are not compiled and cannot be compiled here.
 
@@ -111,8 +116,7 @@ def check_operation(config: Mapping[str, Any], path: str | Path, *, on_gpu: bool
     operation = operation_of(config)
     if operation is not None:
         _check_compiled(operation, "its optimizer", path, cuda=on_gpu and operation == FUSED_ADAM)
-    is_quantized = any(lookup(config, key) is True for key in QUANTIZED)
-    if on_gpu and is_quantized:
+    if on_gpu and is_quantized(config):
         _check_compiled(QUANTIZER, "what it sends quantized", path, cuda=True)
 
 

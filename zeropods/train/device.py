@@ -435,29 +435,6 @@ def _product_seconds(side: int, dtype: torch.dtype, device: str) -> float:
     return fastest_seconds(lambda: torch.matmul(left, right, out=product), MEASURING_SECONDS)
 
 
-OPERATIONS = 500
-"""Number of small operations in a row, followed by their gradients."""
-
-
-def python_seconds(seconds: float = MEASURING_SECONDS) -> float:
-    """Seconds that one small operation and its gradient cost besides arithmetic.
-
-    A step of a small model consists mostly of this.
-
-    Args:
-        seconds: how long to measure, after a warm-up round.
-    """
-    small = torch.ones(16, device=device_type(), requires_grad=True)
-
-    def operations() -> None:
-        value = small
-        for _ in range(OPERATIONS):
-            value = value * small
-        value.sum().backward()
-
-    return fastest_seconds(operations, seconds) / OPERATIONS
-
-
 def fastest_seconds(action: Callable[[], object], seconds: float) -> float:
     """Seconds of the fastest round of `action`.
 

@@ -77,9 +77,6 @@ NO_SETTINGS = (
 NOT_NAMED = ("auto", "never")
 """Values of `--resume` that name no checkpoint."""
 RESUME_REMEDY = "give auto, never or the folder of a complete checkpoint"
-LATER = {"compile": "off", "pad_to_multiple_of": 1, "tf32": False}
-"""Flags that were added after runs had been recorded. At these values a run is the same as one from
-before the flag."""
 BOUNDS = {
     "least": ("at least", operator.ge),
     "above": ("more than", operator.gt),
@@ -415,8 +412,7 @@ class RunArguments:
         """The flags that must be equal for two calls to mean the same run."""
         settings = {}
         for name, value in asdict(self).items():
-            is_as_before = name in LATER and value == LATER[name]
-            if name not in NO_SETTINGS and not is_as_before:
+            if name not in NO_SETTINGS:
                 settings[name] = value
         return settings
 

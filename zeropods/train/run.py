@@ -143,14 +143,7 @@ def attempt(
     measured = RankMeasurement(rank=processes.rank(), host=environment.host(), warmup_steps=warmup)
     record = None
     with train_log(task.folder), contextlib.ExitStack() as ending:
-        interval = task.arguments.memory_interval
-        meter = Meter(
-            task.folder,
-            measured,
-            interval=interval,
-            age_seconds=age_seconds,
-            is_one_text=task.is_one_text,
-        )
+        meter = _meter_of(task, measured, age_seconds)
         all_ranks_end_here = False
         score = ""
         try:
@@ -176,6 +169,17 @@ def attempt(
     if record is not None and record.status != "ok":
         # This rank has ended well, but another one has not.
         raise UserError(f"{task.folder}: {record.status}: {record.reason}")
+
+
+def _meter_of(task: Task, measured: RankMeasurement, age_seconds: float) -> Meter:
+    """The meter of this rank's attempt; arguments as those of `attempt`."""
+    return Meter(
+        task.folder,
+        measured,
+        interval=task.arguments.memory_interval,
+        age_seconds=age_seconds,
+        is_one_text=task.is_one_text,
+    )
 
 
 def _train_heard(

@@ -205,7 +205,7 @@ def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | Non
     if split is None:
         return None
     of_split = {name: digest for name, digest in digests.items() if split_of(name) == split}
-    for folder in chain([Path(manifest.data or prepared)], _near(prepared)):
+    for folder in chain([Path(manifest.data)], _near(prepared)):
         # Another user's folder nearby may not be readable.
         with contextlib.suppress(PermissionError):
             if _has_files(folder, of_split):

@@ -67,12 +67,12 @@ class WorkerProcess:
     pid: int
     started: float
     """Start time of the process, in seconds since 1970."""
-    machine: str | None = None
-    """Id of the machine on which it runs; None in a record of an earlier version."""
+    machine: str
+    """Id of the machine on which it runs."""
 
     def find(self) -> Process | None:
         """The process; None where it has ended, and on any other machine than its own."""
-        if self.machine not in (None, this_machine().id):
+        if self.machine != this_machine().id:
             # A process of this machine may have the same id, and sessions that start together the
             # same start time.
             return None
@@ -82,13 +82,6 @@ class WorkerProcess:
         if abs(process.create_time() - self.started) > CLOCK_SHIFT_SECONDS:
             return None
         return process
-
-
-def processes_of(folder: Path) -> Sequence[WorkerProcess]:
-    """The workers of a cluster's folder that were started as processes of its machine, whether they
-    run or not."""
-    paths = sorted((folder / RECORDS).glob("*.json"))
-    return [WorkerProcess(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 class Backend(ABC):
@@ -192,4 +185,5 @@ class Backend(ABC):
 
     def processes(self) -> Sequence[WorkerProcess]:
         """The workers that were started as processes of this machine, whether they run or not."""
-        return processes_of(self.folder)
+        paths = sorted((self.folder / RECORDS).glob("*.json"))
+        return [WorkerProcess(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
