@@ -31,10 +31,11 @@ from zeropods.plan.known_models import known_config
 from zeropods.train.device import multiplies_bf16, suit_cpu
 from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.job import Task
+from zeropods.train.master_adamw import MasterAdamW, round_to_bf16
 from zeropods.train.meter import Meter
 from zeropods.train.sampler import Prepared, TokenizedSplit
 from zeropods.train.text2sql import TextToSQL, random_t5
-from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
+from zeropods.train.trainer import MeasuredTrainer
 
 ROUNDS, BATCH = 3, 32
 NO_BF16 = "this CPU has no BF16 arithmetic: PyTorch emulates it 200 times slower than FP32"

@@ -4,7 +4,7 @@ behind them.
 A new technique needs a value in `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/`
 where they are new; until it has them, `is_planned` says no. One with keys of its own, as ZeRO++
 has, names them in `keys`: they stay in `PLAIN`, so that they make any other technique `custom`, and
-`train/deepspeed_keys.py` lets them pass.
+`train/deepspeed_keys.py` lets them pass. An engine that is new has a module in `train/engines/`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DSCONFIG = Path(__file__).resolve().parents[1] / "dsconfig"
 CUSTOM = "custom"
 """Name for a configuration that is none of the techniques."""
 ALONE, DDP, DEEPSPEED = "none", "ddp", "deepspeed"
-"""What runs the processes: nothing, since there is one; PyTorch's DistributedDataParallel; or
-DeepSpeed."""
+"""Engines, which hold the model and its optimizer and step them: one process by itself; PyTorch's
+DistributedDataParallel; or DeepSpeed. `train/engines/` has what each of them does."""
 HPZ = "zero_optimization.zero_hpz_partition_size"
 """Key of ZeRO++ for a second division of the parameters (hpZ): among how many processes, which are
 those of a pod. Source: Wang et al. 2023, "ZeRO++", arXiv:2306.10209, section 3.2."""
@@ -42,7 +42,7 @@ class Technique:
 
     name: str
     engine: str = DEEPSPEED
-    """`none`, `ddp` or `deepspeed`."""
+    """`ALONE`, `DDP` or `DEEPSPEED`."""
     divides: tuple[str, ...] = ()
     """The states of which each process holds only a share: some of `optimizer`, `gradients` and
     `parameters`."""
@@ -103,6 +103,26 @@ class Technique:
         """The file in `dsconfig/`; None for training without DeepSpeed."""
         return DSCONFIG / f"{self.name}.json" if self.uses_deepspeed else None
 
+    @property
+    def flags(self) -> dict[str, object]:
+        """The flags of a training script that ask for it; None leaves a flag out.
+
+        `RunArguments.technique` goes the other way. One process and DDP have the same flags: they
+        differ in the number of processes.
+        """
+        return {"deepspeed": self.file}
+
+    @property
+    def profiled_file(self) -> Path:
+        """The file in `dsconfig/` with DeepSpeed's flops profiler; `UserError` without one."""
+        if self.profiled is None:
+            names = [technique.name for technique in TECHNIQUES if technique.profiled is not None]
+            raise UserError(
+                f"technique {self.name!r}: has no file with DeepSpeed's flops profiler; "
+                f"expected one of {', '.join(names)}"
+            )
+        return DSCONFIG / f"{self.profiled}.json"
+
     def is_of(self, config: Mapping[str, Any]) -> bool:
         """Whether a DeepSpeed configuration is of this technique and has nothing beyond it."""
         stage = block(config, "zero_optimization").get("stage", 0)
@@ -146,6 +166,9 @@ TECHNIQUES = (
     ),
 )
 NAMES = tuple(technique.name for technique in TECHNIQUES)
+SAVED_WHOLE = tuple(technique.name for technique in TECHNIQUES if technique.engine in (ALONE, DDP))
+"""Names of the techniques whose checkpoints have the same files with any number of processes, so
+that each of them goes on from those of the others."""
 
 
 def technique_named(name: str) -> Technique:
@@ -154,6 +177,16 @@ def technique_named(name: str) -> Technique:
         if technique.name == name:
             return technique
     raise UserError(f"technique {name!r}; expected one of {', '.join(NAMES)}")
+
+
+def flags_of_techniques() -> list[str]:
+    """Names of the flags of a training script that ask for a technique."""
+    names = []
+    for technique in TECHNIQUES:
+        for name in technique.flags:
+            if name not in names:
+                names.append(name)
+    return names
 
 
 def not_planned_yet() -> str:

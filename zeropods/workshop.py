@@ -353,7 +353,7 @@ class Workshop(WorkshopSettings):
             **flags,
             **batch.flags,
             "pods": self.pods,
-            "deepspeed": DSCONFIG / f"{technique_named(technique).profiled}.json",
+            "deepspeed": technique_named(technique).profiled_file,
             "outputdir": Path(f"{self.area}-profiled", run_name),
         }
 
@@ -687,6 +687,13 @@ class CausalWorkshop(WorkshopSettings):
         return {
             **flags,
             **batch.flags,
-            "deepspeed": None if technique == "none" else DSCONFIG / f"{technique}.json",
+            **_flags_asking_for(technique),
             "outputdir": self.area / self.prepared.name / f"{technique}{where}{steps}",
         }
+
+
+def _flags_asking_for(name: str) -> Flags:
+    """The flags of a run with a technique, or with another configuration of `dsconfig/`."""
+    if name in NAMES:
+        return technique_named(name).flags
+    return {"deepspeed": DSCONFIG / f"{name}.json"}

@@ -27,7 +27,7 @@ from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
 from zeropods.plan.workload import Workload, ZeroSettings, read_zero_settings
 from zeropods.tables import GIB, Table
 from zeropods.techniques import technique_named
-from zeropods.train.deepspeed import read_config
+from zeropods.train.deepspeed_config import read_config
 
 # Seconds of a step: arithmetic or the host, whichever takes longer, plus offload and the optimizer.
 

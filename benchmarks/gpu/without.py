@@ -16,6 +16,7 @@ from transformers.training_args import OptimizerNames
 
 from zeropods.errors import UserError, guarded
 from zeropods.train import run, run_argv
+from zeropods.train.engines import ddp
 from zeropods.train.text2sql import T5ForTextToSQL
 
 SCRIPT = "textsql_train.py"
@@ -65,8 +66,8 @@ def _take_fused_adamw() -> None:
     def unfused(made: TrainingArguments) -> None:
         made.optim = OptimizerNames.ADAMW_TORCH
 
-    ours = run.adamw_settings
-    setattr(run, "adamw_settings", lambda asked: {**ours(asked), "fused": False})  # noqa: B010
+    ours = ddp.adamw_settings
+    setattr(ddp, "adamw_settings", lambda asked: {**ours(asked), "fused": False})  # noqa: B010
     _change_settings(unfused)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.train.deepspeed import check_operation, effective_config, operation_of, read_config
+from zeropods.train.deepspeed_config import check_operation, effective_config, operation_of, read_config
 from zeropods.train.deepspeed_config_check import BLOCKS, check_config
 from zeropods.train.deepspeed_keys import KEYS, REMOVED
 from zeropods.train.flags import PROJECT, CausalArguments, TextToSQLArguments

@@ -10,11 +10,12 @@ import pytest
 from tests.fast.test_plan_formulas import recorded
 from tests.made import a_record, as_record
 from zeropods.errors import UserError
+from zeropods.launch.script_call import ScriptCall, train_arguments
 from zeropods.measure.planned_runs import planned_memory
-from zeropods.techniques import TECHNIQUES, color_of, is_offloaded, technique_of, technique_text
-from zeropods.train.deepspeed import read_config
+from zeropods.techniques import TECHNIQUES, Technique, color_of, is_offloaded, technique_of, technique_text
+from zeropods.train.deepspeed_config import read_config
 from zeropods.train.deepspeed_config_check import check_config
-from zeropods.train.flags import CausalArguments, TextToSQLArguments
+from zeropods.train.flags import SCRIPTS, CausalArguments, TextToSQLArguments
 
 FOLDER = Path(__file__).resolve().parents[2] / "dsconfig"
 EVERY = {path.stem: read_config(path) for path in sorted(FOLDER.glob("*.json"))}
@@ -100,6 +101,19 @@ def test_a_file_is_the_technique_of_its_name_and_passes_its_own_check(name: str)
 )
 def test_a_technique_is_told_from_the_configuration_and_the_ranks(config: Any, ranks: int, name: str) -> None:
     assert technique_of(config, ranks) == name
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+def test_the_flags_of_a_technique_ask_for_it(technique: Technique, script: str) -> None:
+    """Otherwise a sweep would train something else in its place, such as DDP."""
+    call = ScriptCall.of(script, train_arguments(**technique.flags))
+    config = None
+    if call.deepspeed is not None:
+        config = call.deepspeed.config
+    ranks = 1 if technique.is_alone else 2
+    assert call.parsed is not None
+    assert call.parsed.technique(config, ranks) == technique.name
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ COPIED = ("zeropods", "tests", "dsconfig", "docs")
 """Folders that recipes change, or that their tests read."""
 
 
-def test_there_is_a_recipe_for_a_technique_a_task_a_backend_and_a_figure() -> None:
-    assert list(RECIPES) == ["A technique", "A task", "A backend", "A figure of the summary"]
+def test_there_is_a_recipe_for_a_technique_an_engine_a_task_a_backend_and_a_figure() -> None:
+    assert list(RECIPES) == ["A technique", "An engine", "A task", "A backend", "A figure of the summary"]
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

@@ -80,6 +80,13 @@ def test_several_models_have_runs_of_their_own_in_one_area(said: Any, monkeypatc
     assert Workshop() == workshop and Workshop(model="t5-base").model == "t5-base"
 
 
+def test_a_technique_is_asked_for_its_flags_and_for_the_file_of_its_profile(trained: Path) -> None:
+    assert CausalWorkshop().on("ddp", 2)["deepspeed"] is None
+    assert CausalWorkshop().on("zero2", 2)["deepspeed"].name == "zero2.json"
+    with pytest.raises(UserError, match="'ddp': has no file with DeepSpeed's flops profiler; expected one of zero1, "):
+        Workshop(runs=trained).on_pods("ddp")
+
+
 @pytest.mark.parametrize("processes", [1, 2, 4, 8, 16])
 def test_the_effective_batch_is_the_same_on_any_number_of_processes(processes: int, trained: Path) -> None:
     flags = CausalWorkshop().on("zero1", processes)

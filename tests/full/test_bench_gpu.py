@@ -21,7 +21,7 @@ from benchmarks.gpu.predicted import forecast
 from benchmarks.gpu.without import TAKEN, whole_logits
 from tests.full.conftest import ROOT
 from zeropods.errors import UserError
-from zeropods.train.device import check_compiled
+from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.sampler import collate
 from zeropods.train.text2sql import T5ForTextToSQL, random_t5, whole_masks
 
@@ -130,8 +130,11 @@ def test_each_ablated_cell_takes_away_what_is_known() -> None:
 
 
 def test_compiling_what_stage_3_divides_is_refused() -> None:
+    from zeropods.train.engines.deepspeed import DeepSpeed
+
+    flags = TextToSQLArguments(compile="blocks", deepspeed=str(ROOT / "dsconfig" / "zero3_offload.json"))
     with pytest.raises(UserError, match="stage 3"):
-        check_compiled("blocks", str(ROOT / "dsconfig" / "zero3_offload.json"))
+        DeepSpeed(flags).check_compiled()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

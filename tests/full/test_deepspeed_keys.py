@@ -27,7 +27,7 @@ from torch.optim import AdamW
 
 from zeropods.errors import UserError
 from zeropods.train import deepspeed_config_check as config_check
-from zeropods.train.deepspeed import read_config
+from zeropods.train.deepspeed_config import read_config
 from zeropods.train.deepspeed_config_check import BLOCKS, check_config
 from zeropods.train.deepspeed_keys import KEYS, OBJECT, OLD_NAME, REMOVED
 

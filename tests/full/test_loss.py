@@ -13,9 +13,10 @@ from tests.full.test_plan_meta_model import MODELS, SHARED, SIZES
 from zeropods.train import device
 from zeropods.train.causal import causal_config, collate_causal, random_causal, with_causal_loss
 from zeropods.train.device import BitDropout
+from zeropods.train.master_adamw import MasterAdamW
 from zeropods.train.sampler import LengthGroupedSampler, Row, TokenizedSplit, collate
 from zeropods.train.text2sql import T5ForTextToSQL, random_t5
-from zeropods.train.trainer import MasterAdamW, rate_groups
+from zeropods.train.trainer import rate_groups
 
 SMALL = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
 

@@ -15,8 +15,11 @@ from torch import nn
 from tests.full.conftest import ROOT, TINY, run_several
 from zeropods.measure.record import MeasuredPrecision, RankMeasurement, read_record
 from zeropods.programs import child_environment, free_port
+from zeropods.train.engines.ddp import Ddp
+from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.precision import PrecisionRecorder
 
+ENGINE = Ddp(TextToSQLArguments())
 SHORT: list[object] = [
     "--max_steps", 2, "--eval_steps", 0, "--save_model", False, "--per_device_train_batch_size", 2, "--threads", 1,
     "--memory_interval", 0,
@@ -60,7 +63,7 @@ def test_a_causal_run_measures_it_too(text: Path, tmp_path: Path) -> None:
 def test_no_layer_is_hooked_that_torch_compiles() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 1))
     model[0].compile()
-    with PrecisionRecorder(RankMeasurement(rank=0, host="here"), 1) as recorder:
+    with PrecisionRecorder(RankMeasurement(rank=0, host="here"), 1, ENGINE) as recorder:
         recorder.on_step_begin(None, SimpleNamespace(global_step=0), None, model=model, optimizer=None)
         assert [len(layer._forward_hooks) for layer in (model[0][0], model[1])] == [0, 1]
     assert not model[1]._forward_hooks
@@ -75,6 +78,8 @@ from types import SimpleNamespace
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from zeropods.measure.record import RankMeasurement
+from zeropods.train.engines.ddp import Ddp
+from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.precision import PrecisionRecorder
 
 dist.init_process_group("gloo")
@@ -83,7 +88,7 @@ ddp = nn.parallel.DistributedDataParallel(model)
 ddp.register_comm_hook(None, fp16_compress_hook)
 optimizer = torch.optim.AdamW(ddp.parameters())
 measured = RankMeasurement(rank=0, host="here")
-with PrecisionRecorder(measured, 2) as recorder:
+with PrecisionRecorder(measured, 2, Ddp(TextToSQLArguments())) as recorder:
     state = SimpleNamespace(global_step=0)
     recorder.on_step_begin(None, state, None, model=model, optimizer=optimizer)
     with torch.autocast("cpu", torch.bfloat16):
@@ -116,7 +121,7 @@ def test_nothing_is_left_after_the_first_step_and_nothing_is_changed_by_it() -> 
         model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(model.parameters())
         measured = RankMeasurement(rank=0, host="here")
-        recorder = PrecisionRecorder(measured, 1)
+        recorder = PrecisionRecorder(measured, 1, ENGINE)
         losses = []
         for step in range(3):
             about: Any = {"model": model, "optimizer": optimizer}

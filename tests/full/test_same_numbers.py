@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from zeropods.measure.profile_corrections import check
 from zeropods.measure.record import PRECISION_PARTS, read_record
 from zeropods.plan.known_models import known_config
 from zeropods.pods.cluster import Cluster
-from zeropods.train.checkpoints import Origin, hashed, mark_complete, read_manifest
+from zeropods.train.checkpoints import hashed, mark_complete, read_manifest
+from zeropods.train.engines.deepspeed import DeepSpeed
+from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.save_and_resume import Checkpoints
 
 EFFECTIVE_BATCH = 12
@@ -314,11 +316,12 @@ def saved(runs: Runs, request: pytest.FixtureRequest) -> Path:
 
 
 def fitted(saved: Path, ranks: int = 1, technique: str = "zero1") -> Path:
-    """What so many ranks load of it, as this process alone makes it."""
+    """What so many ranks load of it, as this process alone makes it, had it been saved with that technique."""
     manifest = read_manifest(saved)
-    model = {**manifest.origin.model, "deepspeed": technique}
-    wanted = Origin(run_id=manifest.origin.run_id, settings=manifest.origin.settings, model=model, world_size=ranks)
-    return Checkpoints(saved.parent, wanted).fitted(saved, manifest)
+    saved_by = replace(manifest.origin, model={**manifest.origin.model, "deepspeed": technique})
+    engine = DeepSpeed(TextToSQLArguments(deepspeed=str(ROOT / "dsconfig" / "zero1.json")))
+    ours = Checkpoints(saved.parent, replace(saved_by, world_size=ranks), engine)
+    return ours.fitted(saved, replace(manifest, origin=saved_by))
 
 
 def test_a_universal_form_that_was_left_behind_is_made_again(saved: Path) -> None:

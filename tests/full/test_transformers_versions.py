@@ -16,6 +16,9 @@ import pytest
 from tests.full.conftest import ROOT, TINY
 from tests.full.test_train import losses
 from zeropods.measure.record import read_record
+from zeropods.train.engines.ddp import Ddp
+from zeropods.train.engines.deepspeed import DeepSpeed
+from zeropods.train.flags import TextToSQLArguments
 from zeropods.train.job import UNCHANGED
 
 OLDEST, NEWEST = "5.17.0", "5.23.0"
@@ -96,7 +99,9 @@ def test_both_versions_know_every_argument_that_a_run_gives(wheels: dict[str, Pa
     ]
     (call,) = calls
     given = {keyword.arg for keyword in call.keywords if keyword.arg is not None}
-    assert "metric_for_best_model" in given
+    for engine in (Ddp, DeepSpeed):
+        given |= engine(TextToSQLArguments()).settings("bf16").keys()
+    assert {"logging_first_step", "deepspeed", "bf16"} <= given
     for number, wheel in wheels.items():
         arguments = class_of(source(wheel, "training_args"), "TrainingArguments")
         known = {node.target.id for node in arguments.body if isinstance(node, ast.AnnAssign)}

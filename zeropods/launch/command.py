@@ -30,7 +30,7 @@ from zeropods.pods.hostfile import Host, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
-from zeropods.train.deepspeed import check_operation
+from zeropods.train.deepspeed_config import check_operation
 from zeropods.train.deepspeed_config_check import check_config
 from zeropods.train.flags import NO_FP16
 

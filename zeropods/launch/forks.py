@@ -71,7 +71,8 @@ IMPORTED = (
     "zeropods.train.run",
     "zeropods.train.text2sql",
     "zeropods.train.causal",
-    "deepspeed",
+    "zeropods.train.engines.ddp",
+    "zeropods.train.engines.deepspeed",
     "torch.utils.tensorboard",
     "pyarrow",
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.train.deepspeed import Config, read_config
+from zeropods.train.deepspeed_config import Config, read_config
 from zeropods.train.flags import (
     PROJECT,
     RunArguments,

@@ -59,7 +59,7 @@ from zeropods.pods.rendezvous import Pod
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import child_environment
 from zeropods.tables import progress
-from zeropods.train.deepspeed import CPU_ADAM, QUANTIZER, is_quantized, operation_of
+from zeropods.train.deepspeed_config import CPU_ADAM, QUANTIZER, is_quantized, operation_of
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster, PodStatus

@@ -77,6 +77,9 @@ def _requested(planned: Launch) -> RunConfig:
     rows = _whole(flags.get(ROWS))
     passes = _whole(flags.get(PASSES))
     ranks = planned.world_size
+    technique = technique_of(config, ranks)
+    if planned.call.parsed is not None:
+        technique = planned.call.parsed.technique(config, ranks)
     return RunConfig(
         schema_version=SCHEMA_VERSION,
         run_id=secrets.token_hex(6),
@@ -85,7 +88,7 @@ def _requested(planned: Launch) -> RunConfig:
         task=_task(flags, manifest),
         model_id=str(flags.get(names_here.get("model_id", "model_id"), UNKNOWN_TEXT)),
         init=Path(str(flags.get("init", UNKNOWN_TEXT))).name,
-        technique=technique_of(config, ranks),
+        technique=technique,
         pods=len(planned.hosts),
         slots=planned.hosts[0].slots,
         world_size=ranks,

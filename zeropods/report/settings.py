@@ -14,7 +14,7 @@ from typing import Any
 
 from zeropods.measure.record import PRECISION_PARTS, Record, RunConfig
 from zeropods.report.formulas import machines
-from zeropods.techniques import TECHNIQUES, lookup
+from zeropods.techniques import TECHNIQUES, flags_of_techniques, lookup
 
 Settings = dict[str, Any]
 """Values that are compared, by name."""
@@ -29,7 +29,7 @@ SETTING_FACTS = (
     "train_rows",
 )
 DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
-TECHNIQUE = {"deepspeed", "per_device_eval_batch_size", *DIVISION}
+TECHNIQUE = {*flags_of_techniques(), "per_device_eval_batch_size", *DIVISION}
 """Flags that a technique or a number of pods changes by itself; the effective batch size is
 compared instead."""
 BY_DESIGN = {"seed"}

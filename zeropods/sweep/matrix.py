@@ -55,7 +55,7 @@ SET_BY_MATRIX = {
     "dataset_path": "is a key of its own, beside flags",
     "data": "is a key of its own, beside flags",
     "tokenizer_name": "is a key of its own, beside flags",
-    "deepspeed": "follows from the technique axis",
+    **dict.fromkeys(techniques.flags_of_techniques(), "follows from the technique axis"),
     "task": "is the prompt axis",
     "outputdir": "follows from --out",
     "local_rank": "is given by the launcher",
@@ -264,9 +264,10 @@ class Matrix(Axes):
         """The reason why a cell is impossible, or None."""
         if cell.is_one_process and cell.pods > 1:
             return "none is one process; on several pods ddp is the baseline"
-        if cell.technique == "ddp" and cell.pods * self.slots == 1:
+        technique = techniques.technique_named(cell.technique)
+        if technique.engine == techniques.DDP and cell.pods * self.slots == 1:
             return "ddp with a single process is the same as technique none"
-        if techniques.technique_named(cell.technique).least_slots > self.slots:
+        if technique.least_slots > self.slots:
             return f"{cell.technique} divides nothing on pods of 1 slot; give slots: 2 or more"
         return None
 

@@ -536,7 +536,7 @@ def _flags_of_run(
     kind = arguments_of(script) or TextToSQLArguments
     flags: dict[str, object] = {
         kind.names_here["model_id"]: cell.model,
-        "deepspeed": technique_named(cell.technique).file,
+        **technique_named(cell.technique).flags,
         kind.names_here["dataset_path"]: dataset_of(matrix, cell, out),
         **matrix.flags_of(cell),
     }

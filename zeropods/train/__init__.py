@@ -1,7 +1,8 @@
-"""Fine-tuning on any number of ranks: one engine for both training scripts.
+"""Fine-tuning on any number of ranks, in one way for both training scripts.
 
-Their runs differ in their `job.Task`. `run_script` is all that a script does: parse the flags and
-train. It imports torch only after the threads are set up.
+What differs between their runs is a `job.Task`; what differs between techniques is an engine, in
+`engines/`. `run_script` is all that a script does: parse the flags and train. It imports torch only
+after the threads are set up.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def run_script() -> int:
     without_chatter()
     prepare_compiling()
     from zeropods.measure.environment import process_age_seconds
-    from zeropods.train.deepspeed import read_config
+    from zeropods.train.deepspeed_config import read_config
     from zeropods.train.deepspeed_config_check import check_run
     from zeropods.train.flags import SCRIPTS, parse_flags
 
@@ -58,8 +59,7 @@ def run_script() -> int:
         with quick_imports():
             resolve_name(flags.task_class)
             import_module("zeropods.train.run")
-            if flags.deepspeed is not None:
-                import_module("deepspeed")
+            resolve_name(flags.engine_class)
         return run_argv(sys.argv, process_age_seconds)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.techniques import HPZ, QUANTIZED, QUANTIZED_GRADIENTS, is_offloaded, lookup
-from zeropods.train.deepspeed import Config, slots_of_pod
+from zeropods.train.deepspeed_config import Config, slots_of_pod
 from zeropods.train.deepspeed_keys import COUNT, KEYS, NAMED_WITHOUT, POSITIVE, REMOVE, Key
 from zeropods.train.flags import PASSES, ROWS, RunArguments
 

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from zeropods.errors import UserError
 from zeropods.measure.record import PhasePeak
 from zeropods.measure.sampling import Counters, Gpu, find_gpu, resident_bytes
-from zeropods.train.deepspeed import read_config
 from zeropods.train.flags import NO_FP16
 
 if TYPE_CHECKING:
@@ -234,18 +232,6 @@ def compile_model(model: Any, how: str) -> None:
         else:
             for block in stack.block:
                 block.compile(dynamic=True)
-
-
-def check_compiled(how: str, deepspeed: str | None) -> None:
-    """Refuse to compile under ZeRO-3, which fetches weights between the operations of a layer."""
-    if how == "off" or deepspeed is None:
-        return
-    zero = read_config(Path(deepspeed)).get("zero_optimization") or {}
-    if zero.get("stage") == 3:
-        raise UserError(
-            f"--compile {how} --deepspeed {deepspeed}: its stage 3 fetches weights within a layer; "
-            "leave --compile out"
-        )
 
 
 # A model made of operations that suit a CPU.

@@ -33,6 +33,7 @@ from zeropods.measure.record import read_config
 from zeropods.outputs import writing_fault
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
+from zeropods.techniques import technique_of
 from zeropods.train.foreign_flags import faults_of
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -194,8 +195,8 @@ class RunArguments:
     seed: int = flag(42, "for weights, order, dropout", least=0, most=MOST_SEED)
     local_rank: int = flag(-1, "set by DeepSpeed's launcher")
 
-    # Settings that the engine reads for every script, with the values that hold where a script has
-    # no such flag.
+    # Settings that a run reads for every script, with the values that hold where a script has no
+    # such flag.
     model_id = ""
     dataset_path = ""
     epochs = 0.0
@@ -253,6 +254,24 @@ class RunArguments:
     def wants_best_model(self) -> bool:
         """Whether the run ends with its best checkpoint, not its last weights."""
         return self.load_best_model or self.early_stopping_patience > 0
+
+    # The engine and the technique that the flags ask for.
+
+    @property
+    def engine_class(self) -> str:
+        """Module and class of the engine, by name, so that a run loads no other one."""
+        if self.deepspeed is not None:
+            return "zeropods.train.engines.deepspeed:DeepSpeed"
+        return "zeropods.train.engines.ddp:Ddp"
+
+    def technique(self, config: Mapping[str, object] | None, ranks: int) -> str:
+        """Name of the technique; `Technique.flags` goes the other way.
+
+        Args:
+            config: the DeepSpeed configuration at `--deepspeed`; None where none is named.
+            ranks: number of processes of the run.
+        """
+        return technique_of(config, ranks)
 
     # Checks of the model and the data that the flags name, before anything starts.
 

@@ -13,6 +13,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -23,31 +24,18 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment, record
 from zeropods.measure.run_folder import Opening, is_claimed, open_run
-from zeropods.programs import compile_in_turns, free_port
 from zeropods.tasks import task_or_unknown
-from zeropods.techniques import TECHNIQUES, technique_of
+from zeropods.techniques import SAVED_WHOLE
 from zeropods.train import processes
-from zeropods.train.deepspeed import (
-    Config,
-    check_operation,
-    effective_config,
-    read_config,
-    slots_of_pod,
-    spare_compiler,
-    spare_shared_memory,
-)
-from zeropods.train.deepspeed_config_check import check_run
+from zeropods.train.deepspeed_config import slots_of_pod
 from zeropods.train.device import resolve_precision
+from zeropods.train.engines.base import Engine
 from zeropods.train.flags import INITS, PASSES, ROWS, RunArguments, batch_on
 from zeropods.train.sampler import Prepared, Row, TokenizedSplit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.uses_deepspeed)
-"""Techniques without ZeRO, whose checkpoints consist of the same files."""
-BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-"""Keys of a DeepSpeed configuration that give the batch."""
 MOST_PROCESSES_OFFERED = 64
 """Largest number of processes that a remedy names."""
 UNCHANGED = (
@@ -88,7 +76,7 @@ class SummedLoss(NamedTuple):
 class Task(ABC):
     """A call of a script, and its part of a run: data, batches, a model with its loss, and scores.
 
-    The engine, which is the same for all scripts, calls the methods in this order.
+    A run (`run.py`), which is the same for all scripts, calls the methods in this order.
     `text2sql.TextToSQL` and `causal.Causal` are tasks.
     """
 
@@ -99,10 +87,6 @@ class Task(ABC):
     """
     precision: str
     """Precision of the run, `fp32`, `bf16` or `fp16`; known once the call has been checked."""
-    template: Config | None = None
-    """The DeepSpeed configuration as it was read."""
-    deepspeed: Config | None = None
-    """The DeepSpeed configuration in effect, whose output goes into the run folder."""
     arguments: RunArguments
     """The flags of the call."""
 
@@ -110,6 +94,12 @@ class Task(ABC):
         self.arguments = arguments
         self.folder = Path(self.arguments.outputdir)
         """The run folder."""
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine that the flags ask for."""
+        engine: Engine = resolve_name(self.arguments.engine_class)(self.arguments)
+        return engine
 
     def check(self) -> None:
         """Read what the flags name, before processes connect.
@@ -120,33 +110,13 @@ class Task(ABC):
         arguments = self.arguments
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.precision = resolve_precision(arguments.precision, arguments.model_id)
-        if arguments.deepspeed is not None:
-            self.template = read_config(Path(arguments.deepspeed))
-            self.check_template(ranks)
-            on_gpu = torch.cuda.is_available()
-            check_operation(self.template, arguments.deepspeed, on_gpu=on_gpu)
-            self.deepspeed = effective_config(self.template, self.folder, slots_of_pod(ranks))
+        self.engine.check(ranks)
         if arguments.max_train_seconds and ranks > 1:
             raise UserError(
                 "--max_train_seconds: clocks of several processes differ; give --max_steps instead"
             )
         arguments.check_inputs()
         self.check_model()
-
-    def check_template(self, ranks: int, **known: object) -> None:
-        """Refuse a DeepSpeed configuration that contradicts the flags.
-
-        Args:
-            known: what else is known of the run, which it may contradict too.
-        """
-        if self.template is not None:
-            check_run(
-                self.template,
-                self.arguments,
-                ranks,
-                has_no_gpu=not torch.cuda.is_available(),
-                **known,
-            )
 
     @abstractmethod
     def check_model(self) -> None:
@@ -201,7 +171,7 @@ class Task(ABC):
     @property
     def technique(self) -> str:
         """Name of the run's technique."""
-        return technique_of(self.deepspeed, processes.world_size())
+        return self.arguments.technique(self.engine.configuration, processes.world_size())
 
     def effective_batch_size(self) -> int:
         """Number of rows of an optimizer step, over all ranks."""
@@ -222,21 +192,8 @@ class Task(ABC):
             identity["init"] = record.read_config(Path(self.arguments.init)).run_id
         identity["effective_batch_size"] = self.effective_batch_size()
         identity["precision"] = self.precision
-        identity["deepspeed"] = self._template_for_any_batch()
+        identity["deepspeed"] = self.engine.template_for_any_batch()
         return identity
-
-    def _template_for_any_batch(self) -> Config | None:
-        """The DeepSpeed configuration as it was read, but for the keys that give the batch.
-
-        The flags and the number of processes give the batch too, and have been compared with it.
-        """
-        if self.template is None:
-            return None
-        template = dict(self.template)
-        for key in BATCH:
-            if key in template:
-                template[key] = "auto"
-        return template
 
 
 def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> Opening:
@@ -255,7 +212,7 @@ def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> O
         raise UserError(
             f"{arguments.dataset_path}: has no dev split, which is needed to choose the best model"
         )
-    task.check_template(processes.world_size(), optimizer_steps=_optimizer_steps(task))
+    task.engine.check_steps(processes.world_size(), _optimizer_steps(task))
     _check_same_run(task)
     opening = open_run(task.folder, task.identity(), again=arguments.resume == "never")
     if not opening.finished:
@@ -314,7 +271,7 @@ def _config(
         "train_rows": len(data.train),
         "dev_rows": dev_rows,
         "dataset": {**place, "content_key": manifest.content_key},
-        "deepspeed": task.deepspeed,
+        "deepspeed": task.engine.configuration,
         "identity": task.identity(),
         "argv": argv,
         "hosts": hosts,
@@ -350,7 +307,7 @@ def _check_same_run(task: Task) -> None:
     if task.arguments.resume == "never" or not is_claimed(task.folder):
         return
     before = record.read_config(task.folder)
-    keeps_states = before.technique in UNDIVIDED and task.technique in UNDIVIDED
+    keeps_states = before.technique in SAVED_WHOLE and task.technique in SAVED_WHOLE
     if before.technique != task.technique and not keeps_states:
         raise UserError(
             f"{task.folder}: holds a run with technique {before.technique}, "
@@ -394,21 +351,15 @@ def _remedy_for_batch(rows_per_step: int, ranks: int, rows: int) -> str:
 
 
 def training_arguments(task: Task) -> TrainingArguments:
-    """Make transformers' arguments; under DeepSpeed this starts the process group."""
-    uses_deepspeed = task.deepspeed is not None
-    if uses_deepspeed:
-        _name_process_group()
-        compile_in_turns()
-        spare_shared_memory()
+    """Make transformers' arguments, and connect the processes."""
+    task.engine.prepare_process()
     settings = TrainingArguments(
         output_dir=str(task.folder / "checkpoints"),
         num_train_epochs=task.arguments.epochs,
         **{name: getattr(task.arguments, name) for name in UNCHANGED},
         **checkpointing_settings(task.arguments.gradient_checkpointing),
         **_evaluation_and_saving(task.arguments),
-        deepspeed=task.deepspeed,
-        # Without DeepSpeed, BF16 is our own: FP32 masters and BF16 copies, not autocast.
-        bf16=task.precision == "bf16" and uses_deepspeed,
+        **task.engine.settings(task.precision),
         fp16=task.precision == "fp16",
         report_to=[],
         remove_unused_columns=False,
@@ -421,31 +372,8 @@ def training_arguments(task: Task) -> TrainingArguments:
         disable_tqdm=True,
     )
     _correct_device(settings)
-    if task.deepspeed is not None:
-        # On a CPU transformers leaves this to the trainer, and ZeRO-3 would then load a model as if
-        # on one process.
-        import deepspeed
-
-        deepspeed.init_distributed(verbose=False)
-        spare_compiler(task.deepspeed)
+    task.engine.connect()
     return settings
-
-
-def _name_process_group() -> None:
-    """Set the variables of a process group of one, where no launcher has set any.
-
-    DeepSpeed needs them even then.
-    """
-    if "RANK" in os.environ:
-        return
-    os.environ.update(
-        RANK="0",
-        LOCAL_RANK="0",
-        WORLD_SIZE="1",
-        LOCAL_SIZE="1",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(free_port()),
-    )
 
 
 def checkpointing_settings(recompute: bool) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from zeropods.measure.heartbeat import HeartbeatWriter
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
 from zeropods.measure.sampling import PEAKS, Counters, Cpu, Phases, Sampler
 from zeropods.train.device import CudaCounters, gpu_by_nvml, gpu_name, held_bytes, synchronize
+from zeropods.train.engines.base import Engine
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -361,26 +362,6 @@ class StepClock:
 
 # Bytes of a model's tensors while it trains: what ZeRO divides, as it is held in memory.
 
-MASTERS = (
-    "single_partition_of_fp32_groups",
-    "fp32_partitioned_groups_flat",
-    "fp32_groups_flat_partition",
-)
-"""DeepSpeed 0.19's attributes for a rank's master partition.
-
-They are those of stages 1 and 2, of stage 3, and of `BF16_Optimizer`.
-"""
-PARTITIONS = (
-    "averaged_gradients",
-    "all_grad_tensors",
-    "grads_in_partition",
-    "grad_partitions_flat_buffer",
-    "fp32_groups_gradients_flat",
-)
-"""Attributes in which its optimizers keep reduced gradients."""
-STATES = (*MASTERS, "param_groups", "state")
-"""Attributes in which its optimizers and torch's keep states and, where there are any, masters."""
-
 
 @dataclass(eq=False)
 class LiveBytesRecorder(TrainerCallback):
@@ -396,8 +377,9 @@ class LiveBytesRecorder(TrainerCallback):
     """
 
     measured: RankMeasurement
-    engine: Callable[[], Any]
-    """Returns DeepSpeed's engine; None where there is none."""
+    engine: Engine
+    wrapped: Callable[[], object]
+    """Returns the model as the engine has wrapped it."""
     due: bool = field(default=False, init=False)
     """Whether the bytes are counted at the current step."""
     before_step: tuple[int, int] | None = field(default=None, init=False)
@@ -409,58 +391,46 @@ class LiveBytesRecorder(TrainerCallback):
         if has_second_step:
             wanted += 1
         self.due = state.global_step == wanted
-        engine = self.engine()
-        if not self.due or engine is None:
+        if not self.due:
             return
-        # No callback comes between DeepSpeed's reduction of the gradients and its step, which drops
-        # them: to accelerate all of it is one backward pass. So the engine's `step` is replaced,
-        # for this one call.
-        step = engine.step
 
-        def step_after_counting(*arguments: Any, **options: Any) -> Any:
-            # The class's own method is uncovered again.
-            del engine.step
+        def count() -> None:
             self._count_before_step(about["model"], about["optimizer"])
-            return step(*arguments, **options)
 
-        engine.step = step_after_counting
+        self.engine.call_before_step(self.wrapped(), count)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        if self.due and self.engine() is None:
+        # Where this comes too late, the engine has had them counted.
+        if self.due and self.before_step is None:
             self._count_before_step(about["model"], about["optimizer"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         if self.due and self.before_step is not None:
             parameters, gradients = self.before_step
-            tensors = held_tensors(about["optimizer"], STATES)
+            tensors = self.engine.optimizer_states(about["optimizer"])
             self.measured.live_bytes = LiveBytes(
                 parameters=parameters,
                 gradients=gradients,
-                optimizer=_bytes(tensors, besides=_parameters(about["model"])),
+                optimizer=_bytes(tensors, besides=self.engine.parameters(about["model"])),
             )
         self.due = False
 
     def _count_before_step(self, model: nn.Module, optimizer: Any) -> None:
-        gradients: list[Any] = []
-        for parameter in model.parameters():
-            gradients.append(parameter.grad)
-            gradients.append(getattr(parameter, "grad_accum", None))
-        gradients += held_tensors(optimizer, PARTITIONS)
-        gradients += [master.grad for master in held_tensors(optimizer, MASTERS)]
+        gradients = self.engine.gradients(model, optimizer)
         self.before_step = (
-            _bytes(_parameters(model)),
-            _bytes(gradients, besides=_parameters(model)),
+            _bytes(self.engine.parameters(model)),
+            _bytes(gradients, besides=self.engine.parameters(model)),
         )
 
 
-def _bytes(tensors: Iterable[Any], besides: Iterable[Any] = ()) -> int:
+def _bytes(tensors: Iterable[object], besides: Iterable[object] = ()) -> int:
     """Bytes of the storages that hold `tensors`, without those that also hold any of `besides`."""
     sizes = _storage_sizes(tensors)
     others = _storage_sizes(besides)
     return sum(size for address, size in sizes.items() if address not in others)
 
 
-def _storage_sizes(tensors: Iterable[Any]) -> dict[int, int]:
+def _storage_sizes(tensors: Iterable[object]) -> dict[int, int]:
     """Bytes of the storages that hold these tensors, by address; what is no tensor is left out."""
     sizes = {}
     for tensor in tensors:
@@ -468,36 +438,6 @@ def _storage_sizes(tensors: Iterable[Any]) -> dict[int, int]:
             storage = tensor.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
     return sizes
-
-
-def _parameters(model: nn.Module) -> Iterator[Any]:
-    for parameter in model.parameters():
-        yield parameter.data
-        # This rank's share of it under ZeRO-3; the parameter itself is empty unless gathered.
-        yield getattr(parameter, "ds_tensor", None)
-        # The pod's second copy under hpZ, of which this rank has its share until the optimizer's
-        # step.
-        yield getattr(parameter, "ds_secondary_tensor", None)
-
-
-def held_tensors(optimizer: Any, names: Iterable[str]) -> Iterator[Tensor]:
-    """Tensors in these attributes of the optimizer and of those that it wraps.
-
-    accelerate's optimizer wraps DeepSpeed's, which wraps torch's.
-    """
-    seen: list[Any] = []
-    while optimizer is not None and not any(optimizer is known for known in seen):
-        seen.append(optimizer)
-        values = [getattr(optimizer, name, None) for name in names]
-        while values:
-            value = values.pop()
-            if isinstance(value, Tensor):
-                yield value
-            elif isinstance(value, dict):
-                values.extend(value.values())
-            elif isinstance(value, list | tuple):
-                values.extend(value)
-        optimizer = getattr(optimizer, "optimizer", None)
 
 
 # TensorBoard's curves of a run.

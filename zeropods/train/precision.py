@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from transformers.pytorch_utils import Conv1D
 
 from zeropods.measure.record import MeasuredPrecision, RankMeasurement
-from zeropods.train.meter import MASTERS, held_tensors
+from zeropods.train.engines.base import Engine, held_tensors
 
 NAMES = {
     torch.float32: "fp32",
@@ -51,6 +51,8 @@ class PrecisionRecorder(TrainerCallback):
     measured: RankMeasurement
     """Receives the precision."""
     world_size: int
+    engine: Engine
+    """Tells which weights the optimizer updates."""
     sent: CollectiveFormats = field(init=False)
     """Formats of the gradients that this rank sent to others."""
     outputs: set[torch.dtype] = field(default_factory=set, init=False)
@@ -89,9 +91,10 @@ class PrecisionRecorder(TrainerCallback):
         if precision is not None:
             precision.optimizer_states = states
             return
+        updated = self.engine.updated_weights(optimizer)
         self.measured.measured_precision = MeasuredPrecision(
             weights=name_of(parameter.dtype for parameter in model.parameters()),
-            master_weights=name_of(tensor.dtype for tensor in updated_weights(optimizer)),
+            master_weights=name_of(tensor.dtype for tensor in updated),
             optimizer_states=states,
             gradients_sent=name_of(self.sent.formats()),
             linear_output=name_of(self.outputs),
@@ -122,17 +125,6 @@ def uncompiled_linear_layers(model: nn.Module) -> Iterator[nn.Module]:
         # GPT-2 has a class of its own for its linear layers.
         if isinstance(module, nn.Linear | Conv1D) and module not in compiled:
             yield module
-
-
-def updated_weights(optimizer: Any) -> list[Tensor]:
-    """The weights that an optimizer updates.
-
-    They are DeepSpeed's master weights where it has some, else those in the optimizer's groups.
-    """
-    masters = list(held_tensors(optimizer, MASTERS))
-    if masters:
-        return masters
-    return list(held_tensors(optimizer, ["param_groups"]))
 
 
 def moments(optimizer: Any) -> Iterator[Tensor]:

@@ -10,10 +10,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import EarlyStoppingCallback, IntervalStrategy, PreTrainedModel, TrainingArguments
@@ -33,6 +32,7 @@ from zeropods.measure.record import (
 from zeropods.measure.run_folder import Opening, locked
 from zeropods.programs import variable_set
 from zeropods.tables import GIB, progress
+from zeropods.techniques import SAVED_WHOLE
 from zeropods.train import processes
 from zeropods.train.checkpoints import MANIFEST, Origin, digest
 from zeropods.train.device import choose_attention, compile_model, matmul_rates, suit_cpu
@@ -44,7 +44,7 @@ from zeropods.train.precision import PrecisionRecorder
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, heard_while_waiting
 from zeropods.train.save_and_resume import Checkpoints, Resumption, resumption
-from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, ShownSteps, round_to_bf16
+from zeropods.train.trainer import MeasuredTrainer, ShownSteps
 
 OTHERS_SECONDS = 3.0
 """Seconds that rank 0 waits for others where it composes the record."""
@@ -115,12 +115,12 @@ def _fine_tune_in_folder(
             lambda: open_folder(task, argv, hosts, settings.device.type)
         )
         if not opening.finished:
-            attempt(task, settings, opening, time.monotonic() - began, save_signal)
+            train_and_record(task, settings, opening, time.monotonic() - began, save_signal)
         elif processes.rank() == 0:
             print(f"{task.folder}: this run is finished; nothing to do", file=sys.stderr)
 
 
-def attempt(
+def train_and_record(
     task: Task,
     settings: TrainingArguments,
     opening: Opening,
@@ -139,15 +139,17 @@ def attempt(
     Raises:
         UserError: memory was not enough; or this rank has ended well, but another one has not.
     """
-    warmup = _warmup_steps(task.deepspeed)
-    measured = RankMeasurement(rank=processes.rank(), host=environment.host(), warmup_steps=warmup)
+    measured = RankMeasurement(
+        rank=processes.rank(), host=environment.host(), warmup_steps=task.engine.warmup_steps
+    )
     record = None
     with train_log(task.folder), contextlib.ExitStack() as ending:
         meter = _meter_of(task, measured, age_seconds)
+        attempt = Attempt(task, settings, opening, save_signal, measured, meter)
         all_ranks_end_here = False
         score = ""
         try:
-            score = _train_heard(task, settings, opening, measured, meter, save_signal)
+            score = attempt.train()
             measured.status = "ok"
             all_ranks_end_here = True
         except BaseException as error:
@@ -172,7 +174,7 @@ def attempt(
 
 
 def _meter_of(task: Task, measured: RankMeasurement, age_seconds: float) -> Meter:
-    """The meter of this rank's attempt; arguments as those of `attempt`."""
+    """The meter of this rank's attempt; arguments as those of `train_and_record`."""
     return Meter(
         task.folder,
         measured,
@@ -182,46 +184,10 @@ def _meter_of(task: Task, measured: RankMeasurement, age_seconds: float) -> Mete
     )
 
 
-def _train_heard(
-    task: Task,
-    settings: TrainingArguments,
-    opening: Opening,
-    measured: RankMeasurement,
-    meter: Meter,
-    save_signal: SaveOnSignal,
-) -> str:
-    """Train while the meter measures, and while a thread listens for signals that end the run.
-
-    The signal that asks for a save is left to the main thread.
-
-    Returns:
-        What the run has scored in words, as `_train` does.
-    """
-
-    def write_interrupted(signal_name: str) -> None:
-        """Write what was measured so far, for a main thread that cannot."""
-        reason = f"{signal_name} while waiting for other ranks"
-        meter.write(replace(measured, status="interrupted", reason=reason))
-
-    with meter, heard_while_waiting(write_interrupted, saving=save_signal.number):
-        return _train(task, settings, opening, measured, meter, save_signal)
-
-
 def _await_measurements() -> None:
     """Let rank 0 wait for what the others write; every rank takes part."""
     if processes.world_size() > 1:
         torch.distributed.barrier()
-
-
-def _warmup_steps(deepspeed: Mapping[str, Any] | None) -> int:
-    """Number of steps that rates leave out.
-
-    It is the first one, or all up to and including the profiled one, which is slow.
-    """
-    profiler = (deepspeed or {}).get("flops_profiler", {})
-    if not profiler.get("enabled"):
-        return 1
-    return int(profiler.get("profile_step", 1)) + 1
 
 
 def _remedy_for_memory(meter: Meter) -> str:
@@ -323,55 +289,120 @@ def train_log(folder: Path) -> Iterator[None]:
         handler.close()
 
 
-def _train(
-    task: Task,
-    settings: TrainingArguments,
-    opening: Opening,
-    measured: RankMeasurement,
-    meter: Meter,
-    save_signal: SaveOnSignal,
-) -> str:
-    """Train, evaluate, save and score; returns what the score is in words."""
-    arguments = task.arguments
-    is_first = processes.rank() == 0
-    has_dev = task.data.dev is not None
-    if is_first:
-        measured.matmul_flops_per_second = max(matmul_rates(task.precision).values())
-    # Otherwise the other ranks would take cores from what is measured.
-    processes.gathered(None)
-    model = _model(task, measured)
-    trainer = _trainer(task, settings, model, meter)
-    trainer.add_callback(LiveBytesRecorder(measured, trainer.engine))
-    precision_recorder = PrecisionRecorder(measured, processes.world_size())
-    trainer.add_callback(precision_recorder)
-    if is_first:
-        folder = task.folder / "tensorboard"
-        trainer.add_callback(Curves(folder, meter, task.effective_batch_size()))
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run in this process: what it trains, and what measures it."""
 
-    origin = _origin(task, opening, measured)
-    trainer.checkpoints = Checkpoints(
-        task.folder / "checkpoints", origin, keep=arguments.save_total_limit
-    )
-    resumed = resumption(arguments.resume, opening, trainer.checkpoints)
-    trainer.resumption = resumed
-    stopping = _early_stopping(arguments, resumed)
-    if stopping is not None:
-        trainer.add_callback(stopping)
-    trainer.add_callback(save_signal)
-    settings.eval_on_start = arguments.eval_on_start and has_dev and resumed is None
+    task: Task
+    settings: TrainingArguments
+    opening: Opening
+    save_signal: SaveOnSignal
+    """Tells whether the run is to save and end."""
+    measured: RankMeasurement
+    """What this rank has measured so far."""
+    meter: Meter
 
-    with precision_recorder, _shown_steps(trainer):
-        checkpoint = None
-        if resumed is not None:
-            checkpoint = str(resumed.checkpoint)
-        trainer.train(resume_from_checkpoint=checkpoint)
+    def train(self) -> str:
+        """Train while the meter measures, and while a thread listens for signals that end the run.
 
-    measured.stopped_by = _stopped_by(trainer, stopping)
-    if has_dev and not _is_evaluated(trainer, measured):
-        trainer.evaluate()
-    if arguments.save_model:
-        trainer.save_model(str(task.folder / "model"))
-    return task.score(trainer.last_evaluation, trainer.summed_loss)
+        Returns:
+            How good the model is, in words; empty where it is not scored.
+        """
+
+        def write_interrupted(signal_name: str) -> None:
+            """Write what was measured so far, for a main thread that cannot."""
+            reason = f"{signal_name} while waiting for other ranks"
+            self.meter.write(replace(self.measured, status="interrupted", reason=reason))
+
+        with self.meter, heard_while_waiting(write_interrupted, saving=self.save_signal.number):
+            return self._train()
+
+    def _train(self) -> str:
+        """Train, evaluate, save and score; returns what the score is in words."""
+        task = self.task
+        arguments = task.arguments
+        measured = self.measured
+        is_first = processes.rank() == 0
+        has_dev = task.data.dev is not None
+        if is_first:
+            measured.matmul_flops_per_second = max(matmul_rates(task.precision).values())
+        # Otherwise the other ranks would take cores from what is measured.
+        processes.gathered(None)
+        trainer = self._trainer(self._model())
+        trainer.add_callback(
+            LiveBytesRecorder(measured, task.engine, lambda: trainer.model_wrapped)
+        )
+        precision_recorder = PrecisionRecorder(measured, processes.world_size(), task.engine)
+        trainer.add_callback(precision_recorder)
+        if is_first:
+            folder = task.folder / "tensorboard"
+            trainer.add_callback(Curves(folder, self.meter, task.effective_batch_size()))
+
+        trainer.checkpoints = Checkpoints(
+            task.folder / "checkpoints",
+            self._origin(),
+            task.engine,
+            keep=arguments.save_total_limit,
+        )
+        resumed = resumption(arguments.resume, self.opening, trainer.checkpoints)
+        trainer.resumption = resumed
+        stopping = _early_stopping(arguments, resumed)
+        if stopping is not None:
+            trainer.add_callback(stopping)
+        trainer.add_callback(self.save_signal)
+        self.settings.eval_on_start = arguments.eval_on_start and has_dev and resumed is None
+
+        with precision_recorder, _shown_steps(trainer):
+            checkpoint = None
+            if resumed is not None:
+                checkpoint = str(resumed.checkpoint)
+            trainer.train(resume_from_checkpoint=checkpoint)
+
+        measured.stopped_by = _stopped_by(trainer, stopping)
+        if has_dev and not _is_evaluated(trainer, measured):
+            trainer.evaluate()
+        if arguments.save_model:
+            trainer.save_model(str(task.folder / "model"))
+        return task.score(trainer.last_evaluation, trainer.summed_loss)
+
+    def _model(self) -> PreTrainedModel:
+        """Load the model, suit it to the device, and note its size and shape."""
+        task = self.task
+        model = task.model()
+        # Downloads are over; from now on each saved model would show a progress bar.
+        disable_progress_bar()
+        if not torch.cuda.is_available():
+            suit_cpu(model)
+        compile_model(model, task.arguments.compile)
+        self.measured.parameters = task.engine.number_of_parameters(model)
+        self.measured.shape = configuration_of(model)
+        return model
+
+    def _trainer(self, model: PreTrainedModel) -> MeasuredTrainer:
+        """The trainer, with the engine's model and optimizer."""
+        task = self.task
+        task.engine.prepare_model(model, task.precision)
+        trainer = MeasuredTrainer(task, self.meter, model=model, args=self.settings)
+        trainer.optimizer_cls_and_kwargs = task.engine.optimizer(task.precision)
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+    def _origin(self) -> Origin:
+        """What a checkpoint of this run says of where it is from."""
+        task = self.task
+        technique = None
+        if task.technique not in SAVED_WHOLE:
+            technique = task.technique
+        return Origin(
+            run_id=self.opening.run_id,
+            settings=digest(task.identity()),
+            model={
+                "parameters": self.measured.parameters,
+                "precision": task.precision,
+                "deepspeed": technique,
+            },
+            world_size=processes.world_size(),
+        )
 
 
 @contextlib.contextmanager
@@ -391,58 +422,6 @@ def _is_evaluated(trainer: MeasuredTrainer, measured: RankMeasurement) -> bool:
     if trainer.args.load_best_model_at_end or not measured.eval_losses:
         return False
     return measured.eval_losses[-1].step == trainer.state.global_step
-
-
-def _model(task: Task, measured: RankMeasurement) -> PreTrainedModel:
-    """Load the model, suit it to the device, and note its size and shape."""
-    model = task.model()
-    # Downloads are over; from now on each saved model would show a progress bar.
-    disable_progress_bar()
-    if not torch.cuda.is_available():
-        suit_cpu(model)
-    compile_model(model, task.arguments.compile)
-    # Tied parameters count once, and a parameter that ZeRO-3 has divided counts as a whole.
-    measured.parameters = sum(
-        getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters()
-    )
-    measured.shape = configuration_of(model)
-    return model
-
-
-def _trainer(
-    task: Task, settings: TrainingArguments, model: PreTrainedModel, meter: Meter
-) -> MeasuredTrainer:
-    """The trainer, with an optimizer where DeepSpeed does not bring its own.
-
-    For BF16 it is this project's, which keeps FP32 masters; for FP32 torch's.
-    """
-    if task.deepspeed is not None:
-        trainer = MeasuredTrainer(task, meter, model=model, args=settings)
-    elif task.precision == "bf16":
-        trainer = MeasuredTrainer(task, meter, model=round_to_bf16(model), args=settings)
-        trainer.optimizer_cls_and_kwargs = (MasterAdamW, adamw_settings(task.arguments))
-    else:
-        trainer = MeasuredTrainer(task, meter, model=model, args=settings)
-        trainer.optimizer_cls_and_kwargs = (torch.optim.AdamW, adamw_settings(task.arguments))
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def _origin(task: Task, opening: Opening, measured: RankMeasurement) -> Origin:
-    """What a checkpoint of this run says of where it is from."""
-    technique = None
-    if task.deepspeed:
-        technique = task.technique
-    return Origin(
-        run_id=opening.run_id,
-        settings=digest(task.identity()),
-        model={
-            "parameters": measured.parameters,
-            "precision": task.precision,
-            "deepspeed": technique,
-        },
-        world_size=processes.world_size(),
-    )
 
 
 def _early_stopping(
@@ -470,12 +449,3 @@ def _stopped_by(trainer: MeasuredTrainer, stopping: EarlyStoppingCallback | None
         if evaluations_without_gain >= stopping.early_stopping_patience:
             return "early_stopping"
     return "time"
-
-
-def adamw_settings(arguments: RunArguments) -> dict[str, object]:
-    """Arguments of AdamW in runs without DeepSpeed.
-
-    Weight decay comes with the parameter groups.
-    """
-    betas = (arguments.adam_beta1, arguments.adam_beta2)
-    return {"lr": arguments.learning_rate, "betas": betas, "fused": True}

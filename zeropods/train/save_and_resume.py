@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import pickle
-import shutil
 import sys
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +16,14 @@ from typing import Any
 from transformers import TrainerState
 
 from zeropods.errors import UserError
-from zeropods.files import first_line, foreign_object, plain_values_only, said_in_one_line
+from zeropods.files import said_in_one_line
 from zeropods.measure.run_folder import Opening
 from zeropods.train import checkpoints, processes
 from zeropods.train.checkpoints import CheckpointManifest, Origin, SavedFile, UnsoundError
+from zeropods.train.engines.base import Engine
 from zeropods.train.flags import NOT_NAMED, RESUME_REMEDY
 
 REMEDY = "free or repair the disk, then run again: it resumes from the previous checkpoint"
-UNDIVIDED = (checkpoints.STATE, "scheduler.pt")
-"""Files that each checkpoint holds undivided, and that resuming reads."""
-CONVERTER_ERRORS = (ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError)
-"""What DeepSpeed's converter raises where it cannot convert a checkpoint."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +36,7 @@ class Checkpoints:
     """`checkpoints/` of the run folder, which all ranks share."""
     origin: Origin
     """Origin of this run's checkpoints."""
+    engine: Engine
     keep: int | None = None
     """Number of checkpoints that may stay once a newer one is whole; None: all."""
 
@@ -147,20 +141,14 @@ class Checkpoints:
         Raises:
             UserError: the universal form cannot be made.
         """
-        technique = self.origin.model.get("deepspeed")
         saved_by = manifest.origin.world_size
-        if technique is None or saved_by == self.origin.world_size:
+        if saved_by == self.origin.world_size or not self.engine.is_divided_on_disk:
             return checkpoint
-        if technique == "custom":
-            raise processes.SharedError(
-                f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is "
-                f"not in dsconfig/, it can be resumed only on {saved_by} ranks"
-            )
         place = self.folder / checkpoints.UNIVERSAL / str(manifest.step)
 
         def make() -> Path:
             with said_in_one_line(place.parent, place.name, REMEDY):
-                make_universal(place, checkpoint, manifest)
+                self.engine.make_universal(place, checkpoint, manifest)
             ranks = f"{saved_by} ranks -> {self.origin.world_size}"
             _say(f"{place}: made of {checkpoint.name} ({ranks})")
             return place
@@ -172,64 +160,6 @@ def _say(line: str, level: int = logging.INFO) -> None:
     """Write a line to the log and to stderr."""
     log.log(level, "%s", line)
     print(line, file=sys.stderr, flush=True)
-
-
-def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) -> None:
-    """Make the form of a checkpoint that any number of ranks can load.
-
-    DeepSpeed's own converter makes it, for the attempt that is about to load it. It is deleted at
-    the next checkpoint, so it has no manifest.
-
-    Args:
-        place: the folder to make; what is there is replaced.
-        checkpoint: a verified checkpoint. The converter makes only tensors and plain values from
-            what it reads.
-        manifest: the checkpoint's manifest.
-
-    Raises:
-        UserError: there are no ZeRO shards, or they hold something other than plain values, or
-            cannot be converted.
-    """
-    shards = manifest.shards()
-    if shards is None:
-        raise UserError(
-            f"{checkpoint}: contains no ZeRO shards; resume on the same number of ranks"
-        )
-    checkpoints.discard(place)
-    place.mkdir(parents=True)
-    for name in manifest.files.keys() & set(UNDIVIDED):
-        shutil.copyfile(checkpoint / name, place / name)
-    _convert(checkpoint / shards, place / f"{shards}_{checkpoints.UNIVERSAL}")
-
-
-def _convert(shards: Path, universal: Path) -> None:
-    """Convert a folder of ZeRO's shards with DeepSpeed's converter, without its output."""
-    from deepspeed.checkpoint import ds_to_universal
-
-    options = Namespace(
-        input_folder=str(shards),
-        output_folder=str(universal),
-        # Worker processes would each hold a rank's states.
-        num_extract_workers=1,
-        num_merge_workers=1,
-        keep_temp_folder=False,
-        strict=True,
-        inject_missing_state=True,
-    )
-    try:
-        with (
-            open(os.devnull, "w") as nowhere,
-            contextlib.redirect_stdout(nowhere),
-            plain_values_only(),
-        ):
-            ds_to_universal.main(options)
-    except pickle.UnpicklingError as error:
-        fault = f"contains {foreign_object(error)}, which is not a plain value"
-        raise UserError(f"{shards}: {fault}; the file will not be opened") from None
-    except CONVERTER_ERRORS as error:
-        fault = f"cannot be converted ({first_line(error)})"
-        remedy = "resume on the same number of ranks"
-        raise UserError(f"{shards}: {fault}; {remedy}") from None
 
 
 # What an attempt goes on from, and whether any training is left to do

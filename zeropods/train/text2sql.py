@@ -19,7 +19,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.known_models import known_config
-from zeropods.train.device import check_compiled, is_ampere, padding_multiple
+from zeropods.train.device import is_ampere, padding_multiple
 from zeropods.train.flags import TextToSQLArguments, Vocabularies
 from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, source_options
@@ -43,10 +43,10 @@ class TextToSQL(Task):
     def check_model(self) -> None:
         """Refuse flags that cannot run here, and a model that is missing.
 
-        The flags are `--compile` where ZeRO-3 fetches weights by layer, and `--tf32` where no GPU
-        has it.
+        The flags are `--compile` where the engine cannot run what it compiles, and `--tf32` where
+        no GPU has it.
         """
-        check_compiled(self.arguments.compile, self.arguments.deepspeed)
+        self.engine.check_compiled()
         if self.arguments.tf32 and not is_ampere():
             raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
         check_source(self.arguments)

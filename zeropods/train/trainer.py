@@ -1,26 +1,20 @@
-"""transformers' trainer with our order of data and our evaluation.
-
-BF16 weights have FP32 masters.
-"""
+"""transformers' trainer with our order of data, our evaluation and our checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, set_seed
-from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.files import open_to_readers, said_in_one_line, seal_model
 from zeropods.tables import ProgressLines
@@ -66,6 +60,7 @@ class MeasuredTrainer(Trainer):
             **kwargs,
         )
         self.run_arguments = task.arguments
+        self.engine = task.engine
         self.meter = meter
         self.sampler: LengthGroupedSampler | None = None
         self.resumption: Resumption | None = None
@@ -97,13 +92,6 @@ class MeasuredTrainer(Trainer):
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.meter.heartbeat.mark()
         return loss
-
-    def engine(self) -> Any:
-        """DeepSpeed's engine; None where there is none, or not yet."""
-        is_wrapped = self.model_wrapped is not self.model
-        if self.is_deepspeed_enabled and is_wrapped:
-            return self.model_wrapped
-        return None
 
     # The optimizer, and the schedule of its rate.
 
@@ -195,10 +183,13 @@ class MeasuredTrainer(Trainer):
         folder = Path(output_dir or self.args.output_dir)
         remedy = "free or repair the disk, then run again"
         with self.meter.within("save"), said_in_one_line(folder, "the model", remedy):
-            if self.is_deepspeed_enabled:
-                self._save(output_dir, whole_weights(self.model, keep=self.args.should_save))
-            else:
+            weights = self.engine.weights_to_save(
+                self.model, self.optimizer, is_writer=self.args.should_save
+            )
+            if weights is None:
                 super().save_model(output_dir, _internal_call)
+            else:
+                self._save(output_dir, weights)
             # A model that is saved internally is part of a checkpoint, whose manifest holds its
             # digests.
             if self.args.should_save and not _internal_call:
@@ -218,18 +209,13 @@ class MeasuredTrainer(Trainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None
     ) -> None:
-        """Save the FP32 masters where there are any: the BF16 copies have lost their low bits.
+        """Save weights, or those in the model, with the configuration of transformers' own class.
 
         Only a rank that should save writes: transformers 5.17 expects its callers to see to that,
         5.23 sees to it here.
         """
         if not self.args.should_save:
             return
-        masters = self._masters()
-        if masters and state_dict is None:
-            state_dict = {}
-            for name, value in self.model.state_dict(keep_vars=True).items():
-                state_dict[name] = masters.get(id(value), value.detach())
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
         open_to_readers(folder)
@@ -259,19 +245,15 @@ class MeasuredTrainer(Trainer):
             super()._run_epoch(*args, **kwargs)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare, and load the checkpoint to resume.
-
-        DeepSpeed's configuration tells its engine whether the checkpoint is universal.
-        """
+        """Prepare, and load the checkpoint to resume, which may be universal."""
         if self._resumes_from_universal():
-            config = self.accelerator.state.deepspeed_plugin.deepspeed_config
-            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+            self.engine.expect_universal(self.accelerator)
         return super()._prepare_for_training(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load what DeepSpeed has not already loaded."""
+        """Load what the engine has not already loaded."""
         if self._resumes_from_universal():
-            correct_universal(self.model_wrapped)
+            self.engine.correct_universal(self.model_wrapped)
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _resumes_from_universal(self) -> bool:
@@ -299,33 +281,14 @@ class MeasuredTrainer(Trainer):
         with self.meter.within("load"):
             manifest = self.checkpoints.check(Path(best), best, remedy)
             fitted = str(self.checkpoints.fitted(Path(best), manifest))
-            is_universal = fitted != best
             self.state.best_model_checkpoint = fitted
-            if is_universal:
-                self.model_wrapped._config.load_universal_checkpoint = True
-            super()._load_best_model()
-            if is_universal:
-                correct_universal(self.model_wrapped)
+            if fitted == best:
+                super()._load_best_model()
+            else:
+                with self.engine.loading_universal(self.model_wrapped):
+                    super()._load_best_model()
             self.state.best_model_checkpoint = best
-            self._load_masters(Path(best))
-
-    @torch.no_grad()
-    def _load_masters(self, checkpoint: Path) -> None:
-        """Load a checkpoint's weights into the masters, where there are any."""
-        masters = self._masters()
-        if not masters:
-            return
-        parameters = self.model.state_dict(keep_vars=True)
-        for name, weight in load_file(checkpoint / SAFE_WEIGHTS_NAME).items():
-            masters[id(parameters[name])].copy_(weight)
-
-    def _masters(self) -> dict[int, Tensor]:
-        """The FP32 master of each parameter, by `id(parameter)`; empty where there are none."""
-        # accelerate wraps the optimizer once training has begun.
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        if isinstance(optimizer, MasterAdamW):
-            return optimizer.masters_by_copy()
-        return {}
+            self.engine.load_masters(self.model, self.optimizer, Path(best))
 
 
 # The end of a run after some time, and what is shown of its steps.
@@ -379,157 +342,6 @@ class ShownSteps(TrainerCallback):
                 losses[name] = f"{logs[name]:.4g}"
         if losses:
             self.bar.set_postfix(losses, refresh=False)
-
-
-# What ZeRO has divided: its universal checkpoints, and its weights.
-
-
-def correct_universal(engine: Any) -> None:
-    """Correct the universal checkpoint that DeepSpeed's engine has loaded.
-
-    From then on the engine loads ordinary checkpoints again. ZeRO-3 gives all its sub-groups one
-    shared tensor that counts steps: each sub-group would advance it for all, and Adam's bias
-    correction would be that of a later step.
-    """
-    engine._config.load_universal_checkpoint = False
-    # DeepSpeed's optimizer wraps torch's; without ZeRO it is torch's own.
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    for state in optimizer.state.values():
-        if torch.is_tensor(state.get("step")):
-            state["step"] = state["step"].clone()
-
-
-@torch.no_grad()
-def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Gather the weights that ZeRO has divided among the ranks; every rank must call this.
-
-    The result holds FP32 weights by name, on the CPU, tied weights once, and the buffers that are
-    saved with them. DeepSpeed's own gathering gives ZeRO-3's BF16 copies, which have lost their low
-    bits, and a copy for each name of a tied weight. Here the optimizer's masters are gathered, one
-    at a time.
-
-    Args:
-        keep: False for a rank that only takes part; its result is empty.
-    """
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    whole = {}
-    for name, parameter in model.named_parameters():
-        gathered = safe_get_full_fp32_param(parameter)
-        if not keep:
-            continue
-        if gathered is None:
-            # Stage 0 has no master besides the parameter itself.
-            gathered = parameter.detach()
-        # At stage 3 the parameter's own shape is not whole.
-        shape = getattr(parameter, "ds_shape", parameter.shape)
-        whole[name] = gathered.to("cpu", torch.float32, copy=True).view(shape)
-    if keep:
-        whole |= _saved_buffers(model)
-    return whole
-
-
-def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies on the CPU of the buffers that are saved with a model's weights, by name."""
-    buffers = {}
-    for place, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            is_saved = name not in module._non_persistent_buffers_set
-            if buffer is not None and is_saved:
-                buffers[f"{place}.{name}".lstrip(".")] = buffer.to("cpu", copy=True)
-    return buffers
-
-
-# AdamW over an FP32 master of BF16 parameters.
-#
-# BF16 weights alone do not learn: an update smaller than a weight's last bit is rounded away.
-# Autocast keeps FP32 weights instead, and casts all of them in every step. Here the casts happen
-# once, after the update, and gradients are BF16, as in mixed precision training (Micikevicius et
-# al., arXiv:1710.03740).
-
-Model = TypeVar("Model", bound=nn.Module)
-
-
-class MasterAdamW(AdamW):
-    """AdamW that keeps an FP32 master of every parameter, and writes the rounded copy back.
-
-    The optimizer's own groups hold the masters, so that its state (and a checkpoint of it) is FP32
-    and complete: `state_dict` carries the masters as well.
-    """
-
-    def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
-        """Make the masters from the parameters of these groups, which stay in `copies`."""
-        self.copies: list[Tensor] = []
-        groups_of_masters = []
-        for group in groups:
-            self.copies.extend(group["params"])
-            masters = [copy.detach().float().clone() for copy in group["params"]]
-            groups_of_masters.append({**group, "params": masters})
-        super().__init__(groups_of_masters, **options)
-
-    @property
-    def masters(self) -> list[Tensor]:
-        """The masters in the order of the groups, which is that of `copies`."""
-        masters: list[Tensor] = []
-        for group in self.param_groups:
-            masters.extend(group["params"])
-        return masters
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update the masters from the copies' gradients, then round the masters into the copies."""
-        trained = []
-        narrow_gradients = []
-        for master, copy in zip(self.masters, self.copies, strict=True):
-            if copy.grad is not None:
-                trained.append(master)
-                narrow_gradients.append(copy.grad)
-        gradients = [torch.empty_like(master) for master in trained]
-        if gradients:
-            # On a GPU this takes a few kernels for all gradients, not one for each.
-            torch._foreach_copy_(gradients, narrow_gradients)
-        for master, gradient in zip(trained, gradients, strict=True):
-            master.grad = gradient
-        result = super().step(closure)
-        torch._foreach_copy_(self.copies, self.masters)
-        super().zero_grad()
-        return result
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of the copies."""
-        for copy in self.copies:
-            copy.grad = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """AdamW's state, and the masters in the order of the groups."""
-        return {**super().state_dict(), "masters": self.masters}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the masters from a state, and round them into the copies."""
-        state = dict(state_dict)
-        saved_masters = state.pop("masters")
-        for master, saved in zip(self.masters, saved_masters, strict=True):
-            master.copy_(saved)
-        super().load_state_dict(state)
-        torch._foreach_copy_(self.copies, self.masters)
-
-    def masters_by_copy(self) -> dict[int, Tensor]:
-        """The master of each parameter, by `id(parameter)`."""
-        masters = {}
-        for copy, master in zip(self.copies, self.masters, strict=True):
-            masters[id(copy)] = master
-        return masters
-
-
-def round_to_bf16(model: Model) -> Model:
-    """Round a model's parameters to BF16 in place.
-
-    Buffers stay: rotary angles of long texts need all their bits.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.bfloat16)
-    return model
 
 
 # Learning rates by kind of weight, for a T5 that starts from random weights.

@@ -1,7 +1,7 @@
 """A DeepSpeed configuration: read, directed into the run folder, and what it needs of this machine.
 
-`deepspeed_config_check` says whether a run may begin with it. A launch reads it too, so only the
-`spare_` functions import torch.
+`deepspeed_config_check` says whether a run may begin with it. A launch reads it too, so nothing
+here imports torch or DeepSpeed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import no_file, read_object
-from zeropods.programs import lacking_for_operation, variable_set
+from zeropods.programs import lacking_for_operation
 from zeropods.techniques import HPZ, QUANTIZED, is_offloaded, lookup
 
 Config = dict[str, Any]
@@ -137,42 +135,3 @@ def _check_compiled(operation: str, purpose: str, path: str | Path, *, cuda: boo
         f"--deepspeed {path}: DeepSpeed must compile {operation} for {purpose}, "
         f"and here is {missing}; {remedy}"
     )
-
-
-# torch's compiler, which DeepSpeed would load for an optimizer that a run does not have.
-
-
-def spare_compiler(config: Mapping[str, Any]) -> None:
-    """Import DeepSpeed's Muon without torch's compiler, unless the configuration asks for Muon.
-
-    DeepSpeed imports Muon to check whether the optimizer of a run is one, and decorates it to be
-    compiled: loading the compiler costs each rank more than a second and 40 MB. Other optimizers
-    compile nothing, so results stay the same.
-
-    Source: deepspeed/runtime/zero/utils.py, `is_zero_supported_optimizer`;
-    torch/_dynamo/eval_frame.py, `_optimize`.
-    """
-    optimizer = config.get("optimizer") or {}
-    if str(optimizer.get("type", "")).lower() == "muon":
-        return
-    # Another version of DeepSpeed may not have this module.
-    with variable_set("TORCHDYNAMO_DISABLE", "1"), suppress(ImportError):
-        import_module("deepspeed.runtime.zero.muon.original_muon")
-
-
-# DeepSpeed's operation that adds tensors up in shared memory, which training never calls.
-#
-# DeepSpeed (0.19.8, comm/torch.py) loads it wherever ranks have no GPU, for tensor-parallel
-# inference. Loading it compiles it, or waits for the process that does; each rank then puts a
-# buffer of 66 MiB into `/dev/shm`, which stays there however the rank ends, and which a container
-# with the usual 64 MiB has no room for (ops/csrc/cpu/comm/shm.cpp).
-
-
-def spare_shared_memory() -> None:
-    """Let DeepSpeed create its process groups without that operation, in this process."""
-    import deepspeed.ops
-
-    # Reading the attribute would first try the compilers of every operation. Nothing else is looked
-    # up in this dict.
-    compatible = vars(deepspeed.ops).setdefault("__compatible_ops__", {})
-    compatible["deepspeed_shm_comm"] = False
