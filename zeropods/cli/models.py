@@ -76,7 +76,7 @@ def _add_score(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "score", score_help, _score)
     verb.set_defaults(readable=score_text)
     flag = verb.add_argument
-    file_help = "from zeropods predict, or in WikiSQL's official form"
+    file_help = "from zeropods predict, or as WikiSQL's or LLMSQL's own evaluator reads it"
     flag("predictions", type=given_path, metavar="FILE", help=file_help)
     flag("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
     metric_help = "a metric of your own, function(prediction, answers) -> float; repeatable"
@@ -266,6 +266,8 @@ def score_text(score: Result) -> str:
     judging = [score[name] for _, name in judged_by if score.get(name) is not None]
     if judging and judging[0] < NEAR_ZERO:
         sentence = f"{sentence}\n{NOT_TRAINED}"
+    if score.get("llmsql"):
+        sentence = f"{sentence}\n{_llmsql_text(score['llmsql'])}"
     parts = {**(score.get("groups") or {}), **(score.get("kinds") or {})}
     lines = []
     for name, part in parts.items():
@@ -279,6 +281,20 @@ def score_text(score: Result) -> str:
     if not lines:
         return sentence
     return f"{sentence}\n\n{Table.of(lines)}".rstrip()
+
+
+def _llmsql_text(counts: Result) -> str:
+    """What LLMSQL's evaluator counts, in a sentence."""
+    statements = counted(counts["sql_errors"], "statement")
+    text = (
+        f"as {counts['evaluator']} counts: {counts['matches']:,} of {counts['total']:,} right; "
+        f"{statements} failed, {counts['pred_none']:,} found a lone NULL, "
+        f"as did {counts['gold_none']:,} of the gold ones"
+    )
+    if counts["beyond_form"]:
+        questions = counted(counts["beyond_form"], "question")
+        text += f"; {questions} not of WikiSQL's form: counted as wrong"
+    return text
 
 
 def _measured(score: Result) -> dict[str, str]:

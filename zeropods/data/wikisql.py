@@ -1,9 +1,9 @@
-"""WikiSQL: a strict, streaming reader of its two layouts, its prompts, and its questions as tokens
-for T5.
+"""WikiSQL: a strict, streaming reader of its layouts, its prompts, and its questions as tokens for
+T5.
 
 The official layout is `SPLIT.jsonl` with a question a line, and `SPLIT.tables.jsonl` beside it. In
 the layout of the Hugging Face hub each row carries its table, and the conditions of its query are
-three lists.
+three lists. LLMSQL's is in a module of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zeropods.data.encoding import Encoder, Ids, TokenRows, count_lost
+from zeropods.data.llmsql import QUESTION_FILES, question_file, read_questions, tables_file
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.files import MEND, first_line, no_folder, sha256, validated, validated_lines
 from zeropods.sql.query import Query, format_query, is_restored
-from zeropods.sql.table import SQLTable, Text
+from zeropods.sql.table import SQLTable, Text, check_width
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,8 +67,14 @@ class _Line:
 
 
 def read_split(folder: Path, split: str) -> Iterator[Example]:
-    """Stream the examples of a split in file order; `UserError` at the first fault, with its
-    line."""
+    """Stream the examples of a split in file order; `UserError` at the first fault, with its line.
+
+    Questions of LLMSQL whose statement is not of WikiSQL's form are passed over.
+    """
+    questions = question_file(folder, split)
+    if questions is not None:
+        yield from _read_llmsql(questions)
+        return
     files = hub_files(folder, split)
     rows = _read_hub(files) if files else _read_official(folder, split)
     for index, (place, question, table, query) in enumerate(rows):
@@ -81,6 +88,19 @@ def read_split(folder: Path, split: str) -> Iterator[Example]:
 
 Row = tuple[str, str, SQLTable, Query]
 """Place in a file, question, table and query."""
+
+
+def _read_llmsql(questions: Path) -> Iterator[Example]:
+    has_example = False
+    for question in read_questions(questions):
+        if question.query is not None:
+            has_example = True
+            yield Example(question.index, question.question, question.table, question.query)
+    if not has_example:
+        raise UserError(
+            f"{questions}: none of its statements is of WikiSQL's form: one column, or an "
+            "aggregate of it, and comparisons joined by AND; choose other questions"
+        )
 
 
 def _read_official(folder: Path, split: str) -> Iterator[Row]:
@@ -100,30 +120,28 @@ def read_tables(path: Path) -> dict[str, SQLTable]:
     for place, table in validated_lines(SQLTable, path):
         if table.id in tables:
             raise UserError(f"{place}: table id {table.id!r} occurs twice; keep one of them")
-        _check_width(place, table)
+        check_width(place, table)
         tables[table.id] = table
     return tables
-
-
-def _check_width(place: str, table: SQLTable) -> None:
-    width = len(table.header)
-    other_widths = {len(table.types), *map(len, table.rows)} - {width}
-    if other_widths:
-        raise UserError(
-            f"{place}: {width} columns, but a row or its types have {other_widths.pop()}; {MEND}"
-        )
 
 
 def split_file(folder: Path, split: str, suffix: str) -> Path:
     """The path of a split's file in the official layout, which must exist."""
     path = Path(folder) / f"{split}.{suffix}"
     check_folder(folder, "wikisql")
-    if not path.is_file():
+    if path.is_file():
+        return path
+    examples = path.with_name(f"{split}.jsonl")
+    if examples.is_file():
         raise UserError(
-            f"{path}: no such file; give a folder that has it, "
-            "or fetch it: zeropods data get wikisql --out wikisql"
+            f"{path}: no such file, and {examples.name} does not have its table in each row, as "
+            "the hub's layout has; add one or the other"
         )
-    return path
+    raise UserError(
+        f"{examples}: no such file; give a folder that has it, or {split}.parquet (the hub's "
+        f"layout), or {QUESTION_FILES[split][0]} (LLMSQL's), "
+        "or fetch it: zeropods data get wikisql --out wikisql"
+    )
 
 
 def check_folder(folder: Path, name: str) -> None:
@@ -247,7 +265,7 @@ def _read_hub(files: Sequence[Path]) -> Iterator[Row]:
         # Every question about a table brings a copy of it; one is kept.
         table = tables.setdefault(row.table.id, row.table)
         if table is row.table:
-            _check_width(place, table)
+            check_width(place, table)
         elif table != row.table:
             raise UserError(
                 f"{place}: table id {table.id!r} is another table in an earlier row; "
@@ -295,12 +313,14 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
         ) from None
 
 
-# What both layouts tell without their questions.
+# What all layouts tell without their questions.
 
 
 def has_split(folder: Path, split: str) -> bool:
-    """Whether a folder has a split, in either layout."""
-    return (Path(folder) / f"{split}.jsonl").is_file() or bool(hub_files(folder, split))
+    """Whether a folder has a split, in any layout."""
+    if (Path(folder) / f"{split}.jsonl").is_file() or question_file(folder, split) is not None:
+        return True
+    return bool(hub_files(folder, split))
 
 
 def wikisql_splits(folder: Path) -> list[str]:
@@ -310,6 +330,9 @@ def wikisql_splits(folder: Path) -> list[str]:
 
 def source_files(folder: Path, split: str) -> list[Path]:
     """All files that a split is read from, which must exist."""
+    questions = question_file(folder, split)
+    if questions is not None:
+        return [questions, tables_file(questions)]
     files = hub_files(folder, split)
     if files:
         return files
@@ -319,6 +342,9 @@ def source_files(folder: Path, split: str) -> list[Path]:
 def split_of(source: str) -> str | None:
     """The split that a source file belongs to by its name, a path in the folder of the data; None
     if by none."""
+    for split, files in QUESTION_FILES.items():
+        if source in files:
+            return split
     for part in Path(source).parts:
         for split, names in HUB_NAMES.items():
             if part.startswith(names):
@@ -337,7 +363,13 @@ class _RowsTable:
 
 
 def table_ids(folder: Path, split: str) -> set[str]:
-    """The ids of a split's tables; none where the folder does not have them."""
+    """The ids of a split's tables; none where the folder does not have them.
+
+    LLMSQL's splits have one file of tables, so that theirs are those that are asked about.
+    """
+    questions = question_file(folder, split)
+    if questions is not None:
+        return {question.table.id for question in read_questions(questions)}
     files = hub_files(folder, split)
     if files:
         return {row.table.id for _, row in _hub_rows(_RowsTable, files)}
@@ -352,17 +384,25 @@ TITLE_FIELDS = ("page_title", "caption", "name")
 def table_titles(folder: Path, split: str) -> dict[str, str | None]:
     """The title of each table of a split, by its id; None for a table without one."""
     documents: Iterator[dict[str, Any]]
+    key = "id"
+    questions = question_file(folder, split)
     files = hub_files(folder, split)
-    if files:
+    if questions is not None:
+        key = "table_id"
+        documents = _documents(tables_file(questions))
+    elif files:
         documents = (row["table"] for _, row in _hub_rows(dict[str, Any], files))
     else:
-        path = split_file(folder, split, "tables.jsonl")
-        documents = (document for _, document in validated_lines(dict[str, Any], path))
+        documents = _documents(split_file(folder, split, "tables.jsonl"))
     titles = {}
     for document in documents:
         candidates = [document[name] for name in TITLE_FIELDS if document.get(name)]
-        titles[str(document["id"])] = candidates[0] if candidates else None
+        titles[str(document[key])] = candidates[0] if candidates else None
     return titles
+
+
+def _documents(path: Path) -> Iterator[dict[str, Any]]:
+    return (document for _, document in validated_lines(dict[str, Any], path))
 
 
 def count_examples(folder: Path, split: str, limit: int | None) -> int:
@@ -372,7 +412,8 @@ def count_examples(folder: Path, split: str, limit: int | None) -> int:
     if files:
         rows: Iterator[object] = _hub_rows(dict[str, Any], files)
         return sum(1 for _ in itertools.islice(rows, limit))
-    with open(split_file(folder, split, "jsonl"), "rb") as lines:
+    path = question_file(folder, split) or split_file(folder, split, "jsonl")
+    with open(path, "rb") as lines:
         return sum(1 for _ in itertools.islice(lines, limit))
 
 
@@ -444,6 +485,7 @@ class WikiSQLData:
         rows = TokenRows()
         targets_lost = 0
         targets_unreadable = 0
+        last = -1
         examples = self._examples(split)
         while chunk := list(itertools.islice(examples, CHUNK_EXAMPLES)):
             texts = [target_of(example) for example in chunk]
@@ -461,10 +503,25 @@ class WikiSQLData:
             rows.labels_cut += _count_longer(targets, MAX_TARGET_TOKENS)
             rows.input_ids += [_cut(row, self._max_source_tokens, end) for row in sources]
             rows.labels += [_cut(row, MAX_TARGET_TOKENS, end) for row in targets]
+            last = chunk[-1].index
             progress(len(chunk))
         rows.targets_lost = targets_lost
         rows.targets_unreadable = targets_unreadable
+        self._count_passed_over(split, last, rows)
         return rows
+
+    def _count_passed_over(self, split: str, last: int, rows: TokenRows) -> None:
+        """Count, up to the example of index `last`, the questions of LLMSQL that became no row
+        because their statement is not of WikiSQL's form."""
+        path = question_file(self._folder, split)
+        if path is None:
+            return
+        for question in itertools.islice(read_questions(path), last + 1):
+            if question.query is None:
+                rows.targets_unreadable += 1
+                if rows.first_unreadable is None:
+                    shown = question.sql[:SHOWN_CHARACTERS]
+                    rows.first_unreadable = f"row {question.index + 1} of {split}: {shown!r}"
 
     def _examples(self, split: str) -> Iterator[Example]:
         return itertools.islice(read_split(self._folder, split), self._limit)

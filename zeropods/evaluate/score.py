@@ -16,13 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 
 from pydantic import Field
 
+from zeropods.data.llmsql import question_file, read_questions
 from zeropods.data.squad import read_squad
 from zeropods.data.wikisql import Example, read_split, table_ids
 from zeropods.errors import UserError
+from zeropods.evaluate.llmsql_execution import (
+    Completion,
+    query_in,
+    read_completions,
+    with_llmsql,
+    write_completions,
+)
 from zeropods.files import validated_lines, write_text
 from zeropods.measure.intervals import score_interval
 from zeropods.measure.score_json import AnswerScore, Interval, QueryScore, SquadScore
 from zeropods.sql.query import AGGREGATES, Query, format_query
+from zeropods.sql.statement import statement_of
 from zeropods.tables import counted
 from zeropods.tasks import SQUAD, TASKS, TEXT2SQL
 
@@ -81,6 +90,9 @@ def score(
 
     The file may hold only a part of the split: examples without a prediction are not counted. A
     file in the form of WikiSQL's official evaluator holds a line for each example of the split.
+
+    Answers to LLMSQL's questions are also scored by its own rules; ours are written to
+    `llmsql.SPLIT.jsonl`, in the form that its evaluator reads.
 
     Args:
         metrics: custom metrics, each as `module:function`.
@@ -142,9 +154,12 @@ def load_metric(name: str) -> EvaluationModule:
 
 
 def _query_pairs(path: Path, data: Path, split: str) -> list[tuple[Prediction, Example]]:
-    """Each query of a file paired with its example, whichever of the two forms the file has."""
-    if _line_type(path) is _OfficialLine:
+    """Each query of a file paired with its example, whichever of the three forms the file has."""
+    line_type = _line_type(path)
+    if line_type is _OfficialLine:
         return _official_pairs(path, split, list(read_split(data, split)))
+    if line_type is Completion:
+        return _completion_pairs(path, data, split)
     predictions = read_predictions(path)
     return paired(path, split, predictions, read_split(data, split))
 
@@ -176,6 +191,35 @@ def _official_pairs(
             index=example.index, question=example.question, text=text, query=query
         )
         pairs.append((prediction, example))
+    return pairs
+
+
+def _completion_pairs(path: Path, data: Path, split: str) -> list[tuple[Prediction, Example]]:
+    """Each line of LLMSQL's form paired with its example, but for lines about questions whose gold
+    statement is not of WikiSQL's form: these are no examples."""
+    questions_path = question_file(data, split)
+    if questions_path is None:
+        raise UserError(
+            f"{path}: is in the form of LLMSQL's evaluator, but {data} does not have {split} in "
+            "LLMSQL's layout; give the data that it was made from"
+        )
+    questions = list(read_questions(questions_path))
+    pairs = []
+    for index, completion in read_completions(path, questions).items():
+        question = questions[index]
+        if question.query is None:
+            continue
+        table = question.table
+        query = query_in(completion, table)
+        text = completion if query is None else format_query(query, table.header)
+        prediction = Prediction(index=index, question=question.question, text=text, query=query)
+        example = Example(index, question.question, table, question.query)
+        pairs.append((prediction, example))
+    if not pairs:
+        raise UserError(
+            f"{path}: no line answers a question whose gold statement is of WikiSQL's form; "
+            "score it with LLMSQL's own evaluator"
+        )
     return pairs
 
 
@@ -228,13 +272,49 @@ def _query_score(request: ScoreRequest) -> QueryScore:
     answered = [(text, (right,)) for text, right in zip(texts, gold, strict=True)]
     indices = [example.index for example in examples]
     custom_means, custom_intervals = custom_scores(request.custom, answered, indices)
-    return replace(
+    result = replace(
         whole,
         intervals={**whole.intervals, **custom_intervals},
         own_metrics=custom_means,
         groups=_group_scores(graded, examples, known_tables),
         kinds=_kind_scores(graded, examples),
     )
+    questions = question_file(request.data, request.split)
+    if questions is None:
+        return result
+    return _score_on_llmsql(request, result, pairs, questions)
+
+
+def _score_on_llmsql(
+    request: ScoreRequest,
+    result: QueryScore,
+    pairs: Sequence[tuple[Prediction, Example]],
+    questions_path: Path,
+) -> QueryScore:
+    """The score of answers to LLMSQL's questions.
+
+    Answers of ours are also written as its evaluator reads them.
+    """
+    path = Path(request.predictions)
+    questions = list(read_questions(questions_path))
+    if _line_type(path) is Completion:
+        completions = read_completions(path, questions)
+        return with_llmsql(result, questions, completions, questions_path)
+    statements = {}
+    for prediction, example in pairs:
+        statements[example.index] = _as_statement(prediction, example)
+    scored = with_llmsql(result, questions, statements, questions_path)
+    write_completions(path.with_name(f"llmsql.{request.split}.jsonl"), questions, statements)
+    return scored
+
+
+def _as_statement(prediction: Prediction, example: Example) -> str:
+    """The statement that SQLite runs for an answer; its own text where it is no query on the
+    table."""
+    query = prediction.query
+    if query is None or not query.fits(len(example.table.header)):
+        return prediction.text
+    return statement_of(query, example.table)
 
 
 def _group_scores(
@@ -446,7 +526,8 @@ def _custom_value(function: Metric, prediction: str, right: Sequence[str], place
 # WikiSQL's official evaluator (`evaluate.py` of github.com/salesforce/WikiSQL) reads another form,
 # and others publish their predictions in it: `{"query": {"sel", "agg", "conds"}}` or `{"query":
 # null, "error": "why"}`, one line for each example, in the order of the split. Such a file is
-# scored too; it is never written.
+# scored too; it is never written. A file of LLMSQL's evaluator is scored as well: `{"question_id",
+# "completion"}`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -532,7 +613,10 @@ class _OfficialLine:
 MEND_OFFICIAL = "correct it, or write the file again"
 
 
-def _line_type(path: Path) -> type[_QueryLine | _AnswerLine | _TaskLine | _OfficialLine]:
+LineType = type[_QueryLine | _AnswerLine | _TaskLine | _OfficialLine | Completion]
+
+
+def _line_type(path: Path) -> LineType:
     """What the lines of a prediction file are, by the keys of its first line.
 
     Raises:
@@ -546,10 +630,13 @@ def _line_type(path: Path) -> type[_QueryLine | _AnswerLine | _TaskLine | _Offic
         return _AnswerLine if is_answer else _QueryLine
     if "query" in first or "error" in first:
         return _OfficialLine
+    if "completion" in first:
+        return Completion
     keys = ", ".join(first)[:60] or "none"
     raise UserError(
         f"{place}: keys {keys}; expected a line that zeropods predict writes "
-        "(index, question, prediction, query) or one of WikiSQL's official evaluator (query, error)"
+        "(index, question, prediction, query), one of LLMSQL's evaluator (question_id, completion) "
+        "or one of WikiSQL's official evaluator (query, error)"
     )
 
 
@@ -580,9 +667,10 @@ def read_predictions(path: Path) -> list[Prediction]:
             form.
     """
     line_type = _line_type(path)
-    if issubclass(line_type, _OfficialLine):
-        # Its lines name no example, so that it can be read together with its split only.
-        fault = "is in the form of WikiSQL's official evaluator"
+    if issubclass(line_type, _OfficialLine | Completion):
+        # Its lines name no example by its index, so that it is read together with its split only.
+        evaluator = "LLMSQL's" if line_type is Completion else "WikiSQL's official"
+        fault = f"is in the form of {evaluator} evaluator"
         raise UserError(f"{path}: {fault}; only zeropods score reads it")
     predictions: dict[int, Prediction] = {}
     for place, line in validated_lines(line_type, path, "predict again"):
