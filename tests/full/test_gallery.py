@@ -191,3 +191,21 @@ def test_a_notebook_is_executed_and_its_copy_is_of_its_cells(tmp_path: Path) -> 
     assert MODULE["cells"](copy) == MODULE["cells"](notebooks[NAME])
     assert [output for cell in copy.cells if cell.cell_type == "code" for output in cell.outputs]
     assert MODULE["to_execute"](notebooks, tmp_path / "nowhere", copies) == []
+
+
+def test_a_call_where_all_was_executed_executes_nothing_and_writes_pages_and_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebooks = MODULE["read_notebooks"](ROOT / "notebooks")
+    for notebook in notebooks.values():
+        for number, cell in enumerate(cell for cell in notebook.cells if cell.cell_type == "code"):
+            cell.execution_count, cell.outputs = number + 1, [said("42")]
+    write(tmp_path / "executed", **notebooks)
+    folders = {f"--{name}": str(tmp_path / name) for name in ("copies", "out")}
+    words = [word for pair in folders.items() for word in pair]
+    monkeypatch.setattr("sys.argv", ["gallery.py", "--notebooks", str(tmp_path / "executed"), *words])
+    MODULE["main"]()
+    assert capsys.readouterr().out == f"gallery: {tmp_path}/out/index.html, {tmp_path}/copies/README.md\n"
+    for folder, suffix in (("out", "html"), ("copies", "ipynb")):
+        names = {path.stem for path in (tmp_path / folder).glob(f"*.{suffix}")} - {"index"}
+        assert names == set(notebooks)
