@@ -43,7 +43,9 @@ def older(notebooks: list[Path], gallery: Path) -> list[str]:
 
 @needs_copies
 def test_every_notebook_has_a_copy_with_its_present_cells_and_there_is_no_other() -> None:
-    assert older(NOTEBOOKS, GALLERY) == []
+    lines = older(NOTEBOOKS, GALLERY)
+    if lines:
+        pytest.fail("\n".join(lines), pytrace=False)
     assert [path.name for path in COPIES] == [path.name for path in NOTEBOOKS]
 
 
