@@ -25,7 +25,7 @@ ask: setup ## ask the trained model in a browser (RUN=runs/demo)
 lab: setup ## open JupyterLab on the notebooks
 	@$(PYTHON) -m jupyterlab --config tools/jupyterlab/config.py
 
-gallery: setup ## make pages of the executed notebooks, in build/gallery
+gallery: setup ## make pages and copies of the executed notebooks (build/gallery, docs/gallery); executes what has changed
 	@$(PYTHON) tools/gallery.py
 
 test: setup ## run every test, WORKERS=2 at a time; the slowest are named

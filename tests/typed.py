@@ -119,7 +119,7 @@ ONLY_PARSED = {
     r"zeropods launch --hostfile HOSTS -- \.\.\.": "needs hosts; tests/full/test_own_hosts.py launches on some",
     # Many minutes.
     r".*tools/demo\.py.*": "takes minutes; tests/full/test_notebooks.py executes the notebooks",
-    r".*tools/gallery\.py": "needs executed notebooks; tests/full/test_gallery.py",
+    r".*tools/gallery\.py": "executes notebooks that have changed; tests/full/test_gallery.py",
     r"(ZEROPODS_SOAK=1 )?\S+ -m pytest .*": "runs all tests, this one too",
     r"\S+ -m (ruff|mypy|nbstripout|pre_commit) .*": "checks the whole project; tests/fast/test_make.py",
     r"\S+ -m mypy": "checks the whole project",

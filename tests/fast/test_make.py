@@ -106,6 +106,9 @@ def test_unclean_files_are_stopped_and_mended_before_commits_and_pushes(tmp_path
     (tmp_path / "ugly.py").write_text("import os\nx = [1,\n  2]\n")
     dirty = tmp_path / "dirty.ipynb"
     dirty.write_text(json.dumps({"cells": [CELL], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    shown = tmp_path / "docs" / "gallery" / "shown.ipynb"
+    shown.parent.mkdir(parents=True)
+    shutil.copy(dirty, shown)
     hooks = (sys.executable, "-m", "pre_commit")
     run(tmp_path, "git", "init", "--quiet")
     for status in (1, 0):
@@ -114,6 +117,7 @@ def test_unclean_files_are_stopped_and_mended_before_commits_and_pushes(tmp_path
         assert done.returncode == status, done.stdout + done.stderr
     assert (tmp_path / "ugly.py").read_text() == "x = [1, 2]\n"
     assert json.loads(dirty.read_text())["cells"] == [{**CELL, "execution_count": None, "outputs": []}]
+    assert json.loads(shown.read_text())["cells"] == [CELL]
     installed = run(tmp_path, *hooks, "install")
     made = [(tmp_path / ".git" / "hooks" / name).is_file() for name in ("pre-commit", "pre-push")]
     assert made == [True, True], installed.stderr

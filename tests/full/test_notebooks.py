@@ -18,6 +18,7 @@ from tests.full.clusters import processes_naming, processes_of
 from tests.full.demo import LIMIT_SECONDS, begun, executed, outputs, prepared_workshop, train_states
 from tests.full.forks import train_ranks
 from tests.full.launches import ROOT, until
+from tests.noise import noise
 from tests.nvml import environment, folder_with_gpus
 from zeropods.launch.script_call import train_arguments
 from zeropods.measure.record import Record, read_json, read_record
@@ -162,6 +163,10 @@ def test_nothing_of_the_run_or_the_pods_is_left(ended: Path) -> None:
     assert values(ended)[-1] == "0" and not processes_of(ended / "home")
 
 
+def test_its_cells_show_no_words_of_other_libraries(ended: Path) -> None:
+    assert noise(outputs(ended, "07_faults")) == []
+
+
 # 11 to 15, of causal models.
 
 
@@ -215,6 +220,11 @@ def test_every_notebook_is_kept_as_a_page_and_shows_its_tables(folder: Path) -> 
     baseline = ("final train loss", "steps per epoch", "peak (MiB)", "minimum (MiB)")
     for notebook, headings in {0: baseline, 2: ("sbatch --parsable",), 3: ("perplexity before", "| test ")}.items():
         assert [heading for heading in headings if heading not in shown(folder, NOTEBOOKS[notebook])] == []
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_no_cell_shows_words_of_other_libraries(folder: Path, notebook: str) -> None:
+    assert noise(outputs(folder, notebook)) == []
 
 
 def test_the_baseline_answers_questions_and_is_scored(squad: Path) -> None:

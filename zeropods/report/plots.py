@@ -681,6 +681,8 @@ LEGEND_RANKS = 4
 """Most ranks in the legend of a plot over time."""
 PANEL_COLUMNS = 2
 PANEL_INCHES = 1.6
+PERCENT_TOP = 105.0
+"""Upper end of a scale of use: all of a GPU or of the cores, and room for the line there."""
 PHASE_COLORS = {
     "load": "#e8e8e8",
     "first_step": "#fde9c8",
@@ -692,7 +694,7 @@ PHASE_COLORS = {
 
 def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
     """Memory or use of each rank over time, by phase, of at most twelve runs; those of the same
-    kind share one scale.
+    kind share one scale, which for use is that of all 100 %.
 
     Args:
         total: number of runs there are; the title says so if not all are drawn.
@@ -707,8 +709,11 @@ def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
     figure, panels = new_axes(PAGE_WIDTH, 1.1 + PANEL_INCHES * rows, columns=columns, rows=rows)
     for number, (axes, (timeline, column)) in enumerate(zip(panels, shown, strict=False)):
         _draw_panel(axes, timeline, column, unit)
-        peaks = [other.peak(column) for other, of_other in shown if of_other == column]
-        axes.set_ylim(0, 1.1 * (max(peaks) / unit))
+        top = PERCENT_TOP
+        if what == "memory":
+            peaks = [other.peak(column) for other, of_other in shown if of_other == column]
+            top = 1.1 * (max(peaks) / unit)
+        axes.set_ylim(0, top)
         is_leftmost = number % columns == 0
         is_lowest = number + columns >= len(shown)
         if is_leftmost:
