@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from zeropods.train.deepspeed import CPU_ADAM, QUANTIZER
+from zeropods.train.deepspeed_config import CPU_ADAM, QUANTIZER
 
 from zeropods.errors import UserError
 from zeropods.pods import preflight as checks
