@@ -271,16 +271,18 @@ def test_a_killed_rank_costs_no_pod_and_ctrl_c_in_a_later_attempt_ends_it_all(cl
 
 def test_a_restart_asks_a_pod_again_that_lives_and_does_not_answer_over_ssh(cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = started(cluster, folder, "--seconds", 600, *BATCH, restarts=1)
-    ranks = train(folder)
+    process = started(cluster, folder, "--seconds", 600, "--seconds_again", 600, *BATCH, restarts=1)
+    first = train(folder)
     (sshd,) = [child for child in Process(agent_of(cluster, 1)).children() if child.name() == "sshd"]
     sshd.suspend()
     try:
-        os.kill(ranks[2], signal.SIGKILL)
+        os.kill(first[2], signal.SIGKILL)
         assert process.stderr is not None
         line = next(line for line in process.stderr if "asked again" in line)
     finally:
         sshd.resume()
+    until(lambda: not set(train(folder)) & set(first))
+    (folder / "enough").touch()
     said, found = ended(process), record(folder)
     limit = rf"{folder}: pod2: no answer over ssh, but agents answer; asked again, for \d+ s at most\n"
     assert re.fullmatch(limit, line)
