@@ -31,7 +31,7 @@ class Ddp(Engine):
 
     def optimizer(self, precision: str) -> tuple[type[Optimizer], dict[str, object]]:
         """AdamW: for BF16 this project's, which keeps FP32 masters, otherwise torch's."""
-        optimizer_class = AdamW
+        optimizer_class: type[Optimizer] = AdamW
         if precision == "bf16":
             optimizer_class = MasterAdamW
         return optimizer_class, adamw_settings(self.arguments)
