@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zeropods.data.encoding import Encoder, Ids, TokenRows, count_lost
-from zeropods.data.llmsql import QUESTION_FILES, question_file, read_questions, tables_file
+from zeropods.data.llmsql import (
+    QUESTION_FILES,
+    SQLQuestion,
+    question_file,
+    read_questions,
+    tables_file,
+)
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
@@ -505,23 +511,21 @@ class WikiSQLData:
             rows.labels += [_cut(row, MAX_TARGET_TOKENS, end) for row in targets]
             last = chunk[-1].index
             progress(len(chunk))
+        passed_over = self._passed_over(split, last)
+        if passed_over and rows.first_unreadable is None:
+            rows.first_unreadable = _place_and_statement(split, passed_over[0])
         rows.targets_lost = targets_lost
-        rows.targets_unreadable = targets_unreadable
-        self._count_passed_over(split, last, rows)
+        rows.targets_unreadable = targets_unreadable + len(passed_over)
         return rows
 
-    def _count_passed_over(self, split: str, last: int, rows: TokenRows) -> None:
-        """Count, up to the example of index `last`, the questions of LLMSQL that became no row
-        because their statement is not of WikiSQL's form."""
+    def _passed_over(self, split: str, last: int) -> list[SQLQuestion]:
+        """The questions of LLMSQL, up to the example of index `last`, that became no row because
+        their statement is not of WikiSQL's form."""
         path = question_file(self._folder, split)
         if path is None:
-            return
-        for question in itertools.islice(read_questions(path), last + 1):
-            if question.query is None:
-                rows.targets_unreadable += 1
-                if rows.first_unreadable is None:
-                    shown = question.sql[:SHOWN_CHARACTERS]
-                    rows.first_unreadable = f"row {question.index + 1} of {split}: {shown!r}"
+            return []
+        read = itertools.islice(read_questions(path), last + 1)
+        return [question for question in read if question.query is None]
 
     def _examples(self, split: str) -> Iterator[Example]:
         return itertools.islice(read_split(self._folder, split), self._limit)
@@ -536,6 +540,11 @@ def _place_and_text(split: str, example: Example) -> str:
     """Where an example is, and the beginning of its query."""
     text = target_of(example)[:SHOWN_CHARACTERS]
     return f"row {example.index + 1} of {split}: {text!r}"
+
+
+def _place_and_statement(split: str, question: SQLQuestion) -> str:
+    """Where a question of LLMSQL is, and the beginning of its statement."""
+    return f"row {question.index + 1} of {split}: {question.sql[:SHOWN_CHARACTERS]!r}"
 
 
 def _count_longer(rows: Sequence[Ids], limit: int) -> int:

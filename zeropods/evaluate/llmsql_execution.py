@@ -48,10 +48,9 @@ STEPS_BETWEEN_LOOKS = 100_000
 FAILURES = (sqlite3.Error, sqlite3.Warning, TypeError, ValueError)
 """What a statement may fail with. A `TypeError` comes from rows that Python cannot sort, such as a
 NULL and a text in one column: the package counts them as failed, and so do we."""
-LONE_NULL = [(None,)]
-MEND_COMPLETIONS = "correct it, or write the file again"
-
 Rows = list[tuple[str | int | float | bytes | None, ...]]
+LONE_NULL: Rows = [(None,)]
+MEND_COMPLETIONS = "correct it, or write the file again"
 
 
 @dataclass(frozen=True, kw_only=True)
