@@ -338,8 +338,9 @@ def _compared_scores(base: Row, scored: Sequence[Row]) -> list[str]:
 def _is_near_zero(row: Row) -> bool:
     """Whether a row's answers are so rarely right that its model has not learned its task; a text
     has no answers."""
-    has_answers = row.accuracy.inference_kind != "perplexity"
-    return has_answers and _result(row) < NEAR_ZERO
+    measure = row.accuracy.judged_by
+    is_share = measure is not None and measure.is_share
+    return is_share and _result(row) < NEAR_ZERO
 
 
 def _result(row: Row) -> float:

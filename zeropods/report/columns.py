@@ -14,7 +14,7 @@ from zeropods.report.formulas import measured_precision
 from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
 from zeropods.report.row import CUSTOM_METRIC, Accuracy, Figures, Row
 from zeropods.tables import GIB, MIB, Table, digits
-from zeropods.tasks import TEXT2SQL, task_or_unknown
+from zeropods.tasks import TASKS, TEXT2SQL, Measure, figures_of
 
 Source = TypeVar("Source")
 Value = TypeVar("Value")
@@ -133,10 +133,14 @@ def run_table(entry: Entry, *, whole: bool) -> Table:
 def accuracy_columns(tasks: set[str], lines: Iterable[Accuracy]) -> list[Column[Accuracy]]:
     """The accuracy columns of the tasks, and one for each ROUGE measure and custom metric that a
     line has."""
-    shown_keys: set[str] = set()
-    for task in tasks:
-        shown_keys.update(task_or_unknown(task).figures)
-    columns = [column for key, column in ACCURACY if key in shown_keys]
+    known_tasks = [task for name, task in TASKS.items() if name in tasks]
+    figures = figures_of(known_tasks)
+    columns: list[Column[Accuracy]] = []
+    if figures:
+        columns.append(SPLIT_COLUMN)
+    if any(task.has_tables for task in known_tasks):
+        columns.append(TABLES_COLUMN)
+    columns += [_score_column(figure) for figure in figures]
     further: dict[str, Column[Accuracy]] = {}
     for line in lines:
         for name in line.rouge:
@@ -147,8 +151,18 @@ def accuracy_columns(tasks: set[str], lines: Iterable[Accuracy]) -> list[Column[
     return [*columns, *further.values()]
 
 
+def _score_column(figure: Measure) -> Column[Accuracy]:
+    """The column of a figure of scores, which shows its interval too."""
+
+    def text(accuracy: Accuracy) -> str:
+        value = accuracy.values.get(figure.key)
+        return _with_interval(value, accuracy.intervals.get(figure.key), figure.text)
+
+    return Column(figure.name, figure.unit, text)
+
+
 def _rouge_column(name: str) -> Column[Accuracy]:
-    return _of_accuracy(name, "", lambda accuracy: accuracy.rouge.get(name), THREE)
+    return _of_accuracy(name, lambda accuracy: accuracy.rouge.get(name), THREE)
 
 
 def _custom_column(name: str) -> Column[Accuracy]:
@@ -275,12 +289,12 @@ def _speed_text(row: Row) -> str:
 
 def inference_text(accuracy: Accuracy) -> str:
     """The figure that a model is judged by, with its name and its split."""
+    measure = accuracy.judged_by
     result = accuracy.inference_result
-    if result is None:
+    if measure is None or result is None:
         return NOT_MEASURED
-    form = TWO if accuracy.inference_kind == "perplexity" else THREE
-    figure = _with_interval(result, accuracy.inference_result_interval, form)
-    return f"{accuracy.inference_kind} {figure} ({accuracy.split})"
+    figure = _with_interval(result, accuracy.inference_result_interval, measure.text)
+    return f"{measure.name} {figure} ({accuracy.split})"
 
 
 # The columns: what each figure is called and how it is written for people.
@@ -354,48 +368,52 @@ def _plan_kind(row: Row) -> str:
 # What is planned, with its interval, and what was measured, marked where it lies outside.
 
 
-def _planned_text(
-    planned: float | None, low: float | None, high: float | None, form: Callable[[float], str]
-) -> str:
-    if planned is None or low is None or high is None:
-        return shown(planned, form)
-    return f"{form(planned)} [{form(low)}, {form(high)}]"
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """A figure of a plan, and what was measured of it."""
+
+    planned: float | None
+    low: float | None
+    high: float | None
+    """The ends of the plan's interval."""
+    measured: float | None
+    form: Callable[[float], str]
+
+    def planned_text(self) -> str:
+        """What is planned, with its interval where it has one."""
+        if self.planned is None or self.low is None or self.high is None:
+            return shown(self.planned, self.form)
+        return f"{self.form(self.planned)} [{self.form(self.low)}, {self.form(self.high)}]"
+
+    def measured_text(self) -> str:
+        """What was measured, marked where it lies outside of the plan's interval."""
+        if self.measured is None or self.low is None or self.high is None:
+            return shown(self.measured, self.form)
+        is_inside = self.low <= self.measured <= self.high
+        text = self.form(self.measured)
+        return text if is_inside else f"{text} (outside)"
 
 
-def _measured_text(
-    measured: float | None, low: float | None, high: float | None, form: Callable[[float], str]
-) -> str:
-    if measured is None or low is None or high is None or low <= measured <= high:
-        return shown(measured, form)
-    return f"{form(measured)} (outside)"
-
-
-def _planned_step(row: Row) -> str:
+def _planned_step(row: Row) -> _Planned:
     figures = row.figures
-    low = figures.plan_step_low_seconds
-    high = figures.plan_step_high_seconds
-    return _planned_text(figures.plan_step_planned_seconds, low, high, digits)
+    return _Planned(
+        planned=figures.plan_step_planned_seconds,
+        low=figures.plan_step_low_seconds,
+        high=figures.plan_step_high_seconds,
+        measured=figures.plan_step_measured_seconds,
+        form=digits,
+    )
 
 
-def _measured_step(row: Row) -> str:
+def _planned_peak(row: Row) -> _Planned:
     figures = row.figures
-    low = figures.plan_step_low_seconds
-    high = figures.plan_step_high_seconds
-    return _measured_text(figures.plan_step_measured_seconds, low, high, digits)
-
-
-def _planned_peak(row: Row) -> str:
-    figures = row.figures
-    low = figures.plan_peak_low_bytes
-    high = figures.plan_peak_high_bytes
-    return _planned_text(figures.plan_peak_planned_bytes, low, high, mib)
-
-
-def _measured_peak(row: Row) -> str:
-    figures = row.figures
-    low = figures.plan_peak_low_bytes
-    high = figures.plan_peak_high_bytes
-    return _measured_text(figures.plan_peak_measured_bytes, low, high, mib)
+    return _Planned(
+        planned=figures.plan_peak_planned_bytes,
+        low=figures.plan_peak_low_bytes,
+        high=figures.plan_peak_high_bytes,
+        measured=figures.plan_peak_measured_bytes,
+        form=mib,
+    )
 
 
 # Columns of one value each: of the figures, of what was asked for, of the accuracy.
@@ -428,24 +446,10 @@ def _setting(
 
 
 def _of_accuracy(
-    title: str,
-    unit: str,
-    value: Callable[[Accuracy], Value | None],
-    form: Callable[[Value], str] = str,
+    title: str, value: Callable[[Accuracy], Value | None], form: Callable[[Value], str] = str
 ) -> Column[Accuracy]:
-    """A column of something that has no interval."""
-    return Column(title, unit, lambda accuracy: shown(value(accuracy), form))
-
-
-def _measure(
-    title: str, key: str, value: Callable[[Accuracy], float | None]
-) -> tuple[str, Column[Accuracy]]:
-    """The key of a measure, and its column, which shows its interval too."""
-
-    def text(accuracy: Accuracy) -> str:
-        return _with_interval(value(accuracy), accuracy.intervals.get(key), THREE)
-
-    return key, Column(title, "", text)
+    """A column of something that has neither a unit nor an interval."""
+    return Column(title, "", lambda accuracy: shown(value(accuracy), form))
 
 
 COUNT, ONE, TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
@@ -496,8 +500,8 @@ SPEED_SECTION = (
     _figure("real tokens/s", "", lambda figures: figures.tokens_per_second, COUNT),
     _figure("padding", "%", lambda figures: figures.padding_share, _percent),
     _figure("evaluation", "samples/s", lambda figures: figures.evaluation_samples_per_second, ONE),
-    Column[Row]("step planned", "s", _planned_step),
-    Column[Row]("step measured", "s", _measured_step),
+    Column[Row]("step planned", "s", lambda row: _planned_step(row).planned_text()),
+    Column[Row]("step measured", "s", lambda row: _planned_step(row).measured_text()),
     _figure("start", "s", lambda figures: figures.start_seconds, ONE),
     _figure("saving", "s", lambda figures: figures.save_seconds, TWO),
     _figure("goodput", "%", lambda figures: figures.goodput, _percent),
@@ -532,8 +536,8 @@ MEMORY_SECTION = (
     _figure("planned", "MiB", lambda figures: figures.planned_bytes, mib),
     _figure("measured", "MiB", lambda figures: figures.measured_bytes, mib),
     _figure("measured/planned", "", lambda figures: figures.measured_to_planned, TWO),
-    Column[Row]("peak planned", "MiB", _planned_peak),
-    Column[Row]("peak measured", "MiB", _measured_peak),
+    Column[Row]("peak planned", "MiB", lambda row: _planned_peak(row).planned_text()),
+    Column[Row]("peak measured", "MiB", lambda row: _planned_peak(row).measured_text()),
 )
 USE_SECTION = (
     _figure("GPU, mean", "%", lambda figures: figures.utilization_percent_mean, ONE),
@@ -588,24 +592,5 @@ MAIN = (
     INFERENCE_COLUMN,
 )
 """Figures of a run that matter first, in their order."""
-ACCURACY: tuple[tuple[str, Column[Accuracy]], ...] = (
-    ("split", _of_accuracy("split", "", lambda accuracy: accuracy.split)),
-    ("tables", _of_accuracy("tables", "", lambda accuracy: accuracy.tables)),
-    ("examples", _of_accuracy("examples", "", lambda accuracy: accuracy.examples, COUNT)),
-    _measure("exact match", "exact_match", lambda accuracy: accuracy.exact_match),
-    _measure(
-        "logical form",
-        "logical_form_accuracy",
-        lambda accuracy: accuracy.logical_form_accuracy,
-    ),
-    _measure("execution", "execution_accuracy", lambda accuracy: accuracy.execution_accuracy),
-    ("executable", _of_accuracy("executable", "", lambda accuracy: accuracy.executable, COUNT)),
-    _measure("F1", "f1", lambda accuracy: accuracy.f1),
-    ("text_tokens", _of_accuracy("tokens", "", lambda accuracy: accuracy.text_tokens, COUNT)),
-    (
-        "text_loss",
-        _of_accuracy("loss of the text", "nats/token", lambda accuracy: accuracy.text_loss, FOUR),
-    ),
-    ("perplexity", _of_accuracy("perplexity", "", lambda accuracy: accuracy.perplexity, TWO)),
-)
-"""Keys of the figures of accuracy, and their columns; each task has some of them."""
+SPLIT_COLUMN = _of_accuracy("split", lambda accuracy: accuracy.split)
+TABLES_COLUMN = _of_accuracy("tables", lambda accuracy: accuracy.tables)
