@@ -65,13 +65,13 @@ class Measure:
         return f"{value:{self.form}}"
 
 
-EXAMPLES = Measure(key="examples", name="examples", form=",.0f", is_count=True)
-EXECUTABLE = Measure(key="executable", name="executable", form=",.0f", is_count=True)
+EXAMPLE_COUNT = Measure(key="examples", name="examples", form=",.0f", is_count=True)
+EXECUTABLE_COUNT = Measure(key="executable", name="executable", form=",.0f", is_count=True)
 EXACT_MATCH = Measure(key="exact_match", name="exact match", is_share=True)
 LOGICAL_FORM = Measure(key="logical_form_accuracy", name="logical form", is_share=True)
 EXECUTION = Measure(key="execution_accuracy", name="execution", is_share=True)
 F1 = Measure(key="f1", name="F1", is_share=True)
-TEXT_TOKENS = Measure(
+TOKEN_COUNT = Measure(
     key="text_tokens", name="tokens", name_in_score="tokens", form=",.0f", is_count=True
 )
 # `loss` and `tokens`, as a score has them, would say too little next to the figures of a run.
@@ -160,7 +160,7 @@ TASKS = {
         has_sample=True,
         has_rouge=True,
         has_tables=True,
-        figures=(EXAMPLES, EXACT_MATCH, LOGICAL_FORM, EXECUTION, EXECUTABLE),
+        figures=(EXAMPLE_COUNT, EXACT_MATCH, LOGICAL_FORM, EXECUTION, EXECUTABLE_COUNT),
         judged_by=(EXECUTION, LOGICAL_FORM),
         printed=(EXECUTION, LOGICAL_FORM, EXACT_MATCH),
     ),
@@ -173,7 +173,7 @@ TASKS = {
         loss_on="answer",
         preparation_flags=("max_seq_length", "loss_on"),
         has_sample=True,
-        figures=(EXAMPLES, EXACT_MATCH, F1),
+        figures=(EXAMPLE_COUNT, EXACT_MATCH, F1),
         judged_by=(F1,),
     ),
     LM: LearningTask(
@@ -187,7 +187,7 @@ TASKS = {
         unit="documents",
         preparation_flags=("max_seq_length", "loss_on", "dataset_config", "text_field"),
         has_sample=True,
-        figures=(TEXT_TOKENS, TEXT_LOSS, PERPLEXITY),
+        figures=(TOKEN_COUNT, TEXT_LOSS, PERPLEXITY),
         judged_by=(PERPLEXITY,),
         printed=(PERPLEXITY, TEXT_LOSS),
     ),

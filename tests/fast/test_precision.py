@@ -109,7 +109,7 @@ def test_runs_that_differ_in_any_measured_format_are_neither_repeats_nor_compare
     other = replace(FP32, **{part: "bf16"})
     summary = two(tmp_path, measured(FP32, pods=2), measured(other, pods=2))
     assert [(row["repeats"], row["speed_up"]) for row in summary.to_json()["groups"]] == [(1, None), (1, None)]
-    assert f"measured precision {part}: fp32 (A); bf16 (B)" in summary.differences()
+    assert f"measured precision {part}: fp32 (A ddp x2); bf16 (B ddp x2)" in summary.differences()
 
 
 def test_one_process_that_sends_no_gradients_is_compared_with_several_that_do(tmp_path: Path) -> None:
@@ -126,7 +126,8 @@ def test_a_run_that_computed_otherwise_than_it_was_asked_to_is_remarked(tmp_path
 def test_an_old_run_whose_configuration_set_the_precision_is_not_compared_in_silence(tmp_path: Path) -> None:
     summary = two(tmp_path, {}, {"technique": "zero1", "deepspeed": AUTOCAST, "seconds": 0.4})
     assert [row["speed_up"] for row in summary.to_json()["groups"]] == [None, None]
-    assert "deepspeed torch_autocast.enabled: by default (A); true (B)" in summary.differences()
+    said = "deepspeed torch_autocast.enabled: by default (A none x1); true (B zero1 x1)"
+    assert said in summary.differences()
     off = {**AUTOCAST, "torch_autocast": {"enabled": False}}
     without = two(tmp_path / "off", {}, {"technique": "zero1", "deepspeed": off, "seconds": 0.4})
     assert [row["speed_up"] for row in without.to_json()["groups"]] == pytest.approx([1, 2])

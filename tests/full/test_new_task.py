@@ -29,7 +29,7 @@ from zeropods.measure import score_json
 from zeropods.measure.intervals import score_interval
 from zeropods.measure.record import read_record
 from zeropods.measure.score_json import AnswerScore, Interval, read_score
-from zeropods.tasks import EXACT_MATCH, EXAMPLES, T5_SCRIPT, LearningTask, Measure
+from zeropods.tasks import EXACT_MATCH, EXAMPLE_COUNT, T5_SCRIPT, LearningTask, Measure
 from zeropods.train import run_parsed
 from zeropods.train.flags import CausalArguments
 from zeropods.train.saved_models import load_model, task_of
@@ -43,7 +43,7 @@ TASK = LearningTask(
     name=NAME,
     script=T5_SCRIPT,
     prompts=(NAME,),
-    figures=(EXAMPLES, EXACT_MATCH, WRONG_WORDS),
+    figures=(EXAMPLE_COUNT, EXACT_MATCH, WRONG_WORDS),
     judged_by=(WRONG_WORDS,),
 )
 
@@ -227,17 +227,17 @@ def test_a_measure_that_should_be_low_is_worse_for_the_gate_where_it_rose(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = a_run(tmp_path / "run", task=NAME, prompt=NAME)
-    out = tmp_path / "summary"
-    words = ["summary", str(run), "--out", str(out), "--against", str(out / "summary.json"), "--json"]
-    for right, worse in ((20, None), (24, []), (20, ["wrong_words"])):
-        score_answers(run, data, right)
-        if worse is None:
-            assert main(words[:4]) == 0
-            continue
-        capsys.readouterr()
-        assert main(words) == bool(worse)
-        figures = json.loads(capsys.readouterr().out)["against"]["worse"]
-        assert [figure["figure"] for figure in figures] == worse
+    summary = ["summary", str(run), "--out", str(tmp_path / "summary")]
+    against = ["--against", str(tmp_path / "summary" / "summary.json"), "--json"]
+    score_answers(run, data, right=20)
+    assert main(summary) == 0
+    score_answers(run, data, right=24)
+    assert main([*summary, *against]) == 0
+    score_answers(run, data, right=20)
+    capsys.readouterr()
+    assert main([*summary, *against]) == 1
+    (worse,) = json.loads(capsys.readouterr().out)["against"]["worse"]
+    assert (worse["figure"], worse["old"], worse["new"]) == ("wrong_words", 0.0, 0.5)
 
 
 def test_answers_of_such_a_task_are_refused_like_those_of_any_other(

@@ -270,8 +270,8 @@ def score_text(score: Result) -> str:
             continue
         measures_of_part = _measured(part)
         line = {"of": name.replace("_", " "), "answers": f"{part['examples']:,}"}
-        for measure in measures:
-            line[measure] = measures_of_part.get(measure, "-")
+        for heading in measures:
+            line[heading] = measures_of_part.get(heading, "-")
         lines.append(line)
     if not lines:
         return sentence

@@ -3,6 +3,8 @@ figure."""
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -11,16 +13,21 @@ from zeropods.measure.record import RunConfig
 from zeropods.plan.machines import GIGA
 from zeropods.report.entry import Entry, accuracy_lines
 from zeropods.report.formulas import measured_precision
-from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
-from zeropods.report.row import CUSTOM_METRIC, Accuracy, Figures, Row
+from zeropods.report.groups import Group, compared_rows, group_runs, row_names
+from zeropods.report.row import CUSTOM_METRIC, Accuracy, Figures, Row, pods_and_slots
+from zeropods.report.settings import is_profiled
 from zeropods.tables import GIB, MIB, Table, digits
 from zeropods.tasks import TASKS, TEXT2SQL, Measure, figures_of
 
 Source = TypeVar("Source")
 Value = TypeVar("Value")
 NOT_MEASURED = "n/a"
+RESULTS_TITLE = "Results"
+OTHERS_TITLE = "Runs with other settings"
+FAILED_TITLE = "Failed or unfinished runs"
 SETTINGS_TITLE = "Settings"
 """Title of the first table that describes the rows and not their results."""
+ACCURACY_TITLE = "Accuracy"
 
 
 @dataclass(frozen=True)
@@ -57,21 +64,16 @@ def _with_interval(
 
 
 def tables(groups: Sequence[Group], rows: Sequence[Row]) -> list[Table]:
-    """All tables of a summary: the results, the rows that are not compared, the settings, then
-    figures by topic.
+    """All tables of a summary: the results, the rows that are not compared with them, the runs
+    without a result, the settings, then figures by topic.
 
-    The first shows the rows that are compared with each other, the second those that are not; where
-    none are, the first shows all. The settings are those of every row; tables by topic leave out
-    rows and columns without a figure.
+    The settings are those of every row; tables by topic leave out rows and columns without a
+    figure.
 
     Args:
         rows: the groups as returned by `labelled_rows`.
     """
-    compared = [row for row in rows if row.is_compared]
-    others = [row for row in rows if not row.is_compared]
-    all_tables = [table("Results", (LABEL_COLUMN, *RESULT_COLUMNS), compared or rows, whole=True)]
-    if compared and others:
-        all_tables.append(table("Other runs", (LABEL_COLUMN, *RESULT_COLUMNS), others, whole=True))
+    all_tables = _result_tables(rows)
     all_tables.append(table(SETTINGS_TITLE, (LABEL_COLUMN, *SETTING_COLUMNS), rows, whole=True))
     all_tables.append(_accuracy_table(groups, rows))
     for title, columns in SECTIONS.items():
@@ -79,6 +81,24 @@ def tables(groups: Sequence[Group], rows: Sequence[Row]) -> list[Table]:
         if section.rows:
             all_tables.append(section)
     return all_tables
+
+
+def _result_tables(rows: Sequence[Row]) -> list[Table]:
+    """What came of the runs: a table of the rows that are compared with each other, or of all that
+    ended well where none are; of the other ones; and of the runs without a result."""
+    done = [row for row in rows if row.is_done]
+    compared = [row for row in done if row.is_compared]
+    others = [row for row in done if not row.is_compared]
+    failed = [row for row in rows if not row.is_done]
+    columns = (LABEL_COLUMN, *RESULT_COLUMNS)
+    result_tables = []
+    if done:
+        result_tables.append(table(RESULTS_TITLE, columns, compared or others, whole=True))
+    if compared and others:
+        result_tables.append(table(OTHERS_TITLE, columns, others, whole=True))
+    if failed:
+        result_tables.append(table(FAILED_TITLE, (LABEL_COLUMN, *FAILED_COLUMNS), failed))
+    return result_tables
 
 
 def table(
@@ -175,31 +195,37 @@ def _custom_column(name: str) -> Column[Accuracy]:
 
 def _accuracy_table(groups: Sequence[Group], rows: Sequence[Row]) -> Table:
     """A table of every row that was scored, then one line for all that were not, with the columns
-    of the tasks that runs were trained for or scored on; a row without a record has no line."""
+    of the tasks that runs were trained for or scored on.
+
+    Rows whose lines read alike share them. A row without a record has no line.
+    """
     tasks = {row.config.task for row in rows if row.config is not None}
-    labels: list[str] = []
-    scored: list[Accuracy] = []
-    unscored = []
-    for group, row in zip(groups, rows, strict=True):
+    scored: list[tuple[Group, list[Accuracy]]] = []
+    unscored: list[tuple[Group, list[Accuracy]]] = []
+    all_lines: list[Accuracy] = []
+    for group in groups:
         if not group.measured:
             continue
         tasks |= {run.score.task for run in group.measured if run.score}
-        if row.accuracy.split is None:
-            unscored.append(group)
-            continue
-        for line in accuracy_lines(group.measured):
-            labels.append(row.label)
-            scored.append(line)
-    if unscored:
-        scored.append(Accuracy())
-        if len(unscored) == 1:
-            labels.append(rows[unscored[0].number].label)
+        lines = list(accuracy_lines(group.measured))
+        if group.row.accuracy.split is None:
+            unscored.append((group, lines))
         else:
-            labels.append(row_letters(unscored))
-    columns = accuracy_columns(tasks or {TEXT2SQL}, scored)
-    cells = table("Accuracy", columns, scored, whole=True)
-    labelled = [(label, *line) for label, line in zip(labels, cells.rows, strict=True)]
-    return Table((LABEL_COLUMN.heading, *cells.header), tuple(labelled), cells.title)
+            scored.append((group, lines))
+            all_lines += lines
+
+    columns = accuracy_columns(tasks or {TEXT2SQL}, all_lines)
+    groups_by_cells: dict[tuple[tuple[str, ...], ...], list[Group]] = {}
+    for group, lines in (*scored, *unscored):
+        cells = table("", columns, lines, whole=True).rows
+        groups_by_cells.setdefault(cells, []).append(group)
+
+    labelled = []
+    for cells, alike in groups_by_cells.items():
+        names = rows[alike[0].number].label if len(alike) == 1 else row_names(alike)
+        labelled += [(names, *line) for line in cells]
+    header = (LABEL_COLUMN.heading, *(column.heading for column in columns))
+    return Table(header, tuple(labelled), ACCURACY_TITLE)
 
 
 # Rows as lines of tables and plots.
@@ -209,18 +235,24 @@ def labelled_rows(groups: Sequence[Group]) -> list[Row]:
     """The rows with their labels, their hardware, and whether they are compared with others.
 
     A label has the letter, the technique with its pods and slots, and the model where there are
-    several models.
+    several models. Where rows have the same technique and pods, it also says what tells a row apart
+    from the one that is compared with others.
     """
     compared = compared_rows(groups)
     models = {group.row.config.model_id for group in groups if group.row.config is not None}
+    marks = _marks([group.row for group in groups], compared)
+    plain_labels = {group.letter: group.row.plain_label for group in groups}
     rows = []
     for group in groups:
         row = group.row
+        mark = marks[group.letter]
+        base = row.comparison.base
         rows.append(
             replace(
                 row,
-                label=_label(row, with_model=len(models) > 1),
-                short_label=_label(row, with_model=False),
+                label=_label(row, mark, with_model=len(models) > 1),
+                short_label=_label(row, mark, with_model=False),
+                base_label="" if base is None else plain_labels[base],
                 hardware=hardware_text(row.config),
                 is_compared=group.letter in compared,
             )
@@ -228,18 +260,73 @@ def labelled_rows(groups: Sequence[Group]) -> list[Row]:
     return rows
 
 
-def _label(row: Row, *, with_model: bool) -> str:
-    """The letter of a row, and its technique with pods and slots; without a record its status."""
-    config = row.config
-    if config is None:
-        return f"{row.letter} {row.status}"
+def _label(row: Row, mark: str, *, with_model: bool) -> str:
+    """The letter of a row, its model if wanted, its technique with pods, and what else marks it."""
     words = [row.letter]
-    if with_model:
-        words.append(config.model_id.rsplit("/", 1)[-1])
-    words.append(config.technique)
-    slots = config.world_size // max(1, config.pods)
-    words.append(f"x{config.pods}x{slots}" if slots > 1 else f"x{config.pods}")
+    if with_model and row.config is not None:
+        words.append(_model_name(row.config))
+    words.append(row.technique_and_pods)
+    if mark:
+        words.append(mark)
     return " ".join(words)
+
+
+def _model_name(config: RunConfig) -> str:
+    """The name of a model, without the folder or the organization that it is from."""
+    return config.model_id.rsplit("/", 1)[-1]
+
+
+def _marks(rows: Sequence[Row], compared: set[str]) -> dict[str, str]:
+    """What tells each row apart from its namesakes, by its letter: rows of the same model,
+    technique and pods. The first of them that is compared with other rows needs no mark, nor does a
+    row without a record."""
+    marks = dict.fromkeys([row.letter for row in rows], "")
+    rows_by_name: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.config is not None:
+            name = (_model_name(row.config), row.technique_and_pods)
+            rows_by_name.setdefault(name, []).append(row)
+    for namesakes in rows_by_name.values():
+        if len(namesakes) > 1:
+            marks.update(_marks_of(namesakes))
+        plain = next((row.letter for row in namesakes if row.letter in compared), None)
+        if plain is not None:
+            marks[plain] = ""
+    return marks
+
+
+def _marks_of(namesakes: Sequence[Row]) -> dict[str, str]:
+    """The first word that only one of some rows has, or else two such words, by the letter of the
+    row; where there are none, the row's name."""
+    words = {row.letter: _telling_words(row) for row in namesakes}
+    numbers = range(len(words[namesakes[0].letter]))
+    marks: dict[str, str] = {}
+    for places in (*itertools.combinations(numbers, 1), *itertools.combinations(numbers, 2)):
+        texts = {}
+        for letter, of_row in words.items():
+            texts[letter] = " ".join(of_row[place] for place in places)
+        times = Counter(texts.values())
+        for letter, text in texts.items():
+            if times[text] == 1:
+                marks.setdefault(letter, text)
+    for row in namesakes:
+        marks.setdefault(row.letter, row.name)
+    return marks
+
+
+def _telling_words(row: Row) -> tuple[str, ...]:
+    """Words for the settings in which rows of the same technique and pods differ most often, always
+    in the same order."""
+    config = row.known_config
+    checkpointing = _on_or_off(config.gradient_checkpointing)
+    return (
+        config.precision,
+        f"batch {config.effective_batch_size}",
+        f"prompt {config.prompt}",
+        f"checkpointing {checkpointing}",
+        "profiled" if is_profiled(config) else "not profiled",
+        f"from {config.init}",
+    )
 
 
 def hardware_text(config: RunConfig | None) -> str:
@@ -253,7 +340,7 @@ def hardware_text(config: RunConfig | None) -> str:
 
 
 def _base_text(row: Row) -> str:
-    """The letter of the base row, with a `*` where the two rows differ in more than technique and
+    """The label of the base row, with a `*` where the two rows differ in more than technique and
     pods."""
     comparison = row.comparison
     if comparison.base is None:
@@ -261,7 +348,7 @@ def _base_text(row: Row) -> str:
     if comparison.base == row.letter:
         return "baseline"
     mark = "*" if comparison.differs_in else ""
-    return f"{comparison.base}{mark}"
+    return f"{row.base_label}{mark}"
 
 
 def _rate_text(row: Row) -> str:
@@ -279,7 +366,7 @@ def _speed_up_text(row: Row) -> str:
 
 
 def _speed_text(row: Row) -> str:
-    """The same with the letter of the base row."""
+    """The same with the label of the base row."""
     if row.comparison.speed_up is None:
         return NOT_MEASURED
     if row.comparison.base == row.letter:
@@ -330,6 +417,10 @@ def _giga(rate: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def _technique_and_pods(config: RunConfig) -> str:
+    return f"{config.technique_text} {pods_and_slots(config)}"
 
 
 def _on_or_off(is_on: bool) -> str:
@@ -481,8 +572,9 @@ RESULT_COLUMNS = (
 terminals wrap."""
 PRECISION_COLUMN = Column[Row]("measured precision", "", _precision_text)
 BATCH_COLUMN = _setting("batch", "samples", lambda config: config.effective_batch_size, COUNT)
+RUN_COLUMN = Column[Row]("run", "", lambda row: row.name)
 SETTING_COLUMNS = (
-    Column[Row]("run", "", lambda row: row.name),
+    RUN_COLUMN,
     _setting("task", "", lambda config: config.task),
     _setting("weights", "", lambda config: config.init),
     _setting("prompt", "", lambda config: config.prompt),
@@ -494,6 +586,15 @@ SETTING_COLUMNS = (
 )
 STEPS_COLUMN = _figure("steps", "", lambda figures: figures.steps, COUNT)
 TRAINING_COLUMN = _figure("training", "s", lambda figures: figures.train_seconds, ONE)
+FAILED_COLUMNS = (
+    STATUS_COLUMN,
+    Column[Row]("reason", "", lambda row: "; ".join(row.reasons) or NOT_MEASURED),
+    RUN_COLUMN,
+    STEPS_COLUMN,
+    TRAINING_COLUMN,
+    POD_MEMORY_COLUMN,
+)
+"""What is known of runs that did not end well, or have not ended yet."""
 SPEED_SECTION = (
     STEPS_COLUMN,
     TRAINING_COLUMN,
@@ -577,8 +678,7 @@ SECTIONS: dict[str, tuple[Column[Row], ...]] = {
 }
 """Columns of the tables by topic, by the tables' titles."""
 MAIN = (
-    TECHNIQUE_COLUMN,
-    PODS_COLUMN,
+    _setting("technique, pods", "", _technique_and_pods),
     PRECISION_COLUMN,
     BATCH_COLUMN,
     STATUS_COLUMN,
@@ -591,6 +691,6 @@ MAIN = (
     EVAL_LOSS_COLUMN,
     INFERENCE_COLUMN,
 )
-"""Figures of a run that matter first, in their order."""
+"""The dozen figures of a run that matter first, in their order."""
 SPLIT_COLUMN = _of_accuracy("split", lambda accuracy: accuracy.split)
 TABLES_COLUMN = _of_accuracy("tables", lambda accuracy: accuracy.tables)

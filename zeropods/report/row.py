@@ -259,6 +259,8 @@ class Row:
     """Number of runs that its figures come from."""
     status: str
     """The status of all its runs, or their number by status: `2 ok, 1 oom`."""
+    reasons: list[str]
+    """Why its runs ended so, in a line each, as far as that is known; equal reasons once."""
     config: RunConfig | None
     """What the first run was asked for; None where that is not known."""
     figures: Figures
@@ -269,13 +271,28 @@ class Row:
     accuracy: Accuracy
     comparison: Comparison = Comparison()
     label: str = ""
-    """Letter, technique, pods and slots, and the model where rows have several."""
+    """`plain_label` with the model, where rows have several, and with what tells the row apart from
+    another one of the same technique and pods."""
     short_label: str = ""
     """The same without a model."""
+    base_label: str = ""
+    """The plain label of its base; empty where it has none."""
     hardware: str = ""
     """The hardware in a few words; empty where it is not known."""
     is_compared: bool = False
     """Whether it is among the rows that a summary is about."""
+
+    @property
+    def technique_and_pods(self) -> str:
+        """Its technique with pods and slots, such as `zero1 x3`; without a record its status."""
+        if self.config is None:
+            return self.status
+        return f"{self.config.technique} {pods_and_slots(self.config)}"
+
+    @property
+    def plain_label(self) -> str:
+        """Its letter, and its technique with pods and slots."""
+        return f"{self.letter} {self.technique_and_pods}"
 
     @property
     def known_config(self) -> RunConfig:
@@ -299,3 +316,9 @@ def is_done(status: str) -> bool:
     """Whether the figures of a row are from runs that ended well: its status is `ok`, or
     `2 ok, 1 oom`."""
     return "ok" in status.replace(",", " ").split()
+
+
+def pods_and_slots(config: RunConfig) -> str:
+    """The pods of a run, and the slots of a pod where they are several: `x3`, `x3x2`."""
+    slots = config.world_size // max(1, config.pods)
+    return f"x{config.pods}x{slots}" if slots > 1 else f"x{config.pods}"
