@@ -1,4 +1,5 @@
-"""The tasks that models are trained for, each one value here that answers questions about itself.
+"""The tasks that models are trained for, each one value here that answers questions about itself,
+and the measures by which their models are scored.
 
 A new task needs a value in `TASKS` and, in each of these tables, a line under its name:
 
@@ -8,11 +9,15 @@ A new task needs a value in `TASKS` and, in each of these tables, a line under i
   `evaluate/generate.py`: what makes them;
 * where there is a generated sample of it, `GENERATORS` of `data/sample.py`.
 
+A measure of its own is one more value here, a field of that name in its type of scores, and a line
+in docs/figures.md.
+
 The tables lie in the rooms that have what they name, since nothing on this floor knows a room.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +27,69 @@ LM: Final = "lm"
 
 T5_SCRIPT = "textsql_train.py"
 CAUSAL_SCRIPT = "causal_train.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number of at least 0 that the scores of a task have.
+
+    Tables, the files of a report, the regression gate and what `zeropods score` prints look up here
+    what they need of it. It has a 95 % interval where the `intervals` of a score have its name.
+    """
+
+    key: str
+    """Its key in `summary.json` and `summary.csv`."""
+    name: str
+    """What people call it; the heading of its column."""
+    unit: str = ""
+    name_in_score: str = ""
+    """Its field in the type of the scores, where that is not `key`."""
+    form: str = ".3f"
+    """How a value is rounded, as a format specification."""
+    is_count: bool = False
+    """Whether it says how much was scored, and nothing about how good a model is."""
+    is_share: bool = False
+    """Whether it lies between 0, where nothing is right, and 1."""
+    higher_is_better: bool = True
+    exponential_of: str | None = None
+    """Key of another measure, whose exponential it is. Its mean over repeats, and how far it may
+    rise, follow from those of the other one."""
+
+    @property
+    def field(self) -> str:
+        """Its field in the type of the scores."""
+        return self.name_in_score or self.key
+
+    def text(self, value: float) -> str:
+        """A value as people read it."""
+        return f"{value:{self.form}}"
+
+
+EXAMPLE_COUNT = Measure(key="examples", name="examples", form=",.0f", is_count=True)
+EXECUTABLE_COUNT = Measure(key="executable", name="executable", form=",.0f", is_count=True)
+EXACT_MATCH = Measure(key="exact_match", name="exact match", is_share=True)
+LOGICAL_FORM = Measure(key="logical_form_accuracy", name="logical form", is_share=True)
+EXECUTION = Measure(key="execution_accuracy", name="execution", is_share=True)
+F1 = Measure(key="f1", name="F1", is_share=True)
+TOKEN_COUNT = Measure(
+    key="text_tokens", name="tokens", name_in_score="tokens", form=",.0f", is_count=True
+)
+# `loss` and `tokens`, as a score has them, would say too little next to the figures of a run.
+TEXT_LOSS = Measure(
+    key="text_loss",
+    name="loss of the text",
+    unit="nats/token",
+    name_in_score="loss",
+    form=".4f",
+    higher_is_better=False,
+)
+PERPLEXITY = Measure(
+    key="perplexity",
+    name="perplexity",
+    form=",.2f",
+    higher_is_better=False,
+    exponential_of=TEXT_LOSS.key,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +123,31 @@ class LearningTask:
     """Whether `zeropods data sample` generates data for it."""
     has_rouge: bool = False
     """Whether `zeropods score --rouge` compares its answers as texts."""
-    figures: tuple[str, ...] = ()
-    """Keys of a summary's columns of accuracy that it has."""
-    judged_by: tuple[tuple[str, str], ...] = ()
-    """Labels and keys of the measures by which a run is judged: the first that was measured, else
-    the last."""
+    has_tables: bool = False
+    """Whether its questions are about tables, which training may have seen or not."""
+    figures: tuple[Measure, ...] = ()
+    """What its scores have, in the order of a summary's columns."""
+    judged_by: tuple[Measure, ...] = ()
+    """Those of its measures by which a run is judged: the first that was measured, else the
+    last."""
+    printed: tuple[Measure, ...] = ()
+    """Its measures in the order in which `zeropods score` prints them, where that is not the order
+    of the columns."""
 
     @property
     def chooses_prompt(self) -> bool:
         """Whether its prompt is a choice, which a model has to record."""
         return len(self.prompts) > 1
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The figures of its scores that say how good a model is."""
+        return tuple(figure for figure in self.figures if not figure.is_count)
+
+    @property
+    def printed_measures(self) -> tuple[Measure, ...]:
+        """Its measures in the order in which `zeropods score` prints them."""
+        return self.printed or self.measures
 
 
 TASKS = {
@@ -76,19 +159,10 @@ TASKS = {
         preparation_flags=("prompt", "max_source_tokens", "plain_vocabulary"),
         has_sample=True,
         has_rouge=True,
-        figures=(
-            "split",
-            "tables",
-            "examples",
-            "exact_match",
-            "logical_form_accuracy",
-            "execution_accuracy",
-            "executable",
-        ),
-        judged_by=(
-            ("execution", "execution_accuracy"),
-            ("logical form", "logical_form_accuracy"),
-        ),
+        has_tables=True,
+        figures=(EXAMPLE_COUNT, EXACT_MATCH, LOGICAL_FORM, EXECUTION, EXECUTABLE_COUNT),
+        judged_by=(EXECUTION, LOGICAL_FORM),
+        printed=(EXECUTION, LOGICAL_FORM, EXACT_MATCH),
     ),
     SQUAD: LearningTask(
         name=SQUAD,
@@ -99,8 +173,8 @@ TASKS = {
         loss_on="answer",
         preparation_flags=("max_seq_length", "loss_on"),
         has_sample=True,
-        figures=("split", "examples", "exact_match", "f1"),
-        judged_by=(("F1", "f1"),),
+        figures=(EXAMPLE_COUNT, EXACT_MATCH, F1),
+        judged_by=(F1,),
     ),
     LM: LearningTask(
         name=LM,
@@ -113,8 +187,9 @@ TASKS = {
         unit="documents",
         preparation_flags=("max_seq_length", "loss_on", "dataset_config", "text_field"),
         has_sample=True,
-        figures=("split", "text_tokens", "text_loss", "perplexity"),
-        judged_by=(("perplexity", "perplexity"),),
+        figures=(TOKEN_COUNT, TEXT_LOSS, PERPLEXITY),
+        judged_by=(PERPLEXITY,),
+        printed=(PERPLEXITY, TEXT_LOSS),
     ),
 }
 """The tasks by name; the first is the default."""
@@ -157,3 +232,24 @@ def answering_tasks() -> list[LearningTask]:
 def hub_tasks() -> list[LearningTask]:
     """The tasks whose raw data may be on the hub."""
     return [task for task in TASKS.values() if task.reads_hub]
+
+
+def figures_of(tasks: Iterable[LearningTask]) -> list[Measure]:
+    """What the scores of some tasks have, each figure once, in the order of the tasks."""
+    by_key: dict[str, Measure] = {}
+    for task in tasks:
+        for figure in task.figures:
+            by_key.setdefault(figure.key, figure)
+    return list(by_key.values())
+
+
+def judging_value(score: Mapping[str, object]) -> tuple[Measure, float] | None:
+    """The measure by which a run is judged, and its value in a score as `score.SPLIT.json` has it:
+    the first of its task's that was measured; None where none was. A score without a task is of
+    text-to-SQL, as older files are."""
+    task = task_or_unknown(str(score.get("task", TEXT2SQL)))
+    for measure in task.judged_by:
+        value = score.get(measure.field)
+        if isinstance(value, int | float):
+            return measure, value
+    return None

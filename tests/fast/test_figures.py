@@ -13,6 +13,7 @@ from zeropods.plan.known_models import known_config
 from zeropods.report.formulas import RULES, figures
 from zeropods.report.row import Figures
 from zeropods.tables import GIB
+from zeropods.tasks import TASKS
 
 SHAPE = known_config("t5-tiny")
 ONE_TOKEN = {"shape": SHAPE, "largest_batch": made.a_batch(1, 1, 1)}
@@ -115,3 +116,10 @@ def test_every_figure_is_defined_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
     kinds = [f"peak_{kind}_bytes" for kind in ("device_used", "reserved", "allocated", "resident", *PHASES)]
     assert len(RULES) > 30 and [key for key in RULES if key not in kinds and f"`{key}`" not in text] == []
+
+
+def test_every_figure_of_a_score_is_declared_once_and_defined_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
+    figures_of_scores = {figure for task in TASKS.values() for figure in task.figures}
+    keys = {figure.key for figure in figures_of_scores}
+    assert len(keys) == len(figures_of_scores) > 5 and [key for key in keys if f"`{key}`" not in text] == []

@@ -103,7 +103,7 @@ def test_runs_that_differ_in_any_measured_format_are_neither_repeats_nor_compare
     other = replace(FP32, **{part: "bf16"})
     summary = two(tmp_path, measured(FP32, pods=2), measured(other, pods=2))
     assert [(row["repeats"], row["speed_up"]) for row in summary.to_json()["groups"]] == [(1, None), (1, None)]
-    assert f"measured precision {part}: fp32 (A); bf16 (B)" in summary.differences()
+    assert f"measured precision {part}: fp32 (A ddp x2); bf16 (B ddp x2)" in summary.differences()
 
 
 def test_one_process_that_sends_no_gradients_is_compared_with_several_that_do(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from zeropods.train.deepspeed_config import CPU_ADAM, QUANTIZER
 
 from zeropods.errors import UserError
 from zeropods.pods import preflight as checks
 from zeropods.pods.preflight import Check, Expectation, PodChecks, Preflight, preflight_self, ssh_check
 from zeropods.programs import free_port
 from zeropods.tables import GIB
+from zeropods.train.deepspeed_config import CPU_ADAM, QUANTIZER
 
 DEADLINE_SECONDS = 240.0
 

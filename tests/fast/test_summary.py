@@ -63,7 +63,10 @@ def test_what_of_a_run_cannot_be_read_is_its_status_and_reason_and_breaks_no_oth
     ]  # fmt: skip
     said = "score.test.json: groups is 5: Input should be an object; measure again"
     assert "steps is '20'" in runs["a"][2] and runs["b"][2].startswith(said)
-    assert "- c: oom: tried \ufffd[31m\ufffd to allocate 2 GiB\n" in found.to_markdown()
+    failed = {run: reason for _, _, reason, run, *_ in found.table("Failed or unfinished runs").rows}
+    assert failed.keys() == {"a", "c", "d", held.name} and failed["c"] == "tried \ufffd[31m\ufffd to allocate 2 GiB"
+    # Why a row failed stands in its line; of a run with a result, a remark says what could not be read.
+    assert [remark.split(":")[:2] for remark in found.remarks()] == [["b", " ok"]]
 
 
 def test_folders_are_runs_or_hold_some(tmp_path: Path) -> None:
@@ -189,6 +192,15 @@ def test_accuracy_of_repeats_is_the_mean_of_shares_and_of_the_ends_of_intervals(
     assert row["execution_accuracy_interval"] == pytest.approx([0.45, 0.8])
 
 
+def test_why_repeats_of_a_row_with_a_result_failed_is_said_once_for_all_of_one_reason(tmp_path: Path) -> None:
+    a_run(tmp_path / "a")
+    for name, reason in (("b", "no memory"), ("c", "no memory"), ("d", "no time")):
+        write_run(tmp_path / name, a_failed_record("failed", reason, effective_batch_size=48, run_id=name))
+    found = read_runs([tmp_path])
+    assert found.remarks() == ["each of b, c: failed: no memory", "d: failed: no time"]
+    assert found.table("Failed or unfinished runs").rows == ()
+
+
 def test_copied_and_resumed_runs_are_remarked(tmp_path: Path) -> None:
     resumed = {"rank": {"first_step": 5, "losses": [], "eval_losses": []}, "run_id": "0123"}
     found = two(tmp_path, {"run_id": "0123"}, resumed)
@@ -196,6 +208,16 @@ def test_copied_and_resumed_runs_are_remarked(tmp_path: Path) -> None:
     assert found.remarks() == [
         "b: has the id 0123 of a: a copied run, not counted as a repeat",
         "b: was resumed: its times are those of its last attempt",
+    ]
+
+
+def test_notes_of_one_kind_are_one(tmp_path: Path) -> None:
+    resumed = {"first_step": 5, "losses": [], "eval_losses": []}
+    for name in "abcdef":
+        a_run(tmp_path / name, rank=resumed, run_id="0123" if name in "abc" else name)
+    assert read_runs([tmp_path]).remarks() == [
+        "b of a, c of a: copied runs, which have the ids of the others; not counted as repeats",
+        "each of a, d, e and 3 more: was resumed: its times are those of its last attempt",
     ]
 
 
@@ -212,11 +234,15 @@ BF16_ON_TWO = {"seconds": 0.4, "pods": 2, "precision": "bf16"}
         ({"pods": 3, "technique": "zero1"}, []),
         (identity(deepspeed={"zero_optimization": {"stage": 1}}), []),
         ({"rank": {"machine": None}}, []),
-        ({"precision": "bf16"}, ["precision: fp32 (A); bf16 (B)"]),
-        ({"hardware": {"cpu": "another"}}, ["hardware cpu: a CPU (A); another (B)"]),
-        ({"versions": {"python": "9"}}, ["versions python: 3.11.4 (A); 9 (B)"]),
-        (identity(learning_rate=0.1), ["learning_rate: not recorded (A); 0.1 (B)"]),
-        (PROFILED, ["profiler: false (A); true (B)"]),
+        ({"precision": "bf16"}, ["precision: fp32 (A none x1); bf16 (B none x1)"]),
+        ({"hardware": {"cpu": "another"}}, ["hardware cpu: a CPU (A none x1); another (B none x1)"]),
+        ({"versions": {"python": "9"}}, ["versions python: 3.11.4 (A none x1); 9 (B none x1)"]),
+        (identity(learning_rate=0.1), ["learning_rate: not recorded (A none x1); 0.1 (B none x1)"]),
+        (PROFILED, ["profiler: false (A none x1); true (B zero1 x1)"]),
+        (
+            {"precision": "bf16", "init": "pretrained"},
+            ["A none x1 / B none x1: init: random / pretrained; precision: fp32 / bf16"],
+        ),
     ],
 )
 def test_runs_that_are_no_repeats_are_rows_and_what_else_differs_is_spelled_out(
@@ -251,7 +277,9 @@ def test_rows_scale_against_the_one_with_the_fewest_processes(
 
 def test_a_ratio_that_was_asked_for_is_marked(tmp_path: Path) -> None:
     found = two(tmp_path, {}, BF16_ON_TWO, allow_differences=True)
-    assert "* B is compared with A, but they differ in precision" in found.remarks()
+    assert "* B ddp x2 is compared with A none x1, but they differ in precision" in found.remarks()
+    lines = [dict(zip(found.tables[0].header, row, strict=True)) for row in found.tables[0].rows]
+    assert [line["speed-up"] for line in lines] == ["1.00, baseline", "2.00 over A none x1*"]
     assert "No ratio is computed between such rows" not in found.to_markdown()
     assert "No ratio is computed between such rows" in read_runs([tmp_path]).to_markdown()
 
@@ -263,31 +291,78 @@ def test_of_gpus_the_names_are_compared_and_not_their_number_and_buckets_where_b
     assert (unequal(small, large), unequal(small, {})) == (["reduce_bucket_size"], [])
 
 
+def test_rows_of_the_same_technique_and_pods_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
+    more = {
+        "a": {},
+        "b": {"pods": 2},
+        "c": {"precision": "bf16"},
+        "d": {"effective_batch_size": 16},
+        "e": {"deepspeed": {"flops_profiler": {"enabled": True}}},
+        "f": identity(learning_rate=0.1),
+    }
+    for name, values in more.items():
+        a_run(tmp_path / name, **values)
+    assert {row.name: row.label for row in read_runs([tmp_path]).rows} == {
+        "a": "A none x1",
+        "b": "B ddp x2",
+        "c": "C none x1 bf16",
+        "d": "D none x1 batch 16",
+        "e": "F none x1 profiled",
+        # No word of a label says that another rate was learned with.
+        "f": "E none x1 f",
+    }
+
+
 def test_rows_of_one_value_are_named_as_a_span(tmp_path: Path) -> None:
     for name, pods, precision in (("a", 1, "bf16"), ("b", 1, "fp32"), ("c", 2, "fp32"), ("d", 3, "fp32")):
         a_run(tmp_path / name, pods=pods, precision=precision)
-    assert read_runs([tmp_path]).differences() == ["precision: fp32 (A-C); bf16 (D)"]
+    assert read_runs([tmp_path]).differences() == ["precision: fp32 (A none x1 to C ddp x3); bf16 (D none x1)"]
     assert list(islice(letters(), 28))[-3:] == ["Z", "AA", "AB"]
 
 
 # Tables, and the files of a report.
 
 
+def test_failed_and_unlike_runs_have_tables_of_their_own(tmp_path: Path, held: Path) -> None:
+    a_run(tmp_path / "a")
+    a_run(tmp_path / "b", pods=2)
+    a_run(tmp_path / "c", precision="bf16")
+    oom = a_failed_record("oom", "no memory", technique="zero3", effective_batch_size=48, run_id="d")
+    write_run(tmp_path / "d", oom)
+    first, others, failed, settings, *_ = read_runs([tmp_path]).tables
+    titles = ("Results", "Runs with other settings", "Failed or unfinished runs", "Settings")
+    assert (first.title, others.title, failed.title, settings.title) == titles
+    assert [row[0] for row in (*first.rows, *others.rows)] == ["A none x1", "C ddp x2", "D none x1 bf16"]
+    lines = [dict(zip(failed.header, row, strict=True)) for row in failed.rows]
+    assert [(line["run"], line["status"], line["reason"]) for line in lines] == [
+        ("d", "oom", "no memory"),
+        (held.name, "running", "no record yet"),
+    ]
+
+
+def test_where_nothing_ended_well_there_is_no_table_of_results(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_failed_record())
+    assert [table.title for table in read_runs([tmp_path]).tables][:2] == ["Failed or unfinished runs", "Settings"]
+
+
 def test_tables_of_people(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", rank={"wall_seconds": 1_800.0}, score_test=a_score(execution_accuracy=None))
-    a_run(tmp_path / "b", pods=3)
-    a_run(tmp_path / "c", ranks=[a_rank(0), a_rank(1)], pods=1, slots=2)
+    small = {"model_id": "google-t5/t5-small"}
+    a_run(tmp_path / "a", rank={"wall_seconds": 1_800.0}, score_test=a_score(execution_accuracy=None), **small)
+    a_run(tmp_path / "b", pods=3, **small)
+    a_run(tmp_path / "c", ranks=[a_rank(0), a_rank(1)], pods=1, slots=2, **small)
     found = read_runs([tmp_path], price_per_hour=3.0)
     text, document = found.to_markdown(), found.to_json()
     names = [name.strip() for name in text.split("## Results")[1].splitlines()[2].strip("| ").split("|")]
     assert names[:3] == ["row", "throughput (samples/s)", "speed-up"] and names[-3:] == ["model", "technique", "pods"]
     assert {"duration (s)", "inference result"} <= set(names)
-    assert "| logical form 0.600 (test) " in text and "| B ddp x1x2 " in text and "| A           | 3 on 1 " in text
+    assert "| logical form 0.600 (test) " in text and "| B ddp x1x2 " in text and "| A none x1   | 3 on 1 " in text
     scaling = found.table("Scaling and arithmetic")
     assert scaling.header[:4] == ("row", "processes", "speed-up", "scaling efficiency")
     assert "MFU" not in text and document["groups"][0]["cost"] == 1.5
-    assert {row["model"] for row in document["reference"]} == {"t5-small", "t5-large"} and len(document["groups"]) == 3
-    assert ("throughput (samples/s)", "60.0") in Run(tmp_path / "a").summary().rows
+    assert {row["model"] for row in document["reference"]} == {"t5-small"} and len(document["groups"]) == 3
+    facts = Run(tmp_path / "a").summary().rows
+    assert ("throughput (samples/s)", "60.0") in facts and len(facts) <= 12
+    assert len(Run(tmp_path / "a").summary(whole=True).rows) > 20
 
 
 def test_accuracy_is_of_test_before_dev_with_a_line_for_unseen_tables_and_columns_of_rouge(tmp_path: Path) -> None:
@@ -309,6 +384,28 @@ def test_accuracy_is_of_test_before_dev_with_a_line_for_unseen_tables_and_column
         ("C zero2 x1", *["n/a"] * 6),
     ]
     assert "rouge2" in found.to_csv().splitlines()[0] and "rouge" not in read_runs([tmp_path / "b"]).to_markdown()
+
+
+def test_accuracy_of_rows_that_read_alike_is_printed_once(tmp_path: Path) -> None:
+    groups = {"known_tables": a_score(), "unseen_tables": a_score(execution_accuracy=0.125)}
+    for name, technique, score in (
+        ("a", "none", a_score(groups=groups)),
+        ("b", "zero1", a_score(groups=groups)),
+        ("c", "zero2", a_score(groups=groups)),
+        ("d", "zero3", a_score(groups=None)),
+        ("e", "zero3_offload", a_score(groups=groups)),
+    ):
+        a_run(tmp_path / name, technique, score_test=score)
+    a_run(tmp_path / "f", "ddp", 2)
+    lines = read_runs([tmp_path]).table("Accuracy").rows
+    alike = "A none x1 to C zero2 x1, E zero3_offload x1"
+    assert [line[:3] for line in lines] == [
+        (alike, "test", "all"),
+        (alike, "test", "known"),
+        (alike, "test", "unseen"),
+        ("D zero3 x1", "test", "all"),
+        ("F ddp x2", "n/a", "n/a"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -343,7 +440,8 @@ def test_no_text_of_a_run_is_markup(report: Path) -> None:
     # Addresses within the page are those of its own plots' marks.
     addresses = re.findall(r"""(?:src|href)\s*=\s*["']?([^\s"'>]*)""", page, re.IGNORECASE)
     assert addresses and not [each for each in addresses if not each.startswith("#")]
-    assert r"| &lt;script&gt;alert('x')&lt;/script&gt;\| |" in (report / "summary.md").read_text()
+    text = (report / "summary.md").read_text()
+    assert "| '&gt;&lt;script&gt;alert('x')&lt;/script&gt; |" in text and r"| B script&gt;\| none x1 |" in text
 
 
 def test_the_answers_come_first_then_where_they_are_from_and_the_picture_before_the_tables(report: Path) -> None:
@@ -356,3 +454,7 @@ def test_the_answers_come_first_then_where_they_are_from_and_the_picture_before_
     assert places == sorted(places) and text.startswith("- **Does it fit?** ") and len(questions) == 4
     folded = re.findall(r"<details><summary>(.*?)</summary><div class='table'", page)
     assert folded[:2] == ["Settings", "Accuracy"]
+    cell = read_runs([report.parent / "a", report.parent / "b"])._repr_html_()
+    assert re.findall(r"<details><summary>(.*?)</summary>", cell) == folded
+    places = [cell.index(part) for part in (*questions, "<h2>Results</h2>", "<h2>Failed or unf", "<details>")]
+    assert places == sorted(places)

@@ -15,6 +15,7 @@ from zeropods.report.summary import Summary, read_runs
 from zeropods.techniques import DSCONFIG
 
 SHAPE = known_config("t5-tiny")
+REASON = "tried to allocate 2 GiB"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Summary:
             score = a_score(intervals={"execution_accuracy": [0.7, 0.8]})
             run = folder / technique / str(seed)
             a_run(run, technique, pods, seconds * factor, mebibytes=size, score_test=score)
-    oom = a_failed_record("oom", "tried to allocate 2 GiB", effective_batch_size=48, run_id="oom", identity={"x": 1})
+    oom = a_failed_record("oom", REASON, effective_batch_size=48, run_id="oom", identity={"x": 1})
     write_run(folder / "oom", oom)
     return read_runs([folder])
 
@@ -36,23 +37,23 @@ def test_the_four_questions_are_answered_by_the_figures(compared: Summary) -> No
     fits, techniques, time, accuracy = compared.answers().by_question.values()
     assert fits.startswith("t5-tiny trained in 4 ways on 2 cores of a CPU. The fullest pod took 1.000 GiB resident. ")
     assert "2.000 MiB (D zero3_offload x3) to 8.000 MiB (A none x1 and B ddp x3) per process." in fits
-    assert fits.endswith("Not compared with these: E none x1.")
+    assert fits.endswith("per process. E none x1 oom ran out of memory.")
     assert techniques.startswith("Fastest is B ddp x3, with 2.00 [1.")
     assert "times the samples/s of A none x1. It cannot be told apart from C zero1 x3. " in techniques
     smallest = "Smallest is D zero3_offload x3: 25% of the parameters, gradients and optimizer states of A none x1"
     assert smallest in techniques
     assert "B ddp x3 trained 20 steps in 8.0 s, 30 s from start to end" in time and "adds the cost" in time
-    assert accuracy.startswith("A none x1 reaches execution 0.750 [0.700, 0.800] (test). ")
-    assert "D zero3_offload x3 differ from it by no more than chance." in accuracy
+    names = "A none x1, B ddp x3, C zero1 x3 and D zero3_offload x3"
+    assert accuracy == f"{names} reach execution 0.750 [0.700, 0.800] (test)."
 
 
-def test_the_first_tables_have_rows_that_are_compared_then_those_that_stand_alone(compared: Summary) -> None:
-    first, other, *_ = compared.tables
+def test_the_first_tables_have_rows_that_are_compared_then_those_that_failed(compared: Summary) -> None:
+    first, failed, *_ = compared.tables
     base, ddp, *more = (dict(zip(first.header, row, strict=True)) for row in first.rows)
     assert [row["row"] for row in (base, ddp, *more)] == ["A none x1", "B ddp x3", "C zero1 x3", "D zero3_offload x3"]
-    assert (other.title, other.header, other.rows[0][0]) == ("Other runs", first.header, "E none x1")
+    assert (failed.title, failed.rows[0][:3]) == ("Failed or unfinished runs", ("E none x1 oom", "oom", REASON))
     assert (base["speed-up"], ddp["inference result"]) == ("1.00, baseline", "execution 0.750 [0.700, 0.800] (test)")
-    assert ddp["speed-up"].startswith("2.00 [1.") and ddp["speed-up"].endswith("] over A")
+    assert ddp["speed-up"].startswith("2.00 [1.") and ddp["speed-up"].endswith("] over A none x1")
     assert ddp["throughput (samples/s)"].startswith("120.0 [") and ddp["duration (s)"] == "30.0"
     assert (ddp["states of each pod (MiB)"], ddp["memory of each pod (GiB)"]) == ("8.0", "1.00")
 
@@ -68,9 +69,20 @@ def test_a_run_out_of_memory_belongs_to_the_rows_of_its_settings(tmp_path: Path)
         a_run(tmp_path / name, "zero1", pods)
     write_run(tmp_path / "c", a_failed_record("oom", "tried to allocate 2 GiB", effective_batch_size=48, run_id="c"))
     found = read_runs([tmp_path])
-    assert [len(table.rows) for table in found.tables if table.title in ("Results", "Other runs")] == [3]
+    assert [(table.title, len(table.rows)) for table in found.tables[:2]] == [
+        ("Results", 2),
+        ("Failed or unfinished runs", 1),
+    ]
     fits = found.answers().by_question["Does it fit?"]
     assert "in 2 of 3 ways" in fits and "A none x1 ran out of memory." in fits
+
+
+def test_rows_of_other_settings_and_runs_without_a_result_are_named_apart(tmp_path: Path) -> None:
+    for name, values in (("a", {}), ("b", {"pods": 2}), ("c", {"precision": "bf16"}), ("d", {"pods": 3})):
+        a_run(tmp_path / name, **values, status="timeout" if name == "d" else "ok")
+    fits = read_runs([tmp_path]).answers().by_question["Does it fit?"]
+    assert "in 2 of 3 ways" in fits
+    assert fits.endswith(" Without a result: C ddp x3. Other settings, so not compared with these: D none x1 bf16.")
 
 
 def test_the_rows_with_the_most_runs_come_first_and_no_profiled_one_before_another(tmp_path: Path) -> None:
@@ -141,8 +153,16 @@ def test_scores_near_zero_are_not_said_to_be_alike(tmp_path: Path) -> None:
     a_run(tmp_path / "a", "none", score_test=near_zero(0.0, (0.0, 0.01)))
     a_run(tmp_path / "b", "zero1", 2, score_test=near_zero(0.002, (0.0, 0.01)))
     accuracy = read_runs([tmp_path]).answers().by_question["Is the model still good?"]
-    assert accuracy.startswith(f"A none x1 reaches execution 0.000 [0.000, 0.010] (test). {NOT_TRAINED}; train")
-    assert "chance" not in accuracy
+    said = "A none x1 answers nothing right: execution 0.000 [0.000, 0.010] (test)."
+    assert accuracy.startswith(f"{said} {NOT_TRAINED}; train")
+    assert "by no more than chance" not in accuracy
+
+
+def test_a_score_near_zero_is_not_said_to_be_nothing(tmp_path: Path) -> None:
+    for name, technique in (("a", "none"), ("b", "zero1")):
+        a_run(tmp_path / name, technique, score_test=near_zero(0.002, (0.0, 0.01)))
+    accuracy = read_runs([tmp_path]).answers().by_question["Is the model still good?"]
+    assert accuracy.startswith("A none x1 and B zero1 x1 reach execution 0.002 [0.000, 0.010] (test). Not trained")
 
 
 def test_a_score_far_from_one_near_zero_is_told_beside_the_word_about_it(tmp_path: Path) -> None:
@@ -187,38 +207,47 @@ def config(name: str, zero: dict[str, Any] | None = None, **changes: Any) -> dic
     return {**found, **changes}
 
 
-ADAMW = ["optimizer.type: from the flags (A); AdamW (B)", "scheduler.type: from the flags (A); WarmupDecayLR (B)"]
+ADAMW = {
+    "optimizer.type": ("from the flags", "AdamW"),
+    "scheduler.type": ("from the flags", "WarmupDecayLR"),
+    "scheduler.params.warmup_type": ("by default", "linear"),
+}
 ONE_PASS = "use_multi_rank_bucket_allreduce"
 QUANTIZED, LIVE, ELSEWHERE = "zero_quantized_weights", "stage3_max_live_parameters", {"output_path": "/elsewhere"}
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "said"),
+    ("one", "other", "unequal"),
     [
         ("zero3_offload", config("causal_zero3_offload"), ADAMW),
-        ("zero3", config("zero3", {LIVE: 5}), [f"zero_optimization.{LIVE}: 100000000 (A); 5 (B)"]),
-        ("zero3", config("zero3", wall_clock_breakdown=True), ["wall_clock_breakdown: by default (A); true (B)"]),
-        ("zero2", config("zero2", {"overlap_comm": False}), ["zero_optimization.overlap_comm: true (A); false (B)"]),
-        ("zero2", config("zero2", {ONE_PASS: False}), [f"zero_optimization.{ONE_PASS}: by default (A); false (B)"]),
+        ("zero3", config("zero3", {LIVE: 5}), {f"zero_optimization.{LIVE}": ("100000000", "5")}),
+        ("zero3", config("zero3", wall_clock_breakdown=True), {"wall_clock_breakdown": ("by default", "true")}),
+        ("zero2", config("zero2", {"overlap_comm": False}), {"zero_optimization.overlap_comm": ("true", "false")}),
+        ("zero2", config("zero2", {ONE_PASS: False}), {f"zero_optimization.{ONE_PASS}": ("by default", "false")}),
         # What technique, pods and folder change is no difference, nor what is said to be off.
-        ("zero2", config("zero2", {QUANTIZED: False}), []),
-        ("zero3", config("zero3++", {"zero_hpz_partition_size": 2}), []),
-        ("zero3", config("zero3", {QUANTIZED: True}), []),
-        (None, config("zero3_offload"), []),
-        ("zero1", config("zero3_offload"), []),
-        ("zero2", config("zero2", tensorboard={"enabled": True, "job_name": "x", **ELSEWHERE}), []),
-        ("zero2", config("zero2", train_micro_batch_size_per_gpu=8, gradient_clipping=0.0), []),
+        ("zero2", config("zero2", {QUANTIZED: False}), {}),
+        ("zero3", config("zero3++", {"zero_hpz_partition_size": 2}), {}),
+        ("zero3", config("zero3", {QUANTIZED: True}), {}),
+        (None, config("zero3_offload"), {}),
+        ("zero1", config("zero3_offload"), {}),
+        ("zero2", config("zero2", tensorboard={"enabled": True, "job_name": "x", **ELSEWHERE}), {}),
+        ("zero2", config("zero2", train_micro_batch_size_per_gpu=8, gradient_clipping=0.0), {}),
     ],
 )
 def test_keys_of_deepspeed_that_differ_are_named_and_no_ratio_is_drawn(
-    tmp_path: Path, one: str | None, other: dict[str, Any], said: list[str]
+    tmp_path: Path, one: str | None, other: dict[str, Any], unequal: dict[str, tuple[str, str]]
 ) -> None:
     a_run(tmp_path / "a", "zero3_offload" if one else "none", deepspeed=config(one) if one else None)
     a_run(tmp_path / "b", "zero3_offload", 2, deepspeed=other)
     found = read_runs([tmp_path])
-    told = [line for line in found.differences() if not line.endswith("warmup_type: by default (A); linear (B)")]
-    assert told == [f"deepspeed {line}" for line in said]
-    assert {row["base"] for row in found.to_json()["groups"]} == ({None} if said else {"A"})
+    first, second = "A zero3_offload x1", "B zero3_offload x2"
+    if len(unequal) > 1:
+        pairs = [f"deepspeed {key}: {before} / {after}" for key, (before, after) in unequal.items()]
+        lines = [f"{first} / {second}: {'; '.join(pairs)}"]
+    else:
+        lines = [f"deepspeed {key}: {before} ({first}); {after} ({second})" for key, (before, after) in unequal.items()]
+    assert found.differences() == lines
+    assert {row["base"] for row in found.to_json()["groups"]} == ({None} if unequal else {"A"})
 
 
 # A peak that was disturbed, use of the hardware, and a run that was restarted.

@@ -42,7 +42,7 @@ def rows(summary: Summary) -> list[dict[str, Any]]:
 def three(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     """A run of each task, all scored."""
     folder = tmp_path_factory.mktemp("three")
-    a_run(folder / "a", score_test=a_score())
+    a_run(folder / "a", model_id="t5-small", score_test=a_score())
     causal(folder / "b", score=SQUAD_SCORE)
     causal(folder / "c", "lm", score=LM_SCORE)
     return read_runs([folder])
@@ -52,9 +52,11 @@ def section(summary: Summary, title: str) -> str:
     return summary.to_markdown().split(f"## {title}")[1].split("##")[0]
 
 
-def test_published_runs_of_another_task_stand_beside_none(three: Summary, tmp_path: Path) -> None:
-    causal(tmp_path / "c", "lm", score=LM_SCORE)
-    for summary, is_shown in ((three, True), (read_runs([tmp_path]), False)):
+def test_published_runs_stand_beside_runs_of_their_task_and_model_alone(three: Summary, tmp_path: Path) -> None:
+    causal(tmp_path / "task" / "c", "lm", score=LM_SCORE)
+    a_run(tmp_path / "model" / "a", model_id="t5-tiny")
+    others = [read_runs([tmp_path / name]) for name in ("task", "model")]
+    for summary, is_shown in ((three, True), *((other, False) for other in others)):
         texts = (summary.to_text(), summary.to_markdown(), summary.to_page())
         assert {"Published elsewhere" in text for text in texts} == {is_shown} == {bool(summary.to_json()["reference"])}
 
@@ -62,7 +64,7 @@ def test_published_runs_of_another_task_stand_beside_none(three: Summary, tmp_pa
 def test_runs_of_each_task_are_rows_with_their_scores(three: Summary) -> None:
     keys = ("task", "model_id", "exact_match", "f1", "perplexity", "text_tokens", "execution_accuracy")
     assert [[row[key] for key in keys] for row in rows(three)] == [
-        ["text2sql", "t5-tiny", 0.5, None, None, None, 0.75],
+        ["text2sql", "t5-small", 0.5, None, None, None, 0.75],
         ["squad", "gpt-tiny", 0.25, 0.5, None, None, None],
         ["lm", "gpt-tiny", None, None, pytest.approx(math.exp(2)), 1_000, None],
     ]
@@ -79,7 +81,9 @@ def test_people_read_f1_perplexity_and_the_result_of_each_task(three: Summary) -
         "perplexity 7.39 (dev) ",
     ):
         assert f"| {shown}" in results
-    assert three.differences() == ["task: text2sql (A); squad (B); lm (C): different kinds of samples, never compared"]
+    assert three.differences() == [
+        "task: text2sql (A none x1); squad (B none x1); lm (C none x1): different kinds of samples, never compared"
+    ]
 
 
 def test_runs_of_one_task_have_no_columns_of_another(tmp_path: Path) -> None:

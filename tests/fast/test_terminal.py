@@ -50,8 +50,9 @@ def read_to_end(leader: int) -> str:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    for number in (1, 2):
-        record = a_record(ranks=[a_rank(0)], run_id=f"r{number}", model_id=f"a-model-with-a-long-name-{number}")
+    """Two runs; of the model of the first one there are published figures."""
+    for number, model in ((1, "google-t5/t5-small"), (2, "a-model-with-a-long-name-2")):
+        record = a_record(ranks=[a_rank(0)], run_id=f"r{number}", model_id=model)
         write_run(tmp_path / "runs" / str(number), record, config=a_config())
     return tmp_path
 

@@ -1,5 +1,7 @@
-"""A task that the package does not know, added by this file alone: to write the words of a line in reverse, by a T5."""
+"""A task that the package does not know, added by this file alone with a measure of its own: to write the words of a
+line in reverse, by a T5."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.full.conftest import TINY
+from tests.made import a_run
 from zeropods import tasks
 from zeropods.cli import main, parser
 from zeropods.data import prepare
@@ -26,21 +29,22 @@ from zeropods.measure import score_json
 from zeropods.measure.intervals import score_interval
 from zeropods.measure.record import read_record
 from zeropods.measure.score_json import AnswerScore, Interval, read_score
-from zeropods.tasks import T5_SCRIPT, LearningTask
+from zeropods.tasks import EXACT_MATCH, EXAMPLE_COUNT, T5_SCRIPT, LearningTask, Measure
 from zeropods.train import run_argv
 from zeropods.train.flags import CausalArguments
 from zeropods.train.saved_models import load_model, task_of
 
 NAME = "reverse"
 
-# What the task is.
+# What the task is, and the measure by which its models are judged.
 
+WRONG_WORDS = Measure(key="wrong_words", name="wrong words", unit="per line", form=".2f", higher_is_better=False)
 TASK = LearningTask(
     name=NAME,
     script=T5_SCRIPT,
     prompts=(NAME,),
-    figures=("split", "examples", "exact_match"),
-    judged_by=(("exact match", "exact_match"),),
+    figures=(EXAMPLE_COUNT, EXACT_MATCH, WRONG_WORDS),
+    judged_by=(WRONG_WORDS,),
 )
 
 # Its raw data: `SPLIT.txt`, a line of words each.
@@ -118,6 +122,7 @@ def answer_to(line: Line, text: str) -> Prediction:
 @dataclass(frozen=True, kw_only=True)
 class ReverseScore(AnswerScore):
     task: Literal["reverse"] = "reverse"
+    wrong_words: float
     intervals: dict[str, Interval | None]
 
 
@@ -125,8 +130,19 @@ def grade(request: ScoreRequest) -> ReverseScore:
     lines = read_lines(request.data, request.split)
     pairs = paired(request.predictions, request.split, read_predictions(request.predictions), lines)
     right = [float(prediction.text == line.answer) for prediction, line in pairs]
-    intervals = {"exact_match": score_interval(right)}
-    return ReverseScore(examples=len(right), exact_match=fmean(right), intervals=intervals)
+    wrong = [wrong_words(prediction.text, line.answer) for prediction, line in pairs]
+    return ReverseScore(
+        examples=len(right),
+        exact_match=fmean(right),
+        wrong_words=fmean(wrong),
+        intervals={"exact_match": score_interval(right), "wrong_words": score_interval(wrong)},
+    )
+
+
+def wrong_words(text: str, answer: str) -> float:
+    """The number of places in which the words of two texts differ."""
+    words = itertools.zip_longest(text.split(), answer.split())
+    return float(sum(1 for written, right in words if written != right))
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +171,16 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_task_of_one_file_is_prepared_trained_answered_scored_and_summed_up(data: Path, tmp_path: Path) -> None:
+def score_answers(run: Path, data: Path, right: int) -> None:
+    """Write answers of which the first ones are right and the others are the word `no`, and score them."""
+    answers = [answer_to(line, line.answer if line.index < right else "no") for line in read_lines(data, "test")]
+    write_predictions(run / "predictions.test.jsonl", answers)
+    assert main(["score", str(run / "predictions.test.jsonl"), "--data", str(data), "--split", "test"]) == 0
+
+
+def test_a_task_of_one_file_is_prepared_trained_answered_scored_and_summed_up(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = tmp_path / "set"
     flags = ["--task", NAME, "--data", str(data), "--tokenizer", "t5-tiny", "--out", str(made)]
     assert main(["prepare", *flags]) == 0
@@ -179,15 +204,40 @@ def test_a_task_of_one_file_is_prepared_trained_answered_scored_and_summed_up(da
     assert isinstance(scored, ReverseScore)
     assert (scored.examples, scored.exact_match) == (24, fmean(right))
 
-    # An untrained model is right by chance alone: some answers are written down as right.
-    own = [answer_to(line, line.answer if line.index < 18 else "no") for line in read_lines(data, "test")]
-    write_predictions(run / "predictions.test.jsonl", own)
-    where = ["--data", str(data), "--split", "test"]
-    assert main(["score", str(run / "predictions.test.jsonl"), *where]) == 0
-    assert main(["summary", str(run), "--out", str(tmp_path / "summary")]) == 0
-    (row,) = json.loads((tmp_path / "summary" / "summary.json").read_text())["groups"]
-    assert (row["task"], row["split"], row["examples"]) == (NAME, "test", 24)
-    assert (row["inference_kind"], row["inference_result"], row["exact_match"]) == ("exact match", 0.75, 0.75)
+    # An untrained model is right by chance alone: some answers are written down as right. Each of the four others has
+    # three wrong words, so there are 12 in 24 lines.
+    capsys.readouterr()
+    score_answers(run, data, right=20)
+    assert capsys.readouterr().out.startswith("24 answers: exact match 0.833 [")
+    scored = read_score(run / "score.test.json")
+    assert isinstance(scored, ReverseScore) and scored.wrong_words == 0.5
+    summary = tmp_path / "summary"
+    assert main(["summary", str(run), "--out", str(summary)]) == 0
+    (row,) = json.loads((summary / "summary.json").read_text())["groups"]
+    assert (row["task"], row["split"], row["examples"], row["exact_match"]) == (NAME, "test", 24, pytest.approx(5 / 6))
+    low, high = row["wrong_words_interval"]
+    assert low < row["wrong_words"] == 0.5 < high
+    assert (row["inference_kind"], row["inference_result"]) == ("wrong words", 0.5)
+    text = (summary / "summary.md").read_text()
+    assert f"| wrong words 0.50 [{low:.2f}, {high:.2f}] (test) " in text and "| wrong words (per line) " in text
+    assert "wrong_words" in (summary / "summary.csv").read_text().splitlines()[0]
+
+
+def test_a_measure_that_should_be_low_is_worse_for_the_gate_where_it_rose(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "run", task=NAME, prompt=NAME)
+    summary = ["summary", str(run), "--out", str(tmp_path / "summary")]
+    against = ["--against", str(tmp_path / "summary" / "summary.json"), "--json"]
+    score_answers(run, data, right=20)
+    assert main(summary) == 0
+    score_answers(run, data, right=24)
+    assert main([*summary, *against]) == 0
+    score_answers(run, data, right=20)
+    capsys.readouterr()
+    assert main([*summary, *against]) == 1
+    (worse,) = json.loads(capsys.readouterr().out)["against"]["worse"]
+    assert (worse["figure"], worse["old"], worse["new"]) == ("wrong_words", 0.0, 0.5)
 
 
 def test_answers_of_such_a_task_are_refused_like_those_of_any_other(

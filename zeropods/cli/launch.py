@@ -15,6 +15,7 @@ from zeropods.chatter import is_chatter
 from zeropods.errors import INTERRUPTED, UserError
 from zeropods.files import given_path
 from zeropods.tables import digits, said_above, whole
+from zeropods.tasks import judging_value
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -41,12 +42,6 @@ DEEPSPEED_FLAGS = {
     "--nproc_per_node": "--slots",
 }
 """Flags of DeepSpeed's launcher and of torchrun, and the flags here in their place."""
-SCORE_MEASURES = {
-    "f1": "F1",
-    "execution_accuracy": "execution",
-    "logical_form_accuracy": "logical form",
-}
-"""Measures of a score with their names; the first one that a score has is shown."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -244,12 +239,12 @@ def _dry_run_text(result: Result) -> str:
 
 
 def _score_text(score: Result) -> str:
-    """The first measure that a score has, with its name; empty if there is none."""
-    for key, name in SCORE_MEASURES.items():
-        value = score.get(key)
-        if value is not None:
-            return f"{name} {value:.3f}"
-    return ""
+    """The measure that a run is judged by, with its name; empty if there is none."""
+    judging = judging_value(score)
+    if judging is None:
+        return ""
+    measure, value = judging
+    return f"{measure.name} {measure.text(value)}"
 
 
 def exit_status(result: Result) -> int:

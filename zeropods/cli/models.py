@@ -21,20 +21,16 @@ from zeropods.export import DTYPES
 from zeropods.files import given_path, is_path, no_file
 from zeropods.outputs import out_file, out_folder
 from zeropods.tables import Table, counted, progress, whole
-from zeropods.tasks import TASKS, answering_tasks, task_or_unknown, task_with_prompt
+from zeropods.tasks import (
+    TASKS,
+    answering_tasks,
+    judging_value,
+    task_or_unknown,
+    task_with_prompt,
+)
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
-
-SHOWN_MEASURES = (
-    "execution_accuracy",
-    "logical_form_accuracy",
-    "exact_match",
-    "f1",
-    "perplexity",
-    "loss",
-)
-"""Measures of scores, in the order in which they are shown."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -262,10 +258,11 @@ def score_text(score: Result) -> str:
         number = counted(score["examples"], "answer")
     facts = [f"{name} {text}" for name, text in measures.items()]
     sentence = f"{number}: {', '.join(facts)}"
-    judged_by = task_or_unknown(score["task"]).judged_by
-    judging = [score[name] for _, name in judged_by if score.get(name) is not None]
-    if judging and judging[0] < NEAR_ZERO:
-        sentence = f"{sentence}\n{NOT_TRAINED}"
+    judging = judging_value(score)
+    if judging is not None:
+        measure, value = judging
+        if measure.is_share and value < NEAR_ZERO:
+            sentence = f"{sentence}\n{NOT_TRAINED}"
     if score.get("llmsql"):
         sentence = f"{sentence}\n{_llmsql_text(score['llmsql'])}"
     parts = {**(score.get("groups") or {}), **(score.get("kinds") or {})}
@@ -275,8 +272,8 @@ def score_text(score: Result) -> str:
             continue
         measures_of_part = _measured(part)
         line = {"of": name.replace("_", " "), "answers": f"{part['examples']:,}"}
-        for measure in measures:
-            line[measure] = measures_of_part.get(measure, "-")
+        for heading in measures:
+            line[heading] = measures_of_part.get(heading, "-")
         lines.append(line)
     if not lines:
         return sentence
@@ -299,7 +296,11 @@ def _llmsql_text(counts: Result) -> str:
 
 def _measured(score: Result) -> dict[str, str]:
     """The measures of a score by their names, with their 95 % intervals."""
-    measures = {name: score[name] for name in SHOWN_MEASURES if score.get(name) is not None}
+    measures = {}
+    for measure in task_or_unknown(score["task"]).printed_measures:
+        value = score.get(measure.field)
+        if value is not None:
+            measures[measure.field] = value
     measures |= score.get("rouge") or {}
     measures |= score.get("own_metrics", {})
     intervals = score.get("intervals", {})

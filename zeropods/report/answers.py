@@ -145,12 +145,21 @@ class Subject:
         else:
             names = _names(self.about)
             sentences = [f"did not finish training: {names} ended with another status."]
-        out_of_memory = [row for row in self.about if "oom" in row.status]
+        out_of_memory = []
+        without_result = []
+        for row in self.rows:
+            if "oom" in row.status:
+                out_of_memory.append(row)
+            elif not row.is_done:
+                without_result.append(row)
         if out_of_memory:
             sentences.append(f"{_names(out_of_memory)} ran out of memory.")
-        if self.not_compared:
+        if self.done and without_result:
+            sentences.append(f"Without a result: {_names(without_result)}.")
+        unlike = [row for row in self.not_compared if row.is_done]
+        if unlike:
             compared = "these" if len(self.about) > 1 else "it"
-            sentences.append(f"Not compared with {compared}: {_names(self.not_compared)}.")
+            sentences.append(f"Other settings, so not compared with {compared}: {_names(unlike)}.")
         return " ".join(sentences)
 
     def _ways(self) -> str:
@@ -258,16 +267,23 @@ class Subject:
         return " ".join(sentences) or "No run was timed."
 
     def accuracy(self) -> str:
-        """The score of the row with the fewest processes, and which rows differ from it by more
-        than chance."""
+        """The score of the row with the fewest processes, with the rows that have the same, and
+        which rows differ from it by more than chance."""
         scored = _scored(self.done) or _scored(self.rows)
         if not scored:
             return "No score can be shown; create one with zeropods predict and zeropods score."
         base = min(scored, key=base_order)
-        sentences = [f"{base.short_label} reaches {inference_text(base.accuracy)}."]
+        equal = []
+        unequal = []
+        for row in scored:
+            if inference_text(row.accuracy) == inference_text(base.accuracy):
+                equal.append(row)
+            else:
+                unequal.append(row)
+        sentences = [_reached(base, equal)]
         if _is_near_zero(base):
             sentences.append(f"{NOT_TRAINED[0].upper()}{NOT_TRAINED[1:]}.")
-        sentences += _compared_scores(base, scored)
+        sentences += _compared_scores(base, unequal)
         unscored = [row for row in self.done if row.accuracy.inference_result is None]
         if unscored:
             sentences.append(f"Not scored: {_names(unscored)}.")
@@ -316,16 +332,38 @@ def _scored(rows: Sequence[Row]) -> list[Row]:
     return scored
 
 
-def _compared_scores(base: Row, scored: Sequence[Row]) -> list[str]:
-    """Which scores of the same kind differ from the base's by more than chance."""
+def _reached(base: Row, equal: Sequence[Row]) -> str:
+    """What rows of one score have reached; of shares of right answers, 0 has words of its own.
+
+    Args:
+        base: one of the rows.
+    """
+    measure = base.accuracy.judged_by
+    text = inference_text(base.accuracy)
+    names = _names(equal)
+    is_one = len(equal) == 1
+    if measure is not None and measure.is_share and _result(base) == 0:
+        verb = "answers" if is_one else "answer"
+        return f"{names} {verb} nothing right: {text}."
+    verb = "reaches" if is_one else "reach"
+    return f"{names} {verb} {text}."
+
+
+def _compared_scores(base: Row, unequal: Sequence[Row]) -> list[str]:
+    """Which scores of the same kind differ from the base's by more than chance.
+
+    Args:
+        unequal: the scored rows whose score is not the base's.
+    """
+    measure = base.accuracy.judged_by
     others = []
-    for row in scored:
-        is_of_one_kind = row.accuracy.inference_kind == base.accuracy.inference_kind
-        if row is not base and is_of_one_kind and row.accuracy.split == base.accuracy.split:
+    for row in unequal:
+        is_of_one_kind = row.accuracy.judged_by == measure
+        if is_of_one_kind and row.accuracy.split == base.accuracy.split:
             others.append(row)
     apart = [row for row in others if _is_apart(row, base)]
-    if apart:
-        scores = [f"{row.short_label} {row.accuracy.inference_result:.3f}" for row in apart]
+    if measure is not None and apart:
+        scores = [f"{row.short_label} {measure.text(_result(row))}" for row in apart]
         shown = ", ".join(scores[:NAMED_ROWS])
         verb = "differs" if len(apart) == 1 else "differ"
         return [f"{shown} {verb} from it by more than chance."]
@@ -339,8 +377,9 @@ def _compared_scores(base: Row, scored: Sequence[Row]) -> list[str]:
 def _is_near_zero(row: Row) -> bool:
     """Whether a row's answers are so rarely right that its model has not learned its task; a text
     has no answers."""
-    has_answers = row.accuracy.inference_kind != "perplexity"
-    return has_answers and _result(row) < NEAR_ZERO
+    measure = row.accuracy.judged_by
+    is_share = measure is not None and measure.is_share
+    return is_share and _result(row) < NEAR_ZERO
 
 
 def _result(row: Row) -> float:

@@ -3,6 +3,8 @@ figure."""
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -11,16 +13,21 @@ from zeropods.measure.record import RunConfig
 from zeropods.plan.machines import GIGA
 from zeropods.report.entry import Entry, accuracy_lines
 from zeropods.report.formulas import measured_precision
-from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
-from zeropods.report.row import CUSTOM_METRIC, Accuracy, Figures, Row
+from zeropods.report.groups import Group, compared_rows, group_runs, row_names
+from zeropods.report.row import CUSTOM_METRIC, Accuracy, Figures, Row, pods_and_slots
+from zeropods.report.settings import is_profiled
 from zeropods.tables import GIB, MIB, Table, digits
-from zeropods.tasks import TEXT2SQL, task_or_unknown
+from zeropods.tasks import TASKS, TEXT2SQL, Measure, figures_of
 
 Source = TypeVar("Source")
 Value = TypeVar("Value")
 NOT_MEASURED = "n/a"
+RESULTS_TITLE = "Results"
+OTHERS_TITLE = "Runs with other settings"
+FAILED_TITLE = "Failed or unfinished runs"
 SETTINGS_TITLE = "Settings"
 """Title of the first table that describes the rows and not their results."""
+ACCURACY_TITLE = "Accuracy"
 
 
 @dataclass(frozen=True)
@@ -57,21 +64,16 @@ def _with_interval(
 
 
 def tables(groups: Sequence[Group], rows: Sequence[Row]) -> list[Table]:
-    """All tables of a summary: the results, the rows that are not compared, the settings, then
-    figures by topic.
+    """All tables of a summary: the results, the rows that are not compared with them, the runs
+    without a result, the settings, then figures by topic.
 
-    The first shows the rows that are compared with each other, the second those that are not; where
-    none are, the first shows all. The settings are those of every row; tables by topic leave out
-    rows and columns without a figure.
+    The settings are those of every row; tables by topic leave out rows and columns without a
+    figure.
 
     Args:
         rows: what `labelled_rows` makes of these groups.
     """
-    compared = [row for row in rows if row.is_compared]
-    others = [row for row in rows if not row.is_compared]
-    all_tables = [table("Results", (LABEL_COLUMN, *RESULT_COLUMNS), compared or rows, whole=True)]
-    if compared and others:
-        all_tables.append(table("Other runs", (LABEL_COLUMN, *RESULT_COLUMNS), others, whole=True))
+    all_tables = _result_tables(rows)
     all_tables.append(table(SETTINGS_TITLE, (LABEL_COLUMN, *SETTING_COLUMNS), rows, whole=True))
     all_tables.append(_accuracy_table(groups, rows))
     for title, columns in SECTIONS.items():
@@ -79,6 +81,24 @@ def tables(groups: Sequence[Group], rows: Sequence[Row]) -> list[Table]:
         if section.rows:
             all_tables.append(section)
     return all_tables
+
+
+def _result_tables(rows: Sequence[Row]) -> list[Table]:
+    """What came of the runs: a table of the rows that are compared with each other, or of all that
+    ended well where none are; of the other ones; and of the runs without a result."""
+    done = [row for row in rows if row.is_done]
+    compared = [row for row in done if row.is_compared]
+    others = [row for row in done if not row.is_compared]
+    failed = [row for row in rows if not row.is_done]
+    columns = (LABEL_COLUMN, *RESULT_COLUMNS)
+    result_tables = []
+    if done:
+        result_tables.append(table(RESULTS_TITLE, columns, compared or others, whole=True))
+    if compared and others:
+        result_tables.append(table(OTHERS_TITLE, columns, others, whole=True))
+    if failed:
+        result_tables.append(table(FAILED_TITLE, (LABEL_COLUMN, *FAILED_COLUMNS), failed))
+    return result_tables
 
 
 def table(
@@ -133,10 +153,14 @@ def run_table(entry: Entry, *, whole: bool) -> Table:
 def accuracy_columns(tasks: set[str], lines: Iterable[Accuracy]) -> list[Column[Accuracy]]:
     """The accuracy columns of the tasks, and one for each ROUGE measure and custom metric that a
     line has."""
-    shown_keys: set[str] = set()
-    for task in tasks:
-        shown_keys.update(task_or_unknown(task).figures)
-    columns = [column for key, column in ACCURACY if key in shown_keys]
+    known_tasks = [task for name, task in TASKS.items() if name in tasks]
+    figures = figures_of(known_tasks)
+    columns: list[Column[Accuracy]] = []
+    if figures:
+        columns.append(SPLIT_COLUMN)
+    if any(task.has_tables for task in known_tasks):
+        columns.append(TABLES_COLUMN)
+    columns += [_score_column(figure) for figure in figures]
     further: dict[str, Column[Accuracy]] = {}
     for line in lines:
         for name in line.rouge:
@@ -147,8 +171,18 @@ def accuracy_columns(tasks: set[str], lines: Iterable[Accuracy]) -> list[Column[
     return [*columns, *further.values()]
 
 
+def _score_column(figure: Measure) -> Column[Accuracy]:
+    """The column of a figure of scores, which shows its interval too."""
+
+    def text(accuracy: Accuracy) -> str:
+        value = accuracy.values.get(figure.key)
+        return _with_interval(value, accuracy.intervals.get(figure.key), figure.text)
+
+    return Column(figure.name, figure.unit, text)
+
+
 def _rouge_column(name: str) -> Column[Accuracy]:
-    return _of_accuracy(name, "", lambda accuracy: accuracy.rouge.get(name), THREE)
+    return _of_accuracy(name, lambda accuracy: accuracy.rouge.get(name), THREE)
 
 
 def _custom_column(name: str) -> Column[Accuracy]:
@@ -161,31 +195,37 @@ def _custom_column(name: str) -> Column[Accuracy]:
 
 def _accuracy_table(groups: Sequence[Group], rows: Sequence[Row]) -> Table:
     """A table of every row that was scored, then one line for all that were not, with the columns
-    of the tasks that runs were trained for or scored on; a row without a record has no line."""
+    of the tasks that runs were trained for or scored on.
+
+    Rows whose lines read alike share them. A row without a record has no line.
+    """
     tasks = {row.config.task for row in rows if row.config is not None}
-    labels: list[str] = []
-    scored: list[Accuracy] = []
-    unscored = []
-    for group, row in zip(groups, rows, strict=True):
+    scored: list[tuple[Group, list[Accuracy]]] = []
+    unscored: list[tuple[Group, list[Accuracy]]] = []
+    all_lines: list[Accuracy] = []
+    for group in groups:
         if not group.measured:
             continue
         tasks |= {run.score.task for run in group.measured if run.score}
-        if row.accuracy.split is None:
-            unscored.append(group)
-            continue
-        for line in accuracy_lines(group.measured):
-            labels.append(row.label)
-            scored.append(line)
-    if unscored:
-        scored.append(Accuracy())
-        if len(unscored) == 1:
-            labels.append(rows[unscored[0].number].label)
+        lines = list(accuracy_lines(group.measured))
+        if group.row.accuracy.split is None:
+            unscored.append((group, lines))
         else:
-            labels.append(row_letters(unscored))
-    columns = accuracy_columns(tasks or {TEXT2SQL}, scored)
-    cells = table("Accuracy", columns, scored, whole=True)
-    labelled = [(label, *line) for label, line in zip(labels, cells.rows, strict=True)]
-    return Table((LABEL_COLUMN.heading, *cells.header), tuple(labelled), cells.title)
+            scored.append((group, lines))
+            all_lines += lines
+
+    columns = accuracy_columns(tasks or {TEXT2SQL}, all_lines)
+    groups_by_cells: dict[tuple[tuple[str, ...], ...], list[Group]] = {}
+    for group, lines in (*scored, *unscored):
+        cells = table("", columns, lines, whole=True).rows
+        groups_by_cells.setdefault(cells, []).append(group)
+
+    labelled = []
+    for cells, alike in groups_by_cells.items():
+        names = rows[alike[0].number].label if len(alike) == 1 else row_names(alike)
+        labelled += [(names, *line) for line in cells]
+    header = (LABEL_COLUMN.heading, *(column.heading for column in columns))
+    return Table(header, tuple(labelled), ACCURACY_TITLE)
 
 
 # Rows as lines of tables and plots.
@@ -195,18 +235,24 @@ def labelled_rows(groups: Sequence[Group]) -> list[Row]:
     """The rows with their labels, their hardware, and whether they are compared with others.
 
     A label has the letter, the technique with its pods and slots, and the model where there are
-    several models.
+    several models. Where rows have the same technique and pods, it also says what tells a row apart
+    from the one that is compared with others.
     """
     compared = compared_rows(groups)
     models = {group.row.config.model_id for group in groups if group.row.config is not None}
+    marks = _marks([group.row for group in groups], compared)
+    plain_labels = {group.letter: group.row.plain_label for group in groups}
     rows = []
     for group in groups:
         row = group.row
+        mark = marks[group.letter]
+        base = row.comparison.base
         rows.append(
             replace(
                 row,
-                label=_label(row, with_model=len(models) > 1),
-                short_label=_label(row, with_model=False),
+                label=_label(row, mark, with_model=len(models) > 1),
+                short_label=_label(row, mark, with_model=False),
+                base_label="" if base is None else plain_labels[base],
                 hardware=hardware_text(row.config),
                 is_compared=group.letter in compared,
             )
@@ -214,18 +260,73 @@ def labelled_rows(groups: Sequence[Group]) -> list[Row]:
     return rows
 
 
-def _label(row: Row, *, with_model: bool) -> str:
-    """The letter of a row, and its technique with pods and slots; without a record its status."""
-    config = row.config
-    if config is None:
-        return f"{row.letter} {row.status}"
+def _label(row: Row, mark: str, *, with_model: bool) -> str:
+    """The letter of a row, its model if wanted, its technique with pods, and what else marks it."""
     words = [row.letter]
-    if with_model:
-        words.append(config.model_id.rsplit("/", 1)[-1])
-    words.append(config.technique)
-    slots = config.world_size // max(1, config.pods)
-    words.append(f"x{config.pods}x{slots}" if slots > 1 else f"x{config.pods}")
+    if with_model and row.config is not None:
+        words.append(_model_name(row.config))
+    words.append(row.technique_and_pods)
+    if mark:
+        words.append(mark)
     return " ".join(words)
+
+
+def _model_name(config: RunConfig) -> str:
+    """The name of a model, without the folder or the organization that it is from."""
+    return config.model_id.rsplit("/", 1)[-1]
+
+
+def _marks(rows: Sequence[Row], compared: set[str]) -> dict[str, str]:
+    """What tells each row apart from its namesakes, by its letter: rows of the same model,
+    technique and pods. The first of them that is compared with other rows needs no mark, nor does a
+    row without a record."""
+    marks = dict.fromkeys([row.letter for row in rows], "")
+    rows_by_name: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.config is not None:
+            name = (_model_name(row.config), row.technique_and_pods)
+            rows_by_name.setdefault(name, []).append(row)
+    for namesakes in rows_by_name.values():
+        if len(namesakes) > 1:
+            marks.update(_marks_of(namesakes))
+        plain = next((row.letter for row in namesakes if row.letter in compared), None)
+        if plain is not None:
+            marks[plain] = ""
+    return marks
+
+
+def _marks_of(namesakes: Sequence[Row]) -> dict[str, str]:
+    """The first word that only one of some rows has, or else two such words, by the letter of the
+    row; where there are none, the row's name."""
+    words = {row.letter: _telling_words(row) for row in namesakes}
+    numbers = range(len(words[namesakes[0].letter]))
+    marks: dict[str, str] = {}
+    for places in (*itertools.combinations(numbers, 1), *itertools.combinations(numbers, 2)):
+        texts = {}
+        for letter, of_row in words.items():
+            texts[letter] = " ".join(of_row[place] for place in places)
+        times = Counter(texts.values())
+        for letter, text in texts.items():
+            if times[text] == 1:
+                marks.setdefault(letter, text)
+    for row in namesakes:
+        marks.setdefault(row.letter, row.name)
+    return marks
+
+
+def _telling_words(row: Row) -> tuple[str, ...]:
+    """Words for the settings in which rows of the same technique and pods differ most often, always
+    in the same order."""
+    config = row.known_config
+    checkpointing = _on_or_off(config.gradient_checkpointing)
+    return (
+        config.precision,
+        f"batch {config.effective_batch_size}",
+        f"prompt {config.prompt}",
+        f"checkpointing {checkpointing}",
+        "profiled" if is_profiled(config) else "not profiled",
+        f"from {config.init}",
+    )
 
 
 def hardware_text(config: RunConfig | None) -> str:
@@ -239,7 +340,7 @@ def hardware_text(config: RunConfig | None) -> str:
 
 
 def _base_text(row: Row) -> str:
-    """The letter of the base row, with a `*` where the two rows differ in more than technique and
+    """The label of the base row, with a `*` where the two rows differ in more than technique and
     pods."""
     comparison = row.comparison
     if comparison.base is None:
@@ -247,7 +348,7 @@ def _base_text(row: Row) -> str:
     if comparison.base == row.letter:
         return "baseline"
     mark = "*" if comparison.differs_in else ""
-    return f"{comparison.base}{mark}"
+    return f"{row.base_label}{mark}"
 
 
 def _rate_text(row: Row) -> str:
@@ -265,7 +366,7 @@ def _speed_up_text(row: Row) -> str:
 
 
 def _speed_text(row: Row) -> str:
-    """The same with the letter of the base row."""
+    """The same with the label of the base row."""
     if row.comparison.speed_up is None:
         return NOT_MEASURED
     if row.comparison.base == row.letter:
@@ -275,12 +376,12 @@ def _speed_text(row: Row) -> str:
 
 def inference_text(accuracy: Accuracy) -> str:
     """The figure that a model is judged by, with its name and its split."""
+    measure = accuracy.judged_by
     result = accuracy.inference_result
-    if result is None:
+    if measure is None or result is None:
         return NOT_MEASURED
-    form = TWO if accuracy.inference_kind == "perplexity" else THREE
-    figure = _with_interval(result, accuracy.inference_result_interval, form)
-    return f"{accuracy.inference_kind} {figure} ({accuracy.split})"
+    figure = _with_interval(result, accuracy.inference_result_interval, measure.text)
+    return f"{measure.name} {figure} ({accuracy.split})"
 
 
 # The columns: what each figure is called and how it is written for people.
@@ -316,6 +417,10 @@ def _giga(rate: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def _technique_and_pods(config: RunConfig) -> str:
+    return f"{config.technique_text} {pods_and_slots(config)}"
 
 
 def _on_or_off(is_on: bool) -> str:
@@ -354,48 +459,52 @@ def _plan_kind(row: Row) -> str:
 # What is planned, with its interval, and what was measured, marked where it lies outside.
 
 
-def _planned_text(
-    planned: float | None, low: float | None, high: float | None, form: Callable[[float], str]
-) -> str:
-    if planned is None or low is None or high is None:
-        return shown(planned, form)
-    return f"{form(planned)} [{form(low)}, {form(high)}]"
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """A figure of a plan, and what was measured of it."""
+
+    planned: float | None
+    low: float | None
+    high: float | None
+    """The ends of the plan's interval."""
+    measured: float | None
+    form: Callable[[float], str]
+
+    def planned_text(self) -> str:
+        """What is planned, with its interval where it has one."""
+        if self.planned is None or self.low is None or self.high is None:
+            return shown(self.planned, self.form)
+        return f"{self.form(self.planned)} [{self.form(self.low)}, {self.form(self.high)}]"
+
+    def measured_text(self) -> str:
+        """What was measured, marked where it lies outside of the plan's interval."""
+        if self.measured is None or self.low is None or self.high is None:
+            return shown(self.measured, self.form)
+        is_inside = self.low <= self.measured <= self.high
+        text = self.form(self.measured)
+        return text if is_inside else f"{text} (outside)"
 
 
-def _measured_text(
-    measured: float | None, low: float | None, high: float | None, form: Callable[[float], str]
-) -> str:
-    if measured is None or low is None or high is None or low <= measured <= high:
-        return shown(measured, form)
-    return f"{form(measured)} (outside)"
-
-
-def _planned_step(row: Row) -> str:
+def _planned_step(row: Row) -> _Planned:
     figures = row.figures
-    low = figures.plan_step_low_seconds
-    high = figures.plan_step_high_seconds
-    return _planned_text(figures.plan_step_planned_seconds, low, high, digits)
+    return _Planned(
+        planned=figures.plan_step_planned_seconds,
+        low=figures.plan_step_low_seconds,
+        high=figures.plan_step_high_seconds,
+        measured=figures.plan_step_measured_seconds,
+        form=digits,
+    )
 
 
-def _measured_step(row: Row) -> str:
+def _planned_peak(row: Row) -> _Planned:
     figures = row.figures
-    low = figures.plan_step_low_seconds
-    high = figures.plan_step_high_seconds
-    return _measured_text(figures.plan_step_measured_seconds, low, high, digits)
-
-
-def _planned_peak(row: Row) -> str:
-    figures = row.figures
-    low = figures.plan_peak_low_bytes
-    high = figures.plan_peak_high_bytes
-    return _planned_text(figures.plan_peak_planned_bytes, low, high, mib)
-
-
-def _measured_peak(row: Row) -> str:
-    figures = row.figures
-    low = figures.plan_peak_low_bytes
-    high = figures.plan_peak_high_bytes
-    return _measured_text(figures.plan_peak_measured_bytes, low, high, mib)
+    return _Planned(
+        planned=figures.plan_peak_planned_bytes,
+        low=figures.plan_peak_low_bytes,
+        high=figures.plan_peak_high_bytes,
+        measured=figures.plan_peak_measured_bytes,
+        form=mib,
+    )
 
 
 # Columns of one value each: of the figures, of what was asked for, of the accuracy.
@@ -428,24 +537,10 @@ def _setting(
 
 
 def _of_accuracy(
-    title: str,
-    unit: str,
-    value: Callable[[Accuracy], Value | None],
-    form: Callable[[Value], str] = str,
+    title: str, value: Callable[[Accuracy], Value | None], form: Callable[[Value], str] = str
 ) -> Column[Accuracy]:
-    """A column of something that has no interval."""
-    return Column(title, unit, lambda accuracy: shown(value(accuracy), form))
-
-
-def _measure(
-    title: str, key: str, value: Callable[[Accuracy], float | None]
-) -> tuple[str, Column[Accuracy]]:
-    """The key of a measure, and its column, which shows its interval too."""
-
-    def text(accuracy: Accuracy) -> str:
-        return _with_interval(value(accuracy), accuracy.intervals.get(key), THREE)
-
-    return key, Column(title, "", text)
+    """A column of something that has neither a unit nor an interval."""
+    return Column(title, "", lambda accuracy: shown(value(accuracy), form))
 
 
 COUNT, ONE, TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
@@ -477,8 +572,9 @@ RESULT_COLUMNS = (
 terminals wrap."""
 PRECISION_COLUMN = Column[Row]("measured precision", "", _precision_text)
 BATCH_COLUMN = _setting("batch", "samples", lambda config: config.effective_batch_size, COUNT)
+RUN_COLUMN = Column[Row]("run", "", lambda row: row.name)
 SETTING_COLUMNS = (
-    Column[Row]("run", "", lambda row: row.name),
+    RUN_COLUMN,
     _setting("task", "", lambda config: config.task),
     _setting("weights", "", lambda config: config.init),
     _setting("prompt", "", lambda config: config.prompt),
@@ -490,14 +586,23 @@ SETTING_COLUMNS = (
 )
 STEPS_COLUMN = _figure("steps", "", lambda figures: figures.steps, COUNT)
 TRAINING_COLUMN = _figure("training", "s", lambda figures: figures.train_seconds, ONE)
+FAILED_COLUMNS = (
+    STATUS_COLUMN,
+    Column[Row]("reason", "", lambda row: "; ".join(row.reasons) or NOT_MEASURED),
+    RUN_COLUMN,
+    STEPS_COLUMN,
+    TRAINING_COLUMN,
+    POD_MEMORY_COLUMN,
+)
+"""What is known of runs that did not end well, or have not ended yet."""
 SPEED_SECTION = (
     STEPS_COLUMN,
     TRAINING_COLUMN,
     _figure("real tokens/s", "", lambda figures: figures.tokens_per_second, COUNT),
     _figure("padding", "%", lambda figures: figures.padding_share, _percent),
     _figure("evaluation", "samples/s", lambda figures: figures.evaluation_samples_per_second, ONE),
-    Column[Row]("step planned", "s", _planned_step),
-    Column[Row]("step measured", "s", _measured_step),
+    Column[Row]("step planned", "s", lambda row: _planned_step(row).planned_text()),
+    Column[Row]("step measured", "s", lambda row: _planned_step(row).measured_text()),
     _figure("start", "s", lambda figures: figures.start_seconds, ONE),
     _figure("saving", "s", lambda figures: figures.save_seconds, TWO),
     _figure("goodput", "%", lambda figures: figures.goodput, _percent),
@@ -532,8 +637,8 @@ MEMORY_SECTION = (
     _figure("planned", "MiB", lambda figures: figures.planned_bytes, mib),
     _figure("measured", "MiB", lambda figures: figures.measured_bytes, mib),
     _figure("measured/planned", "", lambda figures: figures.measured_to_planned, TWO),
-    Column[Row]("peak planned", "MiB", _planned_peak),
-    Column[Row]("peak measured", "MiB", _measured_peak),
+    Column[Row]("peak planned", "MiB", lambda row: _planned_peak(row).planned_text()),
+    Column[Row]("peak measured", "MiB", lambda row: _planned_peak(row).measured_text()),
 )
 USE_SECTION = (
     _figure("GPU, mean", "%", lambda figures: figures.utilization_percent_mean, ONE),
@@ -573,8 +678,7 @@ SECTIONS: dict[str, tuple[Column[Row], ...]] = {
 }
 """Columns of the tables by topic, by the tables' titles."""
 MAIN = (
-    TECHNIQUE_COLUMN,
-    PODS_COLUMN,
+    _setting("technique, pods", "", _technique_and_pods),
     PRECISION_COLUMN,
     BATCH_COLUMN,
     STATUS_COLUMN,
@@ -587,25 +691,6 @@ MAIN = (
     EVAL_LOSS_COLUMN,
     INFERENCE_COLUMN,
 )
-"""Figures of a run that matter first, in their order."""
-ACCURACY: tuple[tuple[str, Column[Accuracy]], ...] = (
-    ("split", _of_accuracy("split", "", lambda accuracy: accuracy.split)),
-    ("tables", _of_accuracy("tables", "", lambda accuracy: accuracy.tables)),
-    ("examples", _of_accuracy("examples", "", lambda accuracy: accuracy.examples, COUNT)),
-    _measure("exact match", "exact_match", lambda accuracy: accuracy.exact_match),
-    _measure(
-        "logical form",
-        "logical_form_accuracy",
-        lambda accuracy: accuracy.logical_form_accuracy,
-    ),
-    _measure("execution", "execution_accuracy", lambda accuracy: accuracy.execution_accuracy),
-    ("executable", _of_accuracy("executable", "", lambda accuracy: accuracy.executable, COUNT)),
-    _measure("F1", "f1", lambda accuracy: accuracy.f1),
-    ("text_tokens", _of_accuracy("tokens", "", lambda accuracy: accuracy.text_tokens, COUNT)),
-    (
-        "text_loss",
-        _of_accuracy("loss of the text", "nats/token", lambda accuracy: accuracy.text_loss, FOUR),
-    ),
-    ("perplexity", _of_accuracy("perplexity", "", lambda accuracy: accuracy.perplexity, TWO)),
-)
-"""Keys of the figures of accuracy, and their columns; each task has some of them."""
+"""The dozen figures of a run that matter first, in their order."""
+SPLIT_COLUMN = _of_accuracy("split", lambda accuracy: accuracy.split)
+TABLES_COLUMN = _of_accuracy("tables", lambda accuracy: accuracy.tables)

@@ -8,7 +8,7 @@ import io
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,14 +34,13 @@ from zeropods.measure.score_json import (
     Interval,
     QueryScore,
     Score,
-    SquadScore,
     TextScore,
     score_of,
 )
 from zeropods.programs import is_held
 from zeropods.report.row import Accuracy, Figures
 from zeropods.tables import counted
-from zeropods.tasks import TASKS
+from zeropods.tasks import TASKS, LearningTask, Measure
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -305,8 +304,6 @@ def one_line(what: object, folder: Path) -> str:
 ROUGE = ("rouge1", "rouge2", "rougeL")
 """ROUGE measures that a summary shows, where a score has them. A query is one line, so rougeLsum
 equals rougeL."""
-QUERY_MEASURES = ("exact_match", "logical_form_accuracy", "execution_accuracy")
-"""Shares of right queries, each of which may have an interval."""
 
 
 def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Accuracy]:
@@ -361,116 +358,65 @@ def _groups(score: Score) -> Mapping[str, QueryScore]:
 
 def _mean_accuracy(split: str | None, tables: str, scores: Sequence[Score]) -> Accuracy:
     """Accuracy as means over scores of the same task and tables."""
-    of_scores = [_accuracy(score) for score in scores]
-
-    def mean_of(measure: Callable[[Accuracy], float | None]) -> float | None:
-        return _mean([measure(of_score) for of_score in of_scores])
-
-    text_loss = mean_of(lambda of_score: of_score.text_loss)
-    together = Accuracy(
+    task = TASKS[scores[0].task]
+    of_scores = [_accuracy(score, task) for score in scores]
+    values = _mean_values(task, [of_score.values for of_score in of_scores])
+    return Accuracy(
         split=split,
-        tables=tables if "tables" in TASKS[scores[0].task].figures else None,
-        examples=mean_of(lambda of_score: of_score.examples),
-        executable=mean_of(lambda of_score: of_score.executable),
-        text_tokens=mean_of(lambda of_score: of_score.text_tokens),
-        exact_match=mean_of(lambda of_score: of_score.exact_match),
-        logical_form_accuracy=mean_of(lambda of_score: of_score.logical_form_accuracy),
-        execution_accuracy=mean_of(lambda of_score: of_score.execution_accuracy),
-        f1=mean_of(lambda of_score: of_score.f1),
-        text_loss=text_loss,
-        # Perplexities are powers: their mean would not match the mean loss.
-        perplexity=None if text_loss is None else math.exp(text_loss),
+        tables=tables if task.has_tables else None,
+        values=values,
         intervals=_mean_intervals([of_score.intervals for of_score in of_scores]),
         rouge=_means([of_score.rouge for of_score in of_scores]),
         custom_metrics=_means([of_score.custom_metrics for of_score in of_scores]),
         custom_intervals=_mean_intervals([of_score.custom_intervals for of_score in of_scores]),
+        judged_by=_judging_measure(task, values),
     )
-    return _judged(together, scores[0])
 
 
-def _accuracy(score: Score) -> Accuracy:
-    """The measures of one score, and their intervals, under the names of a summary."""
-    if isinstance(score, TextScore):
-        # `loss` and `tokens`, as the file has it, would say too little next to the figures of a
-        # run.
-        return Accuracy(
-            text_tokens=score.tokens,
-            text_loss=score.loss,
-            perplexity=score.perplexity,
-            intervals={"text_loss": None, "perplexity": None},
-        )
-    if isinstance(score, QueryScore):
-        rouge = score.rouge or {}
-        return Accuracy(
-            examples=score.examples,
-            executable=score.executable,
-            exact_match=score.exact_match,
-            logical_form_accuracy=score.logical_form_accuracy,
-            execution_accuracy=score.execution_accuracy,
-            intervals=_intervals(score, QUERY_MEASURES),
-            rouge={name: rouge[name] for name in ROUGE if name in rouge},
-            custom_metrics=score.own_metrics,
-            custom_intervals=_intervals(score, score.own_metrics),
-        )
-    if isinstance(score, SquadScore):
-        return Accuracy(
-            examples=score.examples,
-            exact_match=score.exact_match,
-            f1=score.f1,
-            intervals=_intervals(score, ("exact_match", "f1")),
-            custom_metrics=score.own_metrics,
-            custom_intervals=_intervals(score, score.own_metrics),
-        )
-    return _of_other_task(score)
-
-
-def _of_other_task(score: Score) -> Accuracy:
-    """The measures of a task that brings its own type of score: those of its fields that a summary
-    knows by their names."""
+def _accuracy(score: Score, task: LearningTask) -> Accuracy:
+    """The figures of one score, and the intervals of its measures, under the keys of a summary."""
+    # Which of these a score has depends on its type.
     fields_of_score = vars(score)
-    measures = [name for name in (*QUERY_MEASURES, "f1") if name in fields_of_score]
     intervals: Mapping[str, Interval | None] = fields_of_score.get("intervals") or {}
+    rouge: Mapping[str, float] = fields_of_score.get("rouge") or {}
     custom_metrics: Mapping[str, float] = fields_of_score.get("own_metrics") or {}
     return Accuracy(
-        examples=fields_of_score.get("examples"),
-        **{name: fields_of_score[name] for name in measures},
-        intervals={name: _ends(intervals, name) for name in measures},
+        values={figure.key: getattr(score, figure.field) for figure in task.figures},
+        intervals={measure.key: _ends(intervals, measure.field) for measure in task.measures},
+        rouge={name: rouge[name] for name in ROUGE if name in rouge},
         custom_metrics=custom_metrics,
         custom_intervals={name: _ends(intervals, name) for name in custom_metrics},
     )
 
 
-def _intervals(
-    score: QueryScore | SquadScore, measures: Iterable[str]
-) -> dict[str, list[float] | None]:
-    return {name: _ends(score.intervals, name) for name in measures}
-
-
-def _ends(intervals: Mapping[str, Interval | None], measure: str) -> list[float] | None:
+def _ends(intervals: Mapping[str, Interval | None], name: str) -> list[float] | None:
     """The ends of the 95 % interval of a measure; None where it has none."""
-    interval = intervals.get(measure)
+    interval = intervals.get(name)
     return None if interval is None else list(interval)
 
 
-def _judged(accuracy: Accuracy, score: Score) -> Accuracy:
-    """Add the measure by which the model of a run is judged, which follows from the task: the
-    first of the task's that was measured, else the last."""
-    measures = TASKS[score.task].judged_by
-    if not measures:
-        return accuracy
-    kind, key = measures[-1]
-    for label, measure in measures:
-        # A task names its measures by the keys of a report, which are the fields' names.
-        if getattr(accuracy, measure) is not None:
-            kind = label
-            key = measure
-            break
-    return replace(
-        accuracy,
-        inference_kind=kind,
-        inference_result=getattr(accuracy, key),
-        inference_result_interval=accuracy.intervals.get(key),
-    )
+def _mean_values(
+    task: LearningTask, of_scores: Sequence[Mapping[str, float | None]]
+) -> dict[str, float | None]:
+    """The mean of each figure of a task over scores; None where one of them has none."""
+    means = {}
+    for figure in task.figures:
+        means[figure.key] = _mean([values[figure.key] for values in of_scores])
+    for figure in task.figures:
+        if figure.exponential_of is not None:
+            # The mean of such powers would not match the mean of their exponents.
+            exponent = means[figure.exponential_of]
+            means[figure.key] = None if exponent is None else math.exp(exponent)
+    return means
+
+
+def _judging_measure(task: LearningTask, values: Mapping[str, float | None]) -> Measure | None:
+    """The measure by which the model of a run is judged: the first of the task's that was measured,
+    else the last; None for a task that has none."""
+    for measure in task.judged_by:
+        if values[measure.key] is not None:
+            return measure
+    return task.judged_by[-1] if task.judged_by else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -13,6 +13,7 @@ from zeropods.files import read_object
 from zeropods.report.row import is_done
 from zeropods.report.settings import DEEPSPEED_PREFIX, PRECISION_PREFIX, as_key, unequal
 from zeropods.tables import Table, counted
+from zeropods.tasks import TEXT2SQL, LearningTask, Measure, task_or_unknown
 
 Values = dict[str, Any]
 """A row of a `summary.json` as it was read: of an earlier version, maybe, which has other keys."""
@@ -25,9 +26,8 @@ LOSS_TOLERANCE = 0.01
 """Share by which a loss in nats may rise; a perplexity is a power of it, so the share applies to
 its exponent."""
 ACCURACY_TOLERANCE = 0.05
-"""Share of the old accuracy that may be lost where it has no interval."""
-SHARES = ("execution_accuracy", "f1")
-HIGH_IS_GOOD = ("samples_per_second", *SHARES)
+"""Share by which an accuracy may get worse where it has no interval."""
+RATE, MEMORY, LOSS = "samples_per_second", "peak_memory_bytes", "eval_loss"
 NEEDED_KEYS = {
     "name",
     "status",
@@ -37,14 +37,6 @@ NEEDED_KEYS = {
     "samples_per_second_interval",
 }
 """Keys that every row of a summary has."""
-JUDGED_FIGURES = (
-    "samples_per_second",
-    "peak_memory_bytes",
-    "execution_accuracy",
-    "eval_loss",
-    "f1",
-    "perplexity",
-)
 
 
 @dataclass(frozen=True)
@@ -104,8 +96,7 @@ def compare(old: Sequence[Values], new: Sequence[Values]) -> GateVerdict:
 
     Rows are matched by all settings except versions and seed, and by technique and pods. A row that
     was measured on other hardware, or ran in another precision, is not judged. A row that ended
-    well and is now missing, or now ends otherwise, is worse. A summary from before there were
-    causal runs has no `f1` and no `perplexity`.
+    well and is now missing, or now ends otherwise, is worse.
     """
     new_rows: dict[str, list[Values]] = {}
     for row in new:
@@ -157,23 +148,51 @@ def _changed_precision(before: Values, now: Values) -> str:
 def _judge_figures(before: Values, now: Values) -> tuple[list[Worse], list[str]]:
     """The figures of a row that got worse, and a line for each that was not measured in both."""
     name = before["name"]
+    measure = _measure(before)
     worse = []
     unmeasured = []
-    for figure in JUDGED_FIGURES:
+    for figure in _judged_figures(before):
         if before.get(figure) is None:
             continue
         value = now.get(figure)
-        if figure == "peak_memory_bytes" and now["memory_kind"] != before["memory_kind"]:
+        if figure == MEMORY and now["memory_kind"] != before["memory_kind"]:
             kinds = f"{before['memory_kind']} and {now['memory_kind']}"
             unmeasured.append(f"{name}: {figure}, {kinds}: not measured in both")
         elif value is None:
             unmeasured.append(f"{name}: {figure}: not measured in both")
         else:
-            allowed = _allowed(figure, before, now)
-            is_worse = value < allowed if figure in HIGH_IS_GOOD else value > allowed
+            if measure is not None and figure == measure.key:
+                allowed = _allowed_accuracy(measure, before)
+                higher_is_better = measure.higher_is_better
+            else:
+                allowed = _allowed(figure, before, now)
+                higher_is_better = figure == RATE
+            is_worse = value < allowed if higher_is_better else value > allowed
             if is_worse:
                 worse.append(Worse(name, figure, before[figure], value, allowed))
     return worse, unmeasured
+
+
+def _task(row: Values) -> LearningTask:
+    """The task of a row; a summary from before there were causal runs does not say it."""
+    return task_or_unknown(row.get("task") or TEXT2SQL)
+
+
+def _measure(row: Values) -> Measure | None:
+    """The measure of a row's task that is judged: the first by which a run is; None where there is
+    none."""
+    return next(iter(_task(row).judged_by), None)
+
+
+def _judged_figures(row: Values) -> list[str]:
+    """Keys of the figures of a row that are judged, in the order in which a verdict names them."""
+    measure = _measure(row)
+    if measure is None:
+        return [RATE, MEMORY, LOSS]
+    if _task(row).name == TEXT2SQL:
+        # Of queries the accuracy comes before the loss, as when there was no other task.
+        return [RATE, MEMORY, measure.key, LOSS]
+    return [RATE, MEMORY, LOSS, measure.key]
 
 
 def _hardware(row: Values) -> Values:
@@ -204,22 +223,32 @@ def _key(row: Values) -> str:
 
 
 def _allowed(figure: str, before: Values, now: Values) -> float:
-    """The worst value of a figure that passes."""
+    """The worst value of a rate, a size or a loss that passes."""
     old: float = before[figure]
-    if figure == "samples_per_second":
+    if figure == RATE:
         return old - _allowed_loss_of_rate(before, now)
-    if figure in SHARES:
-        interval = before.get(f"{figure}_interval")
-        return float(interval[0]) if interval else old * (1 - ACCURACY_TOLERANCE)
-    if figure == "perplexity":
-        return float(max(old, 1.0) ** (1 + LOSS_TOLERANCE))
-    tolerance = LOSS_TOLERANCE if figure == "eval_loss" else MEMORY_TOLERANCE
+    tolerance = LOSS_TOLERANCE if figure == LOSS else MEMORY_TOLERANCE
     return old + abs(old) * tolerance
+
+
+def _allowed_accuracy(measure: Measure, before: Values) -> float:
+    """The worst value of a measure that passes: the worse end of the old interval; without one, the
+    old value but for a tolerance."""
+    old: float = before[measure.key]
+    if measure.exponential_of is not None:
+        return float(max(old, 1.0) ** (1 + LOSS_TOLERANCE))
+    interval = before.get(f"{measure.key}_interval")
+    if interval:
+        low, high = interval
+        return float(low if measure.higher_is_better else high)
+    if measure.higher_is_better:
+        return old * (1 - ACCURACY_TOLERANCE)
+    return old * (1 + ACCURACY_TOLERANCE)
 
 
 def _allowed_loss_of_rate(before: Values, now: Values) -> float:
     """The samples/s that may be lost."""
-    old: float = before["samples_per_second"]
+    old: float = before[RATE]
     intervals = [row["samples_per_second_interval"] for row in (before, now)]
     if not all(intervals):
         return old * RATE_TOLERANCE

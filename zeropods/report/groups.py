@@ -93,6 +93,7 @@ class Group:
             name=_shared_path(runs) or self.first.name,
             repeats=len(self.measured),
             status=_status_text(runs),
+            reasons=list(dict.fromkeys(run.reason for run in runs if run.reason)),
             config=self.first.config,
             figures=of_repeats([run.figures for run in self.measured]),
             samples_per_second_values=known_rates,
@@ -291,8 +292,33 @@ def best_peaks(entries: Iterable[Entry]) -> dict[str, tuple[float, str]]:
     return best
 
 
+# What there is to know about runs: what is to be said of several is said once.
+
 NAMED_RUNS = 3
 """Number of runs that a line about several of them names; the rest are counted."""
+
+
+def remark_lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each text, with the names of all runs of which it is said.
+
+    Args:
+        remarks: names of runs, each with a text about it.
+    """
+    names_by_text: dict[str, list[str]] = {}
+    for name, text in remarks:
+        names_by_text.setdefault(text, []).append(name)
+    lines = []
+    for text, names in names_by_text.items():
+        of_each = "each of " if len(names) > 1 else ""
+        lines.append(f"{of_each}{_named(names)}: {text}")
+    return lines
+
+
+def _named(names: Sequence[str]) -> str:
+    """The names of runs; of many, the first ones and how many more."""
+    text = ", ".join(names[:NAMED_RUNS])
+    more = len(names) - NAMED_RUNS
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
@@ -318,10 +344,7 @@ def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
 
 def _disturbed_text(runs: Sequence[tuple[str, float]], best: tuple[float, str]) -> str:
     """A line about runs, each with its share of the best peak."""
-    names = ", ".join(name for name, _ in runs[:NAMED_RUNS])
-    more = len(runs) - NAMED_RUNS
-    if more > 0:
-        names = f"{names} and {more} more"
+    names = _named([name for name, _ in runs])
     shares = [share for _, share in runs]
     if len(runs) == 1:
         their = "its"
@@ -336,9 +359,9 @@ def _disturbed_text(runs: Sequence[tuple[str, float]], best: tuple[float, str]) 
     )
 
 
-def unlike_formats(entries: Iterable[Entry]) -> Iterator[str]:
-    """A line for each run that computed otherwise than it was asked to, or whose ranks differ in a
-    number format."""
+def unlike_formats(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
+    """Each run that computed otherwise than it was asked to, or whose ranks differ in a number
+    format, with a text that says so."""
     for entry in entries:
         record = entry.record
         if record is None or record.measured_precision is None:
@@ -346,12 +369,10 @@ def unlike_formats(entries: Iterable[Entry]) -> Iterator[str]:
         unlike = _unlike_parts(record, record.measured_precision)
         output = record.measured_precision.linear_output
         if unlike:
-            yield f"{entry.name}: its ranks computed in different precisions: {', '.join(unlike)}"
+            yield entry.name, f"its ranks computed in different precisions: {', '.join(unlike)}"
         elif output is not None and output != record.precision:
-            yield (
-                f"{entry.name}: was asked for {record.precision}, "
-                f"but its linear layers returned {output}"
-            )
+            text = f"was asked for {record.precision}, but its linear layers returned {output}"
+            yield entry.name, text
 
 
 def _unlike_parts(record: Record, measured: MeasuredPrecision) -> list[str]:
@@ -369,20 +390,32 @@ def _unlike_parts(record: Record, measured: MeasuredPrecision) -> list[str]:
 
 
 def copies(entries: Sequence[Entry]) -> dict[str, str]:
-    """A line for each record that has the id of an earlier one, by the name of its run."""
+    """The names of the runs whose record has the id of an earlier one, each with the name of that
+    one."""
     first_runs: dict[str, str] = {}
-    lines = {}
+    originals = {}
     for entry in entries:
         if entry.record is None:
             continue
-        run_id = entry.record.run_id
-        first_run = first_runs.setdefault(run_id, entry.name)
+        first_run = first_runs.setdefault(entry.record.run_id, entry.name)
         if first_run != entry.name:
-            lines[entry.name] = (
-                f"{entry.name}: has the id {run_id} of {first_run}: "
-                "a copied run, not counted as a repeat"
-            )
-    return lines
+            originals[entry.name] = first_run
+    return originals
+
+
+def copy_remarks(entries: Sequence[Entry]) -> Iterator[str]:
+    """A line about all runs that are copies of other ones."""
+    originals = copies(entries)
+    if len(originals) == 1:
+        (name,) = originals
+        (run_id,) = {
+            entry.record.run_id for entry in entries if entry.record and entry.name == name
+        }
+        original = originals[name]
+        yield f"{name}: has the id {run_id} of {original}: a copied run, not counted as a repeat"
+    elif originals:
+        names = _named([f"{name} of {original}" for name, original in originals.items()])
+        yield f"{names}: copied runs, which have the ids of the others; not counted as repeats"
 
 
 def letters() -> Iterator[str]:
@@ -404,23 +437,42 @@ LONGEST_VALUE = 60
 
 def differences(groups: Sequence[Group]) -> list[str]:
     """A line for each setting in which rows of one task differ: `what: value (rows); value (rows)`.
+    Settings in which the same rows differ share a line: `rows / rows: what: value / value; ...`.
 
     The task itself comes first: rows of two tasks have little else in common, and are never
-    compared. Rows are named by their letters; `B-E` are all rows from B to E. Runs whose settings
-    are not known are left out.
+    compared. Runs whose settings are not known are left out.
     """
     with_settings = [group for group in groups if group.settings]
     by_task = _by_key(with_settings, _task)
     lines = []
     if len(by_task) > 1:
-        lines.append(f"task: {_listed(by_task)}: different kinds of samples, never compared")
+        listed = _listed(by_task)
+        lines.append(f"task: {listed}: different kinds of samples, never compared")
     for rows in by_task.values():
-        names = dict.fromkeys(itertools.chain.from_iterable(row.settings for row in rows))
-        for name in names:
-            with_setting = [row for row in rows if is_of(name, row.settings)]
-            by_value = _by_key(with_setting, partial(_setting_text, name))
-            if len(by_value) > 1:
+        lines += _differences_of_task(rows)
+    return lines
+
+
+def _differences_of_task(rows: Sequence[Group]) -> list[str]:
+    """The lines about rows of one task."""
+    names = dict.fromkeys(itertools.chain.from_iterable(row.settings for row in rows))
+    # The settings that set the same rows apart, with the rows of each value.
+    by_sides: dict[tuple[str, ...], dict[str, dict[str, list[Group]]]] = {}
+    for name in names:
+        with_setting = [row for row in rows if is_of(name, row.settings)]
+        by_value = _by_key(with_setting, partial(_setting_text, name))
+        if len(by_value) > 1:
+            sides = tuple(row_names(side) for side in by_value.values())
+            by_sides.setdefault(sides, {})[name] = by_value
+
+    lines = []
+    for sides, settings_apart in by_sides.items():
+        if len(settings_apart) == 1:
+            for name, by_value in settings_apart.items():
                 lines.append(f"{name}: {_listed(by_value)}")
+        else:
+            texts = [f"{name}: {_cut(list(by_value))}" for name, by_value in settings_apart.items()]
+            lines.append(f"{_cut(sides)}: {'; '.join(texts)}")
     return lines
 
 
@@ -440,8 +492,8 @@ def _setting_text(name: str, row: Group) -> str:
     return text
 
 
-def row_letters(rows: Iterable[Group]) -> str:
-    """The letters of rows as text, such as `A, C-F`."""
+def row_names(rows: Iterable[Group]) -> str:
+    """The plain labels of rows as text, such as `A none x1, C ddp x2 to F zero3 x2`."""
     spans: list[list[Group]] = []
     for row in rows:
         if spans and row.number == spans[-1][-1].number + 1:
@@ -450,22 +502,31 @@ def row_letters(rows: Iterable[Group]) -> str:
             spans.append([row])
     texts = []
     for span in spans:
-        span_letters = [row.letter for row in span]
+        labels = [group.row.plain_label for group in span]
         if len(span) > 2:
-            texts.append(f"{span_letters[0]}-{span_letters[-1]}")
+            texts.append(f"{labels[0]} to {labels[-1]}")
         else:
-            texts += span_letters
+            texts += labels
     return ", ".join(texts)
 
 
 def _listed(rows_by_value: Mapping[str, Sequence[Group]]) -> str:
     """The first values of a setting, each with its rows, and how many more there are."""
     items = list(rows_by_value.items())[:SHOWN_VALUES]
-    texts = [f"{value} ({row_letters(rows)})" for value, rows in items]
+    texts = [f"{value} ({row_names(rows)})" for value, rows in items]
     more = len(rows_by_value) - len(items)
     if more:
         texts.append(f"and {more} more")
     return "; ".join(texts)
+
+
+def _cut(texts: Sequence[str]) -> str:
+    """The first of some texts side by side, and how many more there are."""
+    shown = list(texts[:SHOWN_VALUES])
+    more = len(texts) - len(shown)
+    if more:
+        shown.append(f"and {more} more")
+    return " / ".join(shown)
 
 
 # How much faster a row is than the one with the fewest processes, among rows that may be compared.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zeropods.measure.record import RunConfig
+from zeropods.tasks import TASKS, Measure, figures_of
 
 CUSTOM_METRIC = "own_metrics."
 """Prefix of the key of a custom metric in the files of a report."""
@@ -167,33 +168,18 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """How good the model of a run is, or the models of repeats are; all None where nothing was
-    scored. A task has some of the measures."""
+    """How good the model of a run is, or the models of repeats are; nothing where nothing was
+    scored."""
 
     split: str | None = None
     """The split whose answers were scored."""
     tables: str | None = None
-    """The tables that the questions are about: `all`, `known` or `unseen`; only of text-to-SQL."""
-    examples: float | None = None
-    """Number of questions."""
-    executable: float | None = None
-    """Number of questions whose expected query finds something."""
-    text_tokens: float | None = None
-    """Number of tokens of a text that were predicted."""
-    exact_match: float | None = None
-    """Share, of 1, of answers that equal an expected one as text."""
-    logical_form_accuracy: float | None = None
-    """Share of queries with the expected aggregate, column and conditions."""
-    execution_accuracy: float | None = None
-    """Share of the executable questions whose query finds what the expected one finds."""
-    f1: float | None = None
-    """Mean F1 of words, from 0 to 1."""
-    text_loss: float | None = None
-    """Loss in nats per token of a text."""
-    perplexity: float | None = None
-    """exp(`text_loss`)."""
+    """The tables that the questions are about: `all`, `known` or `unseen`; only of a task with
+    tables."""
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    """The figures of the task's scores by their keys; None for what a score could not measure."""
     intervals: Mapping[str, list[float] | None] = field(default_factory=dict)
-    """The ends of the 95 % interval of each measure that the task has, by its name; None where it
+    """The ends of the 95 % interval of each measure that the task has, by its key; None where it
     has no interval."""
     rouge: Mapping[str, float] = field(default_factory=dict)
     """Mean F1 by ROUGE measure."""
@@ -201,29 +187,33 @@ class Accuracy:
     """Means of custom metrics by name."""
     custom_intervals: Mapping[str, list[float] | None] = field(default_factory=dict)
     """Their 95 % intervals, by the same names."""
-    inference_kind: str | None = None
-    """Name of the measure that the model is judged by."""
-    inference_result: float | None = None
-    """The value of that measure."""
-    inference_result_interval: list[float] | None = None
-    """Its 95 % interval."""
+    judged_by: Measure | None = None
+    """The measure that the model is judged by."""
+
+    @property
+    def inference_kind(self) -> str | None:
+        """Name of the measure that the model is judged by."""
+        return None if self.judged_by is None else self.judged_by.name
+
+    @property
+    def inference_result(self) -> float | None:
+        """The value of that measure."""
+        return None if self.judged_by is None else self.values[self.judged_by.key]
+
+    @property
+    def inference_result_interval(self) -> list[float] | None:
+        """Its 95 % interval."""
+        return None if self.judged_by is None else self.intervals[self.judged_by.key]
 
     def to_json(self) -> dict[str, object]:
         """The values by their keys in the files of a report. What was not scored has no key of an
         interval."""
-        values: dict[str, object] = {
-            "split": self.split,
-            "tables": self.tables,
-            "examples": self.examples,
-            "executable": self.executable,
-            "text_tokens": self.text_tokens,
-            "exact_match": self.exact_match,
-            "logical_form_accuracy": self.logical_form_accuracy,
-            "execution_accuracy": self.execution_accuracy,
-            "f1": self.f1,
-            "text_loss": self.text_loss,
-            "perplexity": self.perplexity,
-        }
+        values: dict[str, object] = {"split": self.split, "tables": self.tables}
+        known = figures_of(TASKS.values())
+        counts = [figure for figure in known if figure.is_count]
+        measures = [figure for figure in known if not figure.is_count]
+        for figure in (*counts, *measures):
+            values[figure.key] = self.values.get(figure.key)
         for name, ends in self.intervals.items():
             values[f"{name}_interval"] = ends
         values.update(self.rouge)
@@ -233,7 +223,7 @@ class Accuracy:
             values[f"{CUSTOM_METRIC}{name}_interval"] = ends
         values["inference_kind"] = self.inference_kind
         values["inference_result"] = self.inference_result
-        if self.inference_kind is not None:
+        if self.judged_by is not None:
             values["inference_result_interval"] = self.inference_result_interval
         return values
 
@@ -269,6 +259,8 @@ class Row:
     """Number of runs that its figures come from."""
     status: str
     """The status of all its runs, or their number by status: `2 ok, 1 oom`."""
+    reasons: list[str]
+    """Why its runs ended so, in a line each, as far as that is known; equal reasons once."""
     config: RunConfig | None
     """What the first run was asked for; None where that is not known."""
     figures: Figures
@@ -279,13 +271,28 @@ class Row:
     accuracy: Accuracy
     comparison: Comparison = Comparison()
     label: str = ""
-    """Letter, technique, pods and slots, and the model where rows have several."""
+    """`plain_label` with the model, where rows have several, and with what tells the row apart from
+    another one of the same technique and pods."""
     short_label: str = ""
     """The same without a model."""
+    base_label: str = ""
+    """The plain label of its base; empty where it has none."""
     hardware: str = ""
     """The hardware in a few words; empty where it is not known."""
     is_compared: bool = False
     """Whether it is among the rows that a summary is about."""
+
+    @property
+    def technique_and_pods(self) -> str:
+        """Its technique with pods and slots, such as `zero1 x3`; without a record its status."""
+        if self.config is None:
+            return self.status
+        return f"{self.config.technique} {pods_and_slots(self.config)}"
+
+    @property
+    def plain_label(self) -> str:
+        """Its letter, and its technique with pods and slots."""
+        return f"{self.letter} {self.technique_and_pods}"
 
     @property
     def known_config(self) -> RunConfig:
@@ -309,3 +316,9 @@ def is_done(status: str) -> bool:
     """Whether the figures of a row are from runs that ended well: its status is `ok`, or
     `2 ok, 1 oom`."""
     return "ok" in status.replace(",", " ").split()
+
+
+def pods_and_slots(config: RunConfig) -> str:
+    """The pods of a run, and the slots of a pod where they are several: `x3`, `x3x2`."""
+    slots = config.world_size // max(1, config.pods)
+    return f"x{config.pods}x{slots}" if slots > 1 else f"x{config.pods}"

@@ -24,10 +24,11 @@ from zeropods.report.formulas import is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
 from zeropods.report.groups import (
     Group,
-    copies,
+    copy_remarks,
     differences,
     disturbed_peaks,
     group_runs,
+    remark_lines,
     unlike_formats,
 )
 from zeropods.report.plots import (
@@ -61,6 +62,7 @@ REFERENCE_NOTE = (
     "For orientation only: no ratio is computed for these rows. Caveats:"
 )
 NOT_PUBLISHED = "n/a"
+NOTHING_PUBLISHED = "nothing of the models of these runs"
 NAMED_VERSIONS = ("zeropods", "torch", "deepspeed", "transformers")
 DEFINITIONS = "Each figure is defined in docs/figures.md of zeropods."
 
@@ -122,13 +124,14 @@ class Summary:
 
     @cached_property
     def reference(self) -> list[dict[str, str]]:
-        """The published rows as transcribed, if a run may have their task; an empty string means
-        not published."""
-        is_comparable = any(row.config is None or row.config.task == TEXT2SQL for row in self.rows)
-        if not is_comparable:
-            return []
+        """The published rows of the models of these runs, as transcribed; an empty string means not
+        published. None for a run of another task."""
+        models = set()
+        for row in self.rows:
+            if row.config is not None and row.config.task == TEXT2SQL:
+                models.add(row.config.model_id.rsplit("/", 1)[-1])
         with open(REFERENCE, encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+            return [row for row in csv.DictReader(file) if row["model"] in models]
 
     @cached_property
     def timelines(self) -> list[Timeline]:
@@ -153,29 +156,33 @@ class Summary:
         }
 
     def remarks(self) -> list[str]:
-        """A line for each thing to know about a run, and for each ratio between rows that differ in
+        """A line for each thing to know about runs, and for each ratio between rows that differ in
         more than technique and pods.
 
-        Of a run: how it ended, what could not be read, why it has no samples/s, whether it is a
-        copy or computed in another precision than it was asked to.
+        Of a run: how a repeat failed, what could not be read, why it has no samples/s, whether it
+        is a copy or computed in another precision than it was asked to. Why a whole row failed
+        stands in a table of its own.
         """
-        remarks = []
-        for entry in self.entries:
-            if entry.status != "ok" or entry.reason:
-                remarks.append(f"{entry.name}: {entry.status}: {entry.reason}")
-        remarks += copies(self.entries).values()
-        remarks += _without_a_rate(self.entries)
-        remarks += unlike_formats(self.entries)
+        remarks = remark_lines(self._failed_repeats())
+        remarks += copy_remarks(self.entries)
+        remarks += remark_lines(_without_a_rate(self.entries))
+        remarks += remark_lines(unlike_formats(self.entries))
         remarks += disturbed_peaks(self.entries)
-        for entry in self.entries:
-            if entry.record is not None and is_resumed(entry.record):
-                remarks.append(
-                    f"{entry.name}: was resumed: its times are those of its last attempt"
-                )
+        remarks += remark_lines(_resumed(self.entries))
         for timeline in self.timelines:
             remarks += [f"{timeline.label}: {fault}" for fault in timeline.faults]
-        remarks += [_ratio_remark(row) for row in self.rows if row.comparison.differs_in]
+        remarks += _ratio_remarks(self.rows)
         return remarks
+
+    def _failed_repeats(self) -> Iterator[tuple[str, str]]:
+        """The runs of rows with a result that failed or could not be read as a whole, each with its
+        status and the reason."""
+        for group in self.groups:
+            if not group.row.is_done:
+                continue
+            for run in group.runs:
+                if run.status != "ok" or run.reason:
+                    yield run.name, f"{run.status}: {run.reason}"
 
     def origin(self) -> str:
         """When, on which hardware and with which versions the runs were made, and where their
@@ -246,13 +253,6 @@ class Summary:
     def to_page(self) -> str:
         """The whole report as one HTML page that needs nothing else: no script, no font, no
         address."""
-        titles = [table.title for table in self.tables]
-        settings = titles.index(SETTINGS_TITLE)
-        folded = {table.title: replace(table, title="") for table in self.tables[settings:]}
-        folds = []
-        for title, table in folded.items():
-            summary = f"<summary>{title}</summary>"
-            folds.append(f"<details>{summary}{table.to_html()}</details>")
         first, *others = (plot.svg for plot in self.plots.values())
         published = ""
         if self.reference:
@@ -265,9 +265,9 @@ class Summary:
             answers=self.answers()._repr_html_(),
             origin=escape(self.origin()),
             first=first,
-            shown="\n".join(table.to_html() for table in self.tables[:settings]),
+            shown=self._results_html(),
             notes=self._notes_html(),
-            folded="\n".join(folds),
+            folded=self._further_html(),
             others="\n".join(f"<figure>{plot}</figure>" for plot in others),
             published=published,
         )
@@ -317,28 +317,64 @@ class Summary:
     def _notes_html(self) -> str:
         return "".join(html_list(heading, items) for heading, items in self.notes.items())
 
+    @property
+    def _number_of_results(self) -> int:
+        """How many tables tell results; the others, which follow, say how they came about."""
+        titles = [table.title for table in self.tables]
+        return titles.index(SETTINGS_TITLE)
+
+    def _results_html(self) -> str:
+        """The tables of results."""
+        return "\n".join(table.to_html() for table in self.tables[: self._number_of_results])
+
+    def _further_html(self) -> str:
+        """All other tables, folded under their titles."""
+        folds = []
+        for table in self.tables[self._number_of_results :]:
+            cells = replace(table, title="").to_html()
+            folds.append(f"<details><summary>{table.title}</summary>{cells}</details>")
+        return "\n".join(folds)
+
     def _repr_html_(self) -> str:
-        tables_html = "".join(table.to_html() for table in self.tables)
-        return f"{self.answers()._repr_html_()}{tables_html}{self._notes_html()}"
+        answers_html = self.answers()._repr_html_()
+        results = self._results_html()
+        return f"{answers_html}{results}{self._notes_html()}{self._further_html()}"
 
     def __repr__(self) -> str:
         return self.to_text()
 
 
-def _without_a_rate(entries: Sequence[Entry]) -> Iterator[str]:
-    """A line for each run that ended well without samples/s, which says why."""
+def _without_a_rate(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+    """Each run that ended well without samples/s, with a text that says why."""
     for entry in entries:
         record = entry.record
         if entry.status != "ok" or record is None:
             continue
         if record.samples_per_second is None:
-            yield f"{entry.name}: {no_rate(record)}"
+            yield entry.name, no_rate(record)
 
 
-def _ratio_remark(row: Row) -> str:
-    """Why the ratio between a row and its base is marked with `*`."""
-    settings = ", ".join(row.comparison.differs_in)
-    return f"* {row.letter} is compared with {row.comparison.base}, but they differ in {settings}"
+def _resumed(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+    """Each run that was resumed, with a text that says so."""
+    for entry in entries:
+        if entry.record is not None and is_resumed(entry.record):
+            yield entry.name, "was resumed: its times are those of its last attempt"
+
+
+def _ratio_remarks(rows: Sequence[Row]) -> list[str]:
+    """Why the ratios between rows and their base are marked with `*`: a line for all rows that
+    differ from one base in the same settings."""
+    labels_by_text: dict[str, list[str]] = {}
+    for row in rows:
+        if row.comparison.differs_in:
+            settings = ", ".join(row.comparison.differs_in)
+            text = f"compared with {row.base_label}, but they differ in {settings}"
+            labels_by_text.setdefault(text, []).append(row.short_label)
+    lines = []
+    for text, labels in labels_by_text.items():
+        verb = "is" if len(labels) == 1 else "are each"
+        lines.append(f"* {', '.join(labels)} {verb} {text}")
+    return lines
 
 
 def _versions(configs: Sequence[RunConfig]) -> set[str]:
@@ -359,6 +395,8 @@ def _csv_cell(value: object) -> object:
 
 def reference_table(rows: Sequence[dict[str, str]]) -> Table:
     """The published rows as people read them: figures that were measured on other hardware."""
+    if not rows:
+        return Table(("",), ((NOTHING_PUBLISHED,),), REFERENCE_TITLE)
     lines = []
     for row in rows:
         seconds = row["train_seconds"]

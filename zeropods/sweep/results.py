@@ -196,7 +196,11 @@ def _inference_result(trials: Sequence[Trial]) -> str:
     if not scores:
         return "n/a"
     over_all_tables = next(score_lines(None, scores))
-    return f"{over_all_tables.inference_kind} {over_all_tables.inference_result:.3f}"
+    measure = over_all_tables.judged_by
+    result = over_all_tables.inference_result
+    if measure is None or result is None:
+        return "n/a"
+    return f"{measure.name} {measure.text(result)}"
 
 
 def _result(trial: Trial) -> str:
