@@ -13,10 +13,10 @@ RUN ?= runs/demo
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-16s%s\n", $$1, $$2 }'
 
-setup: ## make .venv with everything in it (the others do this first; at once when it is done)
+setup: ## make .venv with everything in it (the others do this first; TORCH_WHEELS=URL or DIR: torch from there)
 	@tools/setup
 
-demo: setup ## run the main job on the embedded data set and print the summary
+demo: setup ## run the main job on the embedded data set and answer the four questions
 	@$(PYTHON) tools/demo.py
 
 ask: setup ## ask the trained model in a browser (RUN=runs/demo)

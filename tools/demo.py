@@ -1,11 +1,13 @@
-"""Execute notebooks in sequence, then print the summary and the path of the report.
+"""Execute notebooks in sequence; then answer the four questions about the runs, and say where the
+pages are.
 
     tools/demo.py
     tools/demo.py 01_prepare_dataset 02_train_single_pod
 
-Runs go to `runs/demo`, unless ZEROPODS_RUNS names another folder; executed copies, as notebooks and as
-HTML, to `build/notebooks`. What an earlier call has finished is used again. With ZEROPODS_MODELS=t5-small,t5-large
-all notebooks but the summary are executed for each model, with copies in a folder named after it.
+Runs go to `runs/demo`, unless ZEROPODS_RUNS names another folder; executed copies, as notebooks and
+as HTML, to `build/notebooks`. What an earlier call has finished is used again. With
+ZEROPODS_MODELS=t5-small,t5-large all notebooks but the summary are executed for each model, with
+copies in a folder named after it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import asyncio
 import os
 import signal
 import sys
+import textwrap
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,35 +48,49 @@ SUMMARY = NOTEBOOKS[-1]
 FOLDER = ROOT / "notebooks"
 RUNS = "runs/demo"
 SAY_SECONDS = 8.0
-"""Seconds between two lines about progress where there is no terminal, which would show progress bars."""
+"""Seconds between two lines about progress where there is no terminal, which would show progress
+bars."""
+COLUMNS = 80
+"""Width in characters of what is printed at the end."""
 
 
 def main() -> None:
-    """Execute the notebooks; the summary is printed if its notebook was among them."""
+    """Execute the notebooks; if the summary was among them, print what it concludes."""
     arguments = _arguments()
     os.environ.setdefault("ZEROPODS_RUNS", RUNS)
-    each = Workshop().each
-    for workshop in each:
+    workshops = Workshop().each
+
+    for workshop in workshops:
         os.environ["ZEROPODS_MODEL"] = workshop.model
+        out = arguments.out
+        if len(workshops) > 1:
+            out = out / Path(workshop.model).name
         for name in arguments.notebooks:
             if name != SUMMARY:
-                _execute(name, arguments.out / Path(workshop.model).name if len(each) > 1 else arguments.out)
+                _execute(name, out)
+
     if SUMMARY in arguments.notebooks:
         _execute(SUMMARY, arguments.out)
-        _conclude(each[0].summary_folder)
+        _conclude(workshops[0], arguments.out)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Execute notebooks in sequence.", allow_abbrev=False)
     known = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    description = "Execute notebooks in sequence."
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help=", ".join(known))
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "notebooks", help="executed copies")
+    usual_out = ROOT / "build" / "notebooks"
+    parser.add_argument("--out", type=Path, default=usual_out, help="executed copies")
     arguments = parser.parse_args()
-    arguments.notebooks = arguments.notebooks or list(NOTEBOOKS)
+    if not arguments.notebooks:
+        arguments.notebooks = list(NOTEBOOKS)
     for name in arguments.notebooks:
         if name not in known:
             parser.error(f"notebook {name!r}; expected {', '.join(known)}")
     return arguments
+
+
+# The execution of a notebook, with its progress.
 
 
 class _InterruptError(Exception):
@@ -88,10 +107,18 @@ class _Live(NotebookClient):
     """The last line of a progress bar, or of whatever else a cell has written to stderr."""
     saying: asyncio.Task[None] | None = None
 
-    def output(self, outs: list[Any], msg: dict[str, Any], display_id: str | None, cell_index: int) -> Any:
+    def output(
+        self,
+        outs: list[Any],
+        msg: dict[str, Any],
+        display_id: str | None,
+        cell_index: int,
+    ) -> Any:
         content = msg["content"]
         if msg["msg_type"] == "stream" and content["name"] == "stderr":
-            self.last_words = next(reversed(content["text"].strip().splitlines()), self.last_words)
+            lines = content["text"].strip().splitlines()
+            if lines:
+                self.last_words = lines[-1]
             if sys.stderr.isatty():
                 print(content["text"], end="", file=sys.stderr, flush=True)
         return super().output(outs, msg, display_id, cell_index)
@@ -107,15 +134,19 @@ class _Live(NotebookClient):
         """Begin no further cell after Ctrl-C."""
         if self.interrupted:
             raise _InterruptError
-        self.cell, self.last_words = cell_index + 1, ""
+        self.cell = cell_index + 1
+        self.last_words = ""
 
     async def _say(self) -> None:
         """Print how far the work has come, until the notebook ends."""
         began = time.monotonic()
         while True:
             await asyncio.sleep(SAY_SECONDS)
-            place = f"{time.monotonic() - began:.0f} s, cell {self.cell} of {len(self.nb.cells)}"
-            print(f"{self.name}: {place}{self.last_words and ': '}{self.last_words}", flush=True)
+            seconds = time.monotonic() - began
+            line = f"{self.name}: {seconds:.0f} s, cell {self.cell} of {len(self.nb.cells)}"
+            if self.last_words:
+                line += f": {self.last_words}"
+            print(line, flush=True)
 
     async def _interrupt(self) -> None:
         self.interrupted = True
@@ -146,10 +177,12 @@ def _execute(name: str, out: Path) -> None:
             raise KeyboardInterrupt from None
         raise UserError(f"{name}: {_reason(error)}; see {_shown(out / name)}.html") from None
     except DeadKernelError:
-        raise UserError(f"{name}: its kernel died, perhaps for want of memory; try a smaller job") from None
+        fault = "its kernel died, perhaps for want of memory"
+        raise UserError(f"{name}: {fault}; try a smaller job") from None
     finally:
         _keep(notebook, out / name)
-    print(f"{name}: {time.monotonic() - began:.0f} s, {_shown(out / name)}.html", flush=True)
+    seconds = time.monotonic() - began
+    print(f"{name}: {seconds:.0f} s, {_shown(out / name)}.html", flush=True)
 
 
 def _client(notebook: nbformat.NotebookNode) -> _Live:
@@ -174,33 +207,83 @@ def _reason(error: CellExecutionError) -> str:
 
 
 def _keep(notebook: nbformat.NotebookNode, path: Path) -> None:
+    """Write a copy of a notebook as it is and as a page, which need nothing from the network."""
     write_text(path.with_suffix(".ipynb"), nbformat.writes(notebook))
-    page, _ = HTMLExporter(mathjax_url="", require_js_url="").from_notebook_node(notebook)
+    exporter = HTMLExporter(mathjax_url="", require_js_url="")
+    page, _resources = exporter.from_notebook_node(notebook)
     write_text(path.with_suffix(".html"), page)
 
 
-def _conclude(report: Path) -> None:
-    print(f"\n{(report / 'summary.md').read_text(encoding='utf-8')}")
-    print(f"report: {_shown(report / 'index.html')}  (open it in a browser)")
-    print(_next_steps())
+# What is said at the end.
+
+
+def _conclude(workshop: Workshop, copies: Path) -> None:
+    """Print the answers, the first table as far as it fits the width, and where the pages are."""
+    # Only now: the notebooks have kernels of their own.
+    from zeropods.report.summary import read_runs
+
+    summary = read_runs([workshop.area])
+    results = replace(summary.tables[0], title="")
+    # A table that is wider goes on below an empty line; the report has all of it.
+    first_columns = results.to_text(COLUMNS).split("\n\n")[0].rstrip()
+    pages = {
+        "report": _shown(workshop.summary_folder / "index.html"),
+        "notebooks": _shown(copies / "*.html"),
+    }
+    parts = [
+        _answers_text(summary.answers().by_question),
+        first_columns,
+        _two_columns("pages, to open in a browser:", pages),
+        _next_steps(),
+    ]
+    print("\n" + "\n\n".join(parts))
+
+
+def _answers_text(answers: Mapping[str, str]) -> str:
+    """Each question with its answer below it, in lines of at most `COLUMNS` characters."""
+    lines = []
+    for question, answer in answers.items():
+        lines.append(question)
+        for paragraph in answer.splitlines():
+            lines += textwrap.wrap(
+                paragraph,
+                COLUMNS,
+                initial_indent="  ",
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
 
 
 def _next_steps() -> str:
     """What a newcomer may do next with the runs, each with its command."""
     runs = os.environ["ZEROPODS_RUNS"]
-    ask = "make ask" if runs == RUNS else f"make ask RUN={runs}"
+    ask = "make ask"
+    if runs != RUNS:
+        ask = f"make ask RUN={runs}"
     steps = {
         ask: "ask the trained model a question, in a browser",
         "make lab": "open the same notebooks in JupyterLab",
         "make gallery": "make pages of the executed notebooks",
     }
-    width = max(map(len, steps))
-    return "\n".join(["", "next:", *(f"  {step:{width}}  {what}" for step, what in steps.items())])
+    return _two_columns("next:", steps)
+
+
+def _two_columns(heading: str, facts: Mapping[str, str]) -> str:
+    """Names and what belongs to each, below a heading."""
+    width = max(len(name) for name in facts)
+    lines = [heading]
+    for name, fact in facts.items():
+        lines.append(f"  {name:{width}}  {fact}")
+    return "\n".join(lines)
 
 
 def _shown(path: Path) -> str:
     """A path as a user at the project's root would write it."""
-    return os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path)
+    if path.is_relative_to(ROOT):
+        return os.path.relpath(path, ROOT)
+    return str(path)
 
 
 if __name__ == "__main__":

@@ -312,7 +312,7 @@ def not_negative(text: str) -> float:
 
 # One progress bar, on a terminal and in a notebook; lines elsewhere.
 
-LINE_SECONDS = 20.0
+LINE_SECONDS = 10.0
 """Seconds between two lines about progress in a pipe or a log."""
 
 
@@ -332,6 +332,9 @@ class ProgressLines:
         self._unit = unit
         self._postfix = ""
         self._every_seconds = every_seconds
+        self._first: tuple[float, int] | None = None
+        """When something was first said to be done, and how much: maybe by an earlier run."""
+        self._updated_at = 0.0
         self._over = threading.Event()
 
     def __enter__(self) -> ProgressLines:
@@ -344,6 +347,9 @@ class ProgressLines:
     def update(self, done: float | None = 1) -> None:
         """Count so many more as done."""
         self.n += int(done or 0)
+        self._updated_at = time.monotonic()
+        if self._first is None:
+            self._first = (self._updated_at, self.n)
 
     def set_postfix(self, values: Mapping[str, object], refresh: bool = True) -> None:
         """Add values by name to the lines from now on."""
@@ -358,8 +364,67 @@ class ProgressLines:
                 if self.total is not None:
                     done = f"{done} of {self.total:,}"
                 seconds = time.monotonic() - began
-                line = f"{self._what}: {done} {self._unit}{self._postfix} ({seconds:.0f} s)"
-                print(line, file=sys.stderr, flush=True)
+                state = f"{done} {self._unit}{self._postfix}{self._time_left()}"
+                print(f"{self._what}: {state} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+
+    def _time_left(self) -> str:
+        """How much longer the work will take at its mean speed, such as `, 80 s left`.
+
+        It is empty where nobody knows.
+        """
+        if self.total is None or self._first is None:
+            return ""
+        first_at, done_before = self._first
+        done = self.n - done_before
+        seconds = self._updated_at - first_at
+        remaining = self.total - self.n
+        if done <= 0 or remaining <= 0:
+            return ""
+        from_last_update = remaining * seconds / done
+        left = from_last_update - (time.monotonic() - self._updated_at)
+        return f", {duration_text(max(0.0, left))} left"
+
+
+class SampleRate:
+    """Samples per second of a training, without its first step and what happens between steps."""
+
+    def __init__(self, samples_per_step: int) -> None:
+        self._samples_per_step = samples_per_step
+        self._step: int | None = None
+        self._done_at = 0.0
+        """When that step was done, or what came after it."""
+        self._steps = 0
+        self._seconds = 0.0
+
+    def count(self, step: int) -> None:
+        """Count the steps up to this one, which is just done."""
+        now = time.monotonic()
+        if self._step is not None and step > self._step:
+            self._steps += step - self._step
+            self._seconds += now - self._done_at
+        self._step = step
+        self._done_at = now
+
+    def pause(self) -> None:
+        """Leave out the time since the last step: it went into an evaluation, or a checkpoint."""
+        self._done_at = time.monotonic()
+
+    def shown(self) -> dict[str, str]:
+        """The rate as a word and its value for a line of progress; empty as long as it is
+        unknown."""
+        if self._seconds <= 0:
+            return {}
+        rate = self._steps * self._samples_per_step / self._seconds
+        return {"speed": f"{digits(rate)} samples/s"}
+
+
+def duration_text(seconds: float) -> str:
+    """A time in seconds, minutes or hours, such as `80 s`, `12 min` or `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7_200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3_600:.1f} h"
 
 
 def progress(

@@ -227,8 +227,11 @@ def test_a_second_call_trains_only_a_second_model_and_ends_with_one_summary_of_b
     said = ["".join(out.get("text", "")) for out in outputs(browsed.folder, f"{MODELS[0]}/02_train_single_pod")]
     assert "this run is finished; nothing to do" in "".join(said)
     results = (browsed.runs / "summary" / "summary.md").read_text().split("## Results")[1].split("## Settings")[0]
-    assert all(f"| {model} " in results for model in MODELS) and results in again
-    (report,) = re.findall(r"^report: (\S+)", again, re.MULTILINE)
+    assert all(f"| {model} " in results for model in MODELS)
+    answers, table, pages, _ = again[again.index("Does it fit?") :].split("\n\n")
+    assert all(f"\n  {model}: " in answers for model in MODELS)
+    assert "throughput" in table and all(len(line) <= 80 for line in f"{answers}\n{table}".splitlines())
+    (report,) = re.findall(r"^  report +(\S+)", pages, re.MULTILINE)
     assert Path(report).is_file()
     copies = {str(page.relative_to(browsed.folder / "copies")) for page in browsed.folder.glob("copies/**/*.html")}
     assert copies == {"06_summary.html", *(f"{model}/02_train_single_pod.html" for model in MODELS)}

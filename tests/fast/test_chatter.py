@@ -1,6 +1,7 @@
 """What is not shown of other libraries' words, what is, and lines about progress where there is no terminal."""
 
 import logging
+import re
 import sys
 import time
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.full.launches import until
 from zeropods.chatter import SENTENCES, is_chatter, without_chatter
-from zeropods.tables import progress
+from zeropods.tables import SampleRate, duration_text, progress
 
 TIED = "There were missing keys in the checkpoint model loaded: ['encoder.embed_tokens.weight', 'lm_head.weight']."
 LOST = "There were missing keys in the checkpoint model loaded: ['encoder.block.0.layer.0.SelfAttention.q.weight']."
@@ -57,6 +58,7 @@ def test_known_sentences_of_a_library_are_left_out_and_no_other(name: str, caplo
         ("pod1: FutureWarning: `torch.distributed.all_gather_into_tensor` is deprecated. Please use `torch.", True),
         ("pod1: FutureWarning: `torch.load` is deprecated. Please use another", False),
         ("pod1: train: 120 of 300 steps, loss 3.21 (40 s)", True),
+        ("pod1: train: 120 of 300 steps, loss 3.21, speed 96.1 samples/s, 60 s left (40 s)", True),
         ("[2026-11-27 05:00:00,123] [WARNING] [stage3.py:2142:step] 1 allocator cache flushes", False),
         ("pod2: [2026-11-27 05:00:00,123] [ERROR] [launch.py:325:sigkill_handler] exits with return code = -9", False),
         ("pod1: RuntimeError: the size of tensor a (3) must match", False),
@@ -97,3 +99,49 @@ def test_work_that_takes_less_writes_no_line(capsys: pytest.CaptureFixture[str])
     with progress("prepare", "rows", 10) as bar:
         bar.update(10)
     assert capsys.readouterr().err == ""
+
+
+def test_a_line_about_a_training_says_its_steps_loss_speed_and_the_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines: list[str] = []
+    rate = SampleRate(32)
+
+    def has_lines_with(word: str) -> bool:
+        lines.extend(capsys.readouterr().err.splitlines())
+        return bool(lines) and word in lines[-1]
+
+    with progress("train", "steps", 1_300, every_seconds=0.05) as bar:
+        # A run that resumes has done 1,000 steps; only its own ones tell its pace.
+        for done in (1_000, 100, 100):
+            bar.update(done)
+            rate.count(bar.n)
+            time.sleep(0.01)
+        bar.set_postfix({"loss": "3.21", **rate.shown()})
+        until(lambda: has_lines_with("loss"))
+        bar.update(100)
+        until(lambda: has_lines_with("1,300 of"))
+    said = re.compile(r"train: 1,200 of 1,300 steps, loss 3\.21, speed [\d,.]+ samples/s, \d+ s left \(\d+ s\)")
+    assert any(said.fullmatch(line) for line in lines) and is_chatter(lines[-1])
+    assert "left" not in lines[-1]
+
+
+def test_a_speed_leaves_out_the_first_step_and_what_comes_between_steps() -> None:
+    rate = SampleRate(10)
+    time.sleep(0.5)
+    rate.count(1)
+    assert rate.shown() == {}
+    rate.count(2)
+    time.sleep(0.5)
+    rate.pause()
+    rate.count(3)
+    # Two steps of 10 samples: with one of the two pauses they would be 40 samples/s at most.
+    speed = rate.shown()["speed"]
+    assert float(speed.removesuffix(" samples/s").replace(",", "")) > 40
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7_199, "120 min"), (9_000, "2.5 h")]
+)
+def test_a_time_is_in_seconds_minutes_or_hours(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

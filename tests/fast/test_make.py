@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.full.launches import ROOT, until
+from tests.made import a_config, a_rank, a_record, a_score, write_run
 from zeropods.pods.processes import find_process, is_alive
+from zeropods.report.answers import FOUR_QUESTIONS
+from zeropods.workshop import Workshop
 
 NOT_OURS = {".venv", ".gpu", "build"}
 """Folders of other programs, and of packs, which hold copies."""
@@ -54,10 +57,25 @@ def test_check_runs_every_check_and_looks_at_every_shell_file() -> None:
     assert files and [path.name for path in files if str(path.relative_to(ROOT)) not in command] == []
 
 
-@pytest.mark.parametrize(("runs", "step"), [("runs/demo", "make ask "), ("runs/mine", "make ask RUN=runs/mine ")])
-def test_the_demo_ends_with_what_to_do_next(runs: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_usual_runs", [True, False])
+def test_the_demo_ends_with_the_answers_a_table_for_a_terminal_pages_and_what_to_do_next(
+    has_usual_runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for pods in (1, 2):
+        ranks = [a_rank(rank) for rank in range(pods)]
+        record = a_record(ranks=ranks, run_id=f"run{pods}", model_id="a-model-with-a-rather-long-name")
+        write_run(tmp_path / "runs" / str(pods), record, config=a_config(), score_test=a_score())
+    runs = "runs/demo" if has_usual_runs else str(tmp_path / "runs")
     monkeypatch.setenv("ZEROPODS_RUNS", runs)
-    assert step in runpy.run_path(str(ROOT / "tools" / "demo.py"))["_next_steps"]()
+    conclude = runpy.run_path(str(ROOT / "tools" / "demo.py"))["_conclude"]
+    conclude(Workshop(runs=tmp_path / "runs"), ROOT / "build" / "notebooks")
+    answers, table, pages, steps = capsys.readouterr().out.strip().split("\n\n")
+    assert [line for line in answers.splitlines() if line[0] != " "] == list(FOUR_QUESTIONS)
+    assert table.startswith("| ") and "throughput" in table and "none x1" in table
+    assert max(len(line) for line in [*answers.splitlines(), *table.splitlines()]) <= 80
+    assert f" {tmp_path}/runs/summary/index.html\n" in pages and " build/notebooks/*.html" in pages
+    ask = "make ask" if has_usual_runs else f"make ask RUN={runs}"
+    assert steps.startswith("next:\n") and f"  {ask}  " in steps
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
@@ -65,6 +83,11 @@ def test_every_requirement_is_pinned_exactly(name: str) -> None:
     lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
     loose = [line for line in lines if not re.fullmatch(r"[\w.-]+(\[[\w,-]+\])?==\d[\w.]*", line)]
     assert lines and not loose
+
+
+def test_set_up_knows_what_the_pinned_torch_brings_with_it() -> None:
+    (torch,) = re.findall(r"^torch==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    assert torch in runpy.run_path(str(ROOT / "tools" / "torch_build.py"))["GIGABYTES"]
 
 
 def test_set_up_without_a_python_that_is_new_enough_is_one_line(tmp_path: Path) -> None:

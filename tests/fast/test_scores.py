@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.made import a_rank, a_record, a_score, as_record
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, custom_metrics, custom_scores, read_predictions, write_predictions
 from zeropods.measure.intervals import score_interval
-from zeropods.measure.score_json import Score, read_score, text_score
+from zeropods.measure.score_json import (
+    QueryScore,
+    Score,
+    SquadScore,
+    near_zero_text,
+    read_score,
+    text_score,
+)
 from zeropods.sql.query import Condition, Query
 
 QUERY = Query(1, 3, (Condition(0, 0, "Ann"),))
@@ -194,3 +202,41 @@ def test_a_custom_metric_has_a_mean_and_an_interval() -> None:
 def test_a_metric_that_cannot_be_used_is_named(named: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         custom_scores(custom_metrics(named), [("A fox", ("fox",))], [19])
+
+
+# What is said of a score near zero.
+
+REMEDY = "train longer, or start from a trained model"
+WRONG = a_score(execution_accuracy=0.0, logical_form_accuracy=0.02, examples=300, executable=250)
+LONG = {"init": "pretrained", "model_id": "t5-small", "train_rows": 64}
+
+
+@pytest.mark.parametrize(
+    ("score", "record", "said"),
+    [
+        (
+            QueryScore(**WRONG),
+            a_record(),
+            "0 of 250 right: trained 20 steps only, 0.64 epochs, from random weights to a loss of 2",
+        ),
+        (
+            QueryScore(**{**WRONG, "execution_accuracy": None}),
+            a_record(**LONG),
+            "6 of 300 right: trained 20 steps, 10 epochs, from t5-small to a loss of 2",
+        ),
+        (
+            SquadScore(examples=300, exact_match=0.01, f1=0.02, intervals={}),
+            a_record(task="squad", ranks=[a_rank(stopped_by="time", losses=[])], init="first"),
+            "3 of 300 right: trained 20 steps only, 0.64 epochs, from the model of first, until its time limit",
+        ),
+        (QueryScore(**WRONG), None, "0 of 250 right: how its model was trained is not recorded here"),
+    ],
+)
+def test_a_score_near_zero_has_a_reason(score: Score, record: dict[str, Any] | None, said: str) -> None:
+    known = None if record is None else as_record(record)
+    assert near_zero_text(score, known) == f"{said}; {REMEDY}"
+
+
+def test_a_better_score_and_a_perplexity_are_said_nothing_of() -> None:
+    good = QueryScore(**{**WRONG, "execution_accuracy": 0.05})
+    assert near_zero_text(good, None) == near_zero_text(text_score(0.01, 10), None) == ""

@@ -122,15 +122,21 @@ def test_a_part_in_any_order_is_scored_by_index_and_has_groups_where_there_are_b
     assert query_score(queries(tmp_path, enumerate(ANSWERS)), wikisql).groups is None
 
 
-def test_a_score_near_zero_comes_with_a_word(wikisql: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_score_near_zero_comes_with_its_reason_and_what_to_do(
+    wikisql: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--data", str(wikisql), "--split", "dev"]
     wrong = ["SELECT Name FROM table WHERE Name = nobody"] * 5
-    assert main(["score", str(queries(tmp_path, enumerate(wrong))), *words]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
+    for folder in (tmp_path, write_run(tmp_path / "run", a_record())):
+        assert main(["score", str(queries(folder, enumerate(wrong))), *words]) == 0
+    first, second, *others = capsys.readouterr().out.splitlines()
     assert first.startswith("5 answers: execution 0.000")
-    assert second.startswith("not trained enough: fewer than 1 answer in 20 is right")
+    remedy = "train longer, or start from a trained model"
+    assert second == f"0 of 3 right: how its model was trained is not recorded here; {remedy}"
+    training = "trained 20 steps only, 0.64 epochs, from random weights to a loss of 2"
+    assert f"0 of 3 right: {training}; {remedy}" in others
     assert main(["score", str(queries(tmp_path, enumerate(ANSWERS))), *words]) == 0
-    assert "trained enough" not in capsys.readouterr().out
+    assert " right: " not in capsys.readouterr().out
 
 
 def test_a_value_that_is_no_number_is_wrong_and_no_error(wikisql: Path, tmp_path: Path) -> None:

@@ -21,13 +21,7 @@ from zeropods.export import DTYPES
 from zeropods.files import given_path, is_path, no_file
 from zeropods.outputs import out_file, out_folder
 from zeropods.tables import Table, counted, progress, whole
-from zeropods.tasks import (
-    TASKS,
-    answering_tasks,
-    judging_value,
-    task_or_unknown,
-    task_with_prompt,
-)
+from zeropods.tasks import TASKS, answering_tasks, task_or_unknown, task_with_prompt
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -172,8 +166,12 @@ def _predict(arguments: argparse.Namespace) -> Result:
     result: Result = {"out": str(out), **speed.to_json()}
     if arguments.score:
         from zeropods.evaluate.score import score
+        from zeropods.measure.score_json import near_zero_text, record_beside
 
-        result["score"] = asdict(score(out, arguments.data, split))
+        scored = score(out, arguments.data, split)
+        remark = near_zero_text(scored, record_beside(model))
+        arguments.readable = partial(predict_text, remark=remark)
+        result["score"] = asdict(scored)
     return result
 
 
@@ -233,24 +231,26 @@ def _score(arguments: argparse.Namespace) -> Result:
             metrics=arguments.metric,
         )
         bar.update(result.examples)
+    from zeropods.measure.score_json import near_zero_text, record_beside
+
+    remark = near_zero_text(result, record_beside(predictions.parent))
+    arguments.readable = partial(score_text, remark=remark)
     return asdict(result)
 
 
-def predict_text(result: Result) -> str:
-    """What was answered and how fast, in sentences, and its score."""
+def predict_text(result: Result, remark: str = "") -> str:
+    """What was answered and how fast, in sentences, and its score with a remark about it."""
     speed = f"{result['seconds']:,.1f} s, {result['questions_per_second']:,.1f} questions/s"
     answers = counted(result["examples"], "answer")
     text = f"{result['out']}: {answers} in {speed}"
     if "score" in result:
-        text += f"\n{score_text(result['score'])}"
+        text += f"\n{score_text(result['score'], remark)}"
     return text
 
 
-def score_text(score: Result) -> str:
-    """A score in a sentence, a word about one near zero, and a table of the groups of tables and
-    kinds of query."""
-    from zeropods.measure.score_json import NEAR_ZERO, NOT_TRAINED
-
+def score_text(score: Result, remark: str = "") -> str:
+    """A score in a sentence, a remark about it where there is one, and a table of the groups of
+    tables and kinds of query."""
     measures = _measured(score)
     if "tokens" in score:
         number = f"{score['tokens']:,} tokens"
@@ -258,13 +258,10 @@ def score_text(score: Result) -> str:
         number = counted(score["examples"], "answer")
     facts = [f"{name} {text}" for name, text in measures.items()]
     sentence = f"{number}: {', '.join(facts)}"
-    judging = judging_value(score)
-    if judging is not None:
-        measure, value = judging
-        if measure.is_share and value < NEAR_ZERO:
-            sentence = f"{sentence}\n{NOT_TRAINED}"
     if score.get("llmsql"):
         sentence = f"{sentence}\n{_llmsql_text(score['llmsql'])}"
+    if remark:
+        sentence = f"{sentence}\n{remark}"
     parts = {**(score.get("groups") or {}), **(score.get("kinds") or {})}
     lines = []
     for name, part in parts.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zeropods.measure.heartbeat import read_beats
 from zeropods.measure.record import read_config
-from zeropods.tables import progress
+from zeropods.tables import SampleRate, progress
 
 LAUNCH_LOG = "launch.log"
 """File in the run folder that holds what the ranks wrote to stdout and stderr, attempt after
@@ -75,17 +75,23 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
     log = GrowingFile(folder / "train.log")
     with progress("train", "steps") as bar:
         losses: dict[str, str] = {}
+        rate: SampleRate | None = None
         looked_at = time.monotonic()
 
         def tick() -> None:
-            nonlocal looked_at
+            nonlocal looked_at, rate
             for step, name, loss in LINE.findall("\n".join(log.lines())):
                 bar.total = bar.total or _planned_steps(folder)
                 losses[name] = f"{float(loss):.4g}"
                 bar.update(int(step) - bar.n)
+                if rate is None:
+                    rate = SampleRate(read_config(folder).effective_batch_size)
+                rate.count(int(step))
             if time.monotonic() - looked_at > BEATS_LOOK_SECONDS:
                 looked_at = time.monotonic()
-                bar.set_postfix({**losses, **waiting(folder)}, refresh=False)
+                speed = {} if rate is None else rate.shown()
+                values = {**losses, **speed, **waiting(folder)}
+                bar.set_postfix(values, refresh=False)
 
         yield tick
         bar.leave = bar.n > 0

@@ -12,14 +12,17 @@ from annotated_types import Ge, Le
 
 from zeropods.errors import UserError
 from zeropods.files import validated, write_json
-from zeropods.measure.record import read_json
-from zeropods.tasks import LM, SQUAD, TEXT2SQL
+from zeropods.measure.record import RECORD, Record, read_json, read_record
+from zeropods.tables import counted
+from zeropods.tasks import LM, SQUAD, TEXT2SQL, judging_value
 
 UNSEEN_SPLITS: Final = ("test", "dev")
 """Splits that training does not see; a run is judged by the first that was scored."""
 
 NEAR_ZERO: Final = 0.05
 """Share of right answers, or F1, below which a model has not learned its task."""
+LEARN_FIRST: Final = "train longer, or start from a trained model"
+"""What helps a model that has not learned its task."""
 NOT_TRAINED: Final = (
     "not trained enough: fewer than 1 answer in 20 is right, so nothing can be concluded about the "
     "technique; train for more epochs, or start from a trained model"
@@ -130,6 +133,84 @@ def text_score(loss_sum: float, tokens: int) -> TextScore:
 
 SCORES: dict[str, type[Score]] = {TEXT2SQL: QueryScore, SQUAD: SquadScore, LM: TextScore}
 """The type of the scores of each task, by its name."""
+
+
+# What is said of a score near zero.
+
+
+def near_zero_text(score: Score, record: Record | None) -> str:
+    """Why a score is near zero and what to do about it, in a line; empty where it is not.
+
+    Args:
+        record: that of the run whose model was scored; None where it is not known.
+    """
+    if not _is_near_zero(score):
+        return ""
+    if record is None:
+        reason = "how its model was trained is not recorded here"
+    else:
+        reason = _training_text(record)
+    return f"{_right_text(score)}: {reason}; {LEARN_FIRST}"
+
+
+def _is_near_zero(score: Score) -> bool:
+    """Whether the share that a model is judged by is near zero; a text has no answers."""
+    judging = judging_value(vars(score))
+    if judging is None:
+        return False
+    measure, value = judging
+    return measure.is_share and value < NEAR_ZERO
+
+
+def _right_text(score: Score) -> str:
+    """How many answers are right, such as `3 of 300 right`."""
+    if isinstance(score, QueryScore) and score.execution_accuracy is not None:
+        number = score.executable
+        right = round(score.execution_accuracy * number)
+    elif isinstance(score, QueryScore):
+        number = score.examples
+        right = round(score.logical_form_accuracy * number)
+    elif isinstance(score, AnswerScore):
+        number = score.examples
+        right = round(score.exact_match * number)
+    else:
+        return "next to nothing right"
+    return f"{right:,} of {number:,} right"
+
+
+def _training_text(record: Record) -> str:
+    """How long a model was trained, from which weights and to which loss."""
+    rows = record.steps * record.effective_batch_size
+    epochs = rows / max(1, record.train_rows)
+    length = counted(record.steps, "step")
+    if epochs < 1:
+        length += " only"
+    if record.init == "random":
+        start = "random weights"
+    elif record.init == "pretrained":
+        start = record.model_id
+    else:
+        start = f"the model of {record.init}"
+    text = f"trained {length}, {round(epochs, 2):g} epochs, from {start}"
+    if record.losses:
+        text += f" to a loss of {record.losses[-1].loss:.3g}"
+    rank = record.rank_0
+    if rank is not None and rank.stopped_by == "time":
+        text += ", until its time limit"
+    return text
+
+
+def record_beside(path: Path) -> Record | None:
+    """The record of the run in a folder; None where it holds none, or none that can be read."""
+    if not (path / RECORD).is_file():
+        return None
+    try:
+        return read_record(path)
+    except UserError:
+        return None
+
+
+# The file of a score, and which score a run is judged by.
 
 
 def read_score(path: Path) -> Score:

@@ -31,7 +31,7 @@ from zeropods.measure.record import (
 )
 from zeropods.measure.run_folder import Opening, locked
 from zeropods.programs import variable_set
-from zeropods.tables import GIB, progress
+from zeropods.tables import GIB, SampleRate, progress
 from zeropods.techniques import SAVED_WHOLE
 from zeropods.train import processes
 from zeropods.train.checkpoints import MANIFEST, Origin, digest
@@ -352,7 +352,7 @@ class Attempt:
         trainer.add_callback(self.save_signal)
         self.settings.eval_on_start = arguments.eval_on_start and has_dev and resumed is None
 
-        with precision_recorder, _shown_steps(trainer):
+        with precision_recorder, _shown_steps(task, trainer):
             checkpoint = None
             if resumed is not None:
                 checkpoint = str(resumed.checkpoint)
@@ -406,14 +406,14 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def _shown_steps(trainer: MeasuredTrainer) -> Iterator[None]:
+def _shown_steps(task: Task, trainer: MeasuredTrainer) -> Iterator[None]:
     """Show the steps of the training in this block, on rank 0."""
     if processes.rank() != 0:
         yield
         return
     with progress("train", "steps") as bar:
-        ends_by_time = trainer.time_limit is not None
-        trainer.add_callback(ShownSteps(bar, ends_by_time))
+        rate = SampleRate(task.effective_batch_size())
+        trainer.add_callback(ShownSteps(bar, rate, trainer.time_limit))
         yield
 
 

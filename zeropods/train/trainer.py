@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, set_seed
 
 from zeropods.files import open_to_readers, said_in_one_line, seal_model
-from zeropods.tables import ProgressLines
+from zeropods.tables import ProgressLines, SampleRate, duration_text
 from zeropods.train.job import SummedLoss, Task
 from zeropods.train.meter import Meter
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
@@ -307,6 +307,10 @@ class TimeLimit(TrainerCallback):
             return 0.0
         return (time.monotonic() - self.began) / self.seconds
 
+    def seconds_left(self) -> float:
+        """Seconds until its time is up, at least 0."""
+        return self.seconds * max(0.0, 1 - self.share())
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.began = time.monotonic()
 
@@ -317,31 +321,47 @@ class TimeLimit(TrainerCallback):
 
 @dataclass(eq=False)
 class ShownSteps(TrainerCallback):
-    """Shows the steps of a run and its last loss."""
+    """Shows the steps of a run, its last losses and its speed."""
 
     bar: tqdm | ProgressLines
-    ends_by_time: bool
-    """Whether a time limit ends the run, so that nobody knows how many steps there will be."""
+    rate: SampleRate
+    time_limit: TimeLimit | None
+    """What ends the run after some time, so that nobody knows how many steps there will be; None
+    where steps or epochs end it."""
+    losses: dict[str, str] = field(default_factory=dict, init=False)
+    """The last losses as text, by name."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.ends_by_time:
-            self.bar.total = None
-        else:
+        if self.time_limit is None:
             self.bar.total = state.max_steps
+        else:
+            self.bar.total = None
         self.bar.update(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.rate.count(state.global_step)
         self.bar.update(state.global_step - self.bar.n)
+        self._show()
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **_: Any
     ) -> None:
-        losses = {}
         for name in ("loss", "eval_loss"):
             if name in logs:
-                losses[name] = f"{logs[name]:.4g}"
-        if losses:
-            self.bar.set_postfix(losses, refresh=False)
+                self.losses[name] = f"{logs[name]:.4g}"
+        self._show()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.rate.pause()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.rate.pause()
+
+    def _show(self) -> None:
+        values = {**self.losses, **self.rate.shown()}
+        if self.time_limit is not None:
+            values["limit in"] = duration_text(self.time_limit.seconds_left())
+        self.bar.set_postfix(values, refresh=False)
 
 
 # Learning rates by kind of weight, for a T5 that starts from random weights.
