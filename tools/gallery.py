@@ -1,8 +1,10 @@
-"""The executed notebooks as a folder of pages: an index, and each notebook with its tables and plots.
+"""The executed notebooks as a folder of pages: an index, and each notebook with its tables and
+plots.
 
     tools/gallery.py
 
-Reads what `make demo` left in `build/notebooks`, writes `build/gallery`. No page loads anything from the network.
+Reads what `make demo` left in `build/notebooks`, writes `build/gallery`. No page loads anything
+from the network.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from zeropods.outputs import new_folder
 
 TOOLS = Path(__file__).resolve().parent
 BUILD = TOOLS.parent / "build"
+PAGE_SUFFIXES = (".html", ".png")
+"""Endings of the files of a gallery."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,12 @@ class Card:
 
 def main() -> None:
     """Write the pages, the index last."""
-    parser = argparse.ArgumentParser(description="The executed notebooks as HTML.", allow_abbrev=False)
-    parser.add_argument("--notebooks", type=Path, default=BUILD / "notebooks", help="executed copies")
+    parser = argparse.ArgumentParser(
+        description="The executed notebooks as HTML.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "--notebooks", type=Path, default=BUILD / "notebooks", help="executed copies"
+    )
     parser.add_argument("--out", type=Path, default=BUILD / "gallery")
     arguments = parser.parse_args()
     print(f"gallery: {write_gallery(arguments.notebooks, arguments.out)}")
@@ -51,50 +59,77 @@ def main() -> None:
 def write_gallery(notebooks: Path, out: Path) -> Path:
     """Write a page for each executed notebook and return the index.
 
-    The folder appears whole, and replaces an older gallery. A `UserError` is raised where nothing has been executed, or
-    where `out` holds something else.
+    The folder appears whole, and replaces an older gallery. A `UserError` is raised where nothing
+    has been executed, or where `out` holds something else.
     """
-    executed = {path.stem: _read(path) for path in sorted(notebooks.glob("*.ipynb"))}
-    executed = {name: notebook for name, notebook in executed.items() if _outputs(notebook)}
+    executed = {}
+    for path in sorted(notebooks.glob("*.ipynb")):
+        notebook = _read(path)
+        if _outputs(notebook):
+            executed[path.stem] = notebook
     if not executed:
         raise UserError(f"{notebooks}: no executed notebook there; `make demo` executes them")
     _check_replaceable(out)
     cards = [card(name, notebook) for name, notebook in executed.items()]
     with new_folder(out) as folder:
-        for each in cards:
-            _write_page(folder, each, executed[each.name])
-        index = Template((TOOLS / "gallery.html").read_text(encoding="utf-8"), autoescape=True, trim_blocks=True)
+        for of_notebook in cards:
+            _write_page(folder, of_notebook, executed[of_notebook.name])
+        text = (TOOLS / "gallery.html").read_text(encoding="utf-8")
+        index = Template(text, autoescape=True, trim_blocks=True)
         (folder / "index.html").write_text(index.render(cards=cards), encoding="utf-8")
     return out / "index.html"
 
 
 def _check_replaceable(out: Path) -> None:
-    foreign = sorted(path.name for path in out.glob("*") if path.suffix not in (".html", ".png"))
-    if foreign or out.is_file():
-        raise UserError(f"{out}: holds {foreign[0] if foreign else 'no pages'}, not a gallery; name another folder")
+    foreign = sorted(path.name for path in out.glob("*") if path.suffix not in PAGE_SUFFIXES)
+    content = ""
+    if foreign:
+        content = foreign[0]
+    elif out.is_file():
+        content = "no pages"
+    if content:
+        raise UserError(f"{out}: holds {content}, not a gallery; name another folder")
 
 
-def _write_page(folder: Path, each: Card, notebook: NotebookNode) -> None:
+def _write_page(folder: Path, of_notebook: Card, notebook: NotebookNode) -> None:
     exporter = HTMLExporter(extra_template_paths=[str(TOOLS)], template_file="gallery.html.j2")
-    notebook.metadata["title"] = each.title
+    notebook.metadata["title"] = of_notebook.title
     body, _ = exporter.from_notebook_node(notebook)
-    (folder / f"{each.name}.html").write_text(body, encoding="utf-8")
-    if each.picture is not None:
-        (folder / f"{each.name}.png").write_bytes(each.picture)
+    (folder / f"{of_notebook.name}.html").write_text(body, encoding="utf-8")
+    if of_notebook.picture is not None:
+        (folder / f"{of_notebook.name}.png").write_bytes(of_notebook.picture)
 
 
 def card(name: str, notebook: NotebookNode) -> Card:
-    """A notebook's title and first paragraph as written there, its last plot, and whether it failed."""
-    first = next((cell.source for cell in notebook.cells if cell.cell_type == "markdown"), "")
-    title, _, rest = first.partition("\n")
-    pictures = [output.data["image/png"] for output in _outputs(notebook) if "image/png" in output.get("data", {})]
+    """A notebook's title and first paragraph as written there, its last plot, and whether it
+    failed."""
+    title, text = _first_words(notebook)
+    outputs = _outputs(notebook)
+    pictures = []
+    for output in outputs:
+        data = output.get("data", {})
+        if "image/png" in data:
+            pictures.append(data["image/png"])
+    last_picture = None
+    if pictures:
+        last_picture = base64.b64decode(pictures[-1])
     return Card(
         name=name,
-        title=title.lstrip("# ").strip() or name,
-        text=rest.strip().partition("\n\n")[0],
-        picture=base64.b64decode(pictures[-1]) if pictures else None,
-        faulty=any(output.output_type == "error" for output in _outputs(notebook)),
+        title=title or name,
+        text=text,
+        picture=last_picture,
+        faulty=any(output.output_type == "error" for output in outputs),
     )
+
+
+def _first_words(notebook: NotebookNode) -> tuple[str, str]:
+    """The title and the first paragraph of a notebook; both empty where it has no prose."""
+    prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    if not prose:
+        return "", ""
+    title, _, rest = prose[0].partition("\n")
+    paragraph, _, _ = rest.strip().partition("\n\n")
+    return title.lstrip("# ").strip(), paragraph
 
 
 def _read(path: Path) -> NotebookNode:
@@ -105,7 +140,11 @@ def _read(path: Path) -> NotebookNode:
 
 
 def _outputs(notebook: NotebookNode) -> list[NotebookNode]:
-    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            outputs += cell.outputs
+    return outputs
 
 
 if __name__ == "__main__":
