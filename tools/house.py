@@ -430,8 +430,7 @@ class House:
                 inner = f"{node.module}.{alias.name}"
                 names.add(inner if inner in self.modules else node.module)
             return names
-        is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if types and is_string:
+        if types and isinstance(node, ast.Constant) and isinstance(node.value, str):
             return {node.value}
         return set()
 
