@@ -106,9 +106,9 @@ def predicted_seconds(cell: Cell, rows: int, shapes: np.ndarray, machine: Machin
     step = step_time(job(cell, rows, source, target, precision), machines)
     if cell.is_causal:
         return step.seconds
-    passes = max(step.compute_seconds, _host_seconds(cell))
-    waits = step.offload_seconds + step.processor_seconds
-    return passes + waits + _optimizer_seconds(cell, precision, machine)
+    pass_seconds = max(step.compute_seconds, _host_seconds(cell))
+    waiting_seconds = step.offload_seconds + step.processor_seconds
+    return pass_seconds + waiting_seconds + _optimizer_seconds(cell, precision, machine)
 
 
 def predicted_rate(cell: Cell, rows: int, shapes: np.ndarray, machine: Machine) -> float | None:
