@@ -1,6 +1,8 @@
-"""Fine-tune a causal language model on questions or text: in one process, in several, or under a launcher.
+r"""Fine-tune a causal language model on questions or text: in one process, in several, or under a
+launcher.
 
-    python causal_train.py --task lm --data DIR --model_name_or_path gpt-tiny --init random --outputdir runs/text
+    python causal_train.py --task lm --data DIR --model_name_or_path gpt-tiny \
+        --init random --outputdir runs/text
     python causal_train.py --task squad --data DIR --subset 500 --outputdir runs/workshop
     deepspeed causal_train.py --deepspeed dsconfig/causal_zero3_offload.json ...
 

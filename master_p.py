@@ -3,7 +3,8 @@
     python master_p.py
     python master_p.py > hostfile
 
-The address is the one that CML states (CDSW_IP_ADDRESS), else that of the default route, else 127.0.0.1.
+The address is the one that CML states (CDSW_IP_ADDRESS), else that of the default route, else
+127.0.0.1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from zeropods.errors import guarded
 def main() -> None:
     """Parse the flags (there are none) and print the line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.parse_args()
     from zeropods.pods.hostfile import Host, own_address, own_slots

@@ -1,6 +1,7 @@
-"""Fine-tune T5 on text-to-SQL: in one process, in several, or under the deepspeed launcher.
+r"""Fine-tune T5 on text-to-SQL: in one process, in several, or under the deepspeed launcher.
 
-    python textsql_train.py --model_id t5-tiny --init random --dataset_path DIR --outputdir runs/tiny
+    python textsql_train.py --model_id t5-tiny --init random --dataset_path DIR \
+        --outputdir runs/tiny
     python textsql_train.py --model_id google-t5/t5-small --dataset_path DIR --outputdir runs/small
     deepspeed textsql_train.py --deepspeed dsconfig/zero1.json ...
 

@@ -1,7 +1,8 @@
 """A worker pod: it reports to its master, starts its own sshd, and sleeps.
 
-`zeropods pods up` starts it on every pod and passes it what it needs in the variable ZEROPODS_ORDERS, and the
-cluster's secret in a file that only its owner can read, or on stdin. It does nothing when started by hand.
+`zeropods pods up` starts it on every pod and passes it what it needs in the variable
+ZEROPODS_ORDERS, and the cluster's secret in a file that only its owner can read, or on stdin. It
+does nothing when started by hand.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import sys
 from zeropods.errors import guarded
 
 FORK_SERVER = "zeropods.launch.forks"
-"""Module that a pod runs to fork ranks. It is named, not imported, since it needs what the pod itself does not."""
+"""Module that a pod runs to fork ranks. It is named, not imported, since it needs what the pod
+itself does not."""
 
 
 def main() -> int:
     """Run as a pod until it ends."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
-        "stdin", nargs="?", choices=["stdin"], help="read variables and secret from the first line of stdin"
+        "stdin",
+        nargs="?",
+        choices=["stdin"],
+        help="read variables and secret from the first line of stdin",
     )
     parser.parse_args()
     from zeropods.pods.agent import main as warden

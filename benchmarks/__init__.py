@@ -1,1 +1,2 @@
-"""Speed and memory, as ratios measured in one run. `python -m benchmarks [NAME ...]` (`make bench`)."""
+"""Speed and memory, as ratios measured in one run. `python -m benchmarks [NAME ...]` (`make
+bench`)."""

@@ -1,4 +1,5 @@
-"""Measure the figures that the README states, print each beside what was asked for, and keep them in results/.
+"""Measure the figures that the README states, print each beside what was asked for, and keep them
+in results/.
 
 make bench
 python -m benchmarks training prediction
@@ -39,7 +40,9 @@ NAMES = (
 def main() -> None:
     """Run the named benchmarks, or all of them if none is named."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__, allow_abbrev=False)
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument(
+        "names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=", ".join(NAMES)
+    )
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
     arguments = parser.parse_args()
     wait_passively()
@@ -49,15 +52,19 @@ def main() -> None:
 
 
 def _keep(name: str, figures: list[dict[str, object]], out: Path) -> None:
-    """Write a benchmark's result to the file in place of its earlier one; the results of the others stay."""
-    document = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    """Write a benchmark's result to the file in place of its earlier one; the results of the others
+    stay."""
+    document = {}
+    if out.is_file():
+        document = json.loads(out.read_text(encoding="utf-8"))
     document[name] = {
         "hardware": environment.hardware(),
         "versions": environment.versions(),
         "git_revision": environment.git_revision(Path(__file__).parent),
         "figures": figures,
     }
-    files.write_json(out, {known: document[known] for known in NAMES if known in document})
+    in_order = {known: document[known] for known in NAMES if known in document}
+    files.write_json(out, in_order)
 
 
 def _measured(name: str) -> list[dict[str, object]]:

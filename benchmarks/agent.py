@@ -1,6 +1,7 @@
 """Processor time and memory of a pod that waits for work: of its warden and its agent.
 
-Its lease is renewed every 5 s, as a notebook does, so the cost of waiting includes answering these requests.
+Its lease is renewed every 5 s, as a notebook does, so the cost of waiting includes answering these
+requests.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import psutil
 
 from benchmarks.figure import Figure
 from zeropods import pods
-from zeropods.pods.cluster import workers_of
+from zeropods.pods.cluster import Cluster, workers_of
 from zeropods.pods.wire import ask_all
 from zeropods.programs import variable_set
 from zeropods.tables import MIB
 
-SECONDS, RENEWAL_SECONDS = 20, 5
+SECONDS = 20
+RENEWAL_SECONDS = 5
 
 
 def measure(work: Path) -> list[Figure]:
@@ -28,26 +30,52 @@ def measure(work: Path) -> list[Figure]:
             (worker,) = workers_of(cluster).processes()
             warden = worker.find()
             assert warden is not None
-            pids = (warden.pid, *(agent.pid for agent in warden.children()))
-            began, before = time.perf_counter(), _processor_seconds(pids)
-            for _ in range(SECONDS // RENEWAL_SECONDS):
-                time.sleep(RENEWAL_SECONDS)
-                ask_all(cluster.agents, cluster.secret, {"do": "renew"}, RENEWAL_SECONDS)
-            share = 100 * (_processor_seconds(pids) - before) / (time.perf_counter() - began)
-            resident, proportional = (_mebibytes(pids, key) for key in ("rss", "pss"))
+            agents = warden.children()
+            pids = [warden.pid, *(agent.pid for agent in agents)]
+            share = _percent_of_a_core(pids, cluster)
+            resident = _mebibytes(pids, "rss")
+            proportional = _mebibytes(pids, "pss")
         finally:
             cluster.down()
-    note = f"proportional (shared pages divided): {proportional:.1f} MiB"
     return [
-        Figure(name="idle agent and warden, processor time", value=share, unit="% of a core", asked="under 0.1"),
-        Figure(name="idle agent and warden, resident", value=resident, unit="MiB", asked="under 40", note=note),
+        Figure(
+            name="idle agent and warden, processor time",
+            value=share,
+            unit="% of a core",
+            asked="under 0.1",
+        ),
+        Figure(
+            name="idle agent and warden, resident",
+            value=resident,
+            unit="MiB",
+            asked="under 40",
+            note=f"proportional (shared pages divided): {proportional:.1f} MiB",
+        ),
     ]
 
 
-def _processor_seconds(pids: tuple[int, ...]) -> float:
-    """Seconds spent on a processor (proc(5), `schedstat`: nanoseconds); ticks of 10 ms would be too coarse."""
-    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
+def _percent_of_a_core(pids: list[int], cluster: Cluster) -> float:
+    """What processes use of a core while the lease of their pod is renewed for 20 s."""
+    began = time.perf_counter()
+    used_before = _processor_seconds(pids)
+    for _ in range(SECONDS // RENEWAL_SECONDS):
+        time.sleep(RENEWAL_SECONDS)
+        ask_all(cluster.agents, cluster.secret, {"do": "renew"}, RENEWAL_SECONDS)
+    used = _processor_seconds(pids) - used_before
+    return 100 * used / (time.perf_counter() - began)
 
 
-def _mebibytes(pids: tuple[int, ...], key: str) -> float:
-    return sum(getattr(psutil.Process(pid).memory_full_info(), key) for pid in pids) / MIB
+def _processor_seconds(pids: list[int]) -> float:
+    """Seconds spent on a processor (proc(5), `schedstat`: nanoseconds); ticks of 10 ms would be too
+    coarse."""
+    nanoseconds = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/schedstat").read_text().split()
+        nanoseconds += int(fields[0])
+    return nanoseconds / 1e9
+
+
+def _mebibytes(pids: list[int], key: str) -> float:
+    """Memory of processes together, by a key of psutil's `memory_full_info`."""
+    counts = [getattr(psutil.Process(pid).memory_full_info(), key) for pid in pids]
+    return sum(counts) / MIB

@@ -22,16 +22,16 @@ REAL = {
 
 def raw_data(work: Path, task: str = TEXT2SQL) -> tuple[Path, str, str]:
     """Return (raw folder, tokenizer, description of the data)."""
-    name, tokenizer, own = REAL[task]
+    name, tokenizer, sample_tokenizer = REAL[task]
     if (SHARED / name).is_dir():
         return SHARED / name, str(SHARED / tokenizer), name
     write_sample(work / name, task=task)
-    return work / name, own, f"sample data, since there is no {name} here"
+    return work / name, sample_tokenizer, f"sample data, since there is no {name} here"
 
 
 def prepared_questions(work: Path) -> tuple[Path, str]:
     """Prepare a set with prompt `question`; returns its folder and a description of its data."""
     raw, tokenizer, what = raw_data(work)
-    wanted = Preparation(data=raw, tokenizer=tokenizer, prompt="question")
-    prepare(wanted, work / "question")
-    return work / "question", what
+    folder = work / "question"
+    prepare(Preparation(data=raw, tokenizer=tokenizer, prompt="question"), folder)
+    return folder, what

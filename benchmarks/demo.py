@@ -13,28 +13,45 @@ from zeropods.data.sample import write_sample
 from zeropods.tables import MIB
 
 RUNS = "random weights, which write longer queries than trained ones"
+PEAK = "VmHWM:"
+"""What the line of a process's peak memory begins with (proc(5), `status`); it is in KiB."""
 
 
 def measure(work: Path) -> list[Figure]:
-    """Seconds to the first answer after the page was started, and the page's peak memory by then."""
-    write_sample(work / "sample")
-    runs = untrained_runs(work / "runs", work / "sample")
-    served = start(["-m", "zeropods", "demo", runs, "--data", work / "sample"], work / "log")
+    """Seconds to the first answer after the page was started, and the page's peak memory by
+    then."""
+    sample = work / "sample"
+    write_sample(sample)
+    runs = untrained_runs(work / "runs", sample)
+    served = start(["-m", "zeropods", "demo", runs, "--data", sample], work / "log")
     try:
         seconds = _first_answer(served)
-        resident = _peak_resident_bytes(served.process.pid) / MIB
+        resident_bytes = _peak_resident_bytes(served.process.pid)
     finally:
         served.end()
-    name = "demo page, t5-tiny, from the click to the first answer"
-    missing = "no chromium" if seconds is None else RUNS
+    note = RUNS
+    if seconds is None:
+        note = "no chromium"
     return [
-        Figure(name=name, value=seconds, unit="s", asked="under 1", note=missing),
-        Figure(name="demo page with t5-tiny loaded, peak resident", value=resident, unit="MiB", asked="under 700"),
+        Figure(
+            name="demo page, t5-tiny, from the click to the first answer",
+            value=seconds,
+            unit="s",
+            asked="under 1",
+            note=note,
+        ),
+        Figure(
+            name="demo page with t5-tiny loaded, peak resident",
+            value=resident_bytes / MIB,
+            unit="MiB",
+            asked="under 700",
+        ),
     ]
 
 
 def _first_answer(served: Served) -> float | None:
-    """Seconds from the click that asks the preset question to its answer; None without a browser."""
+    """Seconds from the click that asks the preset question to its answer; None without a
+    browser."""
     if shutil.which("chromium") is None:
         return None
     with opened_chromium() as browser:
@@ -49,5 +66,7 @@ def _first_answer(served: Served) -> float | None:
 
 def _peak_resident_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    lines = [line for line in status.splitlines() if line.startswith(PEAK)]
+    (line,) = lines
+    kibibytes = line.split()[1]
+    return int(kibibytes) * 1024

@@ -22,15 +22,17 @@ SECONDS = 240
 
 def measure(work: Path) -> list[Figure]:
     """Execution accuracy over known and over unseen tables."""
-    write_sample(work / "sample")
-    prepare(Preparation(data=work / "sample", tokenizer=TINY), work / "tiny")
+    sample = work / "sample"
+    run = work / "run"
+    write_sample(sample)
+    prepare(Preparation(data=sample, tokenizer=TINY), work / "tiny")
     flags = {**TRAINING, **EMBEDDED, "max_train_seconds": SECONDS}
-    train(model_id=TINY, dataset_path=work / "tiny", outputdir=work / "run", **flags)
-    answers = work / "run" / "predictions.test.jsonl"
-    speed = predict(work / "run", work / "sample", "test", answers, Generation())
-    scored = score(answers, work / "sample", "test")
-    assert isinstance(scored, QueryScore)
-    groups = scored.groups or {}
+    train(model_id=TINY, dataset_path=work / "tiny", outputdir=run, **flags)
+    answers = run / "predictions.test.jsonl"
+    speed = predict(run, sample, "test", answers, Generation())
+    test_score = score(answers, sample, "test")
+    assert isinstance(test_score, QueryScore)
+    groups = test_score.groups or {}
     name = f"embedded job, {SECONDS} s of training, execution accuracy over "
     return [
         _accuracy(name + "known tables", groups["known_tables"], "at least 0.90"),
@@ -44,23 +46,45 @@ def measure(work: Path) -> list[Figure]:
     ]
 
 
+def _accuracy(name: str, group: QueryScore, asked: str) -> Figure:
+    return Figure(
+        name=name,
+        value=group.execution_accuracy,
+        unit="",
+        asked=asked,
+        interval=group.intervals["execution_accuracy"],
+    )
+
+
 def _fresh(work: Path, name: str) -> Figure:
     """Execution accuracy on questions that nobody saw while the training flags were chosen."""
-    write_sample(work / "fresh", seed=1)
-    seen = {_words(e) for split in SPLITS for e in read_split(work / "sample", split)}
-    known = {e.table.id for e in read_split(work / "sample", "train")}
-    drawn = [e for split in ("dev", "test") for e in read_split(work / "fresh", split)]
-    examples = [e for e in drawn if e.table.id in known and _words(e) not in seen]
+    fresh = work / "fresh"
+    write_sample(fresh, seed=1)
+    examples = _unseen_questions(work / "sample", fresh)
     answers = QueryAnswerer.load(work / "run").answer(examples, Generation())
-    pairs = zip(answers, examples, strict=True)
-    right = [a.query is not None and execute(a.query, e.table) == execute(e.query, e.table) for a, e in pairs]
-    return Figure(name=name, value=fmean(right), unit="", interval=score_interval(right))
+    is_right = []
+    for answer, example in zip(answers, examples, strict=True):
+        is_right.append(
+            answer.query is not None
+            and execute(answer.query, example.table) == execute(example.query, example.table)
+        )
+    return Figure(name=name, value=fmean(is_right), unit="", interval=score_interval(is_right))
+
+
+def _unseen_questions(sample: Path, fresh: Path) -> list[Example]:
+    """Questions of a fresh sample over tables of the first one's train split that the first one
+    does not have."""
+    seen = set[str]()
+    for split in SPLITS:
+        seen.update(_words(example) for example in read_split(sample, split))
+    known_tables = {example.table.id for example in read_split(sample, "train")}
+    unseen = []
+    for split in ("dev", "test"):
+        for example in read_split(fresh, split):
+            if example.table.id in known_tables and _words(example) not in seen:
+                unseen.append(example)
+    return unseen
 
 
 def _words(example: Example) -> str:
     return example.question.lower().rstrip("?.")
-
-
-def _accuracy(name: str, group: QueryScore, asked: str) -> Figure:
-    span = group.intervals["execution_accuracy"]
-    return Figure(name=name, value=group.execution_accuracy, unit="", asked=asked, interval=span)

@@ -10,7 +10,8 @@ from zeropods.measure.profile_corrections import check
 
 MADE = Path(__file__).resolve().parents[1] / "tests" / "fast" / "data" / "made-wide-twice.txt"
 LAYERS = 91
-"""Number of blocks of 11 modules each; with the embedding, the list, the output layer and the root 1,005 modules."""
+"""Number of blocks of 11 modules each; with the embedding, the list, the output layer and the root
+1,005 modules."""
 ROUNDS = 7
 
 
@@ -20,15 +21,20 @@ def measure(work: Path) -> list[Figure]:
     path.write_text(_report())
     seconds = [_seconds(path) for _ in range(ROUNDS)]
     modules = path.read_text().count("% Params") + 1
+    kilobytes = path.stat().st_size / 1e3
     name = f"profiler report of {modules:,} modules, read and checked"
-    return [median(name, seconds, "under 1", f"{path.stat().st_size / 1e3:.0f} KB")]
+    return [median(name, seconds, "under 1", f"{kilobytes:.0f} KB")]
 
 
 def _report() -> str:
     """The made-up report of a small model, with its only block repeated `LAYERS` times."""
     text = MADE.read_text(encoding="utf-8")
-    begin, end = text.index("    (0): Block("), text.index("  )\n  (head)")
-    blocks = (text[begin:end].replace("(0): Block(", f"({number}): Block(") for number in range(LAYERS))
+    begin = text.index("    (0): Block(")
+    end = text.index("  )\n  (head)")
+    block = text[begin:end]
+    blocks = []
+    for number in range(LAYERS):
+        blocks.append(block.replace("(0): Block(", f"({number}): Block("))
     return text[:begin] + "".join(blocks) + text[end:]
 
 

@@ -1,8 +1,9 @@
-"""What sampling a rank's memory costs: the time of its steps with the sampler on, relative to that with it off.
+"""What sampling a rank's memory costs: the time of its steps with the sampler on, relative to that
+with it off.
 
-Blocks of steps of both kinds alternate in one process, and adjacent blocks are compared, so that a noisy neighbour
-slows both. The sampler runs a hundred times as often as by default, so that its cost can be told from the noise; the
-figure is a hundredth of the measured cost.
+Blocks of steps of both kinds alternate in one process, and adjacent blocks are compared, so that a
+noisy neighbour slows both. The sampler runs a hundred times as often as by default, so that its
+cost can be told from the noise; the figure is a hundredth of the measured cost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from scipy.stats import bootstrap
 
-from benchmarks.figure import Figure
+from benchmarks.figure import RESAMPLES, Figure
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.measure.sampling import Cpu, Sampler
@@ -28,26 +29,40 @@ from zeropods.train.text2sql import random_t5
 
 INTERVAL = TextToSQLArguments.memory_interval
 FASTER = 100
-BLOCKS, SECONDS = 30, 0.5
-"""Number of pairs of blocks, and the least seconds that a block lasts."""
+OFTEN = INTERVAL / FASTER
+"""Seconds between two samples, where the sampler is on."""
+NEVER = 0.0
+WARM_STEPS = 10
+BLOCKS = 30
+"""Number of pairs of blocks."""
+SECONDS = 0.5
+"""The least seconds that a block lasts."""
+READS = 1_000
+"""Number of readings from which the time of one is taken."""
 
 
 def measure(work: Path) -> list[Figure]:
-    """The sampler's share of a step of t5-tiny: the least work that a run can have between two samples."""
+    """The sampler's share of a step of t5-tiny: the least work that a run can have between two
+    samples."""
     step = _training_step(work)
-    for _ in range(10):
+    for _ in range(WARM_STEPS):
         step()
-    cpu, often = Cpu(), INTERVAL / FASTER
+    cpu = Cpu()
     shares = []
     for number in range(BLOCKS):
-        times = {}
-        for interval in (0.0, often) if number % 2 else (often, 0.0):
-            with Sampler(work / "memory.csv", interval, lambda: held_bytes() | cpu.read(), lambda: "steady"):
-                times[interval] = _seconds_a_step(step)
-        shares.append(100 * (times[often] / times[0.0] - 1) / FASTER)
-    low, high = bootstrap((shares,), np.median, n_resamples=2_000, method="percentile", rng=0).confidence_interval
-    reading = 1e6 * _seconds_a_read(cpu)
-    note = f"a reading takes {reading:.0f} us; sampled {FASTER} times as often, divided by it; {BLOCKS} pairs of blocks"
+        # Which of a pair comes first alternates too.
+        intervals = (OFTEN, NEVER)
+        if number % 2 == 1:
+            intervals = (NEVER, OFTEN)
+        seconds = {}
+        for interval in intervals:
+            with Sampler(work / "memory.csv", interval, lambda: _reading(cpu), lambda: "steady"):
+                seconds[interval] = _seconds_a_step(step)
+        cost = seconds[OFTEN] / seconds[NEVER] - 1
+        shares.append(100 * cost / FASTER)
+    drawn = bootstrap((shares,), np.median, n_resamples=RESAMPLES, method="percentile", rng=0)
+    low, high = drawn.confidence_interval
+    microseconds = 1e6 * _seconds_a_read(cpu)
     return [
         Figure(
             name=f"sampler's cost, t5-tiny, a sample each {INTERVAL:g} s",
@@ -55,14 +70,18 @@ def measure(work: Path) -> list[Figure]:
             unit="% of step time",
             asked="under 1",
             interval=(float(low), float(high)),
-            note=note,
+            note=(
+                f"a reading takes {microseconds:.0f} us; "
+                f"sampled {FASTER} times as often, divided by it; {BLOCKS} pairs of blocks"
+            ),
         )
     ]
 
 
 def _training_step(work: Path) -> Callable[[], None]:
     write_sample(work / "sample")
-    prepare(Preparation(data=work / "sample", tokenizer="t5-tiny", limit=64), work / "prepared")
+    preparation = Preparation(data=work / "sample", tokenizer="t5-tiny", limit=64)
+    prepare(preparation, work / "prepared")
     rows = load_split(work / "prepared", "train")
     assert rows is not None
     batch = collate([rows[i] for i in range(8)])
@@ -79,7 +98,8 @@ def _training_step(work: Path) -> Callable[[], None]:
 
 def _seconds_a_step(step: Callable[[], None]) -> float:
     """Mean seconds per step of a block; starting and ending the sampler is not included."""
-    began, steps = time.perf_counter(), 0
+    steps = 0
+    began = time.perf_counter()
     while time.perf_counter() - began < SECONDS:
         step()
         steps += 1
@@ -88,6 +108,11 @@ def _seconds_a_step(step: Callable[[], None]) -> float:
 
 def _seconds_a_read(cpu: Cpu) -> float:
     began = time.perf_counter()
-    for _ in range(1_000):
-        held_bytes() | cpu.read()
-    return (time.perf_counter() - began) / 1_000
+    for _ in range(READS):
+        _reading(cpu)
+    return (time.perf_counter() - began) / READS
+
+
+def _reading(cpu: Cpu) -> dict[str, float | None]:
+    """What a rank's sampler reads each time."""
+    return held_bytes() | cpu.read()

@@ -20,10 +20,16 @@ class Instruction:
 def read_dockerfile(path: Path) -> list[Instruction]:
     """The instructions in order."""
     text = re.sub(r"^#.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found, stage = [], 0
-    for line in filter(None, re.sub(r"\s*\\\n\s*", " ", text).splitlines()):
+    joined = re.sub(r"\s*\\\n\s*", " ", text)
+    instructions = []
+    stage = 0
+    for line in joined.splitlines():
+        if not line:
+            continue
         name, _, rest = line.partition(" ")
-        assert name in KNOWN and "<<" not in rest, f"{path}: {line!r}; expected {', '.join(KNOWN)}"
-        stage += name == "FROM"
-        found.append(Instruction(name, rest.strip(), stage))
-    return found
+        is_known = name in KNOWN and "<<" not in rest
+        assert is_known, f"{path}: {line!r}; expected {', '.join(KNOWN)}"
+        if name == "FROM":
+            stage += 1
+        instructions.append(Instruction(name, rest.strip(), stage))
+    return instructions

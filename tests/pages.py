@@ -11,15 +11,17 @@ SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
 def pages() -> dict[str, str]:
-    """Text by path from the project's folder: every page that people read, except generated reports."""
+    """Text by path from the project's folder: every page that people read, except generated
+    reports."""
     paths = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("d*/README.md")})
     return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def blocks(text: str) -> list[str]:
     """The code blocks, with lines that a backslash continues joined."""
-    found = FENCE.findall(text) + INDENTED.findall(FENCE.sub("", text))
-    return [re.sub(r"\\\n\s*", " ", block) for block in found]
+    fenced = FENCE.findall(text)
+    indented = INDENTED.findall(FENCE.sub("", text))
+    return [re.sub(r"\\\n\s*", " ", block) for block in [*fenced, *indented]]
 
 
 def spans(text: str) -> list[str]:
@@ -29,16 +31,22 @@ def spans(text: str) -> list[str]:
 
 def code(text: str) -> list[str]:
     """Each line of code blocks, and each span."""
-    return [line.strip() for block in blocks(text) for line in block.splitlines()] + spans(text)
+    lines = []
+    for block in blocks(text):
+        lines += [line.strip() for line in block.splitlines()]
+    return lines + spans(text)
 
 
 def commands(text: str, program: str) -> list[list[str]]:
     """The calls of a program: the words of each, without the comment behind it."""
-    found = []
+    pattern = re.compile(rf"(?:^|(?<=[ ;])){re.escape(program)}(?= |$)[^#`]*")
+    calls = []
     for line in code(text):
-        calls = re.findall(rf"(?:^|(?<=[ ;])){re.escape(program)}(?= |$)[^#`]*", line)
-        found += [words for call in calls if (words := _words(call))]
-    return found
+        for call in pattern.findall(line):
+            words = _words(call)
+            if words:
+                calls.append(words)
+    return calls
 
 
 def _words(call: str) -> list[str]:
@@ -51,4 +59,9 @@ def _words(call: str) -> list[str]:
 def anchors(text: str) -> set[str]:
     """Anchors that GitHub makes from the headings."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.replace("`", "")).strip().lower().replace(" ", "-") for heading in headings}
+    return {_anchor(heading) for heading in headings}
+
+
+def _anchor(heading: str) -> str:
+    kept = re.sub(r"[^\w\- ]", "", heading.replace("`", ""))
+    return kept.strip().lower().replace(" ", "-")

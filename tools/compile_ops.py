@@ -1,10 +1,12 @@
-"""Compile the DeepSpeed operations that run on the CPU, once; torch keeps them in its cache of extensions.
+"""Compile the DeepSpeed operations that run on the CPU, once; torch keeps them in its cache of
+extensions.
 
     python3 tools/compile_ops.py
 
-Otherwise the first training run would compile them, in the middle of what it measures. They are compiled again if the
-version of ninja differs, so .venv/bin must come first on PATH. It needs torch and DeepSpeed, a C++ compiler, Python's
-headers and ninja; no CUDA toolkit, and not that this project is installed.
+Otherwise the first training run would compile them, in the middle of what it measures. They are
+compiled again if the version of ninja differs, so .venv/bin must come first on PATH. It needs torch
+and DeepSpeed, a C++ compiler, Python's headers and ninja; no CUDA toolkit, and not that this
+project is installed.
 """
 
 from __future__ import annotations

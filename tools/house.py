@@ -3,17 +3,22 @@
     python tools/house.py          # the tables
     python tools/house.py --check  # the same; status 1 where a rule is broken
 
-A room is a folder of `zeropods/`; the modules right below it are the room `ground`. What the numbers are for:
+A room is a folder of `zeropods/`; the modules right below it are the room `ground`. What the
+numbers are for:
 
-* tokens and branches in a code line, comments and docstrings left out: how much a reader has to hold in mind at once.
-* conditional expressions, and tuple assignments of unlike values, in 1,000 code lines: two thoughts in one line.
+* tokens and branches in a code line, comments and docstrings left out: how much a reader has to
+  hold in mind at once.
+* conditional expressions, and tuple assignments of unlike values, in 1,000 code lines: two thoughts
+  in one line.
 * lines of more than 100 columns: they are wrapped or cut off on most screens.
-* functions of more than 50 lines, or more than 15 branches by radon's count: they do more than one thing.
+* functions of more than 50 lines, or more than 15 branches by radon's count: they do more than one
+  thing.
 * constants with a namesake in another module: a search finds the wrong one.
 
-A number that is met by an uglier text is a failure. Only these are rules: no imports upwards and none in a circle; no
-two public classes of one name; and, in the rooms that have been unfolded, none of the forms in `FORBIDDEN`. A circle in
-which only a type checker, or a dotted name in a string, makes an arrow is shown, and so is one of rooms.
+A number that is met by an uglier text is a failure. Only these are rules: no imports upwards and
+none in a circle; no two public classes of one name; and, in the rooms that have been unfolded, none
+of the forms in `FORBIDDEN`. A circle in which only a type checker, or a dotted name in a string,
+makes an arrow is shown, and so is one of rooms.
 """
 
 from __future__ import annotations
@@ -38,13 +43,24 @@ LONGEST_FUNCTION = 50
 MOST_BRANCHES = 15
 
 FLOORS = (
-    {"chatter", "cml_task", "errors", "files", "outputs", "programs", "tables", "tasks", "techniques"},
+    {
+        "chatter",
+        "cml_task",
+        "errors",
+        "files",
+        "outputs",
+        "programs",
+        "tables",
+        "tasks",
+        "techniques",
+    },
     {"data", "measure", "plan", "pods", "sql"},
     {"evaluate", "export", "launch", "report", "train"},
     {"sweep"},
     {"cli", "demo", "workshop", "__main__"},
 )
-"""Packages by floor, from the ground up: a package imports what lies below it, or beside it on its own floor."""
+"""Packages by floor, from the ground up: a package imports what lies below it, or beside it on its
+own floor."""
 
 UNFOLDED = (
     "cli",
@@ -61,7 +77,8 @@ UNFOLDED = (
     "sweep",
     "train",
 )
-"""Rooms in which a form of `FORBIDDEN` fails the check. Each room is added when it has been unfolded."""
+"""Rooms in which a form of `FORBIDDEN` fails the check. Each room is added when it has been
+unfolded."""
 
 IGNORED_TOKENS = {
     tokenize.COMMENT,
@@ -179,7 +196,8 @@ class Module:
         return kept
 
     def branches(self) -> int:
-        """The decisions of the module: conditions, loops, handlers, comprehensions, `and` and `or`."""
+        """The decisions of the module: conditions, loops, handlers, comprehensions, `and` and
+        `or`."""
         return _branches(self.tree)
 
     def conditional_expressions(self) -> int:
@@ -271,13 +289,17 @@ class Room:
         self.branching_functions += len(list(module.branching_functions()))
         self.namesakes += len(namesakes.intersection(module.constants()))
 
+    def tokens_a_line(self) -> float:
+        """Tokens in a code line, on average."""
+        return self.tokens / max(self.lines, 1)
+
     def cells(self) -> list[str]:
         """The row of the table."""
         lines = max(self.lines, 1)
         return [
             self.name,
             f"{self.lines:,}",
-            f"{self.tokens / lines:.1f}",
+            f"{self.tokens_a_line():.1f}",
             f"{self.branches / lines:.2f}",
             f"{1_000 * self.conditional_expressions / lines:.1f}",
             f"{1_000 * self.unlike_tuples / lines:.1f}",
@@ -290,10 +312,20 @@ class Room:
 
 
 HEADINGS = (
-    "room", "code lines", "tokens", "branches", "a if b else c", "unlike tuples", "wide", "long", "branching",
-    "namesakes", "to unfold",
-)  # fmt: skip
-"""Columns of the table: `tokens` and `branches` in a code line, the next two in 1,000 code lines, then numbers."""
+    "room",
+    "code lines",
+    "tokens",
+    "branches",
+    "a if b else c",
+    "unlike tuples",
+    "wide",
+    "long",
+    "branching",
+    "namesakes",
+    "to unfold",
+)
+"""Columns of the table: `tokens` and `branches` in a code line, the next two in 1,000 code lines,
+then numbers."""
 
 
 class House:
@@ -314,7 +346,7 @@ class House:
         for module in self.package:
             room = rooms.setdefault(module.room, Room(module.room))
             room.add(module, namesakes)
-        return sorted(rooms.values(), key=lambda room: room.tokens / max(room.lines, 1), reverse=True)
+        return sorted(rooms.values(), key=Room.tokens_a_line, reverse=True)
 
     def whole(self) -> Room:
         """The same figures of the whole package."""
@@ -339,7 +371,8 @@ class House:
         return lines
 
     def circles(self) -> list[str]:
-        """A circle of modules and a circle of rooms, where there is one; arrows of types and strings count."""
+        """A circle of modules and a circle of rooms, where there is one; arrows of types and
+        strings count."""
         lines = []
         for kind, arrows in (("modules", self.arrows), ("rooms", self._arrows_of_rooms())):
             circle = _circle(arrows)
@@ -366,7 +399,8 @@ class House:
         return lines
 
     def _arrows_of_rooms(self) -> dict[str, set[str]]:
-        """The rooms that each room needs; the ground, and the package's own `__init__`, are none."""
+        """The rooms that each room needs; the ground, and the package's own `__init__`, are
+        none."""
         arrows: dict[str, set[str]] = defaultdict(set)
         for module in self.package:
             for other in self.arrows[module.name]:
@@ -376,21 +410,29 @@ class House:
         return dict(arrows)
 
     def _imports_of(self, module: Module, *, types: bool) -> set[str]:
-        """Modules of the project that a module names; with `types` also for a type checker only, or in a string."""
+        """Modules of the project that a module names; with `types` also for a type checker only, or
+        in a string."""
         names = set[str]()
         for node in _nodes(module.tree, types=types):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    inner = f"{node.module}.{alias.name}"
-                    names.add(inner if inner in self.modules else node.module)
-            elif types and isinstance(node, ast.Constant) and isinstance(node.value, str):
-                names.add(node.value)
+            names |= self._names_in(node, types=types)
         if module.path.name == "__init__.py":
             # A package names its own modules, which say nothing of where it stands.
             names = {name for name in names if not name.startswith(f"{module.name}.")}
         return {name for name in names if name in self.modules and name != module.name}
+
+    def _names_in(self, node: ast.AST, *, types: bool) -> set[str]:
+        """The dotted names in an import, and with `types` in a string; they may be of no module."""
+        if isinstance(node, ast.Import):
+            return {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = set[str]()
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                names.add(inner if inner in self.modules else node.module)
+            return names
+        if types and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return {node.value}
+        return set()
 
 
 def _dotted_name(path: Path) -> str:
@@ -398,7 +440,8 @@ def _dotted_name(path: Path) -> str:
 
 
 def _floor(name: str) -> int:
-    """The number of a module's floor, from 0; the package's own `__init__` lies below all, what is unknown above."""
+    """The number of a module's floor, from 0; the package's own `__init__` lies below all, what is
+    unknown above."""
     parts = name.split(".")
     if len(parts) == 1:
         return -1
@@ -421,10 +464,14 @@ def _branches(tree: ast.AST) -> int:
 def _nodes(node: ast.AST, *, types: bool) -> Iterator[ast.AST]:
     """All nodes below a node; without `types` except what only a type checker sees."""
     for child in ast.iter_child_nodes(node):
-        is_for_types = isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"
-        if types or not is_for_types:
+        if types or not _is_for_types(child):
             yield child
             yield from _nodes(child, types=types)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    """Whether only a type checker sees what is below a node."""
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
 
 
 def _circle(arrows: dict[str, set[str]]) -> list[str]:
@@ -459,17 +506,21 @@ def broken_rules(house: House) -> list[str]:
 def main() -> int:
     """Print the tables; with `--check` the status says whether every rule holds."""
     house = House()
-    rows = [list(HEADINGS), *(room.cells() for room in house.rooms()), house.whole().cells()]
+    rows = [list(HEADINGS)]
+    rows += [room.cells() for room in house.rooms()]
+    rows.append(house.whole().cells())
     print(_table(rows))
     places = []
     for module in house.package:
-        places += [(branches, f"{branches} branches: {place}") for place, branches in module.branching_functions()]
+        for place, branches in module.branching_functions():
+            places.append((branches, f"{branches} branches: {place}"))
     for _, line in sorted(places, reverse=True):
         print(line)
     broken = broken_rules(house)
     for line in [*house.circles(), *broken]:
         print(line)
-    return int("--check" in sys.argv[1:] and bool(broken))
+    is_failure = "--check" in sys.argv[1:] and bool(broken)
+    return int(is_failure)
 
 
 if __name__ == "__main__":

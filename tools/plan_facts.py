@@ -1,4 +1,5 @@
-"""Trace the models that `zeropods plan` knows by name, in all ways of training, and save the facts that ship with it.
+"""Trace the models that `zeropods plan` knows by name, in all ways of training, and save the facts
+that ship with it.
 
 .venv/bin/python -m tools.plan_facts
 """
@@ -18,25 +19,49 @@ from zeropods.plan.workload import EAGER, FUSED, MASKED, PLAIN
 def fresh(name: str) -> dict[str, Any]:
     """Facts about a model with a known name, as `facts.json` has them."""
     config = json.dumps(known_models()[name])
-    found = facts(config, None)
-    for way in sorted(ways(found["facts"]) - found["saved"].keys()):
-        found["saved"][way] = saved(config, None, way)
-    return found
+    document = facts(config, None)
+    untraced = ways(document["facts"]) - document["saved"].keys()
+    for way in sorted(untraced):
+        document["saved"][way] = saved(config, None, way)
+    return document
 
 
 def ways(of: dict[str, Any]) -> set[str]:
     """All ways in which a model can be planned: precision, kernel, dropout."""
-    kernels = {
-        EAGER: "eager" in of["attentions"],
-        FUSED: "sdpa" in of["attentions"],
-        PLAIN: "sdpa" in of["attentions"] and of["kv_heads"] < of["heads"],
-        MASKED: "sdpa" in of["attentions"] and of["window"] is not None,
-    }
-    precisions = ["fp32", "bf16", *["autocast"] * of["is_decoder_only"]]
-    run = [kernel for kernel, has in kernels.items() if has]
-    return {" ".join(way).strip() for way in product(precisions, run, ["", "dropout"][: 1 + of["drops"]])}
+    precisions = ["fp32", "bf16"]
+    if of["is_decoder_only"]:
+        precisions.append("autocast")
+    dropouts = [""]
+    if of["drops"]:
+        dropouts.append("dropout")
+    names = set[str]()
+    for precision, kernel, dropout in product(precisions, _kernels(of), dropouts):
+        names.add(f"{precision} {kernel} {dropout}".strip())
+    return names
+
+
+def _kernels(of: dict[str, Any]) -> list[str]:
+    """The kernels of attention that a model can be planned with."""
+    kernels = []
+    if "eager" in of["attentions"]:
+        kernels.append(EAGER)
+    if "sdpa" in of["attentions"]:
+        kernels.append(FUSED)
+        if of["kv_heads"] < of["heads"]:
+            kernels.append(PLAIN)
+        if of["window"] is not None:
+            kernels.append(MASKED)
+    return kernels
+
+
+def main() -> None:
+    """Trace all models, and save what they tell, a model a line."""
+    lines = []
+    for name in known_models():
+        lines.append(f"  {json.dumps(name)}: {json.dumps(fresh(name))}")
+    text = ",\n".join(lines)
+    FACTS.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    lines = (f"  {json.dumps(name)}: {json.dumps(fresh(name))}" for name in known_models())
-    FACTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    main()

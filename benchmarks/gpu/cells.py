@@ -11,12 +11,14 @@ ORIGINAL_BATCH = 32
 PROMPTS = ("question", "schema")
 """Prompts of the control and the cells compared with it, and of cells with the best batch."""
 MULTIPLES = {"off": 8, "blocks": 16, "graphs": 16}
-"""The multiple of tokens to which a run pads lengths on a GPU (zeropods.train.device), by the way it is compiled."""
+"""The multiple of tokens to which a run pads lengths on a GPU (zeropods.train.device), by the way
+it is compiled."""
 PREDICTED_QUESTIONS = 2_000
 QUESTIONS_ON_CPU = 64
 MODEL_OF_PREDICTION = "t5-small"
 NEW_TOKENS = 32
-"""Number of tokens of an answer: random weights never stop, and a target of WikiSQL has 22 tokens on average."""
+"""Number of tokens of an answer: random weights never stop, and a target of WikiSQL has 22 tokens
+on average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +27,8 @@ class Cell:
 
     name: str
     kind: str
-    """`control`: the original's recipe; `train`: textsql_train.py; `causal`: causal_train.py, the SQuAD workshop's
-    job; `predict`: zeropods predict."""
+    """`control`: the original's recipe; `train`: textsql_train.py; `causal`: causal_train.py, the
+    SQuAD workshop's job; `predict`: zeropods predict."""
     model: str
     technique: str = "none"
     prompt: str = "question"
@@ -58,7 +60,9 @@ class Cell:
     @property
     def padded_to(self) -> int:
         """The multiple of tokens to which lengths are padded."""
-        return MULTIPLES[self.compile] if self.multiple is None else self.multiple
+        if self.multiple is None:
+            return MULTIPLES[self.compile]
+        return self.multiple
 
     @property
     def is_causal(self) -> bool:
@@ -67,7 +71,8 @@ class Cell:
 
     @property
     def offloads(self) -> bool:
-        """Whether the optimizer is stepped in main memory, by an operation that DeepSpeed compiles."""
+        """Whether the optimizer is stepped in main memory, by an operation that DeepSpeed
+        compiles."""
         return technique_named(self.technique).offloads
 
     @property
@@ -80,10 +85,13 @@ def matrix() -> list[Cell]:
     """The twelve cells; those that others are compared with come first."""
     cells = []
     for model in ("t5-small", "t5-large"):
-        # A step of 32 rows waits for launches, of which few are left where both stacks are replayed. Compiling the
-        # stacks takes minutes for 24 layers; a large batch is as fast with each layer compiled.
+        # A step of 32 rows waits for launches, of which few are left where both stacks are
+        # replayed. Compiling the stacks takes minutes for 24 layers; a large batch is as fast with
+        # each layer compiled.
         cells += [
-            Cell(name=f"{model}-control", kind="control", model=model, precision="fp32", multiple=96),
+            Cell(
+                name=f"{model}-control", kind="control", model=model, precision="fp32", multiple=96
+            ),
             Cell(
                 name=f"{model}-none-32",
                 kind="train",
@@ -91,44 +99,93 @@ def matrix() -> list[Cell]:
                 compile="graphs",
                 keeps_model=model == MODEL_OF_PREDICTION,
             ),
-            Cell(name=f"{model}-none-best", kind="train", model=model, prompt="schema", batch=None, compile="blocks"),
-            Cell(name=f"{model}-zero1-32", kind="train", model=model, technique="zero1", compile="blocks"),
-            Cell(name=f"{model}-zero3_offload-32", kind="train", model=model, technique="zero3_offload"),
+            Cell(
+                name=f"{model}-none-best",
+                kind="train",
+                model=model,
+                prompt="schema",
+                batch=None,
+                compile="blocks",
+            ),
+            Cell(
+                name=f"{model}-zero1-32",
+                kind="train",
+                model=model,
+                technique="zero1",
+                compile="blocks",
+            ),
+            Cell(
+                name=f"{model}-zero3_offload-32",
+                kind="train",
+                model=model,
+                technique="zero3_offload",
+            ),
         ]
-    base = Cell(name="t5-base-none-best", kind="train", model="t5-base", prompt="schema", batch=None, compile="blocks")
+    base = Cell(
+        name="t5-base-none-best",
+        kind="train",
+        model="t5-base",
+        prompt="schema",
+        batch=None,
+        compile="blocks",
+    )
     predict = Cell(name="t5-small-predict", kind="predict", model="t5-small", batch=512)
     return [*cells, base, predict]
 
 
 ABLATION: dict[str, tuple[dict[str, Any], str]] = {
-    "ablation-fast": ({}, "the fast path: BF16 with FP32 masters, CUDA graphs, lengths in multiples of 8"),
-    "ablation-blocks": ({"compile": "blocks"}, "without CUDA graphs: each layer compiled"),
-    "ablation-uncompiled": ({"compile": "off"}, "without compilation"),
-    "ablation-many-lengths": (
-        {"compile": "blocks", "multiple": 1}, "without CUDA graphs and without multiples of 16"
+    "ablation-fast": (
+        {},
+        "the fast path: BF16 with FP32 masters, CUDA graphs, lengths in multiples of 8",
     ),
-    "ablation-fp32": ({"precision": "fp32"}, "without BF16"),
-    "ablation-whole-logits": ({"without": "label-positions"}, "with a loss over all positions"),
-    "ablation-waiting": ({"without": "running-ahead"}, "with copies that wait for the GPU"),
-    "ablation-unfused": ({"without": "fused-adamw"}, "without fused AdamW"),
+    "ablation-blocks": (
+        {"compile": "blocks"},
+        "without CUDA graphs: each layer compiled",
+    ),
+    "ablation-uncompiled": (
+        {"compile": "off"},
+        "without compilation",
+    ),
+    "ablation-many-lengths": (
+        {"compile": "blocks", "multiple": 1},
+        "without CUDA graphs and without multiples of 16",
+    ),
+    "ablation-fp32": (
+        {"precision": "fp32"},
+        "without BF16",
+    ),
+    "ablation-whole-logits": (
+        {"without": "label-positions"},
+        "with a loss over all positions",
+    ),
+    "ablation-waiting": (
+        {"without": "running-ahead"},
+        "with copies that wait for the GPU",
+    ),
+    "ablation-unfused": (
+        {"without": "fused-adamw"},
+        "without fused AdamW",
+    ),
     "ablation-zero1-unfused": (
         {"technique": "zero1", "compile": "blocks", "without": "fused-adamw"},
         "ZeRO-1 without fused AdamW, beside t5-small-zero1-32",
     ),
-}  # fmt: skip
+}
 """What each run of the ablation changes in the fast path, and the same in words."""
 ABLATED_FROM = {"ablation-zero1-unfused": "t5-small-zero1-32"}
 """The cell that a run is compared with, where that is not `ablation-fast`."""
 
 
 def ablation() -> list[Cell]:
-    """The fast path of t5-small at batch 32, and the same with each of its measures taken away once."""
+    """The fast path of t5-small at batch 32, and the same with each of its measures taken away
+    once."""
     fast = Cell(name="ablation-fast", kind="train", model="t5-small", compile="graphs")
     return [replace(fast, name=name, **changes) for name, (changes, _) in ABLATION.items()]
 
 
 def comparison(steps: int) -> list[Cell]:
-    """Runs over the same rows in the same order without dropout, in FP32 and on the fast path; one more for noise."""
+    """Runs over the same rows in the same order without dropout, in FP32 and on the fast path; one
+    more for noise."""
     exact = Cell(
         name="losses-fp32",
         kind="train",
@@ -146,17 +203,27 @@ def comparison(steps: int) -> list[Cell]:
 
 
 def for_cpu(cell: Cell) -> Cell:
-    """The same cell with a model that a CPU trains in seconds, uncompiled: a CPU has no launches to save."""
-    precision = "fp32" if cell.precision == "fp32" else "auto"
-    batch = None if cell.batch is None else min(cell.batch, ORIGINAL_BATCH)
-    model = "bloom-tiny" if cell.is_causal else "t5-tiny"
-    questions = min(cell.questions, QUESTIONS_ON_CPU)
-    return replace(cell, model=model, compile="off", precision=precision, batch=batch, questions=questions)
+    """The same cell with a model that a CPU trains in seconds, uncompiled: a CPU has no launches to
+    save."""
+    batch = cell.batch
+    if batch is not None:
+        batch = min(batch, ORIGINAL_BATCH)
+    return replace(
+        cell,
+        model="bloom-tiny" if cell.is_causal else "t5-tiny",
+        compile="off",
+        precision="fp32" if cell.precision == "fp32" else "auto",
+        batch=batch,
+        questions=min(cell.questions, QUESTIONS_ON_CPU),
+    )
 
 
 def recompiled(cell: Cell, how: str | None) -> Cell:
-    """The cell, compiled in the way that a call asks for, if any; ZeRO-3 and the control are never compiled."""
-    fixed = cell.kind != "train" or cell.technique.startswith("zero3")
-    if how is None or fixed:
+    """The cell, compiled in the way that a call asks for, if any; ZeRO-3 and the control are never
+    compiled."""
+    is_never_compiled = cell.kind != "train" or cell.technique.startswith("zero3")
+    if how is None or is_never_compiled:
         return cell
-    return replace(cell, compile="blocks" if how == "graphs" and cell.needs_deepspeed else how)
+    if how == "graphs" and cell.needs_deepspeed:
+        how = "blocks"
+    return replace(cell, compile=how)

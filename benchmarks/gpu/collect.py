@@ -1,7 +1,8 @@
-"""Results of what the two calls of a pack brought back: `python -m benchmarks.gpu --collect DIR` writes `results/gpu/`.
+"""Results of what the two calls of a pack brought back: `python -m benchmarks.gpu --collect DIR`
+writes `results/gpu/`.
 
-DIR holds `part-a.tar.gz`, `part-b.tar.gz` and so on, or some of them: a call that was cut off left what it had
-measured, and the page says what is missing.
+DIR holds `part-a.tar.gz`, `part-b.tar.gz` and so on, or some of them: a call that was cut off left
+what it had measured, and the page says what is missing.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Step, parts
-from benchmarks.gpu.summary import Record, rows
+from benchmarks.gpu.summary import UNKNOWN, Record, ratio_text, rows
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.outputs import new_folder, out_folder
-from zeropods.tables import GIB, Table
+from zeropods.tables import GIB, MIB, Table
 from zeropods.train.flags import PROJECT
 
 RESULTS = PROJECT / "results" / "gpu"
@@ -28,7 +29,6 @@ PAGE = "README.md"
 FIGURES = "summary.json"
 NEAR = 0.10
 """Difference of measured from planned memory above which a cell is named."""
-UNKNOWN = "-"
 CELLS = "cells/"
 
 
@@ -40,7 +40,8 @@ class Part:
     steps: tuple[Step, ...]
     """What it was to measure."""
     documents: Mapping[str, Any]
-    """Its JSON files by their paths, without `.json`: `machine`, `facts`, `planned`, `steps`, `cells/NAME`."""
+    """Its JSON files by their paths, without `.json`: `machine`, `facts`, `planned`, `steps`,
+    `cells/NAME`."""
 
     @property
     def machine(self) -> Machine:
@@ -80,20 +81,34 @@ class Part:
 
 def main() -> int:
     """Write the results; what is missing is said on the page, and is no failure."""
-    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--collect", type=Path, required=True, help="folder with part-a.tar.gz, part-b.tar.gz ...")
-    parser.add_argument("--out", type=out_folder, default=RESULTS, help="folder of the results (default: results/gpu)")
-    asked = parser.parse_args()
-    collected = read_parts(asked.collect)
-    with new_folder(asked.out) as place:
+    description, _, _ = __doc__.partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu", description=description, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--collect",
+        type=Path,
+        required=True,
+        help="folder with part-a.tar.gz, part-b.tar.gz ...",
+    )
+    parser.add_argument(
+        "--out",
+        type=out_folder,
+        default=RESULTS,
+        help="folder of the results (default: results/gpu)",
+    )
+    arguments = parser.parse_args()
+    collected = read_parts(arguments.collect)
+    with new_folder(arguments.out) as place:
         page = write_results(collected, place)
     print(page)
-    print(f"written to {asked.out}")
+    print(f"written to {arguments.out}")
     return 0
 
 
 def read_parts(folder: Path) -> list[Part]:
-    """The parts of which there is an archive; besides the two of a pack, any other that somebody made of more cells.
+    """The parts of which there is an archive; besides the two of a pack, any other that somebody
+    made of more cells.
 
     Raises:
         UserError: there is none, or one cannot be read.
@@ -105,7 +120,10 @@ def read_parts(folder: Path) -> list[Part]:
         steps = parts().get(name, ())
         collected.append(Part(name=name, steps=steps, documents=_documents(archive, prefix)))
     if not collected:
-        raise UserError(f"--collect {folder}: has no part-a.tar.gz or part-b.tar.gz; name the folder that holds them")
+        raise UserError(
+            f"--collect {folder}: has no part-a.tar.gz or part-b.tar.gz; "
+            "name the folder that holds them"
+        )
     return collected
 
 
@@ -175,33 +193,39 @@ def _page(collected: list[Part]) -> Iterable[str]:
 
 
 def _facts(facts: Mapping[str, Any]) -> Table:
-    gpu = facts["gpu"] or {}
     hardware = facts["hardware"]
+    installed = [f"{name} {version}" for name, version in facts["versions"].items() if version]
     lines = [
         ("processor", f"{hardware['cores']} cores of {hardware['cpu']}"),
-        ("versions", ", ".join(f"{name} {found}" for name, found in facts["versions"].items() if found)),
+        ("versions", ", ".join(installed)),
     ]
     for precision, by_side in facts["matmul_flops_per_second"].items():
-        lines.append((f"{precision} products (TFLOP/s)", f"{max(by_side.values()) / 1e12:.1f}"))
-    lines.append(("small operation with its gradient (µs)", f"{facts['operation_seconds'] * 1e6:.1f}"))
-    if gpu:
-        lines += [
-            ("GPU", f"{gpu['name']}, {gpu['memory_bytes'] / GIB:.2f} GiB, L2 {gpu['l2_bytes'] / 2**20:.0f} MiB"),
-            ("CUDA, cuDNN", f"{gpu['cuda']}, {gpu['cudnn']}"),
-            ("context by NVML (MiB)", _in(gpu["context_bytes"], 2**20)),
-            (
-                "host to GPU, GPU to host (GB/s)",
-                f"{_in(gpu['to_gpu_bytes_per_second'], 1e9)}, " + _in(gpu["to_host_bytes_per_second"], 1e9),
-            ),
-            ("GPU memory (GB/s, read and written)", _in(gpu["memory_bytes_per_second"], 1e9)),
-        ]
+        most = max(by_side.values())
+        lines.append((f"{precision} products (TFLOP/s)", f"{most / 1e12:.1f}"))
+    microseconds = facts["operation_seconds"] * 1e6
+    lines.append(("small operation with its gradient (µs)", f"{microseconds:.1f}"))
+    if facts["gpu"]:
+        lines += _facts_of_gpu(facts["gpu"])
     return Table(("fact", "value"), tuple(lines), "")
+
+
+def _facts_of_gpu(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
+    memory = gpu["memory_bytes"] / GIB
+    cache = gpu["l2_bytes"] / MIB
+    to_gpu = _in(gpu["to_gpu_bytes_per_second"], 1e9)
+    to_host = _in(gpu["to_host_bytes_per_second"], 1e9)
+    return [
+        ("GPU", f"{gpu['name']}, {memory:.2f} GiB, L2 {cache:.0f} MiB"),
+        ("CUDA, cuDNN", f"{gpu['cuda']}, {gpu['cudnn']}"),
+        ("context by NVML (MiB)", _in(gpu["context_bytes"], MIB)),
+        ("host to GPU, GPU to host (GB/s)", f"{to_gpu}, {to_host}"),
+        ("GPU memory (GB/s, read and written)", _in(gpu["memory_bytes_per_second"], 1e9)),
+    ]
 
 
 def _speeds(measured: Iterable[Record]) -> Table:
     lines = []
     for row in measured:
-        ratio = row["ratio_to_control"]
         rate = row["samples_per_second"] or row["questions_per_second"]
         lines.append(
             {
@@ -212,7 +236,7 @@ def _speeds(measured: Iterable[Record]) -> Table:
                 "samples/s": _in(rate),
                 "step (ms)": _in(row["median_step_seconds"], 1e-3),
                 "planned step (ms)": _in(row["predicted_step_seconds"], 1e-3),
-                "x recipe [95 %]": UNKNOWN if ratio is None else f"{ratio[0]:.3g} [{ratio[1]:.3g}, {ratio[2]:.3g}]",
+                "x recipe [95 %]": ratio_text(row["ratio_to_control"]),
                 "MFU (%)": _in(row["mfu"], 0.01),
                 "3 epochs of WikiSQL (s)": _in(row["three_epochs_seconds"]),
             }
@@ -244,23 +268,26 @@ def _profiles(measured: Iterable[Record]) -> Iterable[str]:
         if flops and flops["profiler"] and flops["shape"]:
             ratio = flops["profiler"] / flops["shape"]
             yield (
-                f"\n{row['cell']}: DeepSpeed's profiler, corrected, has {flops['profiler']:.4g} FLOPs of a forward "
-                f"pass, the model's shape {flops['shape']:.4g}: {ratio:.4f} times."
+                f"\n{row['cell']}: DeepSpeed's profiler, corrected, "
+                f"has {flops['profiler']:.4g} FLOPs of a forward pass, "
+                f"the model's shape {flops['shape']:.4g}: {ratio:.4f} times."
             )
 
 
 def _remarks(part: Part, measured: Iterable[Record]) -> Iterable[str]:
     far = []
     for row in measured:
+        ratio = row["measured_to_planned"]
         # A run that never came to a second step has not met its largest batch.
-        ratio = row["measured_to_planned"] if row["median_step_seconds"] else None
-        if ratio is not None and abs(ratio - 1) > NEAR:
+        has_met_it = bool(row["median_step_seconds"])
+        if has_met_it and ratio is not None and abs(ratio - 1) > NEAR:
             far.append(f"{row['cell']} {ratio:.2f}")
     if far:
         yield f"\nOutside {NEAR:.0%} of the planned peak: {', '.join(far)}."
     for row in measured:
         if row["reason"]:
-            yield f"\n{row['cell']}: {row['status']}: {' '.join(row['reason'].split())}"
+            reason = " ".join(row["reason"].split())
+            yield f"\n{row['cell']}: {row['status']}: {reason}"
     if part.missing:
         yield f"\nNot measured: {', '.join(part.missing)}."
 

@@ -1,9 +1,11 @@
-"""The original's recipe on one device: both sides padded to 96, FP32 without TF32, a plain Trainer, batch 32.
+"""The original's recipe on one device: both sides padded to 96, FP32 without TF32, a plain Trainer,
+batch 32.
 
     python -m benchmarks.gpu.control --model t5-small --set DIR --out FILE --steps 100 --seconds 60
 
-Pads carry a loss and are attended to, and logits are computed everywhere, as in the published CML notebooks. AdamW is
-the fused one, which transformers uses by default: it is a little faster than the original's.
+Pads carry a loss and are attended to, and logits are computed everywhere, as in the published CML
+notebooks. AdamW is the fused one, which transformers uses by default: it is a little faster than
+the original's.
 """
 
 from __future__ import annotations
@@ -53,22 +55,30 @@ class _Clock(TrainerCallback):
 
 def main() -> None:
     """Train, and write what was measured; running out of memory is a result too."""
-    asked = _flags()
-    rows = Prepared.read(asked.set).train
+    flags = _flags()
+    rows = Prepared.read(flags.set).train
     torch.manual_seed(0)
-    measured: dict[str, Any] = {"status": "ok", "gpu": gpu_name(), "versions": environment.versions()}
-    clock = _Clock(asked.seconds)
+    measured: dict[str, Any] = {
+        "status": "ok",
+        "gpu": gpu_name(),
+        "versions": environment.versions(),
+    }
+    clock = _Clock(flags.seconds)
     try:
         with tempfile.TemporaryDirectory(prefix="zeropods-control-") as work:
-            _trainer(asked, rows, clock, Path(work)).train()
+            _trainer(flags, rows, clock, Path(work)).train()
     except torch.OutOfMemoryError as error:
-        measured |= {"status": "oom", "reason": str(error).split("\n")[0]}
+        reason, _, _ = str(error).partition("\n")
+        measured |= {"status": "oom", "reason": reason}
     synchronize()
+    peak = None
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated()
     measured["step_seconds"] = clock.clock.steps()["seconds"].tolist()
     measured["tf32"] = torch.backends.cuda.matmul.allow_tf32
-    measured["peak_allocated_bytes"] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    measured["peak_allocated_bytes"] = peak
     measured["tokens_per_sample"] = rows.lengths().mean(axis=0).tolist()
-    files.write_json(asked.out, measured)
+    files.write_json(flags.out, measured)
 
 
 def _flags() -> argparse.Namespace:
@@ -78,17 +88,30 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True, help="after which it ends, steps or not")
+    parser.add_argument(
+        "--seconds", type=float, required=True, help="after which it ends, steps or not"
+    )
     return parser.parse_args()
 
 
-def _trainer(asked: argparse.Namespace, rows: TokenizedSplit, clock: _Clock, work: Path) -> Seq2SeqTrainer:
-    # The original logs every 500 steps, too.
-    on_cpu = not torch.cuda.is_available()
-    arguments = trainer_arguments(work, asked.batch, max_steps=asked.steps, logging_steps=500, use_cpu=on_cpu)
-    model = T5ForConditionalGeneration(T5Config.from_dict(known_config(asked.model)))
-    collator, callbacks = padded_to_96, [clock]
-    return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator, callbacks=callbacks)
+def _trainer(
+    flags: argparse.Namespace, rows: TokenizedSplit, clock: _Clock, work: Path
+) -> Seq2SeqTrainer:
+    arguments = trainer_arguments(
+        work,
+        flags.batch,
+        max_steps=flags.steps,
+        # The original logs every 500 steps, too.
+        logging_steps=500,
+        use_cpu=not torch.cuda.is_available(),
+    )
+    return Seq2SeqTrainer(
+        model=T5ForConditionalGeneration(T5Config.from_dict(known_config(flags.model))),
+        args=arguments,
+        train_dataset=rows,
+        data_collator=padded_to_96,
+        callbacks=[clock],
+    )
 
 
 if __name__ == "__main__":

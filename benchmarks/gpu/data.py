@@ -1,4 +1,5 @@
-"""The data that cells run on: prepared sets and raw questions, found in a folder or made from it."""
+"""The data that cells run on: prepared sets and raw questions, found in a folder or made from
+it."""
 
 from __future__ import annotations
 
@@ -25,22 +26,26 @@ class Data:
     sets: dict[str, Path]
     """Prepared sets by prompt; `squad` is that of the workshop's job, where there is one."""
     raw: Path | None
-    """Folder of WikiSQL's dev split as it is published; None: there are no questions to predict answers for."""
+    """Folder of WikiSQL's dev split as it is published; None: there are no questions to predict
+    answers for."""
     lengths: dict[str, np.ndarray]
     """(rows, 2) source and target tokens of the train split, by prompt."""
 
     def shapes(self, prompt: str, batch: int, multiple: int, passes: int = 1) -> np.ndarray:
-        """(batches, 2) padded source and target tokens of the batches of an epoch, in the order of training; an
-        optimizer step has `passes` of them."""
+        """(batches, 2) padded source and target tokens of the batches of an epoch, in the order of
+        training; an optimizer step has `passes` of them."""
         from zeropods.train.sampler import LengthGroupedSampler
 
         lengths = self.lengths[prompt]
-        order = LengthGroupedSampler(lengths, batch * passes, seed=42).order().reshape(-1, batch)
-        longest = lengths[order].max(axis=1)
+        order = LengthGroupedSampler(lengths, batch * passes, seed=42).order()
+        batches = lengths[order.reshape(-1, batch)]
+        longest = batches.max(axis=1)
+        # Rounded up.
         return -(-longest // multiple) * multiple
 
     def padded(self, cell: Cell, batch: int) -> np.ndarray:
-        """`shapes` of the batches that a cell trains on; the control pads every row to one length."""
+        """`shapes` of the batches that a cell trains on; the control pads every row to one
+        length."""
         if cell.kind == "control":
             return np.full_like(self.shapes(cell.prompt, batch, 1), cell.padded_to)
         shapes = self.shapes(cell.prompt, batch, cell.padded_to, cell.passes)
@@ -50,7 +55,8 @@ class Data:
 
     def mean_tokens(self, prompt: str) -> list[float]:
         """Mean source and target tokens of a row, without padding."""
-        return [float(mean) for mean in self.lengths[prompt].mean(axis=0)]
+        means = self.lengths[prompt].mean(axis=0)
+        return [float(mean) for mean in means]
 
 
 def find_data(place: Path, out: Path, tokenizer: str | None) -> Data:
@@ -61,8 +67,7 @@ def find_data(place: Path, out: Path, tokenizer: str | None) -> Data:
     """
     from zeropods.train.sampler import Prepared
 
-    places = (place / "wikisql", place / "raw", place)
-    raw = next((folder for folder in places if (folder / "dev.jsonl").is_file()), None)
+    raw = _raw_data(place)
     sets = {}
     for name in (*PROMPTS, *OTHER_SETS):
         if (place / name / FILE).is_file():
@@ -70,24 +75,47 @@ def find_data(place: Path, out: Path, tokenizer: str | None) -> Data:
     for prompt in PROMPTS:
         if prompt not in sets:
             sets[prompt] = _prepared(place, raw, out / "data" / prompt, prompt, tokenizer)
-    lengths = {prompt: Prepared.read(folder).train.lengths() for prompt, folder in sets.items()}
+    lengths = {}
+    for prompt, folder in sets.items():
+        lengths[prompt] = Prepared.read(folder).train.lengths()
     return Data(sets=sets, raw=raw, lengths=lengths)
 
 
+def _raw_data(place: Path) -> Path | None:
+    """The folder with the dev split of WikiSQL as it is published, among those where it may be."""
+    for folder in (place / "wikisql", place / "raw", place):
+        if (folder / "dev.jsonl").is_file():
+            return folder
+    return None
+
+
 def _prepared(place: Path, raw: Path | None, out: Path, prompt: str, tokenizer: str | None) -> Path:
+    """Prepare the set of a prompt, unless an earlier call has; returns its folder."""
     if raw is None or not (raw / "train.jsonl").is_file():
         raise UserError(
             f"--data {place}: neither {prompt}/manifest.json nor train.jsonl of WikiSQL is there; "
-            f"put the raw files there, or make it: zeropods prepare --prompt {prompt} --out {place / prompt}"
+            "put the raw files there, or make it: "
+            f"zeropods prepare --prompt {prompt} --out {place / prompt}"
         )
     if (out / FILE).is_file():
         return out
-    found = tokenizer or next((str(place / name) for name in TOKENIZERS if (place / name).is_file()), None)
-    if found is None:
+    tokenizer = tokenizer or _tokenizer(place)
+    if tokenizer is None:
         raise UserError(f"--data {place}: no {', '.join(TOKENIZERS)} in it; give --tokenizer FILE")
-    words = ["prepare", "--data", str(raw), "--tokenizer", found, "--prompt", prompt, "--out", str(out)]
-    status, said = call("zeropods", words, PREPARE_SECONDS)
+    words = ["prepare", "--data", str(raw), "--tokenizer", tokenizer]
+    words += ["--prompt", prompt, "--out", str(out)]
+    status, output = call("zeropods", words, PREPARE_SECONDS)
     if status != 0:
-        last = said.strip().splitlines()[-1:] or ["it said nothing"]
-        raise UserError(f"zeropods {' '.join(words)}: status {status}: {last[0].removeprefix('zeropods: ')}")
+        reason = "it said nothing"
+        lines = output.strip().splitlines()
+        if lines:
+            reason = lines[-1].removeprefix("zeropods: ")
+        raise UserError(f"zeropods {' '.join(words)}: status {status}: {reason}")
     return out
+
+
+def _tokenizer(place: Path) -> str | None:
+    for name in TOKENIZERS:
+        if (place / name).is_file():
+            return str(place / name)
+    return None

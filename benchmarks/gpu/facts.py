@@ -1,4 +1,5 @@
-"""What a machine with a GPU is, before anything trains on it: versions, NVML, rates of products, links.
+"""What a machine with a GPU is, before anything trains on it: versions, NVML, rates of products,
+links.
 
     python -m benchmarks.gpu.facts FILE
 
@@ -20,17 +21,31 @@ from zeropods.measure.sampling import Gpu
 from zeropods.pods.gpus import own_gpus
 
 PACKAGES = (
-    "torch", "triton", "transformers", "accelerate", "deepspeed", "tokenizers", "numpy", "pandas", "pyarrow",
-    "pydantic", "safetensors", "nvidia-ml-py", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12",
+    "torch",
+    "triton",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "tokenizers",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "safetensors",
+    "nvidia-ml-py",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
-)  # fmt: skip
+)
 COPIED_BYTES = 1 << 28
 """Bytes of a copy between host and GPU."""
 MOVED_BYTES = 1 << 32
 """Bytes of a copy within the GPU's memory: far more than any L2 holds."""
 SECONDS = 0.3
 """Seconds of measurement for one figure."""
-SMI = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used,clocks.sm,power.limit", "--format=csv")
+SMI_FIGURES = "name,driver_version,memory.total,memory.used,clocks.sm,power.limit"
+SMI = ("nvidia-smi", f"--query-gpu={SMI_FIGURES}", "--format=csv")
 
 
 def facts() -> dict[str, Any]:
@@ -42,7 +57,8 @@ def facts() -> dict[str, Any]:
     versions: dict[str, str | None] = {}
     for name in PACKAGES:
         versions[name] = None
-        # The first one on the path is the one that is imported: a pack's packages lie before the machine's own.
+        # The first one on the path is the one that is imported: a pack's packages lie before the
+        # machine's own.
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     known: dict[str, Any] = {
@@ -113,7 +129,7 @@ def _gpu_facts(device: Any) -> dict[str, Any]:
         "nccl": list(torch.cuda.nccl.version()),
         "tf32_by_default": torch.backends.cuda.matmul.allow_tf32,
         "nvml": _read(by_nvml),
-        "energy_joules": None if by_nvml is None else by_nvml.energy_joules(),
+        "energy_joules": _energy_joules(by_nvml),
         "context_bytes": _context_bytes(by_nvml),
         **_links(device),
     }
@@ -123,27 +139,34 @@ def _read(gpu: Gpu | None) -> dict[str, float | None] | None:
     return None if gpu is None else gpu.read()
 
 
+def _energy_joules(gpu: Gpu | None) -> float | None:
+    return None if gpu is None else gpu.energy_joules()
+
+
 def _context_bytes(gpu: Gpu | None) -> float | None:
-    """Bytes that this process's context and libraries take of the GPU, as NVML shows them, tensors left out."""
+    """Bytes that this process's context and libraries take of the GPU, as NVML shows them, tensors
+    left out."""
     import torch
 
     torch.cuda.empty_cache()
     values = _read(gpu)
-    used = None if values is None else values["device_used_bytes"]
-    return None if used is None else used - torch.cuda.memory_reserved()
+    if values is None or values["device_used_bytes"] is None:
+        return None
+    return values["device_used_bytes"] - torch.cuda.memory_reserved()
 
 
 def _links(device: Any) -> dict[str, float]:
-    """Bytes per second between host and GPU, pinned, each way, and within the GPU (bytes read and written)."""
+    """Bytes per second between host and GPU, pinned, each way, and within the GPU (bytes read and
+    written)."""
     import torch
 
     pinned = torch.empty(COPIED_BYTES, dtype=torch.int8, pin_memory=True)
     there = torch.empty(COPIED_BYTES, dtype=torch.int8, device="cuda")
     to_gpu = device.fastest_seconds(lambda: there.copy_(pinned), SECONDS)
     to_host = device.fastest_seconds(lambda: pinned.copy_(there), SECONDS)
-    one = torch.empty(MOVED_BYTES, dtype=torch.int8, device="cuda")
-    other = torch.empty_like(one)
-    within = device.fastest_seconds(lambda: other.copy_(one), SECONDS)
+    source = torch.empty(MOVED_BYTES, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    within = device.fastest_seconds(lambda: target.copy_(source), SECONDS)
     return {
         "to_gpu_bytes_per_second": COPIED_BYTES / to_gpu,
         "to_host_bytes_per_second": COPIED_BYTES / to_host,

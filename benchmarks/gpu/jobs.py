@@ -1,6 +1,6 @@
-"""How a cell's programs run: as forks of a server that has imported what they need, where there is no GPU and importing
-takes longer than a cell trains; otherwise each in a process of its own, as users start them, or in one that has
-imported everything beforehand (`prefetching`).
+"""How a cell's programs run: as forks of a server that has imported what they need, where there is
+no GPU and importing takes longer than a cell trains; otherwise each in a process of its own, as
+users start them, or in one that has imported everything beforehand (`prefetching`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def train(
     seconds: float,
     variables: Mapping[str, str] = NO_VARIABLES,
 ) -> Record:
-    """Run a training script into a run folder; a run that takes longer than `seconds` is ended, and still has a record.
+    """Run a training script into a run folder; a run that takes longer than `seconds` is ended, and
+    still has a record.
 
     Args:
         argv: the script and its flags, or `-m`, a module and its words.
@@ -54,7 +55,8 @@ def call(
     seconds: float,
     variables: Mapping[str, str] = NO_VARIABLES,
 ) -> tuple[int, str]:
-    """Run a module as a program; returns its status and the end of its output. No process of it is left."""
+    """Run a module as a program; returns its status and the end of its output. No process of it is
+    left."""
     with tempfile.TemporaryFile() as output:
         process = _started(["-m", module, *words], output, variables)
         try:
@@ -74,8 +76,8 @@ def call(
 
 @contextmanager
 def prefetching() -> Iterator[None]:
-    """Within this block the process of the next program imports while the one before it runs; for machines with a GPU,
-    where programs are not forked."""
+    """Within this block the process of the next program imports while the one before it runs; for
+    machines with a GPU, where programs are not forked."""
     if own_server() is not None:
         yield
         return
@@ -92,7 +94,8 @@ _waiting: list[WarmProcess] = []
 
 
 def _started(words: Sequence[str], output: IO[bytes], variables: Mapping[str, str]) -> Started:
-    """Start a script or module: as a fork where there is a server for it, in a process that waits for it, or anew."""
+    """Start a script or module: as a fork where there is a server for it, in a process that waits
+    for it, or anew."""
     script = list(words)
     if words[0] == "-m":
         script = [str(RUN_MODULE), *words[1:]]

@@ -1,13 +1,16 @@
-"""A cell from its start to its record: the program that is run, what it measured, what was planned and predicted."""
+"""A cell from its start to its record: the program that is run, what it measured, what was planned
+and predicted."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,11 +28,16 @@ from zeropods.plan.memory import PlannedMemory
 from zeropods.techniques import technique_named
 from zeropods.train.flags import PROJECT
 
+if TYPE_CHECKING:
+    from zeropods.measure.profile import Module
+
 SLACK_SECONDS = 300.0
 """Seconds for start, evaluation and saving, beyond those asked for."""
 CUDNN_ATTENTION = "ZEROPODS_CUDNN_ATTENTION"
 """The variable that lets torch choose cuDNN's attention (`zeropods.train.device`)."""
 PROFILE = "profile.txt"
+OUTCOME = ("batch", "status", "reason", "samples_per_second")
+"""What the record of the best batch has of each batch that was tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,8 @@ class Bench:
     limit_seconds: float = 1_800.0
     """Time limit of a cell's program; one that takes longer is ended."""
     tries_other_batches: bool = True
-    """Whether the best batch is tried at twice its planned size, or at half of it where it does not fit."""
+    """Whether the best batch is tried at twice its planned size, or at half of it where it does not
+    fit."""
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         """Measure a cell and return its record, which says how it ended."""
@@ -74,12 +83,24 @@ class Bench:
         path.parent.mkdir(parents=True, exist_ok=True)
         shapes = self.data.padded(cell, cell.batch)
         lasts = self._duration(cell, cell.batch, shapes)
-        words = ["--model", cell.model, "--set", str(self.data.sets[cell.prompt]), "--out", str(path)]
-        words += ["--batch", str(cell.batch), "--steps", str(lasts.steps), "--seconds", str(lasts.seconds)]
+        words = _words(
+            {
+                "model": cell.model,
+                "set": self.data.sets[cell.prompt],
+                "out": path,
+                "batch": cell.batch,
+                "steps": lasts.steps,
+                "seconds": lasts.seconds,
+            }
+        )
         path.unlink(missing_ok=True)
-        status, said = call("benchmarks.gpu.control", words, self.limit_seconds)
+        status, output = call("benchmarks.gpu.control", words, self.limit_seconds)
         if not path.is_file():
-            return {"status": "failed", "reason": f"status {status}: {said[-LAST_CHARACTERS:]}", "batch": cell.batch}
+            return {
+                "status": "failed",
+                "reason": f"status {status}: {output[-LAST_CHARACTERS:]}",
+                "batch": cell.batch,
+            }
         measured = read_json(path)
         steps = steady_steps(measured["step_seconds"], lasts.warm)
         return {
@@ -98,25 +119,36 @@ class Bench:
         if cell.batch is not None:
             return self._run(cell, cell.batch)
         rows = len(self.data.shapes(cell.prompt, 1, 1))
-        batch, most = best_batch(cell, lambda count: self.data.padded(cell, count), rows, self.machine)
+        batch, most = best_batch(cell, partial(self.data.padded, cell), rows, self.machine)
         tries = [self._run(cell, batch)]
-        if self.tries_other_batches:
-            if tries[0]["status"] == "ok" and 2 * batch <= most:
-                tries.append(self._run(cell, 2 * batch))
-            elif tries[0]["status"] == "oom" and batch > 1:
-                tries.append(self._run(cell, batch // 2))
-        best = max(tries, key=lambda each: each["samples_per_second"] or 0.0)
-        return {**best, "planned_largest_batch": most, "tries": [_said_of(each) for each in tries]}
+        other_batch = self._other_batch(batch, most, tries[0]["status"])
+        if other_batch is not None:
+            tries.append(self._run(cell, other_batch))
+        best = max(tries, key=lambda measured: measured["samples_per_second"] or 0.0)
+        outcomes = []
+        for measured in tries:
+            outcomes.append({key: measured.get(key) for key in OUTCOME})
+        return {**best, "planned_largest_batch": most, "tries": outcomes}
+
+    def _other_batch(self, batch: int, most: int, status: str) -> int | None:
+        """The batch that is tried after the planned one, by how that one ended; None for none."""
+        if not self.tries_other_batches:
+            return None
+        if status == "ok" and 2 * batch <= most:
+            return 2 * batch
+        if status == "oom" and batch > 1:
+            return batch // 2
+        return None
 
     def _run(self, cell: Cell, batch: int) -> dict[str, Any]:
         folder = self._folder(cell, batch)
         shapes = self.data.padded(cell, batch)
         if (folder / CONFIG).is_file():
-            # Left by a call that was killed within this cell, or by an earlier try: other flags would make another run.
+            # Left by a call that was killed within this cell, or by an earlier try: other flags
+            # would make another run.
             shutil.rmtree(folder)
         lasts = self._duration(cell, batch, shapes)
         argv = [*self._script(cell), *self._flags(cell, batch, folder, lasts)]
-        variables = {CUDNN_ATTENTION: "1"} if cell.cudnn_attention else {}
         measured: dict[str, Any] = {
             "batch": batch,
             "samples_per_second": None,
@@ -124,7 +156,7 @@ class Bench:
             **plans(cell, batch, shapes, self.machine),
         }
         try:
-            record = train(argv, folder, self.limit_seconds, variables)
+            record = train(argv, folder, self.limit_seconds, _variables(cell))
         except UnopenedError as error:
             reason = str(error)[-LAST_CHARACTERS:]
             return {**measured, "status": "failed", "reason": reason}
@@ -134,7 +166,9 @@ class Bench:
         return measured
 
     def _folder(self, cell: Cell, batch: int) -> Path:
-        name = cell.name if cell.batch else f"{cell.name}-{batch}"
+        name = cell.name
+        if not cell.batch:
+            name = f"{name}-{batch}"
         return self.out / "runs" / name
 
     def _script(self, cell: Cell) -> list[str]:
@@ -184,41 +218,72 @@ class Bench:
             flags["deepspeed"] = PROJECT / "dsconfig" / f"{technique.profiled}.json"
         elif cell.needs_deepspeed:
             flags["deepspeed"] = technique.file
-        words = []
-        for name, value in flags.items():
-            words += [f"--{name}", str(value)]
-        return words
+        return _words(flags)
 
     def _predict(self, cell: Cell) -> dict[str, Any]:
         model = self._model_to_ask()
         if model is None:
             raise UserError(
-                f"{cell.name}: needs the model of t5-small-none-32 or another that was kept; run that cell first"
+                f"{cell.name}: needs the model of t5-small-none-32 or another that was kept; "
+                "run that cell first"
             )
         if self.data.raw is None:
-            raise UserError(f"{cell.name}: --data holds no raw WikiSQL to ask questions from; put wikisql/ into it")
+            raise UserError(
+                f"{cell.name}: --data holds no raw WikiSQL to ask questions from; "
+                "put wikisql/ into it"
+            )
         out = self.out / "runs" / cell.name
         out.mkdir(parents=True, exist_ok=True)
         precision = "bf16" if self.machine.device == "cuda" else "fp32"
-        words = ["predict", "--model", str(model), "--data", str(self.data.raw), "--split", "dev", "--json"]
-        words += ["--limit", str(cell.questions), "--out", str(out / "predictions.dev.jsonl")]
-        words += ["--max-new-tokens", str(NEW_TOKENS), "--batch-size", str(cell.batch), "--precision", precision]
-        variables = {CUDNN_ATTENTION: "1"} if cell.cudnn_attention else {}
-        status, answer = call("zeropods", words, self.limit_seconds, variables)
+        flags = {
+            "model": model,
+            "data": self.data.raw,
+            "split": "dev",
+            "limit": cell.questions,
+            "out": out / "predictions.dev.jsonl",
+            "max-new-tokens": NEW_TOKENS,
+            "batch-size": cell.batch,
+            "precision": precision,
+        }
+        words = ["predict", "--json", *_words(flags)]
+        status, answer = call("zeropods", words, self.limit_seconds, _variables(cell))
         if status != 0:
             return {"status": "failed", "reason": f"status {status}: {answer}"}
         speed, _ = json.JSONDecoder().raw_decode(answer[answer.rindex("{") :])
-        return {"status": "ok", "reason": None, "batch": cell.batch, "precision": precision, **speed}
+        return {
+            "status": "ok",
+            "reason": None,
+            "batch": cell.batch,
+            "precision": precision,
+            **speed,
+        }
 
     def _model_to_ask(self) -> Path | None:
         """The run folder of a cell that kept its model; None where there is none yet."""
-        kept = sorted((self.out / "runs").glob("t5-small-*/model/config.json"))
-        return kept[0].parents[1] if kept else None
+        configurations = sorted((self.out / "runs").glob("t5-small-*/model/config.json"))
+        if not configurations:
+            return None
+        return configurations[0].parents[1]
+
+
+def _words(flags: Mapping[str, object]) -> list[str]:
+    """Flags and their values as the words of a command line."""
+    words = []
+    for name, value in flags.items():
+        words += [f"--{name}", str(value)]
+    return words
+
+
+def _variables(cell: Cell) -> dict[str, str]:
+    """Environment variables that a cell's program gets."""
+    if cell.cudnn_attention:
+        return {CUDNN_ATTENTION: "1"}
+    return {}
 
 
 def plans(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> dict[str, Any]:
-    """What is planned of a cell before it runs: its rate, and the memory of its largest batch. The plan describes this
-    project's own step; the original's recipe keeps other tensors."""
+    """What is planned of a cell before it runs: its rate, and the memory of its largest batch. The
+    plan describes this project's own step; the original's recipe keeps other tensors."""
     memory = largest_plan(cell, batch, shapes, machine)
     return {
         "predicted_samples_per_second": predicted_rate(cell, batch, shapes, machine),
@@ -228,7 +293,8 @@ def plans(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> dict[
 
 
 def profiled_flops(report: Path, model: str) -> dict[str, float | None]:
-    """FLOPs of one forward pass by DeepSpeed's profiler, corrected, and by the model's shape, for the profiled batch.
+    """FLOPs of one forward pass by DeepSpeed's profiler, corrected, and by the model's shape, for
+    the profiled batch.
 
     The lengths of the batch are those that the report's linear layers claim to have seen.
     """
@@ -237,22 +303,37 @@ def profiled_flops(report: Path, model: str) -> dict[str, float | None]:
     from zeropods.plan.workload import FORWARD
 
     checked = check(report)
-    measured = checked.figures["forward_flops"]
     rows = checked.figures["batch_size_per_gpu"]
-    tokens = {}
-    if checked.root is not None and rows:
-        for path, module in checked.root.walk():
-            if module.tokens is not None:
-                tokens[path] = module.tokens
-    source = [count for path, count in tokens.items() if path.startswith("encoder.")]
-    target = [count for path, count in tokens.items() if path.startswith("decoder.") and ".SelfAttention." in path]
-    head = [count for path, count in tokens.items() if path.endswith("lm_head")]
     counted = None
-    if rows and source and target and head:
-        shape = shape_named(model)
-        layers = shape.layer_products(source[0] / rows, target[0] / rows, whole=True)
-        counted = FORWARD * (rows * layers + shape.embedding * head[0])
-    return {"profiler": measured, "shape": counted}
+    if checked.root is not None and rows:
+        lengths = _profiled_tokens(checked.root)
+        if lengths is not None:
+            source, target, head = lengths
+            shape = shape_named(model)
+            layers = shape.layer_products(source / rows, target / rows, whole=True)
+            counted = FORWARD * (rows * layers + shape.embedding * head)
+    return {"profiler": checked.figures["forward_flops"], "shape": counted}
+
+
+def _profiled_tokens(root: Module) -> tuple[float, float, float] | None:
+    """Tokens that the encoder, the decoder and the output layer saw; None where one of them is not
+    in the report."""
+    source = []
+    target = []
+    head = []
+    for path, module in root.walk():
+        tokens = module.tokens
+        if tokens is None:
+            continue
+        if path.startswith("encoder."):
+            source.append(tokens)
+        if path.startswith("decoder.") and ".SelfAttention." in path:
+            target.append(tokens)
+        if path.endswith("lm_head"):
+            head.append(tokens)
+    if not source or not target or not head:
+        return None
+    return source[0], target[0], head[0]
 
 
 def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str, Any]:
@@ -262,11 +343,12 @@ def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str,
     """
     from zeropods.measure.planned_runs import planned_memory
 
-    rank = record.ranks[0] if record.ranks else RankMeasurement(rank=0, host="")
-    each = folder / "steps" / "0.npy"
-    steps = steady_steps(np.load(each).tolist() if each.is_file() else [], warm)
-    samples = batch * rank.steps
-    plan = planned_memory(record)
+    rank = RankMeasurement(rank=0, host="")
+    if record.ranks:
+        rank = record.ranks[0]
+    steps = steady_steps(_step_seconds(folder), warm)
+    evaluations = rank.evaluate_seconds
+    largest = rank.largest_batch
     used = rank.sampled.get("device_used_bytes")
     return {
         "status": record.status,
@@ -274,8 +356,8 @@ def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str,
         "run_precision": record.precision,
         "step_seconds": steps,
         "samples_per_second": rate(steps, batch),
-        "tokens_per_sample": [rank.source_tokens / samples, rank.target_tokens / samples] if samples else None,
-        "planned_for_its_batch": asdict_of_plan(plan),
+        "tokens_per_sample": _tokens_per_sample(rank, batch),
+        "planned_for_its_batch": asdict_of_plan(planned_memory(record)),
         "peak_allocated_bytes": _training_peak(rank),
         "peak_reserved_bytes": rank.peak_reserved_bytes,
         "peak_resident_bytes": rank.peak_resident_bytes,
@@ -283,10 +365,27 @@ def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str,
         "matmul_flops_per_second": rank.matmul_flops_per_second,
         "start_seconds": rank.start_seconds,
         "wall_seconds": rank.wall_seconds,
-        "evaluate_seconds": rank.evaluate_seconds.total if rank.evaluate_seconds else None,
-        "largest_batch": None if rank.largest_batch is None else asdict(rank.largest_batch),
+        "evaluate_seconds": evaluations.total if evaluations else None,
+        "largest_batch": asdict(largest) if largest is not None else None,
         "losses": [asdict(loss) for loss in record.losses],
     }
+
+
+def _step_seconds(folder: Path) -> list[float]:
+    """Seconds of each step of rank 0; none where the run has not written them."""
+    path = folder / "steps" / "0.npy"
+    if not path.is_file():
+        return []
+    seconds: list[float] = np.load(path).tolist()
+    return seconds
+
+
+def _tokens_per_sample(rank: RankMeasurement, batch: int) -> list[float] | None:
+    """Source and target tokens of a mean sample; None without steps."""
+    samples = batch * rank.steps
+    if not samples:
+        return None
+    return [rank.source_tokens / samples, rank.target_tokens / samples]
 
 
 def asdict_of_plan(plan: PlannedMemory | None) -> dict[str, int] | None:
@@ -301,10 +400,12 @@ def asdict_of_plan(plan: PlannedMemory | None) -> dict[str, int] | None:
 
 
 def _training_peak(rank: RankMeasurement) -> int | None:
-    """Peak bytes of steps alone, as in the plan: an evaluation at 256 rows may need more than a step at 32."""
-    peaks = [rank.phases[name].peak_allocated_bytes for name in ("first_step", "steady") if name in rank.phases]
-    return max((peak for peak in peaks if peak is not None), default=None)
-
-
-def _said_of(measured: dict[str, Any]) -> dict[str, Any]:
-    return {key: measured.get(key) for key in ("batch", "status", "reason", "samples_per_second")}
+    """Peak bytes of steps alone, as in the plan: an evaluation at 256 rows may need more than a
+    step at 32."""
+    peaks = []
+    for name in ("first_step", "steady"):
+        if name in rank.phases:
+            peak = rank.phases[name].peak_allocated_bytes
+            if peak is not None:
+                peaks.append(peak)
+    return max(peaks, default=None)

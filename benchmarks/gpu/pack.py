@@ -1,9 +1,11 @@
-"""`make gpu-pack OUT=DIR`: what a machine with a GPU, but without a network, lacks to run the two calls of a session.
+"""`make gpu-pack OUT=DIR`: what a machine with a GPU, but without a network, lacks to run the two
+calls of a session.
 
     python -m benchmarks.gpu.pack --out DIR --data DIR [--python 3.12]
 
-The pack holds wheels, prepared sets, raw questions and `run.sh`; the project itself is not in it. It is run in the root
-of the same project: of the very code that packed it, which a digest in `pack.json` makes sure of.
+The pack holds wheels, prepared sets, raw questions and `run.sh`; the project itself is not in it.
+It is run in the root of the same project: of the very code that packed it, which a digest in
+`pack.json` makes sure of.
 """
 
 from __future__ import annotations
@@ -32,11 +34,19 @@ from zeropods.programs import child_environment
 from zeropods.tables import MIB
 from zeropods.train.flags import PROJECT
 
-CARRIED = ("transformers", "hjson", "pydantic", "pydantic_core", "annotated-types", "typing-inspection")
-"""Packages of which a wheel is fetched, at the version that is installed here. What they need beyond these, a machine
-on which people train with PyTorch has."""
+CARRIED = (
+    "transformers",
+    "hjson",
+    "pydantic",
+    "pydantic_core",
+    "annotated-types",
+    "typing-inspection",
+)
+"""Packages of which a wheel is fetched, at the version that is installed here. What they need
+beyond these, a machine on which people train with PyTorch has."""
 BUILT = ("deepspeed",)
-"""Packages that are published as source: a wheel is built here, without compiled operations, for every Python."""
+"""Packages that are published as source: a wheel is built here, without compiled operations, for
+every Python."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 GRANTED = tuple(name for name in NEEDED if name not in (*CARRIED, *BUILT))
 """Packages that are taken for granted there, beside Python itself, a driver and `nvidia-smi`."""
@@ -73,13 +83,14 @@ def code_digest(project: Path = PROJECT) -> str:
 
 
 def check_pack(folder: Path) -> dict[str, Any]:
-    """The contents of a pack, `pack.json`; `UserError` if it was made from other code than this project's."""
+    """The contents of a pack, `pack.json`; `UserError` if it was made from other code than this
+    project's."""
     contents = files.read_object(folder / CONTENTS, "make the pack again: make gpu-pack OUT=DIR")
     if contents.get("code") != code_digest():
         revision = contents.get("revision") or "another state"
         raise UserError(
-            f"{folder}: was made from other code ({revision}) than that in {PROJECT}; make the pack again, or check "
-            "that revision out"
+            f"{folder}: was made from other code ({revision}) than that in {PROJECT}; "
+            "make the pack again, or check that revision out"
         )
     return contents
 
@@ -115,7 +126,10 @@ def make_pack(out: Path, data: Path, python: str) -> dict[str, Any]:
         size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
         if size > MOST_BYTES:
             most = MOST_BYTES / MIB
-            raise UserError(f"--out {out}: the pack would have {size / MIB:.1f} MiB; expected at most {most:.0f}")
+            raise UserError(
+                f"--out {out}: the pack would have {size / MIB:.1f} MiB; "
+                f"expected at most {most:.0f}"
+            )
     return {**contents, "bytes": size}
 
 
@@ -123,18 +137,23 @@ def _check_data(data: Path) -> None:
     needed = ("wikisql/train.jsonl", "wikisql/dev.jsonl", "squad", "t5/spiece.model", "gpt2")
     missing = [name for name in needed if not (data / name).exists()]
     if missing:
-        raise UserError(f"--data {data}: has no {', '.join(missing)}; docs/gpu.md says what belongs there")
+        raise UserError(
+            f"--data {data}: has no {', '.join(missing)}; docs/gpu.md says what belongs there"
+        )
 
 
 # Wheels for the Python of the other machine.
 
 
 def installed_version(package: str) -> str:
-    """The version that this project runs with here; `UserError` where the package is not installed."""
+    """The version that this project runs with here; `UserError` where the package is not
+    installed."""
     try:
         return version(package)
     except PackageNotFoundError:
-        raise UserError(f"{package}: is not installed here, so no version of it is known; run make setup") from None
+        raise UserError(
+            f"{package}: is not installed here, so no version of it is known; run make setup"
+        ) from None
 
 
 def _fetch_wheels(folder: Path, python: str) -> list[str]:
@@ -144,7 +163,10 @@ def _fetch_wheels(folder: Path, python: str) -> list[str]:
     for platform_name in PLATFORMS:
         where += ["--platform", platform_name]
     for requirement in wanted:
-        _pip(["download", "--no-deps", *where, "-d", str(folder), requirement], f"{requirement} for Python {python}")
+        _pip(
+            ["download", "--no-deps", *where, "-d", str(folder), requirement],
+            f"{requirement} for Python {python}",
+        )
     for package in BUILT:
         requirement = f"{package}=={installed_version(package)}"
         # The build needs torch, which is installed here.
@@ -167,22 +189,39 @@ def _pip(words: Sequence[str], what: str) -> None:
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = lines[-1].removeprefix("ERROR: ") if lines else "pip failed"
-        raise UserError(f"no wheel of {what}: {reason}; choose another PYTHON=, and nothing was written")
+        raise UserError(
+            f"no wheel of {what}: {reason}; choose another PYTHON=, and nothing was written"
+        )
 
 
 # Sets that are prepared here, where `datasets` and a tokenizer's trainer are.
 
 
 def _pack_data(archive: Path, data: Path) -> None:
-    """Prepare the sets that the cells train on, cut to what they need, and pack them with the raw questions."""
+    """Prepare the sets that the cells train on, cut to what they need, and pack them with the raw
+    questions."""
     with tempfile.TemporaryDirectory(prefix="zeropods-pack-") as name:
         work = Path(name)
         few = work / "wikisql-few"
         _cut_wikisql(data / "wikisql", few, DEV_ROWS)
         for prompt in ("question", "schema"):
-            words = ["--data", str(few), "--tokenizer", str(data / "t5" / "spiece.model"), "--prompt", prompt]
+            words = [
+                "--data",
+                str(few),
+                "--tokenizer",
+                str(data / "t5" / "spiece.model"),
+                "--prompt",
+                prompt,
+            ]
             _prepare(work / "data" / prompt, words)
-        words = ["--task", "squad", "--data", str(data / "squad"), "--tokenizer", str(data / "gpt2")]
+        words = [
+            "--task",
+            "squad",
+            "--data",
+            str(data / "squad"),
+            "--tokenizer",
+            str(data / "gpt2"),
+        ]
         words += ["--limit", str(WORKSHOP_ROWS), "--loss-on", "all"]
         _prepare(work / "data" / "squad", words)
         raw = work / "data" / "wikisql"
@@ -196,7 +235,8 @@ def _pack_data(archive: Path, data: Path) -> None:
 
 
 def tiny_data(folder: Path) -> None:
-    """The same sets for tiny models, from the embedded sample: with these a machine without a GPU tries everything."""
+    """The same sets for tiny models, from the embedded sample: with these a machine without a GPU
+    tries everything."""
     raw = folder / "wikisql"
     squad = folder / "squad-raw"
     write_sample(raw)
@@ -205,13 +245,23 @@ def tiny_data(folder: Path) -> None:
     for prompt in ("question", "schema"):
         words = ["--data", str(raw), "--tokenizer", "t5-tiny", "--prompt", prompt]
         _prepare(folder / prompt, [*words, *few])
-    words = ["--task", "squad", "--data", str(squad), "--tokenizer", "gpt-tiny", "--max-seq-length", "128"]
+    words = [
+        "--task",
+        "squad",
+        "--data",
+        str(squad),
+        "--tokenizer",
+        "gpt-tiny",
+        "--max-seq-length",
+        "128",
+    ]
     _prepare(folder / "squad", [*words, "--loss-on", "all", *few])
     shutil.rmtree(squad)
 
 
 def _cut_wikisql(source: Path, target: Path, dev_rows: int, *, train: bool = True) -> None:
-    """Copy WikiSQL with only the first questions of its dev split, and with its train split or without."""
+    """Copy WikiSQL with only the first questions of its dev split, and with its train split or
+    without."""
     target.mkdir(exist_ok=True)
     wanted = ("train.", "dev.") if train else ("dev.",)
     for path in sorted(source.glob("*.jsonl")):
@@ -233,19 +283,38 @@ def _prepare(out: Path, words: Iterable[str]) -> None:
 
 def main() -> int:
     """Make a pack, and say what it holds and what it takes for granted."""
-    parser = argparse.ArgumentParser(prog="benchmarks.gpu.pack", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--out", type=out_folder, required=True, help="folder to make")
-    parser.add_argument("--data", type=Path, required=True, help="folder with wikisql, squad, t5 and gpt2")
-    own = ".".join(platform.python_version_tuple()[:2])
-    parser.add_argument("--python", default=own, help="Python of the other machine (default: this one's)")
-    asked = parser.parse_args()
-    contents = make_pack(asked.out, asked.data, asked.python)
-    print(f"{asked.out}: {contents['bytes'] / MIB:.1f} MiB for Python {asked.python}")
+    arguments = _parser().parse_args()
+    contents = make_pack(arguments.out, arguments.data, arguments.python)
+    out = arguments.out
+    size = contents["bytes"] / MIB
+    revision = contents["revision"]
+    print(f"{out}: {size:.1f} MiB for Python {arguments.python}")
     print(f"  wheels: {', '.join(contents['wheels'])}")
     print("  sets: question, schema, squad; raw dev questions")
     print(f"  taken for granted there: {', '.join(GRANTED)}; nvidia-smi; g++ and ninja for offload")
-    print(f"  there, in the root of this project at {contents['revision']}: bash {asked.out}/run.sh a 230")
+    print(f"  there, in the root of this project at {revision}: bash {out}/run.sh a 230")
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    description, _, _ = __doc__.partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu.pack", description=description, allow_abbrev=False
+    )
+    parser.add_argument("--out", type=out_folder, required=True, help="folder to make")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="folder with wikisql, squad, t5 and gpt2",
+    )
+    major, minor, _ = platform.python_version_tuple()
+    parser.add_argument(
+        "--python",
+        default=f"{major}.{minor}",
+        help="Python of the other machine (default: this one's)",
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from pathlib import Path
 
 def main() -> None:
     """Run the module that is named first, with the words that follow."""
-    # Imports must not find the folder of this file, whose modules share names with others, before the project.
+    # Imports must not find the folder of this file, whose modules share names with others, before
+    # the project.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,10 +1,11 @@
-"""One of the calls on a GPU that is lent for minutes: measure what its part lists, within so many seconds.
+"""One of the calls on a GPU that is lent for minutes: measure what its part lists, within so many
+seconds.
 
     bash PACK/run.sh a 230                  # which calls, with what the pack brings on PYTHONPATH:
     python -m benchmarks.gpu.session a --seconds 230 --data DIR --out DIR [--device cpu]
 
-Every step has a limit, and is skipped when too little time is left. What was measured is packed after
-each step, so that a call that is cut off loses one step. docs/gpu.md tells what comes back.
+Every step has a limit, and is skipped when too little time is left. What was measured is packed
+after each step, so that a call that is cut off loses one step. docs/gpu.md tells what comes back.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,9 @@ CLOSING_SECONDS = 4.0
 """Seconds that are kept for the summary and the archive."""
 ENDING_SECONDS = 35.0
 """Most seconds that a program takes to end after its limit: its grace, and what it writes."""
-FACTS, PLANNED, STEPS = "facts.json", "planned.json", "steps.json"
+FACTS = "facts.json"
+PLANNED = "planned.json"
+STEPS = "steps.json"
 STEPS_ON_CPU = 3
 LAST_LINE = 200
 MEMORY_ON_CPU = 100 << 20
@@ -85,7 +88,10 @@ class Session:
             seconds = round(time.monotonic() - began, 1)
             ended.append({"step": step.name, "outcome": outcome, "seconds": seconds})
             files.write_json(self.out / STEPS, ended)
-            print(f"== {step.name}: {outcome}, {seconds:g} s; {self.clock.left():.0f} s left", flush=True)
+            print(
+                f"== {step.name}: {outcome}, {seconds:g} s; {self.clock.left():.0f} s left",
+                flush=True,
+            )
             self._pack()
 
     def _outcome(self, step: Step) -> str:
@@ -124,9 +130,11 @@ class Session:
         files.write_json(self.out / "cells" / f"{cell.name}.json", record)
         if record["status"] == "failed":
             return f"{cell.name} failed: {record['reason']}"
+        outcome = f"{cell.name} {record['status']}"
         rate = record.get("samples_per_second") or record.get("questions_per_second")
-        shown = "" if rate is None else f" {rate:.4g}/s"
-        return f"{cell.name} {record['status']}{shown}"
+        if rate is None:
+            return outcome
+        return f"{outcome} {rate:.4g}/s"
 
     def _facts(self, seconds: float) -> str:
         path = self.out / FACTS
@@ -146,7 +154,8 @@ class Session:
 
 
 def write_plans(out: Path, cells: Sequence[Cell], data: Data, machine: Machine) -> None:
-    """Write down what is planned of each cell before any of them runs, so that no plan knows a result."""
+    """Write down what is planned of each cell before any of them runs, so that no plan knows a
+    result."""
     planned = {}
     for cell in cells:
         if cell.kind == "predict":
@@ -155,12 +164,16 @@ def write_plans(out: Path, cells: Sequence[Cell], data: Data, machine: Machine) 
         if batch is None:
             rows = len(data.shapes(cell.prompt, 1, 1))
             batch, _ = best_batch(cell, partial(data.padded, cell), rows, machine)
-        planned[cell.name] = {"batch": batch, **plans(cell, batch, data.padded(cell, batch), machine)}
+        planned[cell.name] = {
+            "batch": batch,
+            **plans(cell, batch, data.padded(cell, batch), machine),
+        }
     files.write_json(out / PLANNED, planned)
 
 
 def with_ready_cells(steps: Sequence[Step], ready: Sequence[Cell]) -> list[Step]:
-    """The steps with those of their cells that can run here; a step of which none can is left out."""
+    """The steps with those of their cells that can run here; a step of which none can is left
+    out."""
     kept = []
     for step in steps:
         cells = tuple(cell for cell in step.cells if cell in ready)
@@ -171,51 +184,72 @@ def with_ready_cells(steps: Sequence[Step], ready: Sequence[Cell]) -> list[Step]
 
 def main() -> int:
     """Run a part; the status is 0 when all that was begun ended well."""
-    asked = _parser().parse_args()
-    clock = Clock(ends=time.monotonic() + asked.seconds - (time.time() - asked.began))
+    flags = _parser().parse_args()
+    # What has passed since the call began counts too.
+    clock = Clock(ends=time.monotonic() + flags.seconds - (time.time() - flags.began))
     wait_passively()
     prepare_compiling()
-    if asked.pack is not None:
-        check_pack(asked.pack)
-    out = (asked.work or asked.out) / asked.part
+    if flags.pack is not None:
+        check_pack(flags.pack)
+    out = (flags.work or flags.out) / flags.part
     out.mkdir(parents=True, exist_ok=True)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    archive = asked.out / f"part-{asked.part}.tar.gz"
-    steps = _steps(asked.part, asked.device)
+    flags.out.mkdir(parents=True, exist_ok=True)
+    steps = _steps(flags.part, flags.device)
     cells = [cell for step in steps for cell in step.cells]
     ready, remarks = runnable(cells, prepares=False)
     steps = with_ready_cells(steps, ready)
-    with ending_in_order(), prefetching():
-        compiling = start_bound(
-            [sys.executable, str(PROJECT / "tools" / "compile_ops.py")],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+    with ending_in_order(), prefetching(), _compiling() as compiling:
+        session = Session(
+            part=flags.part,
+            out=out,
+            archive=flags.out / f"part-{flags.part}.tar.gz",
+            bench=_bench(flags, out, ready),
+            clock=clock,
+            compiling=compiling,
         )
-        try:
-            machine = machine_here(asked.device, MEMORY_ON_CPU if asked.device == "cpu" else None)
-            place = asked.data / TINY if asked.device == "cpu" else asked.data
-            data = find_data(place, out, None)
-            write_plans(out, ready, data, machine)
-            files.write_json(out / "machine.json", asdict(machine))
-            bench = Bench(
-                out=out,
-                data=data,
-                machine=machine,
-                seconds=asked.steady_seconds,
-                tries_other_batches=False,
-            )
-            session = Session(part=asked.part, out=out, archive=archive, bench=bench, clock=clock, compiling=compiling)
-            session.run(steps)
-        finally:
-            # The compilers that it has started are of its group.
-            with suppress(ProcessLookupError):
-                os.killpg(compiling.pid, signal.SIGKILL)
-            compiling.wait()
+        session.run(steps)
     remarks += _failures(out)
     print((out / "summary.md").read_text(encoding="utf-8"))
     for remark in remarks:
         print(remark, file=sys.stderr)
     return 1 if remarks else 0
+
+
+@contextmanager
+def _compiling() -> Iterator[subprocess.Popen[bytes]]:
+    """Compile DeepSpeed's operation for offload within this block, beside what else goes on."""
+    compiling = start_bound(
+        [sys.executable, str(PROJECT / "tools" / "compile_ops.py")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield compiling
+    finally:
+        # The compilers that it has started are of its group.
+        with suppress(ProcessLookupError):
+            os.killpg(compiling.pid, signal.SIGKILL)
+        compiling.wait()
+
+
+def _bench(flags: argparse.Namespace, out: Path, cells: Sequence[Cell]) -> Bench:
+    """What the cells share: the machine, the data and, written down first, what is planned."""
+    memory_bytes = None
+    place = flags.data
+    if flags.device == "cpu":
+        memory_bytes = MEMORY_ON_CPU
+        place = flags.data / TINY
+    machine = machine_here(flags.device, memory_bytes)
+    data = find_data(place, out, None)
+    write_plans(out, cells, data, machine)
+    files.write_json(out / "machine.json", asdict(machine))
+    return Bench(
+        out=out,
+        data=data,
+        machine=machine,
+        seconds=flags.steady_seconds,
+        tries_other_batches=False,
+    )
 
 
 def _steps(part: str, device: str) -> list[Step]:
@@ -232,25 +266,39 @@ def _steps(part: str, device: str) -> list[Step]:
 def _failures(out: Path) -> list[str]:
     failed = []
     for path in sorted((out / "cells").glob("[!.]*.json")):
-        if json.loads(path.read_text(encoding="utf-8"))["status"] not in ("ok", "oom"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["status"] not in ("ok", "oom"):
             failed.append(path.stem)
-    return [f"did not end well: {', '.join(failed)}; summary.md says why"] if failed else []
+    if not failed:
+        return []
+    return [f"did not end well: {', '.join(failed)}; summary.md says why"]
 
 
 def _parser() -> argparse.ArgumentParser:
+    description, _, _ = __doc__.partition("\n\n")
     parser = argparse.ArgumentParser(
-        prog="benchmarks.gpu.session", description=__doc__.split("\n")[0], allow_abbrev=False
+        prog="benchmarks.gpu.session", description=description, allow_abbrev=False
     )
     what = "what to measure: a, the first facts; b, the tables; c, what is compiled; d, Qwen3"
     parser.add_argument("part", choices=sorted(parts()), help=what)
     parser.add_argument("--seconds", type=number, required=True, help="in which all has to be over")
-    parser.add_argument("--began", type=float, default=time.time(), help="when they began, in seconds since 1970")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared sets and raw questions")
+    parser.add_argument(
+        "--began", type=float, default=time.time(), help="when they began, in seconds since 1970"
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of the prepared sets and raw questions"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the part-NAME.tar.gz")
-    parser.add_argument("--work", type=Path, help="folder of runs, with their weights (default: that of --out)")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny models, does it work?")
+    parser.add_argument(
+        "--work", type=Path, help="folder of runs, with their weights (default: that of --out)"
+    )
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny models, does it work?"
+    )
     parser.add_argument("--pack", type=Path, help="the pack, whose code has to be this project's")
-    parser.add_argument("--steady-seconds", type=number, default=STEADY_SECONDS, help="of steady steps a cell")
+    parser.add_argument(
+        "--steady-seconds", type=number, default=STEADY_SECONDS, help="of steady steps a cell"
+    )
     return parser
 
 

@@ -1,9 +1,10 @@
-"""Try, in seconds and without data, what training and prediction use of torch, transformers and DeepSpeed.
+"""Try, in seconds and without data, what training and prediction use of torch, transformers and
+DeepSpeed.
 
     python -m benchmarks.gpu.trial [deepspeed]
 
-It imports what they import, and makes the arguments that transformers' trainer gets, as a run does. Where a version
-lacks something of that, the program ends with an error that says what.
+It imports what they import, and makes the arguments that transformers' trainer gets, as a run does.
+Where a version lacks something of that, the program ends with an error that says what.
 """
 
 from __future__ import annotations

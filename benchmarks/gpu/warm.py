@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.warm DESCRIPTOR
 
-Imports take as long as a short cell trains. While one cell has the GPU, the process of the next one imports; it opens
-no CUDA context before it knows its script, so it takes no memory of the GPU. Unlike a fork, it may use CUDA.
+Imports take as long as a short cell trains. While one cell has the GPU, the process of the next one
+imports; it opens no CUDA context before it knows its script, so it takes no memory of the GPU.
+Unlike a fork, it may use CUDA.
 """
 
 from __future__ import annotations

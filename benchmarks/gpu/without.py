@@ -1,4 +1,5 @@
-"""Run textsql_train.py without one of the measures that have no flag, to see what that measure brings.
+"""Run textsql_train.py without one of the measures that have no flag, to see what that measure
+brings.
 
 python -m benchmarks.gpu.without label-positions --model_id t5-small ...
 """
@@ -17,6 +18,8 @@ from transformers.training_args import OptimizerNames
 from zeropods.errors import UserError, guarded
 from zeropods.train import run, run_argv
 from zeropods.train.engines import ddp
+from zeropods.train.flags import RunArguments
+from zeropods.train.job import Task
 from zeropods.train.text2sql import T5ForTextToSQL
 
 SCRIPT = "textsql_train.py"
@@ -33,13 +36,19 @@ def train_without(measure: str, flags: Sequence[str]) -> int:
 def whole_logits(
     self: T5ForTextToSQL, *args: Any, labels: Tensor, num_items_in_batch: Any = None, **kwargs: Any
 ) -> Seq2SeqLMOutput:
-    """`T5ForTextToSQL.forward` with a loss, over the logits of all positions, most of which are thrown away."""
+    """`T5ForTextToSQL.forward` with a loss, over the logits of all positions, most of which are
+    thrown away."""
     kwargs.pop("label_positions", None)
     hidden = self._decode(self._shift_right(labels), *args, **kwargs)
-    scale = self.model_dim**-0.5 if self.config.scale_decoder_outputs else 1.0
+    scale = 1.0
+    if self.config.scale_decoder_outputs:
+        scale = self.model_dim**-0.5
     logits = self.lm_head(hidden * scale).flatten(0, 1).float()
     total = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
-    return Seq2SeqLMOutput(loss=total / ((labels != -100).sum() if num_items_in_batch is None else num_items_in_batch))
+    items = num_items_in_batch
+    if items is None:
+        items = (labels != -100).sum()
+    return Seq2SeqLMOutput(loss=total / items)
 
 
 def _take_label_positions() -> None:
@@ -49,10 +58,15 @@ def _take_label_positions() -> None:
 def _take_running_ahead() -> None:
     """Make copies wait for the device, and masks too where nothing is compiled."""
 
-    def decode(self: T5ForTextToSQL, ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def decode(
+        self: T5ForTextToSQL, ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
         encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return self.decoder(
-            input_ids=ids, encoder_hidden_states=encoded, encoder_attention_mask=attention_mask, use_cache=False
+            input_ids=ids,
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=attention_mask,
+            use_cache=False,
         ).last_hidden_state
 
     def waiting(made: TrainingArguments) -> None:
@@ -63,19 +77,24 @@ def _take_running_ahead() -> None:
 
 
 def _take_fused_adamw() -> None:
+    ours = ddp.adamw_settings
+
+    def unfused_settings(arguments: RunArguments) -> dict[str, object]:
+        return {**ours(arguments), "fused": False}
+
     def unfused(made: TrainingArguments) -> None:
         made.optim = OptimizerNames.ADAMW_TORCH
 
-    ours = ddp.adamw_settings
-    setattr(ddp, "adamw_settings", lambda asked: {**ours(asked), "fused": False})  # noqa: B010
+    setattr(ddp, "adamw_settings", unfused_settings)  # noqa: B010
     _change_settings(unfused)
 
 
 def _change_settings(change: Callable[[TrainingArguments], None]) -> None:
+    """Let a run make the arguments of its trainer as it does, and change them then."""
     ours = run.training_arguments
 
-    def changed(asked: Any) -> TrainingArguments:
-        made = ours(asked)
+    def changed(task: Task) -> TrainingArguments:
+        made = ours(task)
         change(made)
         return made
 
@@ -89,5 +108,13 @@ TAKEN: dict[str, Callable[[], None]] = {
 }
 
 
+def main() -> int:
+    """Train without the measure that the command line names first, with the flags after it."""
+    measure = ""
+    if len(sys.argv) > 1:
+        measure = sys.argv[1]
+    return train_without(measure, sys.argv[2:])
+
+
 if __name__ == "__main__":
-    sys.exit(guarded(lambda: train_without(sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:])))
+    sys.exit(guarded(main))

@@ -5,13 +5,14 @@
     python -m benchmarks.reliability --trials 14 --alone
     python -m benchmarks.reliability --trials 56 --settings "zero2 x3" "ddp x2"
 
-Trains a tiny model on local pods, breaks the run four times at random moments, and lets it train to its end. Each trial
-is of a fault, a technique and a number of pods, those that were tried least so far. It is kept in
-`results/reliability.json` as soon as it has ended, and `docs/reliability.md` is made from them; a later call adds the
-missing ones. A trial takes about 10 s on two quiet cores, and a minute beside six busy processes. Faults of network
-and disk need root. With `--alone` each run is broken once and then trains to its end, so that its record tells its
-goodput. With `--busy 6` six processes compute beside it all the time; trials with and without them are counted apart,
-and make two tables.
+Trains a tiny model on local pods, breaks the run four times at random moments, and lets it train to
+its end. Each trial is of a fault, a technique and a number of pods, those that were tried least so
+far. It is kept in `results/reliability.json` as soon as it has ended, and `docs/reliability.md` is
+made from them; a later call adds the missing ones. A trial takes about 10 s on two quiet cores, and
+a minute beside six busy processes. Faults of network and disk need root. With `--alone` each run is
+broken once and then trains to its end, so that its record tells its goodput. With `--busy 6` six
+processes compute beside it all the time; trials with and without them are counted apart, and make
+two tables.
 """
 
 from __future__ import annotations
@@ -22,14 +23,24 @@ import secrets
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.reliability.chain import BUSY_STEP_TIMEOUT, LAUNCHERS, SETTINGS, STEPS, WORK, Chain, Setting, chain
+from benchmarks.reliability.chain import (
+    BUSY_STEP_TIMEOUT,
+    LAUNCHERS,
+    SETTINGS,
+    STEPS,
+    WORK,
+    Chain,
+    Setting,
+    chain,
+)
 from benchmarks.reliability.faults import FAULTS, ON_A_DISK, may_mount
 from benchmarks.reliability.page import PAGE, RESULTS, page
 from benchmarks.reliability.seen import Losses, difference, until
@@ -47,43 +58,88 @@ from zeropods.programs import bound_argv
 WHOLE_RUN_SECONDS = 3_600.0
 """Seconds after which a run without faults is given up."""
 FAULTS_OF_A_RUN = 4
-"""Number of faults after which a run is left to train to its end, and the next one begins in another setting."""
+"""Number of faults after which a run is left to train to its end, and the next one begins in
+another setting."""
 DEEPSPEED_SHARE = 0.25
 """Share of runs that DeepSpeed's launcher starts: they take twice as long to start."""
 
 
 def main() -> None:
     """Run the missing trials as long as there is time, then render the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--trials", type=int, default=56, help="of all faults together, earlier calls included; 56")
-    parser.add_argument("--seconds", type=float, default=14_400.0, help="begin no further trial after so long; 14,400")
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=possible(), metavar="FAULT", help="only these")
-    names = [setting.name for setting in SETTINGS]
-    parser.add_argument("--settings", nargs="+", choices=names, default=names, metavar="SETTING", help="only these")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each run; {STEPS}")
-    parser.add_argument("--launcher", choices=LAUNCHERS, help="what starts the ranks; both, at random")
-    parser.add_argument("--busy", type=int, default=0, metavar="N", help="compute in N processes beside the run")
-    parser.add_argument("--alone", action="store_true", help="break each run once; --trials counts those with goodput")
-    parser.add_argument("--page", action="store_true", help="only make the page anew")
-    asked = parser.parse_args()
+    flags = _parser().parse_args()
     results: dict[str, Any] = {"trials": [], "runs": [], "environment": _environment()}
     if RESULTS.is_file():
         results = read_json(RESULTS)
-    if not asked.page:
+    if not flags.page:
         with ending_in_order():
-            _add(results, asked)
+            _add(results, flags)
     files.write_text(PAGE, page(results))
-    died = sum(not one["survived"] for one in results["trials"])
+    died = sum(not outcome["survived"] for outcome in results["trials"])
     if died:
         raise UserError(f"{RESULTS}: {died} trials were not survived; see {WORK}")
-    misnamed = sum(one.get("named") is False for one in results["trials"])
+    misnamed = sum(outcome.get("named") is False for outcome in results["trials"])
     if misnamed:
-        raise UserError(f"{RESULTS}: in {misnamed} trials another pod, rank or reason was named; see said there")
+        raise UserError(
+            f"{RESULTS}: in {misnamed} trials another pod, rank or reason was named; see said there"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    description, *_ = __doc__.splitlines()
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=56,
+        help="of all faults together, earlier calls included; 56",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=14_400.0,
+        help="begin no further trial after so long; 14,400",
+    )
+    parser.add_argument(
+        "--faults",
+        nargs="+",
+        choices=FAULTS,
+        default=possible(),
+        metavar="FAULT",
+        help="only these",
+    )
+    names = [setting.name for setting in SETTINGS]
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        choices=names,
+        default=names,
+        metavar="SETTING",
+        help="only these",
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each run; {STEPS}")
+    parser.add_argument(
+        "--launcher", choices=LAUNCHERS, help="what starts the ranks; both, at random"
+    )
+    parser.add_argument(
+        "--busy",
+        type=int,
+        default=0,
+        metavar="N",
+        help="compute in N processes beside the run",
+    )
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="break each run once; --trials counts those with goodput",
+    )
+    parser.add_argument("--page", action="store_true", help="only make the page anew")
+    return parser
 
 
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Let so many processes compute as long as this block goes on, as on a machine with other work."""
+    """Let so many processes compute as long as this block goes on, as on a machine with other
+    work."""
     argv = bound_argv([sys.executable, "-c", "while True: pass"])
     processes = [subprocess.Popen(argv) for _ in range(number)]
     try:
@@ -96,111 +152,160 @@ def busy_processes(number: int) -> Iterator[None]:
 
 def possible() -> list[str]:
     """The faults that can be injected here."""
-    disks, networks = may_mount(), are_possible()
-    return [
-        name
-        for name, fault in FAULTS.items()
-        if (disks or name not in ON_A_DISK) and (networks or not fault.needs_networks)
-    ]
+    has_disks = may_mount()
+    has_networks = are_possible()
+    names = []
+    for name, fault in FAULTS.items():
+        lacks_disk = name in ON_A_DISK and not has_disks
+        lacks_network = fault.needs_networks and not has_networks
+        if not lacks_disk and not lacks_network:
+            names.append(name)
+    return names
 
 
-def _add(results: dict[str, Any], asked: argparse.Namespace) -> None:
-    """Run the trials that are missing; the runs without faults come first, on cores that are not kept busy."""
-    deadline = time.monotonic() + asked.seconds
+def _add(results: dict[str, Any], flags: argparse.Namespace) -> None:
+    """Run the trials that are missing; the runs without faults come first, on cores that are not
+    kept busy."""
+    deadline = time.monotonic() + flags.seconds
     data = _prepared()
-    settings = [replace(setting, steps=asked.steps) for setting in SETTINGS if setting.name in asked.settings]
-    if asked.busy:
+    settings = []
+    for setting in SETTINGS:
+        if setting.name in flags.settings:
+            settings.append(replace(setting, steps=flags.steps))
+    if flags.busy:
         settings = [replace(setting, step_timeout=BUSY_STEP_TIMEOUT) for setting in settings]
-
     undisturbed = {setting.name: _undisturbed(data, setting) for setting in settings}
-    with busy_processes(asked.busy):
-        _try_until(deadline, results, asked, data, settings, undisturbed)
+    trials = Trials(
+        results=results,
+        flags=flags,
+        deadline=deadline,
+        data=data,
+        settings=settings,
+        undisturbed=undisturbed,
+    )
+    with busy_processes(flags.busy):
+        while not trials.are_enough():
+            trials.break_a_run()
 
 
-def _try_until(
-    deadline: float,
-    results: dict[str, Any],
-    asked: argparse.Namespace,
-    data: Path,
-    settings: list[Setting],
-    undisturbed: dict[str, Losses],
-) -> None:
-    """Run trials until there are enough of them, or until the deadline of `time.monotonic`.
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """The trials of a call, beside those of earlier ones."""
 
-    Args:
-        undisturbed: the losses of a run without faults, by the name of its setting.
-    """
+    results: dict[str, Any]
+    """What `results/reliability.json` holds; each trial is added as soon as it has ended."""
+    flags: argparse.Namespace
+    deadline: float
+    """When no further trial begins, by `time.monotonic`."""
+    data: Path
+    settings: list[Setting]
+    undisturbed: dict[str, Losses]
+    """The losses of a run without faults, by the name of its setting."""
 
-    def done() -> list[dict[str, Any]]:
-        """The earlier trials that count here: as busy as these."""
-        alike = [one for one in results["trials"] if one["busy"] == asked.busy]
-        return [one for one in alike if not asked.alone or one["goodput"] is not None]
+    def done(self) -> list[dict[str, Any]]:
+        """The earlier trials that count here: as busy as these, and with `--alone` those that have
+        a goodput."""
+        counted = []
+        for outcome in self.results["trials"]:
+            is_as_busy = outcome["busy"] == self.flags.busy
+            if is_as_busy and (not self.flags.alone or outcome["goodput"] is not None):
+                counted.append(outcome)
+        return counted
 
-    def is_enough() -> bool:
-        return len(done()) >= asked.trials or time.monotonic() > deadline
+    def are_enough(self) -> bool:
+        """Whether there are enough trials, or no time is left."""
+        return len(self.done()) >= self.flags.trials or time.monotonic() > self.deadline
 
-    while not is_enough():
+    def break_a_run(self) -> None:
+        """Begin a run, and break it until it does not survive or has had its faults; what came of
+        it is kept."""
         seed = secrets.randbits(32)
         random = Random(seed)
-        launcher = "deepspeed" if random.random() < DEEPSPEED_SHARE else "pdsh"
-        setting = _least_tried(settings, done(), random)
+        launcher = "pdsh"
+        if random.random() < DEEPSPEED_SHARE:
+            launcher = "deepspeed"
+        if self.flags.launcher:
+            launcher = self.flags.launcher
+        setting = _least_tried(self.settings, self.done(), random)
         about: dict[str, Any] = {
             "seed": seed,
-            "launcher": asked.launcher or launcher,
+            "launcher": launcher,
             "setting": setting.name,
-            "busy": asked.busy,
+            "busy": self.flags.busy,
         }
-        expected = undisturbed[setting.name]
-        with chain(data, setting, about["launcher"], random) as broken:
-            most_faults = 1 if asked.alone else FAULTS_OF_A_RUN
-            has_survived = True
-            while has_survived and broken.faults < most_faults and not is_enough():
-                one = _one(broken, done(), asked.faults, expected)
-                if one is None:
-                    break
-                broken.faults += 1
-                has_survived = one["survived"]
-                if asked.alone and has_survived:
-                    one["goodput"] = goodput(broken)
-                _keep(results, "trials", about | one)
+        with chain(self.data, setting, launcher, random) as broken:
+            has_survived = self._break(broken, about)
             # Beside busy processes it takes long, and the losses are the same.
-            trains_to_its_end = has_survived and broken.faults == FAULTS_OF_A_RUN and not asked.busy
-            if trains_to_its_end:
+            has_had_all_faults = broken.faults == FAULTS_OF_A_RUN
+            if has_survived and has_had_all_faults and not self.flags.busy:
                 until(broken.is_over, WHOLE_RUN_SECONDS)
                 broken.log.read()
             if broken.is_finished():
-                far = difference(broken.log.all, expected)
-                of_run = {"faults": broken.faults, "largest_difference": far, "goodput": goodput(broken)}
-                _keep(results, "runs", about | of_run)
+                expected = self.undisturbed[setting.name]
+                of_run = {
+                    "faults": broken.faults,
+                    "largest_difference": difference(broken.log.all, expected),
+                    "goodput": goodput(broken),
+                }
+                _keep(self.results, "runs", about | of_run)
+
+    def _break(self, broken: Chain, about: dict[str, Any]) -> bool:
+        """Break a run again and again; returns whether it has survived all that."""
+        most_faults = 1 if self.flags.alone else FAULTS_OF_A_RUN
+        expected = self.undisturbed[broken.setting.name]
+        while broken.faults < most_faults and not self.are_enough():
+            outcome = _try_a_fault(broken, self.done(), self.flags.faults, expected)
+            if outcome is None:
+                break
+            broken.faults += 1
+            if self.flags.alone and outcome["survived"]:
+                outcome["goodput"] = goodput(broken)
+            _keep(self.results, "trials", about | outcome)
+            if not outcome["survived"]:
+                return False
+        return True
 
 
 def _least_tried(settings: list[Setting], done: list[dict[str, Any]], random: Random) -> Setting:
     """One of the settings that were tried least so far."""
-    counts = {setting: sum(one.get("setting") == setting.name for one in done) for setting in settings}
-    least = min(counts.values())
-    return random.choice([setting for setting in settings if counts[setting] == least])
+    tried = Counter(outcome.get("setting") for outcome in done)
+    least = min(tried[setting.name] for setting in settings)
+    return random.choice([setting for setting in settings if tried[setting.name] == least])
 
 
-def _one(broken: Chain, done: list[dict[str, Any]], faults: list[str], undisturbed: Losses) -> dict[str, Any] | None:
-    """Try one of the faults that were tried least in this setting, and of these least of all; None where the run has
-    ended."""
+def _try_a_fault(
+    broken: Chain, done: list[dict[str, Any]], faults: list[str], undisturbed: Losses
+) -> dict[str, Any] | None:
+    """Try one of the faults that were tried least in this setting, and of these least of all; None
+    where the run has ended."""
     able = [name for name in faults if broken.has_spare or not FAULTS[name].costs_a_pod]
     if not able:
-        raise UserError(f"--faults {' '.join(faults)}: none can be tried, since each costs a pod and none is left")
-    tried = [one["fault"] for one in done]
-    tried_here = [one["fault"] for one in done if one.get("setting") == broken.setting.name]
-    counts = {name: (tried_here.count(name), tried.count(name)) for name in able}
+        names = " ".join(faults)
+        raise UserError(
+            f"--faults {names}: none can be tried, since each costs a pod and none is left"
+        )
+    tried = Counter(outcome["fault"] for outcome in done)
+    tried_here = Counter(
+        outcome["fault"] for outcome in done if outcome.get("setting") == broken.setting.name
+    )
+    counts = {name: (tried_here[name], tried[name]) for name in able}
     least = min(counts.values())
     name = broken.random.choice([name for name in able if counts[name] == least])
     try:
         return trial(broken, name, undisturbed)
     except UserError as error:
-        return {**dict.fromkeys(MEASURED), "fault": name, "survived": False, "by_itself": False, "said": str(error)}
+        return {
+            **dict.fromkeys(MEASURED),
+            "fault": name,
+            "survived": False,
+            "by_itself": False,
+            "said": str(error),
+        }
 
 
-def _keep(results: dict[str, Any], kind: str, one: dict[str, Any]) -> None:
-    print(json.dumps(one), file=sys.stderr, flush=True)
-    results[kind].append(one)
+def _keep(results: dict[str, Any], kind: str, outcome: dict[str, Any]) -> None:
+    print(json.dumps(outcome), file=sys.stderr, flush=True)
+    results[kind].append(outcome)
     results["environment"] = _environment()
     files.write_json(RESULTS, results)
 
@@ -211,7 +316,8 @@ def _environment() -> dict[str, Any]:
 
 def _prepared() -> Path:
     """The first 64 questions of the embedded data set, prepared."""
-    raw, prepared = WORK / "sample", WORK / "prepared"
+    raw = WORK / "sample"
+    prepared = WORK / "prepared"
     write_sample(raw)
     prepare(Preparation(data=raw, tokenizer="t5-tiny", limit=64), prepared)
     return prepared.resolve()
@@ -221,13 +327,17 @@ def _undisturbed(data: Path, setting: Setting) -> Losses:
     """The loss of each step of a run without faults; kept for later calls on the same machine."""
     kept = WORK / f"undisturbed.{setting.technique}.{setting.pods}.json"
     key = {"flags": list(setting.flags), **_environment()}
-    if kept.is_file() and read_json(kept)["key"] == key:
-        return {int(step): loss for step, loss in read_json(kept)["losses"].items()}
+    if kept.is_file():
+        earlier = read_json(kept)
+        if earlier["key"] == key:
+            return {int(step): loss for step, loss in earlier["losses"].items()}
     with chain(data, setting, "pdsh", Random(0)) as whole:
         comes_to(whole, setting.steps, WHOLE_RUN_SECONDS)
         losses = dict(whole.log.read())
     if len(losses) != setting.steps:
-        raise UserError(f"{whole.area}: the undisturbed run ended after {len(losses)} steps; see said there")
+        raise UserError(
+            f"{whole.area}: the undisturbed run ended after {len(losses)} steps; see said there"
+        )
     files.write_json(kept, {"key": key, "losses": losses})
     return losses
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -26,16 +27,31 @@ from zeropods.programs import bound_argv
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "reliability"
 SPARE = 4
-STEPS, INTERVAL = 300, 5
-STEP_TIMEOUT, BUSY_STEP_TIMEOUT = 8, 40
+"""Number of pods beyond those that a run trains on."""
+STEPS = 300
+INTERVAL = 5
+"""Number of steps from one checkpoint to the next."""
+STEP_TIMEOUT = 8
+BUSY_STEP_TIMEOUT = 40
 """Seconds of `--step-timeout`, and beside busy processes."""
 FLAGS = (
-    "--model_id", "t5-tiny", "--init", "random", "--dropout", "0", "--precision", "fp32", "--threads", "1",
-    "--logging_steps", "1", "--eval_steps", "0", "--save_steps", str(INTERVAL), "--save_total_limit", "3",
-    "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1",
-)  # fmt: skip
+    *("--model_id", "t5-tiny"),
+    *("--init", "random"),
+    *("--dropout", "0"),
+    *("--precision", "fp32"),
+    *("--threads", "1"),
+    *("--logging_steps", "1"),
+    *("--eval_steps", "0"),
+    *("--save_steps", str(INTERVAL)),
+    *("--save_total_limit", "3"),
+    *("--per_device_train_batch_size", "4"),
+    *("--gradient_accumulation_steps", "1"),
+)
 LAUNCHERS = ("deepspeed", "pdsh")
-"""DeepSpeed's launcher, as users have it, or pdsh itself in its place, which takes half as long to start."""
+"""DeepSpeed's launcher, as users have it, or pdsh itself in its place, which takes half as long to
+start."""
+OUTPUT = "said"
+"""File in the folder of a run that holds the output of its launches."""
 DISK_MIB = 256
 TERM_SECONDS = 40.0
 
@@ -63,7 +79,8 @@ class Setting:
         return (*FLAGS, *steps, "--deepspeed", str(ROOT / "dsconfig" / f"{self.technique}.json"))
 
 
-SETTINGS = tuple(Setting(technique, pods) for pods in (2, 3) for technique in ("zero1", "zero2", "zero3", "ddp"))
+TECHNIQUES = ("zero1", "zero2", "zero3", "ddp")
+SETTINGS = tuple(Setting(technique, pods) for pods, technique in product((2, 3), TECHNIQUES))
 """The settings that are tried if none are named."""
 
 
@@ -104,11 +121,16 @@ class Chain:
         assert self.cluster is not None
         self.used = tuple(pod.name for pod in self.cluster.pods[: self.setting.pods])
         argv = bound_argv([sys.executable, "-m", *self._call(self.cluster.name)])
-        # A library of the ranks that does what a fault asks for; `PYTHONPATH` reaches the ranks through both launchers.
-        path = os.pathsep.join(filter(None, [str(LIBRARY), str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "PYTHONPATH": path}
-        with open(self.area / "said", "ab") as said:
-            self.launch = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=said, stderr=said)
+        # A library of the ranks that does what a fault asks for; `PYTHONPATH` reaches the ranks
+        # through both launchers.
+        places = [str(LIBRARY), str(ROOT)]
+        if os.environ.get("PYTHONPATH"):
+            places.append(os.environ["PYTHONPATH"])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+        with open(self.area / OUTPUT, "ab") as output:
+            self.launch = subprocess.Popen(
+                argv, cwd=ROOT, env=environment, stdout=output, stderr=output
+            )
 
     def renew(self) -> None:
         """Start all pods if none are up, or anew if some were lost."""
@@ -118,7 +140,9 @@ class Chain:
         if self.cluster is None:
             BACKENDS["namespaces"] = Namespaces
             backend = "namespaces" if are_possible() else "local"
-            self.cluster, self.lost = pods.up(self.setting.pods + SPARE, name="broken", backend=backend), set()
+            count = self.setting.pods + SPARE
+            self.cluster = pods.up(count, name="broken", backend=backend)
+            self.lost = set()
 
     def is_over(self) -> bool:
         """Whether the launch has ended."""
@@ -132,8 +156,15 @@ class Chain:
 
     def scene(self) -> Scene:
         """What a fault needs to know about the run."""
-        assert self.cluster is not None and self.launch is not None
-        return Scene(self.cluster, self.used, self.folder, self.launch.pid, self.random)
+        assert self.cluster is not None
+        assert self.launch is not None
+        return Scene(
+            cluster=self.cluster,
+            used=self.used,
+            folder=self.folder,
+            launch=self.launch.pid,
+            random=self.random,
+        )
 
     def close(self) -> None:
         """End the launch, then the pods."""
@@ -148,26 +179,33 @@ class Chain:
             self.cluster.down()
 
     def _call(self, name: str) -> list[str]:
-        training = [str(ROOT / "textsql_train.py"), *self.setting.flags, "--dataset_path", str(self.data)]
-        pods, limit = str(self.setting.pods), str(self.setting.step_timeout)
-        again = ["--restarts", "1000", "--min-pods", pods, "--step-timeout", limit]
+        """The words that launch the run on the pods of a cluster, after `python -m`."""
+        count = str(self.setting.pods)
+        timeout = str(self.setting.step_timeout)
+        restarts = ["--restarts", "1000", "--min-pods", count, "--step-timeout", timeout]
         if self.launcher == "deepspeed":
-            words = ["zeropods", "launch", "--name", name, "--num-pods", pods, *again, "--"]
+            launch = ["zeropods", "launch", "--name", name, "--num-pods", count, *restarts, "--"]
         else:
-            words = ["tests.full.over_pdsh", name, "--pods", pods, "--watched", *again]
-        return [*words, *training, "--outputdir", str(self.folder)]
+            launch = ["tests.full.over_pdsh", name, "--pods", count, "--watched", *restarts]
+        script = str(ROOT / "textsql_train.py")
+        folders = ["--dataset_path", str(self.data), "--outputdir", str(self.folder)]
+        return [*launch, script, *self.setting.flags, *folders]
 
 
 @contextmanager
 def chain(data: Path, setting: Setting, launcher: str, random: Random) -> Iterator[Chain]:
-    """Begin a run in a folder that is removed at the end, on a disk of its own where this process may mount one."""
+    """Begin a run in a folder that is removed at the end, on a disk of its own where this process
+    may mount one."""
     area = Path(tempfile.mkdtemp(prefix="reliability-"))
     (area / "disk").mkdir()
     os.environ["ZEROPODS_HOME"] = str(area / "home")
     rooted = may_mount()
     if rooted:
         # Mounted before the pods start: each has its own view of the file systems.
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(area / "disk")], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(area / "disk")],
+            check=True,
+        )
     made = Chain(area, data, setting, launcher, random)
     try:
         made.renew()
@@ -183,8 +221,9 @@ def chain(data: Path, setting: Setting, launcher: str, random: Random) -> Iterat
 
 
 def _keep_words(chain: Chain) -> None:
-    """Keep the log of the last run and the output of its launches, to investigate a trial that went wrong."""
+    """Keep the log of the last run and the output of its launches, to investigate a trial that went
+    wrong."""
     WORK.mkdir(parents=True, exist_ok=True)
-    for path in (chain.area / "said", chain.folder / "train.log"):
+    for path in (chain.area / OUTPUT, chain.folder / "train.log"):
         if path.is_file():
             shutil.copy(path, WORK / f"{chain.area.name}.{path.name}")

@@ -1,4 +1,5 @@
-"""Faults in a run over local pods: in its processes, network, checkpoints and disk. None of them is simulated."""
+"""Faults in a run over local pods: in its processes, network, checkpoints and disk. None of them is
+simulated."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Scene:
 
     def address(self, pod: str) -> str:
         """Address of a pod, by the pod's name."""
-        return next(each.address for each in self.cluster.pods if each.name == pod)
+        addresses = {known.name: known.address for known in self.cluster.pods}
+        return addresses[pod]
 
 
 # Signals to the processes of a run.
@@ -66,7 +68,10 @@ def _kill_half(scene: Scene, *, of_agent: bool) -> str:
     pod = scene.random.choice(scene.used)
     warden = worker_of(scene.cluster, pod)
     assert warden is not None
-    os.kill(warden.children()[0].pid if of_agent else warden.pid, signal.SIGKILL)
+    victim = warden
+    if of_agent:
+        victim = warden.children()[0]
+    os.kill(victim.pid, signal.SIGKILL)
     return pod
 
 
@@ -114,7 +119,8 @@ def _restore_between(scene: Scene) -> None:
 def _routes(scene: Scene, verb: str) -> None:
     for address, other in permutations(map(scene.address, scene.used), 2):
         command = ["ip", "route", verb, "blackhole", f"{other}/32"]
-        subprocess.run(_network(scene).command(address, command), timeout=COMMAND_SECONDS, check=verb == "add")
+        argv = _network(scene).command(address, command)
+        subprocess.run(argv, timeout=COMMAND_SECONDS, check=verb == "add")
 
 
 def _network(scene: Scene) -> Namespaces:
@@ -130,9 +136,10 @@ SAVED_SECONDS = 60.0
 def _flip(path: Path, random: Random) -> None:
     with open(path, "r+b") as file:
         file.seek(random.randrange(path.stat().st_size))
-        byte = file.read(1)[0]
+        (byte,) = file.read(1)
+        bit = 1 << random.randrange(8)
         file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1 << random.randrange(8)]))
+        file.write(bytes([byte ^ bit]))
 
 
 def _truncate(path: Path, random: Random) -> None:
@@ -152,8 +159,9 @@ def _damage(damage: Callable[[Path, Random], None], scene: Scene) -> str:
     for beat in read_beats(scene.folder).values():
         os.kill(beat.pid, signal.SIGKILL)
     newest = _complete(scene.folder)[0]
-    files = read_manifest(newest).files
-    path = newest / scene.random.choice(sorted(name for name, saved in files.items() if saved.bytes))
+    saved_files = read_manifest(newest).files
+    names = sorted(name for name, saved in saved_files.items() if saved.bytes)
+    path = newest / scene.random.choice(names)
     damage(path, scene.random)
     return str(path.relative_to(newest.parent))
 
@@ -161,7 +169,8 @@ def _damage(damage: Callable[[Path, Random], None], scene: Scene) -> str:
 def _complete(folder: Path) -> list[Path]:
     """The checkpoints of a run that have a manifest, the newest first."""
     saved = folder / "checkpoints"
-    return [place for step in saved_steps(saved) if ((place := saved / name_of(step)) / MANIFEST).is_file()]
+    places = [saved / name_of(step) for step in saved_steps(saved)]
+    return [place for place in places if (place / MANIFEST).is_file()]
 
 
 # A full disk and a read-only folder: both need a disk of the run's own.
@@ -173,10 +182,12 @@ FREE_BYTES = 10_000_000
 
 
 def may_mount() -> bool:
-    """Whether a disk can be filled and a folder made read-only: both need root and a kernel that allows it."""
+    """Whether a disk can be filled and a folder made read-only: both need root and a kernel that
+    allows it."""
     if os.geteuid() != 0 or shutil.which("chattr") is None:
         return False
-    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+    done = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def _fill_disk(scene: Scene) -> str:
@@ -189,9 +200,10 @@ def _fill_disk(scene: Scene) -> str:
 
 def _takes_all_but(left: int, file: int) -> bool:
     """Take all room but `left` bytes; False where the run took some of it at the same moment."""
-    room = os.fstatvfs(file)
+    disk = os.fstatvfs(file)
+    room = disk.f_bavail * disk.f_frsize
     try:
-        os.posix_fallocate(file, 0, max(1, room.f_bavail * room.f_frsize - left))
+        os.posix_fallocate(file, 0, max(1, room - left))
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -204,7 +216,8 @@ def _empty_disk(scene: Scene) -> None:
 
 
 def _change_folder(scene: Scene, attribute: str) -> None:
-    """Change an attribute of `checkpoints/`: permissions do not stop root, but the attribute `+i` does."""
+    """Change an attribute of `checkpoints/`: permissions do not stop root, but the attribute `+i`
+    does."""
     checkpoints = str(scene.folder / "checkpoints")
     subprocess.run(["chattr", attribute, checkpoints], timeout=COMMAND_SECONDS, check=True)
 
@@ -212,7 +225,8 @@ def _change_folder(scene: Scene, attribute: str) -> None:
 # All faults.
 
 
-RANK, POD = "rank", "pod"
+RANK = "rank"
+POD = "pod"
 
 
 @dataclass(frozen=True)
@@ -223,8 +237,8 @@ class Named:
     words: str
     """A regular expression for what the reason must contain."""
     what: str | None = None
-    """`RANK` or `POD`: whether the rank that was chosen must be named, with its pod, or the pod; None: any rank or
-    none."""
+    """`RANK` or `POD`: whether the rank that was chosen must be named, with its pod, or the pod;
+    None: any rank or none."""
 
 
 @dataclass(frozen=True)
@@ -253,77 +267,152 @@ KILLED = Named("failed", "left no measurement: .*SIGKILL", RANK)
 ANY_KILLED = Named("failed", "left no measurement: .*SIGKILL")
 
 
-def _in_a_rank(fault: str, means: str, status: str, words: str) -> Fault:
+def _in_a_rank(*, fault: str, means: str, status: str, words: str) -> Fault:
     """A fault that one rank does by itself."""
-    return Fault(means, partial(_order_rank, fault=fault), named=Named(status, words, RANK))
+    return Fault(
+        means=means,
+        act=partial(_order_rank, fault=fault),
+        named=Named(status, words, RANK),
+    )
 
 
 FAULTS: dict[str, Fault] = {
-    "rank killed": Fault("SIGKILL for one rank", partial(_signal_rank, number=signal.SIGKILL), named=KILLED),
+    "rank killed": Fault(
+        means="SIGKILL for one rank",
+        act=partial(_signal_rank, number=signal.SIGKILL),
+        named=KILLED,
+    ),
     "rank asked to end": Fault(
-        "SIGTERM for one rank, by somebody else", partial(_signal_rank, number=signal.SIGTERM),
+        means="SIGTERM for one rank, by somebody else",
+        act=partial(_signal_rank, number=signal.SIGTERM),
         named=Named("failed", "was asked to end, and not by this launch: SIGTERM", RANK),
     ),
     "rank crashed": _in_a_rank(
-        "segmentation fault", "a segmentation fault in one rank", "failed", "left no measurement: killed by SIGSEGV"
+        fault="segmentation fault",
+        means="a segmentation fault in one rank",
+        status="failed",
+        words="left no measurement: killed by SIGSEGV",
     ),
     "rank left": _in_a_rank(
-        "os._exit(3)", "`os._exit(3)` in one rank", "failed", "left no measurement: ended with status 3"
+        fault="os._exit(3)",
+        means="`os._exit(3)` in one rank",
+        status="failed",
+        words="left no measurement: ended with status 3",
     ),
     "rank left as if well": _in_a_rank(
-        "os._exit(0)", "`os._exit(0)` in one rank", "failed", "left no measurement: ended with status 0 before"
+        fault="os._exit(0)",
+        means="`os._exit(0)` in one rank",
+        status="failed",
+        words="left no measurement: ended with status 0 before",
     ),
-    "library exited": _in_a_rank("exit", "`sys.exit()` in a library of one rank", "failed", "exit\\(\\) was called at"),
-    "rank failed": _in_a_rank("exception", "an exception in one rank", "failed", "ValueError: row 7 is damaged"),
+    "library exited": _in_a_rank(
+        fault="exit",
+        means="`sys.exit()` in a library of one rank",
+        status="failed",
+        words="exit\\(\\) was called at",
+    ),
+    "rank failed": _in_a_rank(
+        fault="exception",
+        means="an exception in one rank",
+        status="failed",
+        words="ValueError: row 7 is damaged",
+    ),
     "rank out of memory": _in_a_rank(
-        "torch out of memory", "more memory is asked for in one rank than there is", "oom", "can't allocate memory"
+        fault="torch out of memory",
+        means="more memory is asked for in one rank than there is",
+        status="oom",
+        words="can't allocate memory",
     ),
     "rank's disk full": _in_a_rank(
-        "disk full", "one rank writes to a disk that is full", "failed", "No space left on device"
+        fault="disk full",
+        means="one rank writes to a disk that is full",
+        status="failed",
+        words="No space left on device",
     ),
-    "rank hung": _in_a_rank("hang", "one rank sleeps", "timeout", "is at tests/full/faulty_library"),
+    "rank hung": _in_a_rank(
+        fault="hang",
+        means="one rank sleeps",
+        status="timeout",
+        words="is at tests/full/faulty_library",
+    ),
     "agent killed": Fault(
-        "SIGKILL for a pod's agent; its warden ends the pod", partial(_kill_half, of_agent=True), named=LOST, **AT_A_POD
-    ),
-    "warden killed": Fault(
-        "SIGKILL for a pod's warden; its agent ends the pod", partial(_kill_half, of_agent=False), named=LOST,
+        means="SIGKILL for a pod's agent; its warden ends the pod",
+        act=partial(_kill_half, of_agent=True),
+        named=LOST,
         **AT_A_POD,
     ),
-    "pod killed": Fault("SIGKILL for all processes of a pod at once", _kill_pod, named=LOST, **AT_A_POD),
-    "supervisor killed": Fault("SIGKILL for `zeropods launch`; the same command is called again", _kill_supervisor),
+    "warden killed": Fault(
+        means="SIGKILL for a pod's warden; its agent ends the pod",
+        act=partial(_kill_half, of_agent=False),
+        named=LOST,
+        **AT_A_POD,
+    ),
+    "pod killed": Fault(
+        means="SIGKILL for all processes of a pod at once",
+        act=_kill_pod,
+        named=LOST,
+        **AT_A_POD,
+    ),
+    "supervisor killed": Fault(
+        means="SIGKILL for `zeropods launch`; the same command is called again",
+        act=_kill_supervisor,
+    ),
     "pdsh killed": Fault(
-        "SIGKILL for pdsh, which leaves its remote processes running", _kill_pdsh, named=Named("failed", "launcher")
+        means="SIGKILL for pdsh, which leaves its remote processes running",
+        act=_kill_pdsh,
+        named=Named("failed", "launcher"),
     ),
     "rank stopped": Fault(
-        "SIGSTOP for one rank", partial(_signal_rank, number=signal.SIGSTOP),
+        means="SIGSTOP for one rank",
+        act=partial(_signal_rank, number=signal.SIGSTOP),
         named=Named("timeout", "is stopped at", RANK),
     ),
     "pod cut off": Fault(
-        "a pod's network cable is pulled", _cut_pod, _restore_pods, named=LOST, costs_a_pod=True, needs_networks=True
+        means="a pod's network cable is pulled",
+        act=_cut_pod,
+        heal=_restore_pods,
+        named=LOST,
+        costs_a_pod=True,
+        needs_networks=True,
     ),
     "ranks cut off": Fault(
-        "the ranks do not reach each other; the supervisor reaches all", _cut_between, _restore_between,
-        named=Named("timeout|failed", "no progress|lost their connections"), needs_networks=True,
+        means="the ranks do not reach each other; the supervisor reaches all",
+        act=_cut_between,
+        heal=_restore_between,
+        named=Named("timeout|failed", "no progress|lost their connections"),
+        needs_networks=True,
     ),
     "file flipped": Fault(
-        "all ranks killed; a bit of the newest checkpoint flipped", partial(_damage, _flip), named=ANY_KILLED,
+        means="all ranks killed; a bit of the newest checkpoint flipped",
+        act=partial(_damage, _flip),
+        named=ANY_KILLED,
         intervals=2,
     ),
     "file truncated": Fault(
-        "all ranks killed; a file of it truncated", partial(_damage, _truncate), named=ANY_KILLED, intervals=2
+        means="all ranks killed; a file of it truncated",
+        act=partial(_damage, _truncate),
+        named=ANY_KILLED,
+        intervals=2,
     ),
     "file deleted": Fault(
-        "all ranks killed; a file of it deleted", partial(_damage, _delete), named=ANY_KILLED, intervals=2
+        means="all ranks killed; a file of it deleted",
+        act=partial(_damage, _delete),
+        named=ANY_KILLED,
+        intervals=2,
     ),
     "disk full": Fault(
-        "less room is left than a checkpoint takes", _fill_disk, _empty_disk,
+        means="less room is left than a checkpoint takes",
+        act=_fill_disk,
+        heal=_empty_disk,
         named=Named("failed", "No space left on device"),
     ),
     "folder read-only": Fault(
-        "nothing can be made in `checkpoints/`", partial(_change_folder, attribute="+i"),
-        partial(_change_folder, attribute="-i"), named=Named("failed", "Operation not permitted|cannot be written"),
+        means="nothing can be made in `checkpoints/`",
+        act=partial(_change_folder, attribute="+i"),
+        heal=partial(_change_folder, attribute="-i"),
+        named=Named("failed", "Operation not permitted|cannot be written"),
     ),
-}  # fmt: skip
+}
 SUPERVISOR = "supervisor killed"
 DAMAGED = ("file flipped", "file truncated", "file deleted")
 ON_A_DISK = ("disk full", "folder read-only")

@@ -1,4 +1,5 @@
-"""`docs/reliability.md`, made from `results/reliability.json`: the median and the worst of each fault's trials."""
+"""`docs/reliability.md`, made from `results/reliability.json`: the median and the worst of each
+fault's trials."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from zeropods.pods.leases import RUN_SECONDS
 from zeropods.tables import Table, counted
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"
-FIND_SECONDS, RESUME_SECONDS = 10, 60
+RESULTS = ROOT / "results" / "reliability.json"
+PAGE = ROOT / "docs" / "reliability.md"
+FIND_SECONDS = 10
+RESUME_SECONDS = 60
 """Most seconds asked for: to find a fault, and to resume the run."""
 ABOUT = f"""\
 # What was broken, and what came of it
@@ -50,62 +53,106 @@ REMARKS = f"""\
 
 
 def page(results: dict[str, Any]) -> str:
-    """The page as Markdown: a table of the trials on quiet cores, and one for each number of busy processes."""
+    """The page as Markdown: a table of the trials on quiet cores, and one for each number of busy
+    processes."""
     parts = [ABOUT]
-    for busy in sorted({one["busy"] for one in results["trials"]}):
-        heading = f"Beside {counted(busy, 'busy process')}" if busy else "Without busy processes"
-        trials = [one for one in results["trials"] if one["busy"] == busy]
-        runs = [one for one in results["runs"] if one["busy"] == busy]
-        rows = [_row(name, [one for one in trials if one["fault"] == name]) for name in FAULTS]
-        parts += [f"## {heading}\n", _summary(trials, runs), Table.of(rows).to_markdown()]
+    for busy in sorted({trial["busy"] for trial in results["trials"]}):
+        trials = [trial for trial in results["trials"] if trial["busy"] == busy]
+        runs = [run for run in results["runs"] if run["busy"] == busy]
+        parts += [f"## {_heading(busy)}\n", _summary(trials, runs), _table(trials)]
     hardware = results["environment"]["hardware"]
     cores = f"{hardware['cores']} cores ({hardware['cpu']})"
     parts += [f"Measured on {cores}, shared with other work at the time.\n", REMARKS]
-    faults = "".join(f"* {name}: {fault.means}\n" for name, fault in FAULTS.items())
-    return "\n".join([*parts, f"## The faults\n{faults}"])
+    faults = [f"* {name}: {fault.means}\n" for name, fault in FAULTS.items()]
+    parts.append("## The faults\n" + "".join(faults))
+    return "\n".join(parts)
+
+
+def _heading(busy: int) -> str:
+    if busy == 0:
+        return "Without busy processes"
+    return f"Beside {counted(busy, 'busy process')}"
+
+
+def _table(trials: Sequence[dict[str, Any]]) -> str:
+    """A row for each fault, also for those that were not tried."""
+    rows = []
+    for name in FAULTS:
+        of_fault = [trial for trial in trials if trial["fault"] == name]
+        rows.append(_row(name, of_fault))
+    return Table.of(rows).to_markdown()
 
 
 def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> str:
     """What came of some trials, and of the runs that ended among them, in a few sentences."""
-    launchers = Counter(one["launcher"] for one in trials)
-    faults = sum(one["faults"] for one in runs)
-    far = max((one["largest_difference"] or 0.0 for one in [*trials, *runs]), default=0.0)
-    apart = Counter(one["setting"] for one in runs if (one["largest_difference"] or 0.0) > SAME)
-    which = f" ({_names(apart)})" if apart else ""
-    checked = sum(one["named"] is not None for one in trials)
-    named = sum(one["named"] is True for one in trials)
+    survived = sum(trial["survived"] for trial in trials)
+    left_over = sum(trial["left_over"] or 0 for trial in trials)
+    checked = sum(trial["named"] is not None for trial in trials)
+    named = sum(trial["named"] is True for trial in trials)
+    late_found = _count_over(trials, "seconds_to_find", FIND_SECONDS)
+    late_resumed = _count_over(trials, "seconds_to_resume", RESUME_SECONDS)
+    launchers = Counter(trial["launcher"] for trial in trials)
+    far = max((_difference(measured) for measured in [*trials, *runs]), default=0.0)
     lines = (
-        f"**{counted(len(trials), 'trial')}, {sum(one['survived'] for one in trials)} survived, "
-        f"{sum(one['left_over'] or 0 for one in trials)} processes left over.**",
+        f"**{counted(len(trials), 'trial')}, {survived} survived, "
+        f"{left_over} processes left over.**",
         f"Pod, rank and reason were checked in {checked} of them, and named rightly in {named}.",
         f"Trials by technique and number of pods: {_settings(trials)}.",
-        f"{_over(trials, 'seconds_to_find', FIND_SECONDS)} took more than {FIND_SECONDS} s to find, "
-        f"{_over(trials, 'seconds_to_resume', RESUME_SECONDS)} more than {RESUME_SECONDS} s to resume.",
-        f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
-        f"{counted(len(runs), 'run')} came to {'its' if len(runs) == 1 else 'their'} end, through "
-        f"{counted(faults, 'fault')}; {apart.total()} of them{which} with losses other than the undisturbed run's.",
+        f"{late_found} took more than {FIND_SECONDS} s to find, "
+        f"{late_resumed} more than {RESUME_SECONDS} s to resume.",
+        f"{_count_of_lost_steps(trials)} lost more steps than an interval, "
+        "or two where the newest checkpoint was damaged.",
+        _sentence_on_runs(runs),
         f"The largest relative difference of any step's loss is {far:.1e}.",
-        f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, pdsh itself, which is quicker, "
-        f"{launchers['pdsh']}.",
+        f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, "
+        f"pdsh itself, which is quicker, {launchers['pdsh']}.",
     )
     return "\n".join(lines) + "\n"
 
 
-def _over(trials: Sequence[dict[str, Any]], key: str, asked: float) -> int:
-    return sum((one[key] or 0.0) > asked for one in trials)
+def _sentence_on_runs(runs: Sequence[dict[str, Any]]) -> str:
+    """How many runs came to their end, and how many of them with other losses."""
+    faults = sum(run["faults"] for run in runs)
+    apart = Counter(run["setting"] for run in runs if _difference(run) > SAME)
+    which = ""
+    if apart:
+        which = f" ({_names(apart)})"
+    whose = "its" if len(runs) == 1 else "their"
+    return (
+        f"{counted(len(runs), 'run')} came to {whose} end, through {counted(faults, 'fault')}; "
+        f"{apart.total()} of them{which} with losses other than the undisturbed run's."
+    )
 
 
-def _over_steps(trials: Sequence[dict[str, Any]]) -> int:
-    return sum((one["steps_lost"] or 0) > INTERVAL * FAULTS[one["fault"]].intervals for one in trials)
+def _difference(measured: dict[str, Any]) -> float:
+    """Largest difference of a trial's or a run's losses; 0 where none was measured."""
+    return measured["largest_difference"] or 0.0
+
+
+def _count_over(trials: Sequence[dict[str, Any]], key: str, most_seconds: float) -> int:
+    """The number of trials in which something took longer than was asked for."""
+    return sum((trial[key] or 0.0) > most_seconds for trial in trials)
+
+
+def _count_of_lost_steps(trials: Sequence[dict[str, Any]]) -> int:
+    """The number of trials that lost more steps than their fault may cost."""
+    count = 0
+    for trial in trials:
+        steps = trial["steps_lost"] or 0
+        if steps > INTERVAL * FAULTS[trial["fault"]].intervals:
+            count += 1
+    return count
 
 
 def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
+    survived = [trial for trial in trials if trial["survived"]]
+    by_itself = [trial for trial in survived if trial["by_itself"]]
     return {
         "fault": name,
         "tried": str(len(trials)),
-        "survived": str(sum(one["survived"] for one in trials)),
+        "survived": str(len(survived)),
         "named": _named(trials),
-        "by itself": str(sum(one["by_itself"] and one["survived"] for one in trials)),
+        "by itself": str(len(by_itself)),
         "steps lost": _spread(trials, "steps_lost", "{:g}"),
         "to find (s)": _spread(trials, "seconds_to_find", "{:.1f}"),
         "to resume (s)": _spread(trials, "seconds_to_resume", "{:.1f}"),
@@ -115,13 +162,15 @@ def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def _named(trials: Sequence[dict[str, Any]]) -> str:
     """How many of the trials in which it was checked name pod, rank and reason rightly."""
-    checked = [one["named"] for one in trials if one["named"] is not None]
-    return f"{sum(checked)} of {len(checked)}" if checked else "not checked"
+    checked = [trial["named"] for trial in trials if trial["named"] is not None]
+    if not checked:
+        return "not checked"
+    return f"{sum(checked)} of {len(checked)}"
 
 
 def _settings(trials: Sequence[dict[str, Any]]) -> str:
     """The techniques and numbers of pods, each with its trials."""
-    counts = Counter(one["setting"] for one in trials)
+    counts = Counter(trial["setting"] for trial in trials)
     return _names(counts)
 
 
@@ -131,10 +180,14 @@ def _names(counts: Counter[str]) -> str:
 
 
 def _spread(
-    trials: Sequence[dict[str, Any]], key: str, form: str, worst: Callable[[Sequence[float]], float] = max
+    trials: Sequence[dict[str, Any]],
+    key: str,
+    form: str,
+    worst: Callable[[Sequence[float]], float] = max,
 ) -> str:
     """The median and the worst of the measured values."""
-    values = [one[key] for one in trials if one[key] is not None]
+    values = [trial[key] for trial in trials if trial[key] is not None]
     if not values:
         return "not measured"
-    return f"{form.format(statistics.median(values))}, {form.format(worst(values))}"
+    middle = statistics.median(values)
+    return f"{form.format(middle)}, {form.format(worst(values))}"

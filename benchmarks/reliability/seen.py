@@ -1,4 +1,5 @@
-"""What can be observed of a run from outside: the losses that it logs, its processes, and when something happened."""
+"""What can be observed of a run from outside: the losses that it logs, its processes, and when
+something happened."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from pathlib import Path
 from zeropods.launch.logs import LINE, GrowingFile
 from zeropods.launch.outcome import written_at
 from zeropods.measure.heartbeat import read_beats
-from zeropods.pods.processes import RUN, Process, descendants, find_process, is_alive, processes_with, variable
+from zeropods.pods.processes import (
+    RUN,
+    Process,
+    descendants,
+    find_process,
+    is_alive,
+    processes_with,
+    variable,
+)
 
 POLL_SECONDS = 0.02
 
@@ -30,8 +39,11 @@ class Log:
 
     def read(self) -> Losses:
         """Return the losses by step, including those just written."""
-        said = LINE.findall("\n".join(self._tail.lines()))
-        new = {int(step): float(loss) for step, name, loss in said if name == "loss"}
+        text = "\n".join(self._tail.lines())
+        new: Losses = {}
+        for step, name, loss in LINE.findall(text):
+            if name == "loss":
+                new[int(step)] = float(loss)
         if new and not self.losses:
             self.first_unix_seconds = time.time()
         self.losses.update(new)
@@ -41,31 +53,49 @@ class Log:
     def forget(self) -> None:
         """Start again with what is written from now on."""
         self.read()
-        self.losses, self.first_unix_seconds = {}, None
+        self.losses = {}
+        self.first_unix_seconds = None
 
 
 def difference(losses: Iterable[tuple[int, float]], undisturbed: Losses) -> float | None:
-    """Largest difference of a step's loss from the undisturbed run's, relative to the latter; None without any step."""
-    return max((abs(loss - undisturbed[step]) / undisturbed[step] for step, loss in losses), default=None)
+    """Largest difference of a step's loss from the undisturbed run's, relative to the latter; None
+    without any step."""
+    differences = []
+    for step, loss in losses:
+        expected = undisturbed[step]
+        differences.append(abs(loss - expected) / expected)
+    return max(differences, default=None)
 
 
 def ranks_of(folder: Path) -> list[Process]:
     """The processes of an attempt's ranks, found by their heartbeats."""
-    found = (find_process(beat.pid) for _, beat in sorted(read_beats(folder).items()))
-    return [rank for rank in found if rank is not None]
+    processes = []
+    for _, beat in sorted(read_beats(folder).items()):
+        process = find_process(beat.pid)
+        if process is not None:
+            processes.append(process)
+    return processes
 
 
 def processes_of(ranks: Iterable[Process], launch: int) -> list[Process]:
-    """Processes that carry the mark of these ranks' run, and those that its launch started on this machine."""
-    marks = {mark for rank in ranks if (mark := variable(rank, RUN)) is not None}
-    return [*(each for mark in marks for each in processes_with(RUN, mark)), *descendants(launch)]
+    """Processes that carry the mark of these ranks' run, and those that its launch started on this
+    machine."""
+    marks = set[str]()
+    for rank in ranks:
+        mark = variable(rank, RUN)
+        if mark is not None:
+            marks.add(mark)
+    processes = []
+    for mark in marks:
+        processes += processes_with(RUN, mark)
+    return processes + descendants(launch)
 
 
 def ended(processes: Iterable[Process], seconds: float) -> list[Process]:
     """Wait up to `seconds` for processes to end; returns those that are still alive."""
-    left = list(processes)
-    until(lambda: not any(map(is_alive, left)), seconds)
-    return [process for process in left if is_alive(process)]
+    waited_for = list(processes)
+    until(lambda: not any(map(is_alive, waited_for)), seconds)
+    return [process for process in waited_for if is_alive(process)]
 
 
 def until(happened: Callable[[], object], seconds: float) -> bool:
@@ -79,9 +109,11 @@ def until(happened: Callable[[], object], seconds: float) -> bool:
 
 
 def first_word(folder: Path, since: float) -> float | None:
-    """First time after `since` at which stacks of a hung run or a rank's record were written; None where none were."""
+    """First time after `since` at which stacks of a hung run or a rank's record were written; None
+    where none were."""
     paths = [*(folder / "stacks").glob("*.txt"), *(folder / "ranks").glob("[0-9].json")]
-    return min((at for at in (path.stat().st_mtime for path in paths) if at >= since), default=None)
+    times = [path.stat().st_mtime for path in paths]
+    return min((at for at in times if at >= since), default=None)
 
 
 def changed(path: Path) -> Callable[[], bool]:

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.reliability.chain import INTERVAL, Chain
-from benchmarks.reliability.faults import DAMAGED, FAULTS, POD, RANK, SUPERVISOR, Fault, Named, Scene
+from benchmarks.reliability.faults import (
+    DAMAGED,
+    FAULTS,
+    POD,
+    RANK,
+    SUPERVISOR,
+    Fault,
+    Named,
+    Scene,
+)
 from benchmarks.reliability.seen import (
     Losses,
     changed,
@@ -29,18 +38,30 @@ from zeropods.report.formulas import figures
 
 VERIFIED_STEPS = 5
 """Number of steps after each restart that are compared before the next fault."""
-WAIT_SECONDS, LEFT_SECONDS = 300.0, 20.0
+WAIT_SECONDS = 300.0
+"""Most seconds to wait for a fault to be found, and for the steps after it."""
+LEFT_SECONDS = 20.0
+"""Seconds after which a process of a broken attempt counts as left over."""
 SAME = 1e-5
-"""Largest relative difference between losses that count as the same; the log has six digits of a loss."""
-
-
+"""Largest relative difference between losses that count as the same; the log has six digits of a
+loss."""
 SAID = ("status", "pod", "rank", "reason")
 """Keys of what is said of an attempt's end, in `record.json` and in `restarts.json`."""
 MEASURED = (
-    "what", "said", "named", "unix_seconds", "steps_done", "steps_lost", "seconds_to_find", "seconds_to_resume",
-    "left_over", "largest_difference", "goodput",
-)  # fmt: skip
-"""Keys of what a trial tells besides its fault and whether it was survived; all are None where the trial failed."""
+    "what",
+    "said",
+    "named",
+    "unix_seconds",
+    "steps_done",
+    "steps_lost",
+    "seconds_to_find",
+    "seconds_to_resume",
+    "left_over",
+    "largest_difference",
+    "goodput",
+)
+"""Keys of what a trial tells besides its fault and whether it was survived; all are None where the
+trial failed."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +85,8 @@ class Called:
     by_itself: bool
     found_unix_seconds: float
     unix_seconds: float
-    """When the next attempt began: when the fault was found, or when the same command was called again."""
+    """When the next attempt began: when the fault was found, or when the same command was called
+    again."""
     steps_done: int
     """Last step of the attempt that was broken."""
     ending: dict[str, Any] | None
@@ -74,33 +96,46 @@ class Called:
 
 
 def trial(chain: Chain, name: str, undisturbed: Losses) -> dict[str, Any] | None:
-    """Break the run at a random moment, and wait until it trains again; None where it ended before that."""
+    """Break the run at a random moment, and wait until it trains again; None where it ended before
+    that."""
     if not comes_to(chain, VERIFIED_STEPS + chain.random.randrange(INTERVAL + 3)):
         return None
     time.sleep(chain.random.random() / 2)
-    fault, scene = FAULTS[name], chain.scene()
+    fault = FAULTS[name]
+    scene = chain.scene()
     goes_on = changed(chain.folder / "restarts.json")
     broken = _break(name, fault, scene)
     if broken is None:
         return None
     if not until(lambda: goes_on() or chain.is_over(), WAIT_SECONDS):
-        raise UserError(f"{chain.folder}: {name}: not found within {WAIT_SECONDS:.0f} s; see {chain.area}/said")
+        raise UserError(
+            f"{chain.folder}: {name}: not found within {WAIT_SECONDS:.0f} s; see {chain.area}/said"
+        )
     if fault.costs_a_pod and broken.what is not None:
         chain.lost.add(broken.what)
-    called = _went_on(chain) if goes_on() else _called_again(chain, broken, lambda: fault.heal(scene))
+    called: Called | None
+    if goes_on():
+        called = _went_on(chain)
+    else:
+        called = _called_again(chain, broken, lambda: fault.heal(scene))
     if called is None:
         return None
     came = comes_to(chain, VERIFIED_STEPS) or chain.is_finished()
-    left = len(ended(broken.victims, LEFT_SECONDS)) if called.left is None else called.left
+    left = called.left
+    if left is None:
+        left = len(ended(broken.victims, LEFT_SECONDS))
     if called.by_itself:
         fault.heal(scene)
     return _outcome(chain, broken, called, undisturbed, came=came, left=left)
 
 
 def comes_to(chain: Chain, steps: int, seconds: float = WAIT_SECONDS) -> bool:
-    """Wait until an attempt has done `steps` steps; False where its launch ends first, `UserError` after `seconds`."""
+    """Wait until an attempt has done `steps` steps; False where its launch ends first, `UserError`
+    after `seconds`."""
     if not until(lambda: len(chain.log.read()) >= steps or chain.is_over(), seconds):
-        raise UserError(f"{chain.folder}: no {steps} steps within {seconds:.0f} s; see {chain.area}/said")
+        raise UserError(
+            f"{chain.folder}: no {steps} steps within {seconds:.0f} s; see {chain.area}/said"
+        )
     return not chain.is_over()
 
 
@@ -109,17 +144,30 @@ def _break(name: str, fault: Fault, scene: Scene) -> Broken | None:
     ranks = ranks_of(scene.folder)
     if len(ranks) < len(scene.used):
         return None
-    victims = {each.pid: each for each in (*ranks, *processes_of(ranks, scene.launch))}
-    of_pods = {pod: _pod_processes(scene, pod) for pod in scene.used} if fault.ends_a_pod else {}
+    processes = [*ranks, *processes_of(ranks, scene.launch)]
+    of_pods = {}
+    if fault.ends_a_pod:
+        of_pods = {pod: _pod_processes(scene, pod) for pod in scene.used}
     at = time.time()
     what = fault.act(scene)
-    victims |= {each.pid: each for each in of_pods.get(what or "", ())}
-    return Broken(name, at, what, list(victims.values()), scene.used)
+    if what is not None:
+        processes += of_pods.get(what, [])
+    victims = {process.pid: process for process in processes}
+    return Broken(
+        name=name,
+        unix_seconds=at,
+        what=what,
+        victims=list(victims.values()),
+        used=scene.used,
+    )
 
 
 def _pod_processes(scene: Scene, pod: str) -> list[Process]:
+    """A pod's warden and all processes below it; none where it has ended."""
     warden = worker_of(scene.cluster, pod)
-    return [] if warden is None else [warden, *descendants(warden.pid)]
+    if warden is None:
+        return []
+    return [warden, *descendants(warden.pid)]
 
 
 def _went_on(chain: Chain) -> Called:
@@ -128,48 +176,75 @@ def _went_on(chain: Chain) -> Called:
     done = max(chain.log.read())
     chain.log.forget()
     chain.used = tuple(entry["pods"])
-    return Called(True, entry["found_unix_seconds"], entry["found_unix_seconds"], done, entry)
+    return Called(
+        by_itself=True,
+        found_unix_seconds=entry["found_unix_seconds"],
+        unix_seconds=entry["found_unix_seconds"],
+        steps_done=done,
+        ending=entry,
+    )
 
 
 def _called_again(chain: Chain, broken: Broken, heal: Callable[[], object]) -> Called | None:
-    """Call the same command again after the launch and its processes have ended; None where the run was finished."""
+    """Call the same command again after the launch and its processes have ended; None where the run
+    was finished."""
     noticed = time.time()
     left = len(ended(broken.victims, LEFT_SECONDS))
     if broken.name == SUPERVISOR:
         noticed = time.time()
-    found = first_word(chain.folder, broken.unix_seconds) or noticed
+    found_at = first_word(chain.folder, broken.unix_seconds) or noticed
     done = max(chain.log.read())
     if chain.is_finished():
         return None
     record = chain.folder / "record.json"
     is_new = record.is_file() and record.stat().st_mtime >= broken.unix_seconds
-    ending = read_json(record) if is_new else None
+    ending = None
+    if is_new:
+        ending = read_json(record)
     chain.log.forget()
     heal()
     chain.renew()
     at = time.time()
     chain.begin()
-    return Called(False, found, at, done, ending, left)
+    return Called(
+        by_itself=False,
+        found_unix_seconds=found_at,
+        unix_seconds=at,
+        steps_done=done,
+        ending=ending,
+        left=left,
+    )
 
 
 def _outcome(
     chain: Chain, broken: Broken, called: Called, undisturbed: Losses, *, came: bool, left: int
 ) -> dict[str, Any]:
-    losses, resumed = dict(chain.log.read()), chain.log.first_unix_seconds
+    losses = dict(chain.log.read())
+    resumed = chain.log.first_unix_seconds
     far = difference(losses.items(), undisturbed)
-    same = far is None or far <= SAME
+    is_same = far is None or far <= SAME
+    survived = came and is_same and _is_passed_over(chain, broken)
+    ending = None
+    if called.ending is not None:
+        ending = {key: called.ending[key] for key in SAID}
+    steps_lost = None
+    if losses:
+        steps_lost = called.steps_done - min(losses) + 1
+    seconds_to_resume = None
+    if resumed is not None:
+        seconds_to_resume = resumed - called.unix_seconds
     return {
         "fault": broken.name,
         "what": broken.what,
-        "said": None if called.ending is None else {key: called.ending[key] for key in SAID},
+        "said": ending,
         "named": is_named(FAULTS[broken.name].named, broken, called.ending),
         "unix_seconds": broken.unix_seconds,
-        "survived": came and same and _is_passed_over(chain, broken),
+        "survived": survived,
         "by_itself": called.by_itself,
         "steps_done": called.steps_done,
-        "steps_lost": called.steps_done - min(losses) + 1 if losses else None,
+        "steps_lost": steps_lost,
         "seconds_to_find": max(0.0, called.found_unix_seconds - broken.unix_seconds),
-        "seconds_to_resume": None if resumed is None else resumed - called.unix_seconds,
+        "seconds_to_resume": seconds_to_resume,
         "left_over": left,
         "largest_difference": far,
         "goodput": None,
@@ -177,15 +252,18 @@ def _outcome(
 
 
 def is_named(expected: Named | None, broken: Broken, ending: dict[str, Any] | None) -> bool | None:
-    """Whether pod, rank and reason of a broken attempt's end are right; None where nobody was left to say anything."""
+    """Whether pod, rank and reason of a broken attempt's end are right; None where nobody was left
+    to say anything."""
     if expected is None:
         return None
     if ending is None:
         return False
-    is_said = re.fullmatch(expected.status, ending["status"]) and re.search(expected.words, ending["reason"] or "")
-    if not is_said:
+    has_status = re.fullmatch(expected.status, ending["status"])
+    has_words = re.search(expected.words, ending["reason"] or "")
+    if not has_status or not has_words:
         return False
-    rank, pod = ending["rank"], ending["pod"]
+    rank = ending["rank"]
+    pod = ending["pod"]
     if expected.what == RANK:
         return f"rank {rank}" == broken.what and pod == broken.used[rank]
     if expected.what == POD:
@@ -195,7 +273,8 @@ def is_named(expected: Named | None, broken: Broken, ending: dict[str, Any] | No
 
 
 def goodput(chain: Chain) -> float | None:
-    """Share of a run's wall time that went into steps that count; None if the run does not finish by itself."""
+    """Share of a run's wall time that went into steps that count; None if the run does not finish
+    by itself."""
     until(chain.is_over, WAIT_SECONDS)
     if not chain.is_finished():
         return None
@@ -208,6 +287,6 @@ def _is_passed_over(chain: Chain, broken: Broken) -> bool:
     if broken.name not in DAMAGED or broken.what is None:
         return True
     checkpoint, _, file = broken.what.partition("/")
-    wanted = (f"{checkpoint}: passed over: ", file)
-    lines = (chain.folder / "train.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    return any(all(word in line for word in wanted) for line in lines)
+    log = (chain.folder / "train.log").read_text(encoding="utf-8", errors="replace")
+    words = f"{checkpoint}: passed over: "
+    return any(words in line and file in line for line in log.splitlines())

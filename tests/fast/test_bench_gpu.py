@@ -1,8 +1,10 @@
-"""The benchmark on a GPU, as far as it needs no torch: cells, figures, what is missing, the archive."""
+"""The benchmark on a GPU, as far as it needs no torch: cells, figures, what is missing, the
+archive."""
 
 import json
 import sys
 import tarfile
+from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -12,24 +14,41 @@ import pytest
 from benchmarks.gpu.__main__ import LOCK, main
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.machine import Machine, required
-from benchmarks.gpu.summary import ARCHIVE, PREFIX, mfu, rate, ratio_of_rates, rows, steady_steps, write_archive
+from benchmarks.gpu.summary import (
+    ARCHIVE,
+    PREFIX,
+    mfu,
+    rate,
+    ratio_of_rates,
+    rows,
+    steady_steps,
+    write_archive,
+)
 from zeropods.errors import guarded
 from zeropods.files import folder_locked
 
 H200 = Machine(device="cuda", gpu="NVIDIA H200", memory_bytes=140 << 30)
 
 
-def record(**values: object) -> dict:
-    cell = asdict(Cell(name="t5-large-none-32", kind="train", model="t5-large"))
-    return {"cell": cell, "status": "ok", "batch": 32, "step_seconds": [0.1] * 4, "samples_per_second": 320.0, **values}
+def record(**values: object) -> dict[str, object]:
+    cell = Cell(name="t5-large-none-32", kind="train", model="t5-large")
+    return {
+        "cell": asdict(cell),
+        "status": "ok",
+        "batch": 32,
+        "step_seconds": [0.1] * 4,
+        "samples_per_second": 320.0,
+        **values,
+    }
 
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is called; flags can be added."""
-    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--device", "cpu", "--out", f"{tmp_path}/out"])
-    sys.argv += ["--data", str(tmp_path)]
-    return sys.argv
+    argv = ["benchmarks.gpu", "--device", "cpu"]
+    argv += ["--out", f"{tmp_path}/out", "--data", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    return argv
 
 
 @pytest.mark.parametrize(
@@ -42,7 +61,11 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ([5.0, 4.0, 1.0, 2.0], 100, [1.0, 2.0]),
     ],
 )
-def test_steps_that_warm_up_do_not_count(seconds: list[float], warm: int, counted: list[float]) -> None:
+def test_steps_that_warm_up_do_not_count(
+    seconds: list[float],
+    warm: int,
+    counted: list[float],
+) -> None:
     assert steady_steps(seconds, warm=warm) == counted
 
 
@@ -52,8 +75,10 @@ def test_rates_and_their_ratio_by_hand() -> None:
 
 
 def test_mfu_of_t5_large_at_22_and_22_tokens() -> None:
-    # 6 x (302.0 M x 22 + 50.3 M x 22 + 352.4 M x 22 + 32.9 M x 22 + 59.5 M of attention) = 97.7 GFLOP a sample.
-    assert mfu(record(tokens_per_sample=[22, 22]), H200) == pytest.approx(320 * 97.72e9 / 989.4e12, rel=1e-3)
+    # 6 x (302.0 M x 22 + 50.3 M x 22 + 352.4 M x 22 + 32.9 M x 22 + 59.5 M of attention)
+    # = 97.7 GFLOP a sample.
+    expected = 320 * 97.72e9 / 989.4e12
+    assert mfu(record(tokens_per_sample=[22, 22]), H200) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -67,22 +92,33 @@ def test_mfu_of_t5_large_at_22_and_22_tokens() -> None:
         ("a card of the future", 2.0e12),
     ],
 )
-def test_a_step_of_the_optimizer_is_predicted_by_the_memory_of_the_very_card(gpu: str, bandwidth: float) -> None:
-    assert Machine(device="cuda", gpu=gpu, memory_bytes=1).bandwidth == pytest.approx(bandwidth)
+def test_a_step_of_the_optimizer_is_predicted_by_the_memory_of_the_very_card(
+    gpu: str,
+    bandwidth: float,
+) -> None:
+    machine = Machine(device="cuda", gpu=gpu, memory_bytes=1)
+    assert machine.bandwidth == pytest.approx(bandwidth)
 
 
 def test_three_epochs_are_169_065_samples() -> None:
-    assert rows({"t5-large-none-32": record()}, H200)[0]["three_epochs_seconds"] == pytest.approx(169_065 / 320)
+    (row,) = rows({"t5-large-none-32": record()}, H200)
+    assert row["three_epochs_seconds"] == pytest.approx(169_065 / 320)
 
 
-FAILED, OOM = (json.dumps({**record(status=status), "gpu": None}) for status in ("failed", "oom"))
+FAILED = json.dumps({**record(status="failed"), "gpu": None})
+OOM = json.dumps({**record(status="oom"), "gpu": None})
 
 
 @pytest.mark.parametrize(
     ("files", "flags", "blocked", "said"),
     [
         ({}, "--forecast X", "", "zeropods: --forecast 'X': give its --gpu-memory, in GiB"),
-        ({}, "--forecast X --gpu-memory 9", "", "zeropods: --forecast 'X': its published peak is not known"),
+        (
+            {},
+            "--forecast X --gpu-memory 9",
+            "",
+            "zeropods: --forecast 'X': its published peak is not known",
+        ),
         ({}, "", "datasets", f"pip download -d wheels {required('datasets')}"),
         ({}, "--only *zero1*", "deepspeed", "t5-small-zero1-32, t5-large-zero1-32"),
         ({"cells/t5-small-control.json": '{"cell": {'}, "", "", "t5-small-control.json: not JSON"),
@@ -97,22 +133,37 @@ FAILED, OOM = (json.dumps({**record(status=status), "gpu": None}) for status in 
     ],
 )
 def test_what_stands_in_the_way_is_said_and_fails_the_call(
-    files: dict[str, str], flags: str, blocked: str, said: str, tmp_path: Path, command: list[str],
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    files: dict[str, str],
+    flags: str,
+    blocked: str,
+    said: str,
+    tmp_path: Path,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     discover = Distribution.discover
-    monkeypatch.setattr(
-        Distribution, "discover", lambda **asked: () if asked.get("name") == blocked else discover(**asked)
-    )
+
+    def without_blocked(**context: str) -> Iterable[Distribution]:
+        if context.get("name") == blocked:
+            return ()
+        return discover(**context)
+
+    monkeypatch.setattr(Distribution, "discover", without_blocked)
     for name, text in files.items():
-        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out" / name).write_text(text)
+        path = tmp_path / "out" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     command += flags.split()
-    assert guarded(main) == 1 and said in capsys.readouterr().err
+    assert guarded(main) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_a_package_that_is_too_old_is_named_before_anything_is_imported(
-    tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     metadata = tmp_path / "installed" / "transformers-5.9.1.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
@@ -125,13 +176,18 @@ def test_a_package_that_is_too_old_is_named_before_anything_is_imported(
 
 
 @pytest.mark.usefixtures("command")
-def test_a_second_call_into_a_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_call_into_a_folder_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with folder_locked(tmp_path / "out", LOCK, signs=(LOCK,), kind="benchmark", flag="--out"):
-        assert guarded(main) == 1 and "in use by process" in capsys.readouterr().err
+        assert guarded(main) == 1
+    assert "in use by process" in capsys.readouterr().err
 
 
 def test_an_archive_holds_no_weights(tmp_path: Path) -> None:
-    for name in ("cells/a.json", "summary.md", "runs/a/record.json", "runs/a/model/model.safetensors"):
+    weights = "runs/a/model/model.safetensors"
+    for name in ("cells/a.json", "summary.md", "runs/a/record.json", weights):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     with tarfile.open(write_archive(tmp_path, tmp_path / ARCHIVE, PREFIX)) as packed:

@@ -1,4 +1,5 @@
-"""JupyterLab as `make lab` starts it: for this machine alone, quiet, and without questions of its own.
+"""JupyterLab as `make lab` starts it: for this machine alone, quiet, and without questions of its
+own.
 
     python -m jupyterlab --config tools/jupyterlab/config.py
 
