@@ -8,10 +8,10 @@ SHELL_FILES := .ci/run tools/setup $(wildcard benchmarks/gpu/*.sh cloud/*.sh doc
 RUN ?= runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench wikisql bench-gpu gpu-pack clean
+.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-plan-published wikisql bench-gpu gpu-pack clean
 
 help: ## print this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-16s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-26s%s\n", $$1, $$2 }'
 
 setup: ## make .venv with everything in it (the others do this first; TORCH_WHEELS=URL or DIR: torch from there)
 	@tools/setup
@@ -53,6 +53,9 @@ hooks: setup ## run the quick checks at each commit, and the types at each push
 
 bench: setup ## measure the figures of docs/benchmarks.md
 	@$(PYTHON) -m benchmarks
+
+bench-plan-published: setup ## hold the plan against published runs, and put the tables into docs/plan.md (PUBLISHED=DIR)
+	@$(PYTHON) -m benchmarks.published $(PUBLISHED)
 
 wikisql: setup ## train t5-tiny on all of WikiSQL and score it on tables that it never saw (data/wikisql; resumes)
 	@$(PYTHON) -m zeropods sweep matrices/wikisql.yaml --out runs/wikisql

@@ -129,6 +129,7 @@ ONLY_PARSED = {
     r"python3 cml/install_dependencies\.py": "installs; tests/full/test_cml_tasks.py",
     r"cml/run_notebook\.py NOTEBOOK": "takes minutes; tests/full/test_cml_tasks.py",
     r"\S+ -m benchmarks( GROUP)?": "takes an hour",
+    r"\S+ -m benchmarks\.published ?": "writes a page; tests/full/test_plan_published.py runs what it does",
     r"\S+ -m benchmarks\.reliability .*": "takes hours",
     r"\S+ -m benchmarks\.gpu .*": "takes minutes, or a GPU; tests/full/test_bench_gpu.py",
     r"\S+ -m benchmarks\.gpu\.pack .*": "downloads; tests/full/test_gpu_pack.py",

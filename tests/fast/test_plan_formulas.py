@@ -14,7 +14,7 @@ from zeropods.plan.facts import shape_named, shape_recorded
 from zeropods.plan.gpus import published_flops
 from zeropods.plan.known_models import known_config
 from zeropods.plan.machines import GIGA, Machines, step_time, traffic
-from zeropods.plan.memory import PlannedMemory, plan_memory
+from zeropods.plan.memory import PlannedMemory, largest_sub_group, plan_memory
 from zeropods.plan.workload import Saved, Shape, Weight, Workload, ZeroSettings, read_zero_settings
 from zeropods.report.plan import Published, plan_report, published
 from zeropods.techniques import technique_named
@@ -181,6 +181,43 @@ def test_buffers_of_the_backward_pass(technique: str, zero: dict[str, Any], elem
     assert memory(technique, 2, zero=replace(PLAIN, **zero)).parts()["buffers"] == 4 * elements
 
 
+@pytest.mark.parametrize(
+    ("sub_group", "elements"),
+    [
+        # Shares of two ranks, matrices: 5, 2 x 4, 3 x 2, 2 x 8, 3 x 2; biases and norms: 32, 1 x 3, 32, 1 x 4.
+        (1_000, 71),
+        # Closed at 33 within them, after the first bias and a norm; then after the second bias and a norm.
+        (33, 34),
+        # Each tensor on its own.
+        (0, 32),
+    ],
+)
+def test_stage_3_steps_one_sub_group_at_a_time(sub_group: int, elements: int) -> None:
+    assert largest_sub_group(T5, False, 2, sub_group) == elements
+
+
+def test_temporaries_of_stage_3_are_those_of_its_largest_sub_group() -> None:
+    llama = shape_named("llama-8b")
+    work = Workload(shape=llama, batch_size=1, tokens=8, labels=1, precision="bf16")
+    small, large = 10**9, 10**12
+    peaks = [
+        memory("zero3", 1, work, replace(PLAIN, sub_group_elements=size)).peak_allocated_bytes
+        for size in (small, large)
+    ]
+    sizes = [largest_sub_group(llama, False, 1, size) for size in (small, large)]
+    assert small <= sizes[0] < 1.2 * small and sizes[1] > 8 * small
+    assert peaks[1] - peaks[0] == 6 * (sizes[1] - sizes[0])
+
+
+def test_rank_0_alone_reads_the_weights_of_stage_3_and_accumulated_gradients_lie_on_the_host() -> None:
+    process = 2 << 30
+    whole, divided = memory("zero2", 4), memory("zero3", 4)
+    assert (whole.host_bytes_of_pod(4), divided.host_bytes_of_pod(4)) == (4 * (process + 4 * P), 4 * process + 4 * P)
+    work = replace(T5_WORK, gradient_accumulation=2)
+    names = {term.name: term.bytes for term in memory("zero2_offload", 2, work).host_terms}
+    assert names["gradients of earlier passes"] == 4 * TOUCHED
+
+
 FP16 = {"precision": "fp16", "attention": "all", "gradient_checkpointing": "both"}
 
 
@@ -321,10 +358,11 @@ def test_overlapping_communication_is_waited_for_only_as_far_as_it_is_longer() -
 @pytest.mark.parametrize(
     ("technique", "passes", "offload", "processor"),
     [
-        # Half the parameters: 4 B down and 4 B up; Adam moves 28 B, once; stage 3 fetches weights for each pass.
+        # Half the parameters: 4 B down and 4 B up; Adam moves 28 B, once. Stage 3 fetches weights twice in each pass,
+        # and moves gradients both ways. Gradients of stage 2 that accumulate move whole, seven times, at half the rate.
         ("zero2_offload", 1, 112 * 8 / 64, 112),
-        ("zero3_offload", 1, 112 * 12 / 64, 112),
-        ("zero2_offload", 4, 112 * (4 * 4 + 4) / 64, 112),
+        ("zero3_offload", 1, 112 * (4 + 8 + 8) / 64, 112),
+        ("zero2_offload", 4, 112 * 8 / 64 + 7 * 4 * TOUCHED / 32, 112),
     ],
 )
 def test_offloading_sends_gradients_down_and_weights_up(
@@ -332,6 +370,37 @@ def test_offloading_sends_gradients_down_and_weights_up(
 ) -> None:
     time = step_time(under(technique, gradient_accumulation=passes), LINKED)
     assert (time.offload_seconds, time.processor_seconds) == pytest.approx((offload, processor))
+
+
+@pytest.mark.parametrize(
+    ("technique", "checkpointing", "of_a_pass", "of_the_step"),
+    [
+        # The T5 has two layers.
+        ("none", False, 177 + 2 * 188, 0),
+        ("zero2", True, 177 + 2 * (188 + 100), 2 * 145),
+        ("zero3", False, 177 + 2 * (188 + 2 * 120), 2 * 600),
+        ("zero3_offload", True, 177 + 2 * (188 + 100 + 3 * 120), 2 * 600),
+    ],
+)
+def test_a_step_takes_at_least_as_long_as_the_host_launches_its_operations(
+    technique: str, checkpointing: bool, of_a_pass: int, of_the_step: int
+) -> None:
+    work = under(technique, checkpointing=checkpointing, gradient_accumulation=3, ranks=1)
+    time = step_time(work, replace(LINKED, pods=1, launch_seconds=1.0))
+    assert time.compute_seconds + time.launch_seconds == pytest.approx(3 * of_a_pass)
+    assert time.optimizer_seconds == pytest.approx(of_the_step, abs=1e-6)
+    busy = step_time(work, replace(LINKED, pods=1, launch_seconds=0.0))
+    assert busy.launch_seconds == 0
+
+
+def test_adam_on_the_gpu_reads_and_writes_at_its_memory_s_rate() -> None:
+    quick = replace(LINKED, launch_seconds=0.0)
+    a100 = 1.555e12
+    seconds = [step_time(under(name), quick).optimizer_seconds for name in ("ddp", "zero1", "zero1_offload")]
+    assert seconds == pytest.approx([28 * P / a100, 28 * P / 2 / a100, 0])
+    half = step_time(under("none", LLAMA_WORK, ranks=1), quick)
+    assert half.optimizer_seconds == pytest.approx(44 * 136 / a100)
+    assert step_time(under("ddp"), replace(quick, gpu="a card of the future")).optimizer_seconds == 0
 
 
 def test_passes_of_a_step_send_what_their_technique_cannot_keep() -> None:

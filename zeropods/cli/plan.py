@@ -375,7 +375,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
     ("--gradient-checkpointing", _truth, "BOOL", "True, False, or both (default: False)"),
     ("--bucket-size", whole, "ELEMENTS", "of reduce_bucket_size (default: 1e7)"),
-    ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 0.86)"),
+    ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 0.94)"),
     ("--latency", not_negative, "S", "of a message to a pod (default: 5e-5)"),
     ("--gpu", str, "NAME", "sets peak and memory (default: A100-40GB)"),
     ("--flops", _times(1e12), "TFLOP/S", "of a GPU (default: a share of its peak)"),

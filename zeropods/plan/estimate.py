@@ -30,6 +30,7 @@ MAY_BE_ZERO = (
     "gradient_checkpointing",
     "dropout",
     "latency_seconds",
+    "launch_seconds",
     "price_per_hour",
     "trust_remote_code",
 )
@@ -300,7 +301,7 @@ class Estimate:
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory of a pod."""
-        return self.slots * self.memory.host_bytes
+        return self.memory.host_bytes_of_pod(self.slots)
 
     def to_json(self) -> dict[str, object]:
         """The estimate as plain values; bytes are of one GPU, host bytes of one pod."""
@@ -440,7 +441,7 @@ def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None)
             return False
         if request.host_memory_bytes is None:
             return True
-        return slots * need.memory.host_bytes <= request.host_memory_bytes
+        return need.memory.host_bytes_of_pod(slots) <= request.host_memory_bytes
 
     need = _memory(work, machines, span_of_runs)
     time = step_time(work, machines)

@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zeropods.errors import UserError
-from zeropods.plan.gpus import GIGA, known_gpus, names_near, published_flops
+from zeropods.plan.gpus import GIGA, known_gpus, memory_bandwidth, names_near, published_flops
+from zeropods.plan.memory import touched
 from zeropods.plan.workload import MASTER, Workload, share
 
-ACHIEVED = {"fp32": 10.35 / 19.5, "bf16": 0.4, "fp16": 0.4}
+ACHIEVED = {"fp32": 11.2 / 19.5, "bf16": 0.4, "fp16": 0.4}
 """Share of a published peak that training reaches. FP32: the share of an A100's 19.5 TFLOP/s that,
 with `BANDWIDTH`, keeps the largest of the four errors of the published step times (`report.plan`)
-at 8 %; those times include evaluation and saving. BF16 and FP16: published trainings of such sizes
-report 0.3 to 0.5."""
-BANDWIDTH = 0.86 * GIGA
+below 10 %; those times include evaluation and saving. BF16 and FP16: published trainings of such
+sizes report 0.3 to 0.5."""
+BANDWIDTH = 0.94 * GIGA
 """Bytes per second through a pod's link, each way, fitted with `ACHIEVED`: collectives' part of a
 10 Gbit/s network."""
+LAUNCH_SECONDS = 15e-6
+"""Seconds of `Machines.launch_seconds`, fitted to two published runs of ZeRO-3 with few tokens, of
+6.86 billion parameters on H100s and 1.84 billion on an A100: with it one is planned too slow by as
+much as the other too fast. An H200's host that was measured took 29 us."""
 TREE_SHARE = 0.9
 """Share of a link's bandwidth that NCCL assumes for a tree (2.7, src/graph/tuning.cc)."""
 PCIE_LATENCY = 5.7e-6
@@ -47,6 +52,9 @@ class Machines:
     PCIe if not given."""
     host_bandwidth: float = 50 * GIGA
     """Bytes per second between a pod's processor and its memory: a few channels of DDR4."""
+    launch_seconds: float = LAUNCH_SECONDS
+    """Seconds in which the host launches one operation of PyTorch, its part of autograd
+    included."""
 
     def achieved_flops(self, precision: str) -> float:
         """FLOP/s of one process.
@@ -66,21 +74,48 @@ class Machines:
         return ACHIEVED[precision] * peak
 
 
-# Seconds of one optimizer step: arithmetic, network, traffic to the host, the processor's own Adam.
+# Seconds of one optimizer step: arithmetic, launches, network, traffic to the host, Adam.
 
 ADAM_BYTES = 28
 """Bytes per parameter: Adam reads weight, gradient and both moments, and writes all but the
 gradient, each in FP32."""
+HALF_ADAM_BYTES = 44
+"""The same on a GPU in BF16 and FP16: the gradient is also widened and its norm taken, and the copy
+of the weight is written."""
 DDP_BUCKET_BYTES = 25 << 20
 """Default size of a bucket of PyTorch's DistributedDataParallel."""
+GRADIENT_COPY_SHARE = 0.5
+"""Share of the PCIe bandwidth that gradients reach which accumulate on the host, one tensor at a
+time: 7.8 GB took 0.29 s on an H200 whose link does 54 GB/s (bloom-560m, `zero2_offload`, 4
+passes)."""
+
+OUTSIDE_LAUNCHES = 177
+"""Operations of a pass for embeddings, masks, head and loss, counted in a T5."""
+LAYER_LAUNCHES = {True: 150, False: 188}
+"""Operations of a layer in a forward and a backward pass, by whether the model is causal: those of
+qwen3-0.6b on an H200 (a step of 129 ms), and half of the 375 that were counted in an encoder's and
+a decoder's layer of a T5."""
+AGAIN_LAUNCHES = 100
+"""What checkpointing adds for each layer: the forward pass again, and the states of random numbers
+(qwen3-0.6b on an H200: 210 ms in place of 129)."""
+STAGE_3_LAUNCHES = 120
+"""What stage 3 adds for each layer that a pass goes through, in launches that take as long: hooks
+of its modules, which fetch and release parameters (stage3.py, `DeepSpeedZeRoOffload`). The time
+that layers take forward, computed again, and backward counts three times. Fitted, with the next, to
+qwen3-0.6b and bloom-560m on an H200."""
+STEP_LAUNCHES = {1: 145, 2: 145, 3: 600}
+"""What the optimizer's step of a stage adds for each layer: norms, checks, copies between flat
+buffers and weights. Of stages 1 and 2 it is what qwen3-0.6b took longer by `zero2` on an H200."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Time of a step, by part, without the GPU's own Adam (some hundredths of a second per billion
-    parameters)."""
+    """Time of a step, by part."""
 
     compute_seconds: float
+    launch_seconds: float
+    """What the host takes to launch the operations of all passes, as far as that is longer than
+    their arithmetic."""
     communication_seconds: float
     """All communication, including what is hidden behind the arithmetic."""
     exposed_communication_seconds: float
@@ -89,15 +124,20 @@ class StepTime:
     """Traffic between GPU and host that the step waits for."""
     processor_seconds: float
     """Adam in host memory, on the processor."""
+    optimizer_seconds: float
+    """The rest of the optimizer's step: the GPU's Adam or, where that is longer, the host's
+    launches for it."""
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole step."""
         return (
             self.compute_seconds
+            + self.launch_seconds
             + self.exposed_communication_seconds
             + self.offload_seconds
             + self.processor_seconds
+            + self.optimizer_seconds
         )
 
 
@@ -108,24 +148,30 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
     arithmetic and its traffic; otherwise it takes their sum. The all-gather after the optimizer's
     step of stages 1 and 2 overlaps with nothing. While gradients accumulate, DDP and stage 1 send
     none until the last pass; stage 2 sends them in each pass, and stage 3 also gathers parameters
-    in each.
+    in each. A pass takes at least as long as the host needs to launch its operations.
     """
     flops_per_second = machines.achieved_flops(work.precision)
     once, again = work.flops()
     forward_seconds = once / 3 / flops_per_second
     backward_seconds = (2 * once / 3 + again) / flops_per_second
+    compute_seconds = forward_seconds + backward_seconds
+    launch_seconds = machines.launch_seconds * launches_of_a_pass(work)
+    launch_wait = max(0.0, launch_seconds - compute_seconds)
+    # While the GPU waits for the host, communication goes on.
+    stretch = 1 + launch_wait / compute_seconds
 
     sent = traffic(work, machines)
     forward_wait = sent.forward
     backward_wait = sent.backward
     if work.zero.overlap or not work.technique.uses_deepspeed:
-        forward_wait = max(0.0, sent.forward - forward_seconds)
-        backward_wait = max(0.0, sent.backward - backward_seconds)
+        forward_wait = max(0.0, sent.forward - stretch * forward_seconds)
+        backward_wait = max(0.0, sent.backward - stretch * backward_seconds)
 
     passes = work.gradient_accumulation
     passes_that_reduce = passes if work.technique.divides_gradients else 1
     return StepTime(
-        compute_seconds=passes * (forward_seconds + backward_seconds),
+        compute_seconds=passes * compute_seconds,
+        launch_seconds=passes * launch_wait,
         communication_seconds=passes * sent.forward
         + passes_that_reduce * sent.backward
         + sent.after,
@@ -134,24 +180,72 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
         + sent.after,
         offload_seconds=_offload_seconds(work, machines),
         processor_seconds=_processor_seconds(work, machines),
+        optimizer_seconds=_optimizer_seconds(work, machines),
     )
+
+
+def launches_of_a_pass(work: Workload) -> int:
+    """Operations that the host launches for a forward and a backward pass, and what it does for
+    ZeRO-3 in them, in launches that take as long."""
+    of_a_layer = LAYER_LAUNCHES[work.shape.is_decoder_only]
+    visits = 2
+    if work.checkpointing:
+        of_a_layer += AGAIN_LAUNCHES
+        visits = 3
+    if work.technique.divides_parameters:
+        of_a_layer += visits * STAGE_3_LAUNCHES
+    return OUTSIDE_LAUNCHES + sum(work.shape.layers) * of_a_layer
+
+
+def _optimizer_seconds(work: Workload, machines: Machines) -> float:
+    """Seconds of the optimizer's step on the GPU and, with DeepSpeed, of what the host does for
+    it."""
+    technique = work.technique
+    launch_seconds = 0.0
+    if technique.uses_deepspeed:
+        launches = STEP_LAUNCHES[technique.stage] * sum(work.shape.layers)
+        launch_seconds = machines.launch_seconds * launches
+    bandwidth = memory_bandwidth(machines.gpu)
+    if technique.offloads or bandwidth is None:
+        return launch_seconds
+    size = HALF_ADAM_BYTES if work.is_half else ADAM_BYTES
+    parameters = work.shape.parameters
+    if technique.divides_optimizer:
+        parameters = share(parameters, work.ranks)
+    return max(size * parameters / bandwidth, launch_seconds)
 
 
 def _offload_seconds(work: Workload, machines: Machines) -> float:
     """Seconds in which a step waits for traffic between the GPU and its host.
 
-    Gradients go to the host; weights come back, those of stage 3 in each pass, of 1 and 2 once,
-    after the step.
+    Gradients go to the host in FP32, once a step; weights come back, those of stage 3 in each pass,
+    of 1 and 2 once, after the step. Gradients that accumulate on the host are fetched, added to on
+    the GPU, and sent back (DeepSpeed 0.19.8, stage_1_and_2.py,
+    `async_accumulate_grad_in_cpu_via_gpu`; stage3.py, `partition_grads`, which does so in a single
+    pass too).
     """
     technique = work.technique
     if not technique.offloads:
         return 0.0
+    passes = work.gradient_accumulation
     parameters = share(work.shape.parameters, work.ranks)
-    times_down = work.gradient_accumulation if technique.divides_gradients else 1
-    times_up = 2 * work.gradient_accumulation if technique.divides_parameters else 1
-    down = MASTER * parameters * times_down
-    up = work.element_bytes * parameters * times_up
-    return (down + up) / machines.pcie_bandwidth
+    size = work.element_bytes
+    masters = MASTER * parameters
+    if technique.divides_parameters:
+        weights = 2 * passes * size * parameters
+        gradients = 2 * passes * size * parameters
+        return (masters + weights + gradients) / machines.pcie_bandwidth
+
+    weights = size * parameters
+    seconds = (masters + weights) / machines.pcie_bandwidth
+    if passes > 1:
+        times = 2
+        if technique.divides_gradients:
+            # The first pass has nothing to fetch.
+            times = 2 * passes - 1
+        gradients = times * size * touched(work.shape, work.own_rates, work.ranks)
+        seconds += gradients / (GRADIENT_COPY_SHARE * machines.pcie_bandwidth)
+    return seconds
 
 
 def _processor_seconds(work: Workload, machines: Machines) -> float:

@@ -39,6 +39,9 @@ class PlannedMemory:
     by then."""
     peak_allocated_bytes: int
     """Most bytes that tensors take at one time: `torch.cuda.max_memory_allocated`."""
+    rank_0_reads: bool
+    """Whether rank 0 alone reads the weights, so that only its pod holds the whole model while it
+    is loaded."""
 
     @property
     def device_bytes(self) -> int:
@@ -54,6 +57,15 @@ class PlannedMemory:
     def host_bytes(self) -> int:
         """Bytes of host memory of one process."""
         return total(self.host_terms)
+
+    def host_bytes_of_pod(self, slots: int) -> int:
+        """Bytes of host memory of the fullest pod, which runs this many processes."""
+        if not self.rank_0_reads:
+            return slots * self.host_bytes
+        later = [term for term in self.host_terms if term.name != LOADING]
+        # While rank 0 holds the whole model, the others have nothing of it in host memory.
+        in_loading = self.host_bytes + (slots - 1) * total(later, "context")
+        return max(in_loading, slots * total(later))
 
     def parts(self) -> dict[str, int]:
         """Bytes of the GPU's memory by part, and `total`, their sum."""
@@ -107,6 +119,7 @@ def plan_memory(
         state_bytes=total(before_the_step.on_gpu) + total(before_the_step.on_host),
         # PyTorch's allocator gives cuBLAS its workspaces; CUDA's context is outside of it.
         peak_allocated_bytes=lasting + transient + workspaces,
+        rank_0_reads=work.technique.divides_parameters,
     )
 
 
@@ -239,7 +252,8 @@ def _kept_whole(work: Workload) -> int:
 # step.
 #
 # Source: DeepSpeed 0.19.8, stage_1_and_2.py (`setup_buckets`, `average_tensor`, `step`), stage3.py
-# (`ipg_buckets`, `_prepare_fp32_grad_for_sub_group`), partitioned_param_coordinator.py; PyTorch's
+# (`ipg_buckets`, `_create_fp16_sub_groups`, `_prepare_fp32_grad_for_sub_group`, `step`: one
+# sub-group after the other), partitioned_param_coordinator.py; PyTorch's
 # DistributedDataParallel with `gradient_as_bucket_view=False`, its default.
 
 
@@ -308,7 +322,13 @@ def _step_term(work: Workload) -> Term:
     size = MASTER
     if work.is_half:
         size += work.element_bytes
-    return Term.of("gradients of the partition, flat", size, parameters, work.ranks)
+    name = "gradients of the partition, flat"
+    if not technique.divides_parameters:
+        return Term.of(name, size, parameters, work.ranks)
+    zero = work.zero
+    elements = largest_sub_group(work.shape, work.own_rates, work.ranks, zero.sub_group_elements)
+    term = Term.of(name, size, elements)
+    return replace(term, formula=f"{term.formula}: the largest sub-group of a rank's share")
 
 
 def _freed_before_the_step(work: Workload, buffers: list[Term]) -> list[Term]:
@@ -322,8 +342,9 @@ def _freed_before_the_step(work: Workload, buffers: list[Term]) -> list[Term]:
 # loaded.
 #
 # Source: DeepSpeed 0.19.8, stage_1_and_2.py (`param_buffer_of_bit16_for_cpu_offload_groups`,
-# `temp_grad_buffer_for_cpu_offload`); PyTorch's CachingHostAllocator, which rounds pinned memory up
-# to a power of two.
+# `temp_grad_buffer_for_cpu_offload`, `accumulated_grads_in_cpu`); PyTorch's CachingHostAllocator,
+# which rounds pinned memory up to a power of two; transformers 5.23 (modeling_utils.py,
+# `_load_pretrained_model`), where ranks other than 0 read a model of ZeRO-3 onto the meta device.
 
 
 def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
@@ -342,6 +363,10 @@ def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
     if rounding:
         formula = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
         lasting.append(Term("rounding of pinned memory", rounding, formula))
+    if _accumulates_on_host(work):
+        # Each tensor has a pinned buffer of its own, whose rounding is not counted.
+        elements = touched(shape, work.own_rates, work.ranks)
+        lasting.append(Term.of("gradients of earlier passes", size, elements))
     loaded = Term.of(LOADING, MASTER, shape.parameters, part="parameters")
     missing = loaded.bytes - total(lasting)
     if missing > 0:
@@ -349,6 +374,12 @@ def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
         lasting.append(replace(loaded, bytes=missing, formula=formula))
     process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
     return (*lasting, process)
+
+
+def _accumulates_on_host(work: Workload) -> bool:
+    """Whether stage 1 or 2 keeps gradients of earlier passes on the host, beside the master's."""
+    is_stage_1_or_2 = work.technique.uses_deepspeed and not work.technique.divides_parameters
+    return is_stage_1_or_2 and work.technique.offloads and work.gradient_accumulation > 1
 
 
 def _power_of_two(size: int) -> int:
@@ -378,6 +409,25 @@ def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
             begin = end
     in_order = (change for _, change in sorted(changes.items()))
     return max(accumulate(in_order))
+
+
+@cache
+def largest_sub_group(shape: Shape, own_rates: bool, ranks: int, sub_group_elements: int) -> int:
+    """Elements of a rank's largest sub-group in ZeRO's stage 3.
+
+    Source: DeepSpeed 0.19.8, stage3.py, `_create_fp16_sub_groups`: the tensors of a parameter group
+    of the optimizer are put together in their order, until a rank's shares of them are at least
+    `sub_group_size` elements.
+    """
+    largest = 0
+    for sizes in _parameter_groups(shape, own_rates):
+        elements = 0
+        for size in sizes:
+            elements += share(size, ranks)
+            largest = max(largest, elements)
+            if elements >= sub_group_elements:
+                elements = 0
+    return largest
 
 
 def _parameter_groups(shape: Shape, own_rates: bool) -> list[list[int]]:

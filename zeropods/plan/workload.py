@@ -195,6 +195,9 @@ class ZeroSettings:
     persistent_elements: int = 100_000
     """`stage3_param_persistence_threshold`: stage 3 keeps tensors of at most this many elements
     whole on every rank."""
+    sub_group_elements: int = 1_000_000_000
+    """`sub_group_size`: number of elements of a rank's share from which on stage 3 closes a
+    sub-group; it steps one after the other."""
     pins: bool = True
     """`pin_memory`: whether what is offloaded lies in pinned memory."""
 
@@ -232,6 +235,7 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
             elements("max_live_parameters", 1e9), elements("max_reuse_distance", 1e9)
         ),
         persistent_elements=elements("param_persistence_threshold", 1e5),
+        sub_group_elements=elements("sub_group_size", 1e9),
         pins=bool(optimizer.get("pin_memory", False)),
     )
 

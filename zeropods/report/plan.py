@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 TIMES = {
     "compute_seconds": "arithmetic",
+    "launch_seconds": "waiting for the host's launches",
     "exposed_communication_seconds": "network",
     "offload_seconds": "GPU to host and back",
     "processor_seconds": "Adam on the processor",
+    "optimizer_seconds": "the optimizer on the GPU",
 }
 FAR = 5
 """Multiple of the longest bar; a GPU's memory beyond it is not marked."""

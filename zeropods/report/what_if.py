@@ -402,10 +402,14 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
 
     kept = [term for term in estimate.memory.host_terms if term.name != LOADING]
     bare_bytes = total(kept, "context")
+    start_bytes = slots * (bare_bytes + weights.bytes)
     start_memory = f"{slots} x ({weights.formula} + {gib(bare_bytes)} GiB)"
+    if estimate.memory.rank_0_reads:
+        start_bytes = slots * bare_bytes + weights.bytes
+        start_memory = f"{weights.formula} on rank 0 + {slots} x {gib(bare_bytes)} GiB"
     start = LifePhase(
         phase="start",
-        host_bytes=slots * (bare_bytes + weights.bytes),
+        host_bytes=start_bytes,
         seconds=START_SECONDS + weights.bytes / DISK,
         disk_bytes=0,
         formula=f"{start_memory}; {START_SECONDS:g} s, {DISK / GIGA:g} GB/s",
