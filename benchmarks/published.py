@@ -1,4 +1,4 @@
-"""Hold the plan against runs that others published: each figure planned, its error, and errors by class.
+"""Hold the plan against runs that others published: each figure planned, and errors by class.
 
 make bench-plan-published
 python -m benchmarks.published FOLDER
@@ -200,7 +200,7 @@ def page_with(block: str) -> str:
 
 
 def main() -> int:
-    """Compare all runs, print the tables and put them into the manual; 1 where a verdict is wrong."""
+    """Compare all runs, print the tables, put them into the manual; 1 where a verdict is wrong."""
     flags = argparse.ArgumentParser(prog="benchmarks.published", allow_abbrev=False)
     flags.add_argument(
         "folder",

@@ -69,7 +69,7 @@ SUBSTITUTIONS = (
     # One way among several to start the same pods.
     (r"^(.*zeropods pods up .*(?:--seconds 900|--backend local|--nvidia-gpu 0))$", r"\1 && zeropods pods down"),
     (r"^(CUDA_VISIBLE_DEVICES=2,3 zeropods pods up .*)$", r"\1 && zeropods pods down"),
-    # Hosts of one's own, which tests/full/test_own_hosts.py has: local pods.
+    # Hosts of one's own, which tests/full/pods/test_own_hosts.py has: local pods.
     (r"zeropods pods check --hostfile HOSTS", "zeropods pods check --self"),
     (r"zeropods pods up --hostfile HOSTS", "zeropods pods up --count 3 --backend local"),
     # What `zeropods pods up` prints to be pasted before DeepSpeed's own command.
@@ -103,38 +103,38 @@ ONLY_PARSED = {
     r"git clone .*": "needs a network",
     r"(hf|pip|/tmp/other/bin/pip) .*": "needs a network",
     r"(MAX_JOBS=8 )?\S+ -m pip .*": "needs a network, and would change this environment",
-    r"python3 -m venv /tmp/other .*": "needs a network; tests/full/test_gpu_pack.py makes such an environment (soak)",
+    r"python3 -m venv /tmp/other .*": "needs a network; test_gpu_pack.py makes such an environment (soak)",
     r"ssh .*": "needs another machine",
     r"rsync .*": "needs another machine",
     r"docker .*": "needs a registry with the base image",
-    r"!zeropods-cuda": "is in the image; tests/full/test_image_scripts.py runs it",
+    r"!zeropods-cuda": "is in the image; tests/full/project/test_image_scripts.py runs it",
     r"slurm/setup-pyxis\.sh .*": "needs Enroot and the image",
-    r"(PYTHON=\S+ )?bash build/pack/run\.sh .*": "needs a pack; tests/full/test_gpu_pack.py runs it (soak)",
+    r"(PYTHON=\S+ )?bash build/pack/run\.sh .*": "needs a pack; tests/full/benchmarks/test_gpu_pack.py runs it (soak)",
     r"deepspeed causal_train\.py": "needs GPUs, which DeepSpeed's launcher counts",
     # A browser.
     r"xdg-open .*": "opens a browser",
     r".* -m jupyterlab .*": "is a server; tests/browser/test_notebooks.py starts it",
     r".* -m zeropods demo runs/demo": "is a server; a page's command starts it here",
     # Hosts of one's own.
-    r"zeropods launch --hostfile HOSTS -- \.\.\.": "needs hosts; tests/full/test_own_hosts.py launches on some",
+    r"zeropods launch --hostfile HOSTS -- \.\.\.": "needs hosts; tests/full/pods/test_own_hosts.py launches on some",
     # Many minutes.
-    r".*tools/demo\.py.*": "takes minutes; tests/full/test_notebooks.py executes the notebooks",
-    r".*tools/gallery\.py": "executes notebooks that have changed; tests/full/test_gallery.py",
+    r".*tools/demo\.py.*": "takes minutes; tests/full/project/test_notebooks.py executes the notebooks",
+    r".*tools/gallery\.py": "executes notebooks that have changed; tests/full/project/test_gallery.py",
     r"(ZEROPODS_SOAK=1 )?\S+ -m pytest .*": "runs all tests, this one too",
-    r"\S+ -m (ruff|mypy|nbstripout|pre_commit) .*": "checks the whole project; tests/fast/test_make.py",
+    r"\S+ -m (ruff|mypy|nbstripout|pre_commit) .*": "checks the whole project; tests/fast/project/test_make.py",
     r"\S+ -m mypy": "checks the whole project",
-    r"\S+ tools/house\.py": "tests/fast/test_house.py runs what it does",
+    r"\S+ tools/house\.py": "tests/fast/project/test_house.py runs what it does",
     r"if command -v shellcheck .*": "checks the whole project",
-    r"tools/setup": "installs; tests/fast/test_make.py goes as far as that",
-    r"python3 cml/install_dependencies\.py": "installs; tests/full/test_cml_tasks.py",
-    r"cml/run_notebook\.py NOTEBOOK": "takes minutes; tests/full/test_cml_tasks.py",
+    r"tools/setup": "installs; tests/fast/project/test_make.py goes as far as that",
+    r"python3 cml/install_dependencies\.py": "installs; tests/full/project/test_cml_tasks.py",
+    r"cml/run_notebook\.py NOTEBOOK": "takes minutes; tests/full/project/test_cml_tasks.py",
     r"\S+ -m benchmarks( GROUP)?": "takes an hour",
-    r"\S+ -m benchmarks\.published ?": "writes a page; tests/full/test_plan_published.py runs what it does",
+    r"\S+ -m benchmarks\.published ?": "writes a page; tests/full/plan/test_plan_published.py runs what it does",
     r"\S+ -m benchmarks\.reliability .*": "takes hours",
-    r"\S+ -m benchmarks\.gpu .*": "takes minutes, or a GPU; tests/full/test_bench_gpu.py",
-    r"\S+ -m benchmarks\.gpu\.pack .*": "downloads; tests/full/test_gpu_pack.py",
-    r"rm -rf .*": "removes caches; tests/fast/test_make.py",
-    r"find \. .*": "removes caches; tests/fast/test_make.py",
+    r"\S+ -m benchmarks\.gpu .*": "takes minutes, or a GPU; tests/full/benchmarks/test_bench_gpu.py",
+    r"\S+ -m benchmarks\.gpu\.pack .*": "downloads; tests/full/benchmarks/test_gpu_pack.py",
+    r"rm -rf .*": "removes caches; tests/fast/project/test_make.py",
+    r"find \. .*": "removes caches; tests/fast/project/test_make.py",
 }
 """Commands that are not run, as patterns, and why; their own parsers read them."""
 
@@ -171,9 +171,9 @@ SERVERS = (r"zeropods demo runs", r"python cml/run_demo\.py", r"zeropods demo .*
 """Commands that serve a page until Ctrl-C, as patterns. The last ones are parsed, unless ZEROPODS_SOAK=1 is set."""
 
 ELSEWHERE = {
-    r"python textsql_train\.py .* --dataset_path data/own-prepared .*": "tests/full/test_demo_page.py",
-    r"zeropods predict --model runs/own --score": "tests/full/test_demo_page.py",
-    r"python3 -m zeropods launch --launcher none -- textsql_train\.py \.\.\.": "tests/full/test_local_runs.py",
+    r"python textsql_train\.py .* --dataset_path data/own-prepared .*": "tests/full/demo/test_demo_page.py",
+    r"zeropods predict --model runs/own --score": "tests/full/demo/test_demo_page.py",
+    r"python3 -m zeropods launch --launcher none -- textsql_train\.py \.\.\.": "tests/full/launch/test_local_runs.py",
 }
 """Commands that another test runs already, as patterns; here they are parsed, unless ZEROPODS_SOAK=1 is set."""
 

@@ -28,8 +28,8 @@ from tests.browser.notebook import (
     run_all,
 )
 from tests.full.clusters import processes_naming, processes_of
-from tests.full.demo import executed, outputs, train_states
 from tests.full.demo_page import ROOT
+from tests.full.executed_demo import executed, outputs, train_states
 from tests.full.launches import until
 from tests.noise import noise
 from zeropods.data.prepare import prepare

@@ -3,8 +3,8 @@ project is right with it.
 
 The names and types are those of DeepSpeed 0.19.8 (runtime/config.py and the models of its blocks).
 They are kept here since a launch and a plan check configurations without loading DeepSpeed;
-`tests/full/test_deepspeed_keys.py` compares them with the installed version and names every key
-that was added, removed, or changed.
+`tests/full/train/test_deepspeed_keys.py` compares them with the installed version and names every
+key that was added, removed, or changed.
 
 A verdict says whether a run trains, counts rows and precision, saves, resumes and exports rightly
 with a key:
