@@ -1,7 +1,7 @@
 """Export a run's weights as a model folder that anyone can load.
 
 Each checkpoint holds the weights whole and in FP32, even where ZeRO divides them: the ranks gather
-them when they save (`train.trainer.whole_weights`).
+them when they save (`train.engines.deepspeed.whole_weights`).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Log:
 
     def read(self) -> Losses:
         """Return the losses by step, including those just written."""
-        text = "\n".join(self._tail.lines())
+        text = "\n".join(self._tail.new_lines())
         new: Losses = {}
         for step, name, loss in LINE.findall(text):
             if name == "loss":

@@ -222,7 +222,7 @@ class _LocalAttempt:
         self._hangs = HangDetector(folder, step_timeout, self._ranks.have_opened_the_run)
         self._processes: Sequence[Started] = ()
         self._statuses: list[int | None] = []
-        """What `poll` last returned for each process before the verdict."""
+        """What `poll` last returned for each process while the attempt was watched."""
 
     def run(self, start: Callable[[IO[bytes]], Sequence[Started]]) -> Record:
         """Start the processes, watch them until there is a verdict, end what is left, and record

@@ -52,7 +52,7 @@ class GrowingFile:
         self.path = path
         self._offset = path.stat().st_size if path.is_file() else 0
 
-    def lines(self, *, ended: bool = False) -> list[str]:
+    def new_lines(self, *, ended: bool = False) -> list[str]:
         """The complete lines added since the last call; if the file has `ended`, also a last line
         without a newline."""
         if not self.path.is_file():
@@ -80,7 +80,7 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
 
         def tick() -> None:
             nonlocal looked_at, rate
-            for step, name, loss in LINE.findall("\n".join(log.lines())):
+            for step, name, loss in LINE.findall("\n".join(log.new_lines())):
                 bar.total = bar.total or _planned_steps(folder)
                 losses[name] = f"{float(loss):.4g}"
                 bar.update(int(step) - bar.n)
@@ -90,7 +90,7 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
             if time.monotonic() - looked_at > BEATS_LOOK_SECONDS:
                 looked_at = time.monotonic()
                 speed = {} if rate is None else rate.shown()
-                values = {**losses, **speed, **waiting(folder)}
+                values = {**losses, **speed, **ranks_doing(folder)}
                 bar.set_postfix(values, refresh=False)
 
         yield tick
@@ -112,7 +112,7 @@ def _planned_steps(folder: Path) -> int | None:
     return math.ceil(settings["epochs"] * steps_per_epoch)
 
 
-def waiting(folder: Path) -> dict[str, str]:
+def ranks_doing(folder: Path) -> dict[str, str]:
     """What the ranks of a run do while no steps come, as a word and its value for a line of
     progress."""
     beats = read_beats(folder)
@@ -161,7 +161,7 @@ class RunLog(GrowingFile):
 
     def read(self, *, ended: bool = False) -> None:
         """Show and keep the new lines, as `GrowingFile.lines` returns them."""
-        for line in self.lines(ended=ended):
+        for line in self.new_lines(ended=ended):
             self._note_session_end(line)
             named = self._named(line)
             self._last.append(named)

@@ -87,6 +87,7 @@ class WatchedRank:
         last lines."""
         unfinished = b""
         has_reader = True
+        # `to` is opened only to be closed with the pipe: what is written goes to the descriptor.
         with open(reading, "rb", buffering=0) as pipe, open(to, "wb", buffering=0):
             while chunk := pipe.read(PIPE_CHUNK_BYTES):
                 *lines, unfinished = (unfinished + chunk).split(b"\n")

@@ -87,7 +87,7 @@ def recorded_work(record: Record) -> Workload | None:
             label_tokens=batch.label_tokens if rank.gpu else None,
             precision=record.precision,
             checkpointing=record.gradient_checkpointing,
-            own_rates=has_scaled_rates and not shape.is_decoder_only,
+            rates_by_kind=has_scaled_rates and not shape.is_decoder_only,
             technique=technique_named(record.technique),
             ranks=record.world_size,
             zero=zero,

@@ -746,8 +746,8 @@ DETAIL = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
 
 
 def _read_details(class_name: str, text: str) -> dict[str, object]:
-    """What a class prints after its figures, `in_features=128, bias=False`; unnamed values are
-    numbered from 0."""
+    """What a class prints after its figures, `in_features=128, bias=False`; a value without a
+    name gets that of `UNNAMED_DETAILS`, or else its position, from 0."""
     details: dict[str, object] = {}
     names = UNNAMED_DETAILS.get(class_name.rpartition(".")[2], ())
     for position, untrimmed in enumerate(DETAIL.findall(text)):

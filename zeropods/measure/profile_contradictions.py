@@ -94,6 +94,7 @@ def judge_report(report: Report, passes: int | None = None) -> Judgement:
     faults = [*_impossible(report), *impossible_modules, *_parallel_size_faults(report)]
     unknown = {*report.impossible, *_rates_of_impossible(report)}
     passes_timed: int | None = 1
+    # Where the timer was never started, the forward time is the time of day, which says nothing.
     if not is_time_of_day(report.summary["forward_seconds"]):
         by_tree = _by_tree(report, passes)
         by_formulas = _by_formulas(report, by_tree.unknown)
@@ -103,8 +104,9 @@ def judge_report(report: Report, passes: int | None = None) -> Judgement:
             passes_timed, faults_of_passes = _by_passes(report, passes)
             faults += faults_of_passes
     if passes_timed is None:
+        # There were several passes, and nobody knows how many.
         unknown.update(SUMMARY_RATES)
-    faults += _parts(report)
+    faults += _larger_inside(report)
     return Judgement(
         passes=passes_timed,
         unknown=frozenset(unknown),
@@ -443,8 +445,8 @@ def _compare_flops(report: Report, root: Root, findings: Findings) -> None:
 
 
 def _has_flops_of_tree(report: Report) -> bool:
-    """Whether the FLOPs of the summary are two for each multiply-add of the tree, and at most a
-    tenth more."""
+    """Whether the FLOPs of the summary are two for each multiply-add of the model, and at most a
+    tenth more, by each part of the report that says the model's."""
     flops = report.summary["forward_flops"]
     macs_of_roots = [root.figures["macs"] for root in roots(report)]
     if flops is None or not macs_of_roots:
@@ -578,7 +580,7 @@ class Excess(NamedTuple):
     amount: float
 
 
-def _parts(report: Report) -> Iterator[Fault]:
+def _larger_inside(report: Report) -> Iterator[Fault]:
     """For each figure, the module by which the modules inside it, one or all together, exceed it
     the furthest."""
     if report.root is None:

@@ -243,7 +243,7 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
         if technique.divides_gradients:
             # The first pass has nothing to fetch.
             times = 2 * passes - 1
-        gradients = times * size * touched(work.shape, work.own_rates, work.ranks)
+        gradients = times * size * touched(work.shape, work.rates_by_kind, work.ranks)
         seconds += gradients / (GRADIENT_COPY_SHARE * machines.pcie_bandwidth)
     return seconds
 

@@ -159,7 +159,7 @@ def _most_beside_states(
 # Parameters, gradients and optimizer states, between a backward pass and the optimizer's step.
 #
 # Without DeepSpeed: PyTorch's AdamW over FP32 weights, or this project's over FP32 masters of BF16
-# weights (`train.trainer`). With DeepSpeed 0.19.8: every stage keeps an FP32 master partition
+# weights (`train.master_adamw`). With DeepSpeed 0.19.8: every stage keeps an FP32 master partition
 # beside the weights, even where these are FP32 themselves (stage_1_and_2.py,
 # `single_partition_of_fp32_groups`; stage3.py, `_create_fp32_partitions`, whose test for "the same
 # device" compares a device with a string and so never holds).
@@ -188,15 +188,17 @@ def _states(work: Workload) -> _States:
     gradients = _gradients_term(work)
     optimizer = _optimizer_term(work)
     if not technique.offloads:
-        return _States([weights, *kept_whole, gradients, optimizer], [])
+        return _States(on_gpu=[weights, *kept_whole, gradients, optimizer], on_host=[])
 
     name = "gradients of the master, FP32"
     master = Term.of(name, MASTER, shape.parameters, work.ranks, "gradients")
     if technique.divides_parameters:
-        return _States(kept_whole, [weights, gradients, master, optimizer])
+        return _States(on_gpu=kept_whole, on_host=[weights, gradients, master, optimizer])
+    on_host = [master, optimizer]
     if _gradients_are_whole(work):
-        return _States([weights, gradients], [master, optimizer])
-    return _States([weights], [master, optimizer])
+        return _States(on_gpu=[weights, gradients], on_host=on_host)
+    # Each gradient is added to the master's share on the host as soon as it exists.
+    return _States(on_gpu=[weights], on_host=on_host)
 
 
 def _gradients_term(work: Workload) -> Term:
@@ -207,7 +209,7 @@ def _gradients_term(work: Workload) -> Term:
         return Term.of("gradients", size, shape.parameters, part="gradients")
     if work.technique.divides_parameters:
         return Term.of("gradients", size, shape.parameters, work.ranks, "gradients")
-    elements = touched(shape, work.own_rates, work.ranks)
+    elements = touched(shape, work.rates_by_kind, work.ranks)
     term = Term.of("gradients", size, elements, part="gradients")
     what = f"tensors that a share of 1 / {work.ranks} touches, whole"
     return replace(term, formula=f"{term.formula}: {what}")
@@ -326,7 +328,9 @@ def _step_term(work: Workload) -> Term:
     if not technique.divides_parameters:
         return Term.of(name, size, parameters, work.ranks)
     zero = work.zero
-    elements = largest_sub_group(work.shape, work.own_rates, work.ranks, zero.sub_group_elements)
+    elements = largest_sub_group(
+        work.shape, work.rates_by_kind, work.ranks, zero.sub_group_elements
+    )
     term = Term.of(name, size, elements)
     return replace(term, formula=f"{term.formula}: the largest sub-group of a rank's share")
 
@@ -365,7 +369,7 @@ def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
         lasting.append(Term("rounding of pinned memory", rounding, formula))
     if _accumulates_on_host(work):
         # Each tensor has a pinned buffer of its own, whose rounding is not counted.
-        elements = touched(shape, work.own_rates, work.ranks)
+        elements = touched(shape, work.rates_by_kind, work.ranks)
         lasting.append(Term.of("gradients of earlier passes", size, elements))
     loaded = Term.of(LOADING, MASTER, shape.parameters, part="parameters")
     missing = loaded.bytes - total(lasting)
@@ -388,7 +392,7 @@ def _power_of_two(size: int) -> int:
 
 
 @cache
-def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
+def touched(shape: Shape, rates_by_kind: bool, ranks: int) -> int:
     """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, for the rank
     where they are most.
 
@@ -398,7 +402,7 @@ def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
     """
     # By rank, how many more elements its share touches than that of the rank before it.
     changes = Counter[int]()
-    for sizes in _parameter_groups(shape, own_rates):
+    for sizes in _parameter_groups(shape, rates_by_kind):
         # A parameter group is cut into equal shares, wherever its tensors end.
         part = share(sum(sizes), ranks)
         begin = 0
@@ -412,7 +416,9 @@ def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
 
 
 @cache
-def largest_sub_group(shape: Shape, own_rates: bool, ranks: int, sub_group_elements: int) -> int:
+def largest_sub_group(
+    shape: Shape, rates_by_kind: bool, ranks: int, sub_group_elements: int
+) -> int:
     """Elements of a rank's largest sub-group in ZeRO's stage 3.
 
     Source: DeepSpeed 0.19.8, stage3.py, `_create_fp16_sub_groups`: the tensors of a parameter group
@@ -420,7 +426,7 @@ def largest_sub_group(shape: Shape, own_rates: bool, ranks: int, sub_group_eleme
     `sub_group_size` elements.
     """
     largest = 0
-    for sizes in _parameter_groups(shape, own_rates):
+    for sizes in _parameter_groups(shape, rates_by_kind):
         elements = 0
         for size in sizes:
             elements += share(size, ranks)
@@ -430,7 +436,7 @@ def largest_sub_group(shape: Shape, own_rates: bool, ranks: int, sub_group_eleme
     return largest
 
 
-def _parameter_groups(shape: Shape, own_rates: bool) -> list[list[int]]:
+def _parameter_groups(shape: Shape, rates_by_kind: bool) -> list[list[int]]:
     """Numbers of elements of the tensors in each parameter group of the optimizer.
 
     `train.trainer` separates embedding, matrices, position biases and norms; Trainer separates what
@@ -438,6 +444,6 @@ def _parameter_groups(shape: Shape, own_rates: bool) -> list[list[int]]:
     """
     groups: dict[str | bool, list[int]] = {}
     for weight in shape.weights:
-        kind = weight.kind if own_rates else weight.is_matrix
+        kind = weight.kind if rates_by_kind else weight.is_matrix
         groups.setdefault(kind, []).append(weight.size)
     return list(groups.values())

@@ -263,7 +263,7 @@ class Workload:
     or by autocast."""
     checkpointing: bool = False
     """Whether each layer's activations are computed again in the backward pass."""
-    own_rates: bool = False
+    rates_by_kind: bool = False
     """Whether the optimizer's parameter groups are those of `train.trainer`, not Trainer's."""
     technique: Technique = TECHNIQUES[0]
     ranks: int = 1

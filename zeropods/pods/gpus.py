@@ -131,14 +131,14 @@ def too_few(pods: int, slots: int | None) -> str:
     """What to say to people where `shared_gpus` hides the GPUs from these pods: why, and how some
     could be used."""
     gpus_per_pod = slots or 1
-    gpus = own_gpus()
-    fitting_pods = gpus // gpus_per_pod
+    gpu_count = own_gpus()
+    fitting_pods = gpu_count // gpus_per_pod
     if fitting_pods:
         remedy = f"start {counted(fitting_pods, 'pod')}"
     else:
-        remedy = f"start 1 pod with {counted(gpus, 'slot')}"
+        remedy = f"start 1 pod with {counted(gpu_count, 'slot')}"
     processes = counted(pods * gpus_per_pod, "process")
-    place = f"{counted(pods, 'pod')} with {processes} for {counted(gpus, 'visible GPU')}"
+    place = f"{counted(pods, 'pod')} with {processes} for {counted(gpu_count, 'visible GPU')}"
     return f"{place}: they train without GPUs; to use GPUs, {remedy}"
 
 

@@ -321,8 +321,7 @@ def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 
     each run."""
     answers: dict[str, dict[int, str]] = {}
     """The answers of each run, by the index of their question."""
-    for run in runs:
-        label = _run_label(run)
+    for run, label in zip(runs, _run_labels(runs), strict=True):
         predictions = read_predictions(run / f"predictions.{split}.jsonl")
         answers[label] = {
             prediction.index: prediction.text or NO_QUERY for prediction in predictions
@@ -351,27 +350,26 @@ def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
     equal models.
     """
     judged = {}
-    for run in runs:
-        label = _run_label(run)
+    for run, label in zip(runs, _run_labels(runs), strict=True):
         judged[label] = right_queries(run / f"predictions.{split}.jsonl", data, split)
     first = next(iter(judged.values()), {})
     lines = []
-    for label, is_right in judged.items():
-        shared = is_right.keys() & first.keys()
-        only_here = sum(1 for index in shared if is_right[index] and not first[index])
-        only_first = sum(1 for index in shared if first[index] and not is_right[index])
+    for label, right_by_index in judged.items():
+        shared = right_by_index.keys() & first.keys()
+        only_here = sum(1 for index in shared if right_by_index[index] and not first[index])
+        only_first = sum(1 for index in shared if first[index] and not right_by_index[index])
         chance = _probability_by_chance(only_here, only_first)
-        if is_right is first:
+        if right_by_index is first:
             verdict = "is the first"
         elif chance < SIGNIFICANCE_LEVEL:
             verdict = "yes"
         else:
             verdict = "no"
-        low, high = score_interval(list(is_right.values())) or (math.nan, math.nan)
+        low, high = score_interval(list(right_by_index.values())) or (math.nan, math.nan)
         lines.append(
             {
                 "run": label,
-                "right (of 1)": f"{mean(is_right.values()):.3f} [{low:.3f}, {high:.3f}]",
+                "right (of 1)": f"{mean(right_by_index.values()):.3f} [{low:.3f}, {high:.3f}]",
                 "questions": f"{len(shared):,}",
                 "right only here": str(only_here),
                 "right only in the first": str(only_first),
@@ -392,9 +390,18 @@ def _probability_by_chance(only_here: int, only_first: int) -> float:
     return binomtest(only_here, differing).pvalue
 
 
-def _run_label(run: Path) -> str:
-    record = read_record(run)
-    return f"{record.technique_text} x{record.pods}"
+def _run_labels(runs: Sequence[Path]) -> list[str]:
+    """Technique and pods of each run, with its folder where others have the same ones."""
+    ways = []
+    for run in runs:
+        record = read_record(run)
+        ways.append(f"{record.technique_text} x{record.pods}")
+    labels = []
+    for run, way in zip(runs, ways, strict=True):
+        if ways.count(way) > 1:
+            way = f"{way} {run.parent.name}/{run.name}"
+        labels.append(way)
+    return labels
 
 
 def accuracy_table(score: Score, split: str) -> Table:

@@ -298,7 +298,7 @@ class RunArguments:
         """The prepared set's manifest, checked against the flags.
 
         Returns:
-            None for raw data, of which SQuAD's must exist.
+            None for raw data, which must exist unless the task reads the hub.
         """
         raise NotImplementedError
 

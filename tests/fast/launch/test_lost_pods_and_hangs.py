@@ -17,7 +17,7 @@ import pytest
 from tests.full.launches import RANK, left, until
 from tests.made import a_pod, a_rank
 from tests.small_memory import small_memory, within
-from zeropods.launch.logs import RunLog, waiting
+from zeropods.launch.logs import RunLog, ranks_doing
 from zeropods.launch.lost_pods_and_hangs import (
     DEFAULT_SECONDS,
     FIRST_RANK_SECONDS,
@@ -380,10 +380,10 @@ def test_a_process_that_the_kernel_ended_is_out_of_memory_with_its_phase(tmp_pat
 
 def test_what_the_ranks_do_while_no_steps_come_is_said(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
-    assert waiting(tmp_path) == {"ranks": "starting"}
+    assert ranks_doing(tmp_path) == {"ranks": "starting"}
     write_beat(tmp_path, beat(0, alive=1, marks=0, phase="first_step"))
     write_beat(tmp_path, beat(1, alive=1, marks=0, phase="load"))
-    assert waiting(tmp_path) == {"ranks": "in first step and load"}
+    assert ranks_doing(tmp_path) == {"ranks": "in first step and load"}
     for rank in (0, 1):
         write_beat(tmp_path, beat(rank, alive=9, marks=5, phase="steady"))
-    assert waiting(tmp_path) == {}
+    assert ranks_doing(tmp_path) == {}

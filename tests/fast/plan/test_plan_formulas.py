@@ -155,7 +155,7 @@ def test_fp16_without_deepspeed_is_autocast_over_fp32_weights() -> None:
 @pytest.mark.parametrize(("ranks", "gradient_bytes"), [(2, 2_362_880), (3, 2_100_224)])
 def test_gradients_of_shared_tensors_are_whole_as_measured(ranks: int, gradient_bytes: int) -> None:
     # Counted in runs of t5-tiny on two and three pods: live gradients of the rank with most of them.
-    work = replace(T5_WORK, shape=shape_named("t5-tiny"), own_rates=True)
+    work = replace(T5_WORK, shape=shape_named("t5-tiny"), rates_by_kind=True)
     assert memory("zero1", ranks, work).parts()["gradients"] == gradient_bytes
 
 

@@ -331,6 +331,19 @@ def test_models_are_compared_question_by_question(sample: Path, tmp_path: Path) 
     assert not paired_table([], sample, "test").rows and not compared_answers([], sample, "test").rows
 
 
+def test_repeats_of_one_technique_have_lines_of_their_own(sample: Path, tmp_path: Path) -> None:
+    examples = list(islice(read_split(sample, "test"), 4))
+    right = [Prediction(index=e.index, question=e.question, text="as expected", query=e.query) for e in examples]
+    runs = []
+    for repeat in ("1", "2"):
+        folder = tmp_path / "none" / repeat
+        runs.append(write_run(folder, a_record(technique="none", run_id=repeat)))
+        write_predictions(folder / "predictions.test.jsonl", right)
+    table = paired_table(runs, sample, "test")
+    assert [row[0] for row in table.rows] == ["none x1 none/1", "none x1 none/2"]
+    assert compared_answers(runs, sample, "test").header[2:] == ("none x1 none/1", "none x1 none/2")
+
+
 def test_a_byte_order_mark_and_a_blank_last_line_of_ones_own_file_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

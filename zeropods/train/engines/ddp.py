@@ -39,7 +39,8 @@ class Ddp(Engine):
     def weights_to_save(
         self, model: nn.Module, optimizer: object, *, is_writer: bool
     ) -> dict[str, Tensor] | None:
-        """The FP32 masters where there are any: the BF16 copies have lost their low bits."""
+        """The FP32 masters where there are any, since the BF16 copies have lost their low bits;
+        None where there are none, and nothing on a rank that does not write."""
         masters = masters_of(optimizer)
         if not masters:
             return None

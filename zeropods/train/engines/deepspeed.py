@@ -182,8 +182,8 @@ class DeepSpeed(Engine):
                 f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is "
                 f"not in dsconfig/, it can be resumed only on {saved_by} ranks"
             )
-        shards = manifest.shards()
-        if shards is None:
+        shards_folder = manifest.shards()
+        if shards_folder is None:
             raise UserError(
                 f"{checkpoint}: contains no ZeRO shards; resume on the same number of ranks"
             )
@@ -191,7 +191,7 @@ class DeepSpeed(Engine):
         place.mkdir(parents=True)
         for name in manifest.files.keys() & set(WHOLE_FILES):
             shutil.copyfile(checkpoint / name, place / name)
-        _convert(checkpoint / shards, place / f"{shards}_{checkpoints.UNIVERSAL}")
+        _convert(checkpoint / shards_folder, place / f"{shards_folder}_{checkpoints.UNIVERSAL}")
 
     def expect_universal(self, accelerator: Any) -> None:
         """Tell the engine, through the configuration from which it is made."""
