@@ -156,6 +156,8 @@ def look(page: Page, file: Path) -> Seen:
         page.wait_for_timeout(100)
         with contextlib.suppress(json.JSONDecodeError):  # While it is being written.
             saved = json.loads(file.read_text()) if file.stat().st_mtime_ns != before else None
+    outputs = [output for cell in saved["cells"] for output in cell.get("outputs", [])]
+    await_pictures(page, outputs)
     prompts, plots, tables = page.evaluate(PROMPTS), page.evaluate(PLOTS), page.evaluate(TABLES)
     usual, found = page.viewport_size, page.evaluate(CUT)
     assert usual is not None
@@ -163,8 +165,14 @@ def look(page: Page, file: Path) -> Seen:
     page.wait_for_timeout(300)
     found += page.evaluate(CUT)
     page.set_viewport_size(usual)
-    outputs = [output for cell in saved["cells"] for output in cell.get("outputs", [])]
     return Seen(prompts, [tuple(plot) for plot in plots], tables, found, outputs)
+
+
+def await_pictures(page: Page, outputs: list[dict[str, Any]]) -> None:
+    """Wait until the page shows every picture among the saved outputs: it draws them after their cells have ended."""
+    number = sum(1 for output in outputs if "image/png" in output.get("data", {}))
+    shown = f"number => ({PLOTS})().filter(plot => plot.every(size => size > 0)).length >= number"
+    page.wait_for_function(shown, arg=number, timeout=SAVE_SECONDS * 1000)
 
 
 def close(page: Page) -> None:
