@@ -218,8 +218,12 @@ def test_a_writer_that_is_ended_leaves_nothing_and_one_that_was_killed_is_cleare
             time.sleep(0.01)
         process.send_signal(number)
         _, said = process.communicate(timeout=240)
-        ended = (128 + number, "zeropods: ended by SIGTERM\n") if number == signal.SIGTERM else (-number, "")
-        assert (process.returncode, said) == ended
+        # A busy machine gets as far as lines about progress.
+        last_words = [line for line in said.splitlines() if not line.startswith("prepare: ")]
+        if number == signal.SIGTERM:
+            assert (process.returncode, last_words) == (128 + number, ["zeropods: ended by SIGTERM"])
+        else:
+            assert (process.returncode, last_words) == (-number, [])
         assert len(list(here.glob(".set.*"))) == left
     (here / ".set.other" / "new").mkdir(parents=True)
     held = os.open(here / ".set.other" / "held", os.O_RDWR | os.O_CREAT)
