@@ -160,7 +160,7 @@ class RunLog(GrowingFile):
         self._shower.start()
 
     def read(self, *, ended: bool = False) -> None:
-        """Show and keep the new lines, as `GrowingFile.lines` returns them."""
+        """Show and keep the new lines, as `new_lines` returns them."""
         for line in self.new_lines(ended=ended):
             self._note_session_end(line)
             named = self._named(line)

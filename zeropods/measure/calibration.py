@@ -178,10 +178,13 @@ def _residual(run: PlannedRun, group: Sequence[PlannedRun]) -> Residual:
     others = [other for other in group if other.planned["memory"] != run.planned["memory"]]
     values = dict[str, float | None]()
     for quantity in QUANTITIES:
-        # Never None: only runs that measured and planned everything are fitted.
-        planned = _factor(others or group, quantity) * (run.planned[quantity] or 0.0)
-        measured = run.measured[quantity] or 0.0
-        values[quantity] = measured / planned if planned else None
+        measured = run.measured[quantity]
+        planned = run.planned[quantity]
+        # Only runs that measured and planned everything are fitted, so that both are known.
+        if measured is None or not planned:
+            values[quantity] = None
+        else:
+            values[quantity] = measured / (_factor(others or group, quantity) * planned)
     technique = run.work.technique.name
     family = run.work.shape.family
     return Residual(technique=technique, device=run.gpu, family=family, **values)

@@ -391,7 +391,7 @@ def _unlike_parts(record: Record, measured: MeasuredPrecision) -> list[str]:
 
 def copies(entries: Sequence[Entry]) -> dict[str, str]:
     """The names of the runs whose record has the id of an earlier one, each with the name of that
-    one."""
+    earlier run."""
     first_runs: dict[str, str] = {}
     originals = {}
     for entry in entries:
@@ -406,16 +406,16 @@ def copies(entries: Sequence[Entry]) -> dict[str, str]:
 def copy_remarks(entries: Sequence[Entry]) -> Iterator[str]:
     """A line about all runs that are copies of other ones."""
     originals = copies(entries)
-    if len(originals) == 1:
-        (name,) = originals
-        (run_id,) = {
-            entry.record.run_id for entry in entries if entry.record and entry.name == name
-        }
-        original = originals[name]
-        yield f"{name}: has the id {run_id} of {original}: a copied run, not counted as a repeat"
-    elif originals:
+    if len(originals) > 1:
         names = _named([f"{name} of {original}" for name, original in originals.items()])
         yield f"{names}: copied runs, which have the ids of the others; not counted as repeats"
+        return
+    for entry in entries:
+        if entry.record is not None and entry.name in originals:
+            yield (
+                f"{entry.name}: has the id {entry.record.run_id} of {originals[entry.name]}: "
+                "a copied run, not counted as a repeat"
+            )
 
 
 def letters() -> Iterator[str]:
