@@ -25,8 +25,9 @@ LEARN_FIRST: Final = "train longer, or start from a trained model"
 """What helps a model that has not learned its task."""
 NOT_TRAINED: Final = (
     "not trained enough: fewer than 1 answer in 20 is right, so nothing can be concluded about the "
-    "technique; train for more epochs, or start from a trained model"
+    f"technique; {LEARN_FIRST}"
 )
+"""What a summary says of rows whose scores are near zero."""
 
 Interval = tuple[float, float]
 """The ends of a 95 % interval."""
