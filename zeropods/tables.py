@@ -31,6 +31,14 @@ GIB, MIB = 2**30, 2**20
 """Bytes of the units in which people read memory; records hold bytes."""
 
 
+def shortened(texts: Sequence[str], most: int) -> list[str]:
+    """The first `most` of some texts and how many more there are, such as `3 more`; all of them
+    where a single one would be left out."""
+    if len(texts) <= most + 1:
+        return list(texts)
+    return [*texts[:most], f"{len(texts) - most} more"]
+
+
 def counted(number: int, word: str) -> str:
     """A number with its noun: `1 row`, `32 rows`, `2 processes`."""
     if number == 1:

@@ -14,7 +14,7 @@ from zeropods.report.columns import inference_text
 from zeropods.report.formulas import DEVICE_USED
 from zeropods.report.groups import base_order
 from zeropods.report.row import Row
-from zeropods.tables import GIB, MIB, counted, digits, markdown_text
+from zeropods.tables import GIB, MIB, counted, digits, markdown_text, shortened
 
 COST_QUESTION = "How long, and at what cost?"
 FOUR_QUESTIONS = ("Does it fit?", "Which technique?", COST_QUESTION, "Is the model still good?")
@@ -96,7 +96,7 @@ def answers(all_rows: Sequence[Row]) -> Answers:
     more = len(models) - SHOWN_MODELS
     if more > 0:
         for paragraph in paragraphs.values():
-            paragraph.append(f"See the tables for {more} more models.")
+            paragraph.append(f"See the tables for {counted(more, 'more model')}.")
     if all(row.figures.cost is None for row in all_rows):
         paragraphs[COST_QUESTION].append(_why_no_cost(all_rows))
     return Answers({question: "\n".join(paragraph) for question, paragraph in paragraphs.items()})
@@ -407,10 +407,7 @@ def _ends(row: Row) -> tuple[float, float]:
 def _names(rows: Sequence[Row]) -> str:
     """The labels of rows, `A none x1, B zero1 x2 and C ddp x3`; of many rows, the first ones and
     how many more."""
-    names = [row.short_label for row in rows[:NAMED_ROWS]]
-    more = len(rows) - NAMED_ROWS
-    if more > 0:
-        names.append(f"{more} more")
+    names = shortened([row.short_label for row in rows], NAMED_ROWS)
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -30,6 +30,7 @@ from zeropods.report.settings import (
     settings,
     unequal,
 )
+from zeropods.tables import shortened
 from zeropods.techniques import NAMES
 
 Item = TypeVar("Item")
@@ -316,9 +317,10 @@ def remark_lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
 
 def _named(names: Sequence[str]) -> str:
     """The names of runs; of many, the first ones and how many more."""
-    text = ", ".join(names[:NAMED_RUNS])
-    more = len(names) - NAMED_RUNS
-    return f"{text} and {more} more" if more > 0 else text
+    shown = shortened(names, NAMED_RUNS)
+    if len(shown) == len(names):
+        return ", ".join(names)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
@@ -512,21 +514,21 @@ def row_names(rows: Iterable[Group]) -> str:
 
 def _listed(rows_by_value: Mapping[str, Sequence[Group]]) -> str:
     """The first values of a setting, each with its rows, and how many more there are."""
-    items = list(rows_by_value.items())[:SHOWN_VALUES]
-    texts = [f"{value} ({row_names(rows)})" for value, rows in items]
-    more = len(rows_by_value) - len(items)
-    if more:
-        texts.append(f"and {more} more")
-    return "; ".join(texts)
+    texts = [f"{value} ({row_names(rows)})" for value, rows in rows_by_value.items()]
+    return "; ".join(_first_texts(texts))
 
 
 def _cut(texts: Sequence[str]) -> str:
     """The first of some texts side by side, and how many more there are."""
-    shown = list(texts[:SHOWN_VALUES])
-    more = len(texts) - len(shown)
-    if more:
-        shown.append(f"and {more} more")
-    return " / ".join(shown)
+    return " / ".join(_first_texts(texts))
+
+
+def _first_texts(texts: Sequence[str]) -> list[str]:
+    """The first of some texts and, in words that go on from them, how many more there are."""
+    shown = shortened(texts, SHOWN_VALUES)
+    if len(shown) < len(texts):
+        shown[-1] = f"and {shown[-1]}"
+    return shown
 
 
 # How much faster a row is than the one with the fewest processes, among rows that may be compared.

@@ -165,6 +165,13 @@ def test_a_score_near_zero_is_not_said_to_be_nothing(tmp_path: Path) -> None:
     assert accuracy.startswith("A none x1 and B zero1 x1 reach execution 0.002 [0.000, 0.010] (test). Not trained")
 
 
+@pytest.mark.parametrize(("pods", "said"), [(5, "and E zero1 x5 reach"), (6, "D zero1 x4 and 2 more reach")])
+def test_the_last_of_many_rows_is_named_and_several_are_counted(tmp_path: Path, pods: int, said: str) -> None:
+    for number in range(1, pods + 1):
+        a_run(tmp_path / str(number), "zero1", number, score_test=near_zero(0.8, (0.7, 0.9)))
+    assert said in read_runs([tmp_path]).answers().by_question["Is the model still good?"]
+
+
 def test_a_score_far_from_one_near_zero_is_told_beside_the_word_about_it(tmp_path: Path) -> None:
     a_run(tmp_path / "a", "none", score_test=near_zero(0.0, (0.0, 0.01)))
     a_run(tmp_path / "b", "zero1", 2, score_test=near_zero(0.8, (0.7, 0.9)))
