@@ -50,6 +50,7 @@ FLOORS = (
         "files",
         "outputs",
         "programs",
+        "shipped_models",
         "tables",
         "tasks",
         "techniques",

@@ -75,6 +75,8 @@ def _add_prepare(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--prompt", choices=["question", "schema"], help=prompt_help)
     source_help = "text2sql: cut longer rows (default: by prompt)"
     flag("--max-source-tokens", type=int, metavar="N", help=source_help)
+    copies_help = "text2sql: rows a question, N-1 varied (default: 1)"
+    flag("--copies", type=int, metavar="N", help=copies_help)
     plain_help = "text2sql: only T5's own characters"
     flag("--plain-vocabulary", action="store_true", default=None, help=plain_help)
     length_help = "per row (squad) or block (lm) (default: 512)"

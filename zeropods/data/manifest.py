@@ -75,6 +75,9 @@ class Manifest:
     """text2sql: the most tokens of a source; None for causal sets, as is the next field."""
     max_target_tokens: int | None
     limit: int | None
+    copies: int | None
+    """text2sql: number of rows of the split train for each question, of which all but the first
+    are varied; None for causal sets."""
     source_sha256: dict[str, str]
     splits: dict[str, SplitStatistics]
     versions: dict[str, str]

@@ -53,6 +53,7 @@ from zeropods.errors import UserError, told_differences
 from zeropods.files import sha256, write_json
 from zeropods.outputs import new_folder
 from zeropods.plan.known_models import T5_TINY
+from zeropods.shipped_models import SHIPPED, model_source
 from zeropods.tasks import LM, SQUAD, TASKS, TEXT2SQL, LearningTask
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ LOSSES = ("answer", "all")
 FEWEST_TOKENS = 2
 """Lowest token limit: a row of one token has nothing to predict, a source of one nothing to read
 but its end token."""
+TRAINED = "trained"
+TRAINED_TOKENIZERS = {TRAINED, *T5_TINY}.difference(SHIPPED)
+"""text2sql: names of tokenizers that are trained on the data."""
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
 NOT_IN_MANIFEST = "versions, --plain-vocabulary or --text-field"
 """What may differ from a set that is there although all that its manifest shows is the same."""
@@ -99,14 +103,16 @@ class Preparation:
     data: Path | str
     """A folder; for `lm` also the id of a data set on the hub, which is streamed."""
     tokenizer: str
-    """A hub id, a folder, a spiece.model, or our tiny model `t5-tiny` or `gpt-tiny`, for one
-    trained on the data."""
+    """A hub id, a folder, a spiece.model, or `t5-tiny`, whose tokenizer comes with the package.
+    `trained` is one that is made of the data, and so is that of `gpt-tiny`."""
     limit: int | None = None
     """Number of examples to take from the start of each split; None for all."""
     prompt: str = "schema"
     complete_vocabulary: bool = True
     """text2sql: add the characters that T5's vocabulary lacks; False is the original recipe."""
     max_source_tokens: int | None = None
+    copies: int = 1
+    """text2sql: number of rows of the split train for each question, all but the first `varied`."""
     max_seq_length: int = 512
     """squad: the most tokens of a row. lm: the number of tokens in a block."""
     loss_on: str | None = None
@@ -128,6 +134,7 @@ class Preparation:
             )
         _check_least("--limit", self.limit, 1)
         _check_least("--max-source-tokens", self.max_source_tokens, FEWEST_TOKENS)
+        _check_least("--copies", self.copies, 1)
         _check_least("--max-seq-length", self.max_seq_length, FEWEST_TOKENS)
 
     @property
@@ -194,6 +201,7 @@ def _open_wikisql(wanted: Preparation) -> RawData:
         limit=wanted.limit,
         prompt=wanted.prompt,
         max_source_tokens=wanted.source_limit,
+        copies=wanted.copies,
     )
 
 
@@ -285,6 +293,7 @@ def _settings(wanted: Preparation) -> dict[str, Any]:
         "limit": wanted.limit,
         "max_source_tokens": None if is_causal else wanted.source_limit,
         "max_target_tokens": None if is_causal else MAX_TARGET_TOKENS,
+        "copies": None if is_causal else wanted.copies,
         "max_seq_length": wanted.max_seq_length if is_causal else None,
         "loss_on": wanted.loss if is_causal else None,
     }
@@ -326,7 +335,7 @@ def _tokenizer(wanted: Preparation, raw: RawData) -> PreTrainedTokenizerBase:
         if wanted.tokenizer == GPT_TINY:
             return train_byte_tokenizer(raw.texts())
         return load_causal_tokenizer(wanted.tokenizer)
-    if wanted.tokenizer in T5_TINY:
+    if wanted.tokenizer in TRAINED_TOKENIZERS:
         return train_tokenizer(raw.texts())
     return load_tokenizer(wanted.tokenizer, complete=wanted.complete_vocabulary)
 
@@ -377,7 +386,7 @@ def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
 def _tokenizer_key(tokenizer: str) -> str:
     """What tells two tokenizers apart without loading them: the content of their files, or the
     name."""
-    source = Path(tokenizer)
+    source = Path(model_source(tokenizer))
     files = [source]
     if not source.is_file():
         files = [path for path in sorted(source.glob("*")) if path.name in TOKENIZER_FILES]

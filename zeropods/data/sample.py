@@ -209,6 +209,19 @@ def _subjects(
     return subjects
 
 
+def write_questions(
+    out: Path, split: str, tables: Sequence[FactTable], number: int, seed: int
+) -> None:
+    """Write a split of this number of questions, in turn about each of the tables, in WikiSQL's
+    layout into the folder `out`; no two questions have the same words."""
+    rng = Random(seed)
+    wordings: set[str] = set()
+    subjects = [tables[i % len(tables)] for i in range(number)]
+    questions = [_new_question(table, wordings, rng) for table in subjects]
+    for name, content in split_files(split, tables, questions).items():
+        (out / name).write_bytes(content)
+
+
 def _new_question(table: FactTable, wordings: set[str], rng: Random) -> dict[str, Any]:
     """A question whose wording is not in `wordings` yet; it is added there."""
     while True:
@@ -227,10 +240,10 @@ def _new_question(table: FactTable, wordings: set[str], rng: Random) -> dict[str
 # The files of `facts/`.
 
 
-def read_facts() -> list[FactTable]:
-    """All tables of facts, in the order of the names of their files."""
+def read_facts(folder: Path = FACTS_FOLDER) -> list[FactTable]:
+    """All tables of facts in a folder, in the order of the names of their files."""
     tables = []
-    for path in sorted(FACTS_FOLDER.glob("*.csv")):
+    for path in sorted(folder.glob("*.csv")):
         for block in path.read_text("utf-8").strip().split("\n\n"):
             tables.append(_fact_table(block.strip().splitlines()))
     return tables

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.files import check_digests, first_line, read_object
+from zeropods.shipped_models import model_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,13 +57,15 @@ def load_tokenizer(
     """The tokenizer that `source` names.
 
     Args:
-        source: a hub id, a folder with a tokenizer, or a SentencePiece model file.
+        source: a hub id, a model that comes with the package, a folder with a tokenizer, or a
+            SentencePiece model file.
         complete: add the characters that T5's vocabulary lacks as pieces of their own.
         instead: what an error message suggests besides a local folder.
     """
     import sentencepiece
     from transformers import AutoTokenizer
 
+    source = model_source(source)
     path = Path(source)
     if path.is_file():
         try:

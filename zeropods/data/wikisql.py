@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,8 +28,10 @@ from zeropods.data.llmsql import (
 )
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import SPLITS
+from zeropods.data.varied import varied
 from zeropods.errors import UserError
 from zeropods.files import MEND, first_line, no_folder, sha256, validated, validated_lines
+from zeropods.sql.example import Example as Example
 from zeropods.sql.query import Query, format_query, is_restored
 from zeropods.sql.table import SQLTable, Text, check_width
 
@@ -50,17 +53,6 @@ SHOWN_CHARACTERS = 200
 
 RowType = TypeVar("RowType")
 """The dataclass, or the dictionary, as which a row is read."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """A question about a table, and the query that answers it."""
-
-    index: int
-    """Line number in SPLIT.jsonl, from 0."""
-    question: str
-    table: SQLTable
-    query: Query
 
 
 @dataclass(frozen=True)
@@ -451,7 +443,13 @@ class WikiSQLData:
     train."""
 
     def __init__(
-        self, folder: Path, *, limit: int | None, prompt: str, max_source_tokens: int
+        self,
+        folder: Path,
+        *,
+        limit: int | None,
+        prompt: str,
+        max_source_tokens: int,
+        copies: int = 1,
     ) -> None:
         """Open the raw data.
 
@@ -459,11 +457,14 @@ class WikiSQLData:
             limit: number of questions to take from the start of each split; None for all.
             prompt: one of `PROMPTS`.
             max_source_tokens: the most tokens of a source, the end token included.
+            copies: number of rows of the split train for each of its questions; all but the first
+                are `varied`.
         """
         self._folder = folder
         self._limit = limit
         self._prompt = prompt
         self._max_source_tokens = max_source_tokens
+        self._copies = copies
         source_files(self._folder, "train")
         self.splits = wikisql_splits(self._folder)
         self.hashes: dict[str, str] = {}
@@ -493,6 +494,8 @@ class WikiSQLData:
         targets_unreadable = 0
         last = -1
         examples = self._examples(split)
+        if split == "train":
+            examples = itertools.chain(examples, self._varied_copies(split))
         while chunk := list(itertools.islice(examples, CHUNK_EXAMPLES)):
             texts = [target_of(example) for example in chunk]
             targets = encode(texts)
@@ -529,6 +532,13 @@ class WikiSQLData:
 
     def _examples(self, split: str) -> Iterator[Example]:
         return itertools.islice(read_split(self._folder, split), self._limit)
+
+    def _varied_copies(self, split: str) -> Iterator[Example]:
+        """The copies of a split's examples, one whole copy after the other, always the same."""
+        for copy in range(1, self._copies):
+            rng = Random(copy)
+            for example in self._examples(split):
+                yield varied(example, rng)
 
 
 def _is_restored(example: Example) -> bool:

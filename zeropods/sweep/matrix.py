@@ -170,6 +170,8 @@ class Matrix(Axes):
     """Raw data, prepared for each model and prompt: a folder, or `sample`, which is generated."""
     limit: Count | None = None
     """Number of examples to use of each split of `data`, from its beginning."""
+    copies: Count | None = None
+    """text2sql: rows of the split train of `data` for each question; see `zeropods prepare`."""
     tokenizer: TextByName = {}
     """Tokenizer by model, for `data`; the model's own where none is named."""
     dataset_path: TextByName = {}
@@ -497,7 +499,7 @@ def _data_faults(matrix: Matrix) -> Iterator[str]:
     yield from _question_faults(matrix)
     if has_raw_data and matrix.dataset_path:
         yield f"dataset_path: contradicts data {matrix.data!r}; leave one of them out"
-    for key in ("tokenizer", "limit"):
+    for key in ("tokenizer", "limit", "copies"):
         if getattr(matrix, key) and not has_raw_data:
             yield f"{key}: is for data that is to be prepared; give data, or leave it out"
     models = {cell.model for cell in matrix.cells}

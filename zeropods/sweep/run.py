@@ -394,6 +394,7 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
             tokenizer=tokenizer,
             prompt=cell.prompt,
             limit=matrix.limit,
+            copies=matrix.copies or 1,
         )
     flags = matrix.flags_of(cell)
     settings = {}

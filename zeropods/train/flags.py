@@ -32,6 +32,7 @@ from zeropods.files import (
 from zeropods.measure.record import read_config
 from zeropods.outputs import writing_fault
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
+from zeropods.shipped_models import model_source
 from zeropods.tables import Help
 from zeropods.techniques import technique_of
 from zeropods.train.foreign_flags import faults_of
@@ -279,13 +280,14 @@ class RunArguments:
     def source(self) -> str:
         """The source of the weights.
 
-        It is what the model flag names, or the model of the run that `--init` names.
+        It is what the model flag names, a folder where that comes with the package, or the model of
+        the run that `--init` names.
 
         Raises:
             UserError: that run trained another model than the call names.
         """
         if self.init in INITS:
-            return self.model_id
+            return model_source(self.model_id)
         trained = read_config(Path(self.init)).model_id
         if trained != self.model_id:
             raise UserError(

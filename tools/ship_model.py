@@ -1,0 +1,123 @@
+"""Put a trained t5-tiny into the package, as the base that `--model_id t5-tiny` starts from.
+
+    tools/ship_model.py runs/wikisql/t5-tiny-none-1-pod-schema/1 --wikisql data/wikisql
+
+The weights become FP16, answer all questions of WikiSQL's dev and test as they will be shipped, and
+get a card with data, licence, revision and scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from zeropods.data.sample import read_facts
+from zeropods.errors import guarded
+from zeropods.export import export
+from zeropods.files import open_to_readers, write_text
+from zeropods.measure.record import read_config
+from zeropods.measure.score_json import Score
+from zeropods.outputs import new_folder
+from zeropods.shipped_models import MODELS, SHIPPED
+
+CARD = """---
+license: bsd-3-clause
+language: en
+base_model: none, random weights
+tags: [text2text-generation, text-to-sql, wikisql]
+---
+# {name}
+
+A T5 of {parameters:,} parameters (d_model 128, two layers on each side, {vocabulary:,} pieces) that
+turns a question about one table into a WikiSQL query. It is the base from which
+`textsql_train.py --model_id {name}` starts, and small enough to be trained on two CPU cores. Its
+weights are FP16; they are loaded as FP32.
+
+* **Input** `translate to SQL: QUESTION columns: NAME; NAME (real); ...` (prompt `schema`);
+  **output** `SELECT [AGGREGATE] COLUMN FROM table [WHERE COLUMN OP VALUE [AND ...]]`.
+* **Data**: the split train of WikiSQL 1.1 (Zhong, Xiong and Socher 2017, arXiv 1709.00103;
+  BSD-3-Clause), and {questions:,} questions that `tools/base_data.py` makes about the tables of
+  facts in `tools/base_facts/`; of each question {copies} rows, all but the first with columns in
+  another order and other values.
+* **Command**: `make wikisql`, revision {revision}, {steps:,} steps of {rows} rows, seed {seed}.
+* **Scores** of these FP16 weights, all questions, constrained decoding, one beam, with 95 %
+  intervals:
+
+| split of WikiSQL | questions | logical form | execution |
+| --- | --- | --- | --- |
+{scores}
+
+  No table of dev or test occurs in train. Nothing was chosen on test.
+* **Held out**: it has never seen a table of the data set that `zeropods data sample` makes, in any
+  of its splits: {held_out}.
+* **Licence**: BSD-3-Clause, as WikiSQL.
+"""
+SPLITS = ("dev", "test")
+
+
+def main() -> None:
+    """Export, score and describe the run that the arguments name."""
+    parser = argparse.ArgumentParser(description="Ship a trained t5-tiny.", allow_abbrev=False)
+    parser.add_argument("run", type=Path, help="a finished run")
+    parser.add_argument("--wikisql", type=Path, required=True, help="WikiSQL's folder")
+    arguments = parser.parse_args()
+    (name,) = SHIPPED
+    with new_folder(MODELS / name) as folder:
+        folder.rmdir()
+        exported = export(arguments.run, folder, dtype="float16")
+        open_to_readers(folder)
+        scores = {split: _score(folder, arguments.wikisql, split) for split in SPLITS}
+        card = _card(name, arguments.run, exported.parameters, scores)
+        write_text(folder / "README.md", card)
+    print(card)
+
+
+def _score(model: Path, wikisql: Path, split: str) -> Score:
+    """The score of a model's answers to all questions of a split."""
+    import tempfile
+    from dataclasses import replace
+
+    from zeropods.evaluate.generate import ANSWERERS, predict
+    from zeropods.evaluate.score import score
+
+    decoding = replace(ANSWERERS["text2sql"].usual, constrained=True)
+    with tempfile.TemporaryDirectory() as made:
+        answers = Path(made, f"predictions.{split}.jsonl")
+        predict(model, wikisql, split, answers, decoding, task="text2sql", precision="fp32")
+        return score(answers, wikisql, split)
+
+
+def _card(name: str, run: Path, parameters: int, scores: dict[str, Score]) -> str:
+    from base_data import QUESTIONS
+
+    from zeropods.data.manifest import read_manifest
+    from zeropods.measure.record import read_record
+
+    config = read_config(run)
+    record = read_record(run)
+    manifest = read_manifest(Path(config.dataset_path))
+    lines = []
+    for split, measured in scores.items():
+        figures = [split, f"{measured.examples:,}"]
+        for measure in ("logical_form_accuracy", "execution_accuracy"):
+            low, high = measured.intervals[measure]
+            figures.append(f"{getattr(measured, measure):.3f} [{low:.3f}, {high:.3f}]")
+        lines.append(f"| {' | '.join(figures)} |")
+    return CARD.format(
+        name=name,
+        parameters=parameters,
+        vocabulary=manifest.vocabulary_size,
+        questions=QUESTIONS,
+        copies=manifest.copies,
+        revision=config.git_revision,
+        steps=record.steps,
+        rows=config.effective_batch_size,
+        seed=config.seed,
+        scores="\n".join(lines),
+        held_out=", ".join(sorted(table.id for table in read_facts())),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,107 @@
+"""Varied copies of text-to-SQL examples, from which a model learns to read the schema.
+
+A model that sees each question with its table in one order of columns learns tables by heart. A
+varied copy asks about another table in the same words: its columns stand in another order, some
+that the query does not need are left out, and values are those of other rows. Its query is the
+answer to the new question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from zeropods.sql.example import Example
+from zeropods.sql.query import Condition, Query
+from zeropods.sql.table import Cell, SQLTable
+
+LEFT_OUT_SHARE = 0.3
+"""Share of the copies that leave out some of the columns that their query does not need."""
+OTHER_VALUE_SHARE = 0.5
+"""Share of the values that are replaced, of those that occur once in their question."""
+MOST_WORDS = 8
+"""A cell of more words than this is not put into a question."""
+
+
+def varied(example: Example, rng: Random) -> Example:
+    """A varied copy of an example, whose table has no rows.
+
+    A query that selects or compares columns of one name keeps its meaning: columns are moved, not
+    renamed.
+    """
+    question = example.question
+    conditions = []
+    for condition in example.query.conds:
+        cell = _other_cell(example.table, condition, rng)
+        if cell is not None and rng.random() < OTHER_VALUE_SHARE:
+            question, condition = _with_value(question, condition, cell)
+        conditions.append(condition)
+    query = replace(example.query, conds=tuple(conditions))
+    table, query = _with_other_columns(example.table, query, rng)
+    return replace(example, question=question, table=table, query=query)
+
+
+def _other_cell(table: SQLTable, condition: Condition, rng: Random) -> str | None:
+    """The text of another cell in a condition's column; None where there is none to put into a
+    question."""
+    if not table.rows:
+        return None
+    text = _text(rng.choice(table.rows)[condition.column])
+    is_other = text.lower() != condition.value.lower()
+    is_short = 0 < len(text.split()) <= MOST_WORDS
+    return text if is_other and is_short else None
+
+
+def _text(cell: Cell) -> str:
+    """A cell as people write it: `12` for 12.0, and single spaces."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    return " ".join(str(cell).split())
+
+
+def _with_value(question: str, condition: Condition, text: str) -> tuple[str, Condition]:
+    """Question and condition with another value; unchanged unless the question has the old one
+    once, as whole words."""
+    value = condition.value
+    whole_words = re.compile(rf"(?<!\w){re.escape(value)}(?!\w)", re.IGNORECASE)
+    places = list(whole_words.finditer(question))
+    if len(places) != 1:
+        return question, condition
+    if text == text.lower() and value != value.lower():
+        # WikiSQL's cells are in lower case, the names in its questions often are not.
+        text = text.title()
+    start, end = places[0].span()
+    words = text
+    is_lowered = question[start:end] == value.lower()
+    if is_lowered:
+        words = text.lower()
+    return question[:start] + words + question[end:], condition._replace(value=text)
+
+
+def _with_other_columns(table: SQLTable, query: Query, rng: Random) -> tuple[SQLTable, Query]:
+    """The table with its columns in another order, some of them left out, and the query on it."""
+    needed = {query.sel, *(condition.column for condition in query.conds)}
+    others = [column for column in range(len(table.header)) if column not in needed]
+    if others and rng.random() < LEFT_OUT_SHARE:
+        others = rng.sample(others, rng.randrange(len(others)))
+    order = [*sorted(needed), *others]
+    rng.shuffle(order)
+    return _reordered(table, order), _renumbered(query, order)
+
+
+def _reordered(table: SQLTable, order: Sequence[int]) -> SQLTable:
+    header = tuple(table.header[column] for column in order)
+    types = tuple(table.types[column] for column in order)
+    return SQLTable(table.id, header, types, rows=())
+
+
+def _renumbered(query: Query, order: Sequence[int]) -> Query:
+    """The query with the numbers that its columns have in a new order."""
+    conditions = []
+    for condition in query.conds:
+        conditions.append(condition._replace(column=order.index(condition.column)))
+    return replace(query, sel=order.index(query.sel), conds=tuple(conditions))
