@@ -57,7 +57,9 @@ bench: setup ## measure the figures of docs/benchmarks.md
 bench-plan-published: setup ## hold the plan against published runs, and put the tables into docs/plan.md (PUBLISHED=DIR)
 	@$(PYTHON) -m benchmarks.published $(PUBLISHED)
 
-wikisql: setup ## train t5-tiny on all of WikiSQL and score it on tables that it never saw (data/wikisql; resumes)
+wikisql: setup ## train the base model t5-tiny on all of WikiSQL, and score it on tables that it never saw (resumes)
+	@$(PYTHON) -m zeropods data get wikisql --out data/wikisql
+	@$(PYTHON) tools/base_data.py --wikisql data/wikisql --out data/base
 	@$(PYTHON) -m zeropods sweep matrices/wikisql.yaml --out runs/wikisql
 	@$(PYTHON) -m zeropods summary runs/wikisql
 

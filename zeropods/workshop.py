@@ -28,6 +28,7 @@ from zeropods.outputs import new_folder
 from zeropods.plan.known_models import T5_TINY
 from zeropods.pods.start import slots_per_pod
 from zeropods.programs import in_kernel, wait_passively
+from zeropods.shipped_models import SHIPPED
 from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.tables import Table, progress
 from zeropods.tasks import TASKS
@@ -161,7 +162,20 @@ def path_or_id(name: str) -> str:
 TINY = "t5-tiny"
 TRAINING: Flags = {"save_steps": 0, "per_device_train_batch_size": 32}
 """Flags of every training in a notebook."""
-EMBEDDED: Flags = {
+FROM_BASE: Flags = {
+    "init": "pretrained",
+    "max_steps": 300,
+    "learning_rate": 5e-4,
+    "scaled_rates": True,
+    "adam_beta2": 0.98,
+    "threads": 1,
+    "warmup_steps": 20,
+    "dropout": 0.0,
+    "eval_steps": 100,
+}
+"""Flags for a model that goes on from the base that comes with the package. It ends after its
+steps, so that its accuracy does not depend on how busy the machine is."""
+FROM_RANDOM: Flags = {
     "init": "random",
     "epochs": 20,
     "max_train_seconds": 130,
@@ -174,7 +188,7 @@ EMBEDDED: Flags = {
     "dropout": 0.0,
     "eval_steps": 500,
 }
-"""Flags for the model that is trained from random weights; the time limit ends training if the
+"""Flags for a tiny model that is trained from random weights; the time limit ends training if the
 epochs do not."""
 FINE_TUNING: Flags = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
 """Flags for the models that are fine-tuned: the three epochs of the original, with an evaluation
@@ -212,7 +226,7 @@ class Workshop(WorkshopSettings):
     """Models to compare side by side, in one text with commas between them; a notebook runs with
     one at a time."""
     init: str | None = setting("init")
-    """`pretrained` or `random`; `t5-tiny` has no pretrained weights."""
+    """`pretrained` or `random`."""
     prompt: str = setting("prompt", default="schema")
     """`schema` or `question`."""
     tokenizer: str | None = setting("tokenizer")
@@ -229,7 +243,7 @@ class Workshop(WorkshopSettings):
     """Number of times that the matrix of 03 runs each of its cells."""
     states_model: str = setting("states_model", default="t5-efficient-mini")
     """Shape of the model, with random weights, whose memory 03 shows under each stage of ZeRO."""
-    questions: int = setting("questions", default=400, read=int)
+    questions: int = setting("questions", default=600, read=int)
     """Number of questions that each trained model answers."""
     runs: Path = setting("runs", default=RUNS, read=Path)  # noqa: RUF009
     """Where data, runs and summary lie. This and other paths are relative to the project's root."""
@@ -311,8 +325,7 @@ class Workshop(WorkshopSettings):
     @property
     def training(self) -> Flags:
         """Flags of `textsql_train.py`, the same on one pod and on many."""
-        size = EMBEDDED if self.model in T5_TINY else FINE_TUNING
-        flags = {**TRAINING, **size, "model_id": self.model, "dataset_path": self.prepared}
+        flags = {**TRAINING, **self._size, "model_id": self.model, "dataset_path": self.prepared}
         if self.init is not None:
             flags["init"] = self.init
         if self.batch_size is not None:
@@ -320,6 +333,15 @@ class Workshop(WorkshopSettings):
         if self.steps is not None:
             flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
         return flags
+
+    @property
+    def _size(self) -> Flags:
+        """Flags of training that depend on the model's size, and on the weights it starts from."""
+        if self.model in SHIPPED and self.init != "random":
+            return FROM_BASE
+        if self.model in T5_TINY:
+            return FROM_RANDOM
+        return FINE_TUNING
 
     @property
     def going_on(self) -> Flags:

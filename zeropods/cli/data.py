@@ -65,7 +65,7 @@ def _add_prepare(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--task", choices=list(TASKS), default=TEXT2SQL, help=task_help)
     data_help = "folder as made by data get; lm: or a hub id"
     flag("--data", type=given_path, required=True, metavar="DATA", help=data_help)
-    tokenizer_help = "hub id, folder, spiece.model, t5-tiny, gpt-tiny"
+    tokenizer_help = "hub id, folder, t5-tiny, gpt-tiny, trained"
     flag("--tokenizer", required=True, metavar="NAME", help=tokenizer_help)
     limit_help = "only the first N rows of each split (default: all)"
     flag("--limit", type=int, metavar="N", help=limit_help)

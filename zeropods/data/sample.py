@@ -49,7 +49,7 @@ FACTS_FOLDER = Path(__file__).with_name("facts")
 QUESTION_COUNTS = {"train": 24_000, "dev": 600, "test": 600}
 HELD_OUT_TABLES = {"dev": 4, "test": 4}
 """Number of tables, by split, that no other split has."""
-HELD_OUT_SHARE = 5
+HELD_OUT_SHARE = 2
 """One question in this many of dev and of test is about a table that only that split has."""
 
 KEY_COLUMN = 0

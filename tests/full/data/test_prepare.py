@@ -56,6 +56,25 @@ def test_truncation_is_counted_and_keeps_the_end_token(sample: Path, tmp_path: P
     assert all(len(row) == 12 and row[-1] == 1 for row in split.sources)
 
 
+def test_copies_are_further_rows_of_train_and_the_first_rows_are_the_questions_themselves(
+    sample: Path, tmp_path: Path
+) -> None:
+    once = Preparation(data=sample, tokenizer="t5-tiny", limit=40)
+    thrice = Preparation(data=sample, tokenizer="t5-tiny", limit=40, copies=3)
+    assert prepare(once, tmp_path / "once")[0].copies == 1
+    manifest, _ = prepare(thrice, tmp_path / "thrice")
+    assert manifest.copies == 3
+    assert {name: split.rows for name, split in manifest.splits.items()} == {"train": 120, "dev": 40, "test": 40}
+    for split in SPLITS:
+        rows, more = (load_split(tmp_path / name, split) for name in ("once", "thrice"))
+        assert rows is not None and more is not None
+        for column in ("sources", "targets"):
+            first = getattr(more, column)[:40]
+            assert all(map(np.array_equal, getattr(rows, column), first))
+            later = getattr(more, column)[40:]
+            assert len({row.tobytes() for row in later} - {row.tobytes() for row in first}) > 40 or split != "train"
+
+
 def test_queries_that_cannot_be_read_back_are_counted_and_the_first_is_shown(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -365,7 +384,7 @@ def test_summary_counts_what_the_files_hold(tmp_path: Path) -> None:
         "seed": 0,
         "questions": {split: len(list(read_split(tmp_path, split))) for split in SPLITS},
         "tables": {split: len(read_tables(tmp_path / f"{split}.tables.jsonl")) for split in SPLITS},
-        "held_out_questions": {"dev": 120, "test": 120},
+        "held_out_questions": {"dev": 300, "test": 300},
     }
     line = (tmp_path / "dev.jsonl").read_text("utf-8").splitlines()[0]
     assert json.loads(line).keys() == {"phase", "table_id", "question", "sql"}
