@@ -2,8 +2,8 @@
 
     tools/ship_model.py runs/wikisql/t5-tiny-none-1-pod-schema/1 --wikisql data/wikisql
 
-The weights become FP16, answer all questions of WikiSQL's dev and test as they will be shipped, and
-get a card with data, licence, revision and scores.
+The weights become FP16, answer all questions of WikiSQL's dev and test, where they are there, as
+they will be shipped, and get a card with data, licence, revision and scores.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from zeropods.data.sample import read_facts
+from zeropods.data.wikisql import wikisql_splits
 from zeropods.errors import guarded
 from zeropods.export import export
 from zeropods.files import open_to_readers, write_text
@@ -34,13 +35,14 @@ turns a question about one table into a WikiSQL query. It is the base from which
 `textsql_train.py --model_id {name}` starts, and small enough to be trained on two CPU cores. Its
 weights are FP16; they are loaded as FP32.
 
-* **Input** `translate to SQL: QUESTION columns: NAME; NAME (real); ...` (prompt `schema`);
-  **output** `SELECT [AGGREGATE] COLUMN FROM table [WHERE COLUMN OP VALUE [AND ...]]`.
+* **Input** `translate to SQL: QUESTION columns: NAME; NAME (real); ...` (prompt `schema`, in lower
+  case); **output** `SELECT [AGGREGATE] COLUMN FROM table [WHERE COLUMN OP VALUE [AND ...]]`.
 * **Data**: the split train of WikiSQL 1.1 (Zhong, Xiong and Socher 2017, arXiv 1709.00103;
   BSD-3-Clause), and {questions:,} questions that `tools/base_data.py` makes about the tables of
   facts in `tools/base_facts/`; of each question {copies} rows, all but the first with columns in
-  another order and other values.
-* **Command**: `make wikisql`, revision {revision}, {steps:,} steps of {rows} rows, seed {seed}.
+  another order or of other names, and other values.
+* **Command**: `make wikisql` (`matrices/wikisql.yaml`), revision {revision}, {steps:,} steps of
+  {rows} rows, seed {seed}, on {cores} cores of {processor} at {speed:,.0f} questions/s.
 * **Scores** of these FP16 weights, all questions, constrained decoding, one beam, with 95 %
   intervals:
 
@@ -48,7 +50,8 @@ weights are FP16; they are loaded as FP32.
 | --- | --- | --- | --- |
 {scores}
 
-  No table of dev or test occurs in train. Nothing was chosen on test.
+  No table of dev or test occurs in train. Settings were chosen by dev, none by test. Execution is
+  over the questions whose tables come with rows.
 * **Held out**: it has never seen a table of the data set that `zeropods data sample` makes, in any
   of its splits: {held_out}.
 * **Licence**: BSD-3-Clause, as WikiSQL.
@@ -67,7 +70,10 @@ def main() -> None:
         folder.rmdir()
         exported = export(arguments.run, folder, dtype="float16")
         open_to_readers(folder)
-        scores = {split: _score(folder, arguments.wikisql, split) for split in SPLITS}
+        scores = {}
+        for split in wikisql_splits(arguments.wikisql):
+            if split in SPLITS:
+                scores[split] = _score(folder, arguments.wikisql, split)
         card = _card(name, arguments.run, exported.parameters, scores)
         write_text(folder / "README.md", card)
     print(card)
@@ -114,6 +120,9 @@ def _card(name: str, run: Path, parameters: int, scores: dict[str, Score]) -> st
         steps=record.steps,
         rows=config.effective_batch_size,
         seed=config.seed,
+        cores=record.hardware["cores"],
+        processor=record.hardware["cpu"],
+        speed=record.samples_per_second,
         scores="\n".join(lines),
         held_out=", ".join(sorted(table.id for table in read_facts())),
     )

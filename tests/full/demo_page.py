@@ -58,7 +58,7 @@ def save_model(folder: Path, seed: int, examples: list[Example]) -> None:
     from zeropods.plan.known_models import known_config
     from zeropods.train.text2sql import random_t5
 
-    texts = [text for example in examples for text in (source_of(example, "schema"), target_of(example))]
+    texts = [text for example in examples for text in (source_of(example, "schema"), target_of(example, "schema"))]
     model = random_t5(known_config("t5-tiny"), seed=seed)
     model.config.prompt = "schema"
     model.save_pretrained(folder)

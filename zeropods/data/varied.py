@@ -2,14 +2,14 @@
 
 A model that sees each question with its table in one order of columns learns tables by heart. A
 varied copy asks about another table in the same words: its columns stand in another order, some
-that the query does not need are left out, and values are those of other rows. Its query is the
-answer to the new question.
+that the query does not need are left out, some have names of other tables' columns, and values are
+those of other rows. Its query is the answer to the new question.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -19,18 +19,31 @@ from zeropods.sql.table import Cell, SQLTable
 
 LEFT_OUT_SHARE = 0.3
 """Share of the copies that leave out some of the columns that their query does not need."""
+OTHER_NAME_SHARE = 0.5
+"""Share of the columns that get another name, of those that can."""
 OTHER_VALUE_SHARE = 0.5
 """Share of the values that are replaced, of those that occur once in their question."""
 MOST_WORDS = 8
 """A cell of more words than this is not put into a question."""
+MOST_WORDS_OF_NAME = 4
+"""A name of more words than this is not given to another column."""
+
+NamesByType = Mapping[str, Sequence[str]]
+"""Names that columns can be given, by the type of a column, `text` or `real`."""
 
 
-def varied(example: Example, rng: Random) -> Example:
-    """A varied copy of an example, whose table has no rows.
+def names_of_columns(examples: Iterable[Example]) -> NamesByType:
+    """The names that the columns of some examples have, each once, in the order of the examples."""
+    names: dict[str, dict[str, None]] = {}
+    for example in examples:
+        for name, kind in zip(example.table.header, example.table.types, strict=True):
+            if 0 < len(name.split()) <= MOST_WORDS_OF_NAME:
+                names.setdefault(kind, {})[name] = None
+    return {kind: tuple(names_of_kind) for kind, names_of_kind in names.items()}
 
-    A query that selects or compares columns of one name keeps its meaning: columns are moved, not
-    renamed.
-    """
+
+def varied(example: Example, rng: Random, names: NamesByType) -> Example:
+    """A varied copy of an example, whose table has no rows; `names` are names for its columns."""
     question = example.question
     conditions = []
     for condition in example.query.conds:
@@ -39,7 +52,8 @@ def varied(example: Example, rng: Random) -> Example:
             question, condition = _with_value(question, condition, cell)
         conditions.append(condition)
     query = replace(example.query, conds=tuple(conditions))
-    table, query = _with_other_columns(example.table, query, rng)
+    question, table = _with_other_names(question, example.table, query, names, rng)
+    table, query = _with_other_columns(table, query, rng)
     return replace(example, question=question, table=table, query=query)
 
 
@@ -80,6 +94,56 @@ def _with_value(question: str, condition: Condition, text: str) -> tuple[str, Co
     if is_lowered:
         words = text.lower()
     return question[:start] + words + question[end:], condition._replace(value=text)
+
+
+def _with_other_names(
+    question: str, table: SQLTable, query: Query, names: NamesByType, rng: Random
+) -> tuple[str, SQLTable]:
+    """Question and table with other names for some of the columns."""
+    header = list(table.header)
+    for column, kind in enumerate(table.types):
+        if kind in names and rng.random() < OTHER_NAME_SHARE:
+            name = rng.choice(names[kind])
+            reworded = _with_name(question, header, column, name, query)
+            if reworded is not None:
+                question = reworded
+                header[column] = name
+    return question, replace(table, header=tuple(header))
+
+
+def _with_name(
+    question: str, header: Sequence[str], column: int, name: str, query: Query
+) -> str | None:
+    """The question that calls a column by another name; None where the column cannot be renamed.
+
+    It can where the question has its name once, alone or with the `s` of a plural, and no value of
+    the query has a word of it; or where neither question nor query have to do with the column.
+    """
+    old_name = header[column]
+    taken = {other.lower() for other in header}
+    if not old_name.strip() or name.lower() in taken or _places(name, question):
+        return None
+    places = _places(old_name, question)
+    needed = {query.sel, *(condition.column for condition in query.conds)}
+    if not places and column not in needed:
+        return question
+    words_of_values = {word for condition in query.conds for word in _words(condition.value)}
+    if len(places) != 1 or words_of_values & _words(old_name):
+        return None
+    start, end = places[0].span()
+    is_lowered = question[start:end] == old_name.lower()
+    return question[:start] + (name.lower() if is_lowered else name) + question[end:]
+
+
+def _places(name: str, question: str) -> list[re.Match[str]]:
+    """Where a question has a name as whole words, in any letter case; the `s` of a plural may
+    follow."""
+    whole_words = re.compile(rf"(?<!\w){re.escape(name)}(?=s?(?!\w))", re.IGNORECASE)
+    return list(whole_words.finditer(question))
+
+
+def _words(text: str) -> set[str]:
+    return set(text.lower().split())
 
 
 def _with_other_columns(table: SQLTable, query: Query, rng: Random) -> tuple[SQLTable, Query]:

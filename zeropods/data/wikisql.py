@@ -28,11 +28,12 @@ from zeropods.data.llmsql import (
 )
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import SPLITS
-from zeropods.data.varied import varied
+from zeropods.data.varied import NamesByType, names_of_columns, varied
 from zeropods.errors import UserError
 from zeropods.files import MEND, first_line, no_folder, sha256, validated, validated_lines
 from zeropods.sql.example import Example as Example
-from zeropods.sql.query import Query, format_query, is_restored
+from zeropods.sql.example import lower_cased
+from zeropods.sql.query import Query, is_restored
 from zeropods.sql.table import SQLTable, Text, check_width
 
 if TYPE_CHECKING:
@@ -424,18 +425,30 @@ def source_of(example: Example, prompt: str) -> str:
     `question` is the original recipe. `schema` appends the column names, so that the model need not
     guess them, and marks the numeric ones; an unmarked column is text.
     """
-    source = f"translate to SQL: {example.question.strip()}"
+    worded = in_words_of(prompt, example)
+    source = f"translate to SQL: {worded.question.strip()}"
     if prompt == "question":
         return source
     columns = []
-    for name, kind in zip(example.table.header, example.table.types, strict=True):
+    for name, kind in zip(worded.table.header, worded.table.types, strict=True):
         columns.append(f"{name} ({kind})" if kind == "real" else name)
     return f"{source} columns: {'; '.join(columns)}"
 
 
-def target_of(example: Example) -> str:
+def target_of(example: Example, prompt: str) -> str:
     """The text that the model is to write for an example."""
-    return format_query(example.query, example.table.header)
+    return in_words_of(prompt, example).query_text
+
+
+def in_words_of(prompt: str, example: Example) -> Example:
+    """The example as a prompt writes it: `question` as it is, `schema` in lower case.
+
+    A model need not learn then that `Island` and `islands` are one word, and nothing is lost:
+    WikiSQL's evaluation compares in lower case.
+    """
+    if prompt == "question":
+        return example
+    return lower_cased(example)
 
 
 class WikiSQLData:
@@ -477,7 +490,7 @@ class WikiSQLData:
         """The texts that a tokenizer is trained on: sources and targets of train."""
         for example in self._examples("train"):
             yield source_of(example, self._prompt)
-            yield target_of(example)
+            yield target_of(example, self._prompt)
 
     def rows(
         self,
@@ -497,13 +510,13 @@ class WikiSQLData:
         if split == "train":
             examples = itertools.chain(examples, self._varied_copies(split))
         while chunk := list(itertools.islice(examples, CHUNK_EXAMPLES)):
-            texts = [target_of(example) for example in chunk]
+            texts = [target_of(example, self._prompt) for example in chunk]
             targets = encode(texts)
             sources = encode([source_of(example, self._prompt) for example in chunk])
 
             decoded = tokenizer.backend_tokenizer.decode_batch(targets, skip_special_tokens=True)
             targets_lost += count_lost(texts, decoded)
-            unreadable = [example for example in chunk if not _is_restored(example)]
+            unreadable = [example for example in chunk if not _is_restored(example, self._prompt)]
             targets_unreadable += len(unreadable)
             if unreadable and rows.first_unreadable is None:
                 rows.first_unreadable = _place_and_text(split, unreadable[0])
@@ -535,20 +548,24 @@ class WikiSQLData:
 
     def _varied_copies(self, split: str) -> Iterator[Example]:
         """The copies of a split's examples, one whole copy after the other, always the same."""
+        names: NamesByType = {}
+        if self._copies > 1:
+            names = names_of_columns(self._examples(split))
         for copy in range(1, self._copies):
             rng = Random(copy)
             for example in self._examples(split):
-                yield varied(example, rng)
+                yield varied(example, rng, names)
 
 
-def _is_restored(example: Example) -> bool:
+def _is_restored(example: Example, prompt: str) -> bool:
     """Whether a gold query is read back from its text."""
-    return is_restored(example.query, example.table.header)
+    worded = in_words_of(prompt, example)
+    return is_restored(worded.query, worded.table.header)
 
 
 def _place_and_text(split: str, example: Example) -> str:
     """Where an example is, and the beginning of its query."""
-    text = target_of(example)[:SHOWN_CHARACTERS]
+    text = example.query_text[:SHOWN_CHARACTERS]
     return f"row {example.index + 1} of {split}: {text!r}"
 
 

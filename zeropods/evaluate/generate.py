@@ -29,12 +29,12 @@ from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import TASK_DATA, Preparation
 from zeropods.data.squad import SquadEncoder, SquadExample, answer_in
 from zeropods.data.tokenizers import with_ends
-from zeropods.data.wikisql import Example, source_of
+from zeropods.data.wikisql import Example, in_words_of, source_of
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, check_place, write_predictions
 from zeropods.measure.score_json import TextScore, text_score
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
-from zeropods.sql.query import Query, format_query, parse_query
+from zeropods.sql.query import Query, format_query, parse_query, with_values_of
 from zeropods.tasks import LM, SQUAD, TEXT2SQL
 from zeropods.train.sampler import load_split
 from zeropods.train.saved_models import (
@@ -201,21 +201,23 @@ class QueryAnswerer(Answerer):
     def _batch(
         self, examples: list[Example], prompts: list[Any], how: Generation
     ) -> list[Prediction]:
-        automata = [
-            QueryAutomaton(self.vocabulary, example.table.header, example.question)
-            for example in examples
-        ]
+        automata = []
+        for example in examples:
+            worded = in_words_of(self.prompt, example)
+            automata.append(QueryAutomaton(self.vocabulary, worded.table.header, worded.question))
         answers = self._answer_ids(prompts, automata, how)
         predictions = []
         for example, automaton, answer in zip(examples, automata, answers, strict=True):
             header = example.table.header
             query: Query | None
             if how.constrained:
-                query = automaton.finish(answer)
+                query = with_values_of(example.question, automaton.finish(answer))
                 text = format_query(query, header)
             else:
                 text = self.tokenizer.decode(answer, skip_special_tokens=True)
                 query = parse_query(text, header)
+                if query is not None:
+                    query = with_values_of(example.question, query)
             prediction = Prediction(
                 index=example.index, question=example.question, text=text, query=query
             )

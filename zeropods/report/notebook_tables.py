@@ -112,7 +112,7 @@ def _described(example: Example) -> dict[str, str]:
     return {
         "question": example.question,
         "columns": "; ".join(example.table.header),
-        "query": target_of(example),
+        "query": example.query_text,
     }
 
 
@@ -130,7 +130,7 @@ def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "t
         texts = []
         for example in chunk:
             texts.append(source_of(example, manifest.prompt))
-            texts.append(target_of(example))
+            texts.append(target_of(example, manifest.prompt))
         encodings = tokenizer.backend_tokenizer.encode_batch(texts)
         for text, encoding in zip(texts, encodings, strict=True):
             ids = encoding.ids
@@ -288,7 +288,7 @@ def answer_table(
                 {
                     "question": example.question,
                     "prediction": prediction.text or NO_QUERY,
-                    "expected": target_of(example),
+                    "expected": example.query_text,
                     "answer": cells_text(answer),
                     "expected answer": cells_text(execution.execute(example.query)),
                     "rows found": _rows_text(execution, query),
@@ -333,7 +333,7 @@ def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 
     lines = []
     for example in read_split(data, split):
         if example.index in chosen:
-            line = {"question": example.question, "expected": target_of(example)}
+            line = {"question": example.question, "expected": example.query_text}
             for label, by_index in answers.items():
                 line[label] = by_index[example.index]
             lines.append(line)

@@ -86,16 +86,34 @@ def parse_query(text: str, header: Sequence[str]) -> Query | None:
     WikiSQL's 64,776 train and dev queries; then, from left to right, a column `MAX Speed` before
     the `MAX` of a column `Speed`, the longer column name, the shorter value; of equal names the
     first. Words are separated by whitespace of any kind and length, which is kept inside a value
-    and dropped around it. Letter case matters, and no value is empty.
+    and dropped around it. No value is empty.
 
     If a text cannot be read as it is, it is read again after NFKC, the form in which T5's tokenizer
-    writes names such as `V²`. The time is linear in words x columns.
+    writes names such as `V²`, and at last with all names in lower case, as a model writes them that
+    was trained with the prompt `schema`. The time is linear in words x columns.
     """
     query = _Reading(text, header).query()
     if query is not None:
         return query
+    normal_text = _nfkc(text)
     normal_header = [_nfkc(name) for name in header]
-    return _Reading(_nfkc(text), normal_header).query()
+    query = _Reading(normal_text, normal_header).query()
+    if query is not None:
+        return query
+    return _Reading(normal_text, [name.lower() for name in normal_header]).query()
+
+
+def with_values_of(question: str, query: Query) -> Query:
+    """The query with its values in the letter case that the question's words have; a value that is
+    no words of the question stays as it is."""
+    conditions = []
+    for condition in query.conds:
+        whole_words = rf"(?<!\w){re.escape(condition.value)}(?!\w)"
+        place = re.search(whole_words, question, re.IGNORECASE)
+        if place is not None:
+            condition = condition._replace(value=place[0])
+        conditions.append(condition)
+    return Query(query.sel, query.agg, tuple(conditions))
 
 
 KEYWORDS = frozenset({"SELECT", "FROM", "table", "WHERE", "AND", *AGGREGATES, *OPERATORS})

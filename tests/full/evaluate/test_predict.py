@@ -14,13 +14,13 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, T5Config, T
 from tests.full.train.test_causal_train import train
 from zeropods.cli import main
 from zeropods.data.prepare import Preparation, prepare
-from zeropods.data.wikisql import Example, read_split, source_of
+from zeropods.data.wikisql import Example, in_words_of, read_split, source_of
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import Generation, QueryAnswerer, text_perplexity
 from zeropods.evaluate.score import read_predictions
 from zeropods.plan.known_models import known_config
 from zeropods.sql.grammar import QueryAutomaton
-from zeropods.sql.query import format_query, parse_query
+from zeropods.sql.query import format_query, with_values_of, parse_query
 from zeropods.train.device import PackedLinear
 from zeropods.train.sampler import load_split
 from zeropods.train.saved_models import SavedModel, sample_text, task_of
@@ -103,7 +103,8 @@ def test_masked_padding_of_prompts_changes_no_answer(answerer: QueryAnswerer, as
 def test_answers_are_those_of_transformers_own_search(answerer: QueryAnswerer, asked: list[Example]) -> None:
     """Free, at a fixed length, and constrained."""
     ids = [answerer.tokenizer(source_of(example, "schema")).input_ids for example in asked]
-    machines = [QueryAutomaton(answerer.vocabulary, e.table.header, e.question) for e in asked]
+    worded = [in_words_of("schema", example) for example in asked]
+    machines = [QueryAutomaton(answerer.vocabulary, e.table.header, e.question) for e in worded]
 
     def allowed(number: int, row: torch.Tensor) -> list[int]:
         state = machines[number].follow(i for i in row[1:].tolist() if i != answerer.vocabulary.pad)
@@ -114,8 +115,10 @@ def test_answers_are_those_of_transformers_own_search(answerer: QueryAnswerer, a
         rows = answerer.saved.generated(ids, prefix_allowed_tokens_fn=allowed if constrained else None, **how.options)
         texts = [answerer.tokenizer.decode(row, skip_special_tokens=True) for row in rows]
         if constrained:
-            queries = [machine.finish(row) for machine, row in zip(machines, rows, strict=True)]
-            texts = [format_query(query, e.table.header) for query, e in zip(queries, asked, strict=True)]
+            texts = []
+            for example, machine, row in zip(asked, machines, rows, strict=True):
+                query = with_values_of(example.question, machine.finish(row))
+                texts.append(format_query(query, example.table.header))
         assert [answer.text for answer in answerer.answer(asked, how)] == texts
 
 
