@@ -20,7 +20,7 @@ from zeropods.evaluate.generate import Generation, QueryAnswerer, text_perplexit
 from zeropods.evaluate.score import read_predictions
 from zeropods.plan.known_models import known_config
 from zeropods.sql.grammar import QueryAutomaton
-from zeropods.sql.query import format_query, with_values_of, parse_query
+from zeropods.sql.query import format_query, parse_query, with_values_of
 from zeropods.train.device import PackedLinear
 from zeropods.train.sampler import load_split
 from zeropods.train.saved_models import SavedModel, sample_text, task_of
