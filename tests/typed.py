@@ -171,6 +171,10 @@ SERVERS = (r"zeropods demo runs", r"python cml/run_demo\.py", r"zeropods demo .*
 """Commands that serve a page until Ctrl-C, as patterns. The last ones are parsed, unless ZEROPODS_SOAK=1 is set."""
 
 ELSEWHERE = {
+    r"zeropods data sample --out data/sample": "tests/full/project/test_readme.py",
+    r"zeropods prepare --data data/sample .* --out data/prepared": "tests/full/project/test_readme.py",
+    r"python textsql_train\.py .* --outputdir runs/first .*": "tests/full/project/test_readme.py",
+    r"zeropods predict --model runs/first --score": "tests/full/project/test_readme.py",
     r"python textsql_train\.py .* --dataset_path data/own-prepared .*": "tests/full/demo/test_demo_page.py",
     r"zeropods predict --model runs/own --score": "tests/full/demo/test_demo_page.py",
     r"python3 -m zeropods launch --launcher none -- textsql_train\.py \.\.\.": "tests/full/launch/test_local_runs.py",

@@ -162,6 +162,9 @@ def path_or_id(name: str) -> str:
 TINY = "t5-tiny"
 TRAINING: Flags = {"save_steps": 0, "per_device_train_batch_size": 32}
 """Flags of every training in a notebook."""
+COPIES = 4
+"""Number of rows that the base, which comes with the package, sees of each question: with all but
+one of them varied, it gets better at tables that it does not know."""
 FROM_BASE: Flags = {
     "init": "pretrained",
     "max_steps": 300,
@@ -319,7 +322,11 @@ class Workshop(WorkshopSettings):
         """The preparation that notebook 01 asks `prepare` for."""
         tokenizer = path_or_id(self.tokenizer or self.model)
         return Preparation(
-            data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit
+            data=self.data,
+            tokenizer=tokenizer,
+            prompt=self.prompt,
+            limit=self.limit,
+            copies=COPIES if self.model in SHIPPED else 1,
         )
 
     @property

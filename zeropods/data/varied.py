@@ -127,12 +127,15 @@ def _with_name(
     needed = {query.sel, *(condition.column for condition in query.conds)}
     if not places and column not in needed:
         return question
-    words_of_values = {word for condition in query.conds for word in _words(condition.value)}
-    if len(places) != 1 or words_of_values & _words(old_name):
+    is_in_a_value = any(_words(old_name) & _words(condition.value) for condition in query.conds)
+    if len(places) != 1 or is_in_a_value:
         return None
     start, end = places[0].span()
+    words = name
     is_lowered = question[start:end] == old_name.lower()
-    return question[:start] + (name.lower() if is_lowered else name) + question[end:]
+    if is_lowered:
+        words = name.lower()
+    return question[:start] + words + question[end:]
 
 
 def _places(name: str, question: str) -> list[re.Match[str]]:

@@ -162,7 +162,10 @@ def test_what_zeropp_quantizes_is_refused_without_a_gpu(
         ({"flags": {"max_step": 3}}, "--max_step: not a flag of textsql_train.py; did you mean --max_steps?"),
         ({"cells": [{"flags": {"max_step": 3}}]}, "--max_step: not a flag of textsql_train.py; did you mean --max_s"),
         ({"flags": {"learning_rate": "fast"}}, "--learning_rate: 'fast'; expected a number"),
-        ({"model": "t5-tiny", **RAW}, "t5-tiny-none-1-pod-schema: --model_id t5-tiny: has no pretrained weights"),
+        (
+            {"model": "t5-large-tiny", **RAW},
+            "t5-large-tiny-none-1-pod-schema: --model_id t5-large-tiny: has no pretrained weights",
+        ),
         ({"model": "t5-giant", "flags": {"init": "random"}, **RAW}, "model 't5-giant' is unknown"),
         ({"technique": "ddp", "pods": 2, "flags": {"max_train_seconds": 9}}, "clocks of several processes differ"),
         ({"script": "causal_train.py", "flags": {"max_steps": 3}}, "--max_steps: not a flag of causal_train.py"),

@@ -24,6 +24,7 @@ from zeropods.sql.query import (
     is_usable,
     number,
     parse_query,
+    with_values_of,
 )
 from zeropods.sql.table import Cell, SQLTable
 
@@ -49,6 +50,25 @@ def test_a_query_is_written_with_the_names_of_the_header_and_read_back(
 ) -> None:
     assert format_query(query, PLAYERS) == text
     assert parse_query(text, PLAYERS) == query
+
+
+@pytest.mark.parametrize(
+    ("question", "value", "expected"),
+    [
+        ("Who sings in Oslo?", "oslo", "Oslo"),
+        ("who sings in oslo?", "OSLO", "oslo"),
+        ("Is Mayor May in?", "may", "May"),
+        ("Is it 2.02m (A.B.)?", "(a.b.)", "(A.B.)"),
+        ("How long is 2.02M?", "2.02m", "2.02M"),
+        ("Who sings in Oslo?", "rome", "rome"),
+    ],
+)
+def test_a_value_gets_the_letter_case_of_the_question_s_words(
+    question: str, value: str, expected: str
+) -> None:
+    query = Query(1, 3, (Condition(0, 2, "7"), Condition(2, 0, value)))
+    restored = Query(1, 3, (Condition(0, 2, "7"), Condition(2, 0, expected)))
+    assert with_values_of(question, query) == restored
 
 
 @pytest.mark.parametrize(
@@ -106,6 +126,14 @@ def test_a_text_that_is_no_query_on_the_header_is_none(text: str) -> None:
             Query(0, 0, (Condition(1, 0, "951.750\u2009km"),)),
         ),
         (("V²", "N."), "SELECT V2 FROM table WHERE N. = 3", Query(0, 0, (Condition(1, 0, "3"),))),
+        # So writes a model that was trained with the prompt `schema`.
+        (
+            ("Area (km²)", "Sea"),
+            "SELECT MAX area (km2) FROM table WHERE sea = north sea",
+            Query(0, 1, (Condition(1, 0, "north sea"),)),
+        ),
+        # What can be read as it is needs no lower case.
+        (("Year", "year"), "SELECT year FROM table", Query(1, 0)),
     ],
 )
 def test_of_several_readings_most_conditions_then_longest_names_win(

@@ -56,6 +56,22 @@ def test_truncation_is_counted_and_keeps_the_end_token(sample: Path, tmp_path: P
     assert all(len(row) == 12 and row[-1] == 1 for row in split.sources)
 
 
+def test_the_prompt_schema_is_in_lower_case_and_the_question_alone_is_as_it_is(sample: Path, tmp_path: Path) -> None:
+    example = next(read_split(sample, "train"))
+    texts = {}
+    for prompt in ("schema", "question"):
+        out = tmp_path / prompt
+        prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=1, prompt=prompt), out)
+        rows = load_split(out, "train")
+        assert rows is not None
+        tokenizer = load_tokenizer(str(out / "tokenizer"))
+        texts[prompt] = [tokenizer.decode(ids, skip_special_tokens=True) for ids in (rows.sources[0], rows.targets[0])]
+    assert texts["question"] == [f"translate to SQL: {example.question}", example.query_text]
+    source, target = texts["schema"]
+    assert source.startswith(f"translate to SQL: {example.question.lower()} columns: {example.table.header[0].lower()}")
+    assert target.startswith("SELECT ") and target.lower() == example.query_text.lower() != target
+
+
 def test_copies_are_further_rows_of_train_and_the_first_rows_are_the_questions_themselves(
     sample: Path, tmp_path: Path
 ) -> None:
