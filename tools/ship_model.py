@@ -18,7 +18,7 @@ from zeropods.errors import guarded
 from zeropods.export import export
 from zeropods.files import open_to_readers, write_text
 from zeropods.measure.record import read_config
-from zeropods.measure.score_json import Score
+from zeropods.measure.score_json import QueryScore
 from zeropods.outputs import new_folder
 from zeropods.shipped_models import MODELS, SHIPPED
 
@@ -79,7 +79,7 @@ def main() -> None:
     print(card)
 
 
-def _score(model: Path, wikisql: Path, split: str) -> Score:
+def _score(model: Path, wikisql: Path, split: str) -> QueryScore:
     """The score of a model's answers to all questions of a split."""
     import tempfile
     from dataclasses import replace
@@ -91,10 +91,12 @@ def _score(model: Path, wikisql: Path, split: str) -> Score:
     with tempfile.TemporaryDirectory() as made:
         answers = Path(made, f"predictions.{split}.jsonl")
         predict(model, wikisql, split, answers, decoding, task="text2sql", precision="fp32")
-        return score(answers, wikisql, split)
+        measured = score(answers, wikisql, split)
+    assert isinstance(measured, QueryScore)
+    return measured
 
 
-def _card(name: str, run: Path, parameters: int, scores: dict[str, Score]) -> str:
+def _card(name: str, run: Path, parameters: int, scores: dict[str, QueryScore]) -> str:
     from base_data import QUESTIONS
 
     from zeropods.data.manifest import read_manifest
@@ -102,7 +104,7 @@ def _card(name: str, run: Path, parameters: int, scores: dict[str, Score]) -> st
 
     config = read_config(run)
     record = read_record(run)
-    manifest = read_manifest(Path(config.dataset_path))
+    manifest = read_manifest(Path(config.dataset["path"]))
     lines = []
     for split, measured in scores.items():
         figures = [split, f"{measured.examples:,}"]
@@ -119,10 +121,10 @@ def _card(name: str, run: Path, parameters: int, scores: dict[str, Score]) -> st
         revision=config.git_revision,
         steps=record.steps,
         rows=config.effective_batch_size,
-        seed=config.seed,
+        seed=config.identity["seed"],
         cores=record.hardware["cores"],
         processor=record.hardware["cpu"],
-        speed=record.samples_per_second,
+        speed=record.samples_per_second or 0.0,
         scores="\n".join(lines),
         held_out=", ".join(sorted(table.id for table in read_facts())),
     )

@@ -63,9 +63,7 @@ def test_a_query_is_written_with_the_names_of_the_header_and_read_back(
         ("Who sings in Oslo?", "rome", "rome"),
     ],
 )
-def test_a_value_gets_the_letter_case_of_the_question_s_words(
-    question: str, value: str, expected: str
-) -> None:
+def test_a_value_gets_the_letter_case_of_the_question_s_words(question: str, value: str, expected: str) -> None:
     query = Query(1, 3, (Condition(0, 2, "7"), Condition(2, 0, value)))
     restored = Query(1, 3, (Condition(0, 2, "7"), Condition(2, 0, expected)))
     assert with_values_of(question, query) == restored

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from tests.full.demo.test_demo_page import WAIT, ask, opened
 from tests.full.demo_page import ADDRESS, Served
 from tests.full.launches import ROOT, until
-from tests.full.demo.test_demo_page import WAIT, ask, opened
 from tests.pages import blocks
 
 LEAST_ACCURACY = 0.75
