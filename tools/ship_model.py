@@ -109,7 +109,11 @@ def _card(name: str, run: Path, parameters: int, scores: dict[str, QueryScore]) 
     for split, measured in scores.items():
         figures = [split, f"{measured.examples:,}"]
         for measure in ("logical_form_accuracy", "execution_accuracy"):
-            low, high = measured.intervals[measure]
+            interval = measured.intervals[measure]
+            if interval is None:
+                figures.append("no rows")
+                continue
+            low, high = interval
             figures.append(f"{getattr(measured, measure):.3f} [{low:.3f}, {high:.3f}]")
         lines.append(f"| {' | '.join(figures)} |")
     return CARD.format(
