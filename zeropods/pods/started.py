@@ -307,7 +307,7 @@ class StartedProcesses:
             reason = error.strerror or "cannot be started"
             raise RefusedOrderError(f"{error.filename}: {reason} on this pod") from None
         except (TypeError, ValueError) as error:
-            raise RefusedOrderError(f"{argv[-1]}: {error}; give another argument") from None
+            raise RefusedOrderError(f"{argv[-1]!r}: {error}; give another argument") from None
         started = Started(popen)
         # Known before anything else has its turn, which may be to reap it.
         self._running[popen.pid] = started
