@@ -32,8 +32,10 @@ HOLD_SECONDS = 5.0
 DRAIN_SECONDS = 0.5
 """Seconds to wait, after a process's end, for output that is still in its pipe: what it has left
 running may keep it open."""
-MOST_OUTPUT_BYTES = 16_384
-"""Bytes of a check's output and of its errors that are kept, the last ones."""
+MOST_OUTPUT_BYTES = 8_192
+MOST_ERROR_BYTES = 2_048
+"""Bytes of a check's output and of its errors that are kept, the last ones; JSON may make six times
+as many of them."""
 LOGIN_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "TZ")
 """Variables of the agent's own environment that its processes get, as sshd sets them for a session;
 the others stay with the agent, since secrets such as `CDSW_API_KEY` are among them."""
@@ -271,7 +273,7 @@ class StartedProcesses:
             started = await self._start(argv, folder, variables, errors)
             status, output = await started.to_end(seconds)
             errors.seek(0)
-            written = errors.read()[-MOST_OUTPUT_BYTES:]
+            written = errors.read()[-MOST_ERROR_BYTES:]
         return {
             "status": status,
             "output": output.decode(errors="replace"),

@@ -225,6 +225,16 @@ def test_losses_are_those_of_the_same_run_over_pdsh(cluster: Cluster, prepared: 
     assert losses[PDSH] == losses[AGENTS] and losses[PDSH][0]
 
 
+@pytest.mark.skipif(os.environ.get("ZEROPODS_SOAK") != "1", reason="trains on 16 pods; see make soak")
+def test_sixteen_pods_train_without_ssh(shared_home: Path, prepared: Path, tmp_path: Path) -> None:
+    with cluster_without_ssh(tmp_path / "programs", 16, "sixteen") as cluster:
+        given = [*TINY, "--max_steps", 2, "--eval_steps", 2, "--threads", 1, "--per_device_train_batch_size", 1]
+        where = ["--dataset_path", prepared, "--outputdir", tmp_path / "run"]
+        call = ScriptCall.of("textsql_train.py", [str(word) for word in (*given, *where)])
+        run = run_launch(plan_launch(cluster, call), cluster)
+        assert (run.status, run.pods, len(run.ranks)) == ("ok", 16, 16), failure(tmp_path / "run", run)
+
+
 def test_thirty_two_pods_come_up_without_ssh_and_are_checked(shared_home: Path, tmp_path: Path) -> None:
     with cluster_without_ssh(tmp_path / "programs", 32, "many") as cluster:
         assert len({pod.address for pod in cluster.pods}) == 32
