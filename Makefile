@@ -4,7 +4,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis build zeropods.egg-info
 WORKERS ?= 2
 KEPT := .git .venv .zeropods runs results
-SHELL_FILES := .ci/run tools/setup $(wildcard benchmarks/gpu/*.sh cloud/*.sh docker/*.sh slurm/*.sh slurm/*.sbatch)
+SHELL_FILES := .ci/run tools/setup $(wildcard benchmarks/gpu/*.sh cloud/*.sh docker/*.sh kubernetes/*.sh slurm/*.sh slurm/*.sbatch)
 RUN ?= runs/demo
 
 .DEFAULT_GOAL := help
@@ -36,9 +36,11 @@ test-fast: setup ## run the tests that need neither torch nor real data, WORKERS
 
 soak: setup ## run the tests that take long: every technique on every number of pods and resumed on every other
 	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest --timeout 14400 -o faulthandler_timeout=0 tests/full/train/test_same_numbers.py \
-		tests/full/train/test_transformers_versions.py tests/full/benchmarks/test_gpu_pack.py tests/full/project/test_kernel_gateway.py
+		tests/full/train/test_transformers_versions.py tests/full/benchmarks/test_gpu_pack.py tests/full/project/test_kernel_gateway.py \
+		tests/full/launch/test_agents.py
 	@$(PYTHON) -m benchmarks.reliability --trials 56
 	@$(PYTHON) -m benchmarks.reliability --trials 40 --busy 6
+	@$(PYTHON) -m benchmarks.reliability --trials 28 --launcher agents
 
 check: setup ## lint, formatting, types, notebooks without outputs, shell files
 	@$(PYTHON) -m ruff check .

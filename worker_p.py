@@ -1,4 +1,4 @@
-"""A worker pod: it reports to its master, starts its own sshd, and sleeps.
+"""A worker pod: it reports to its master, starts its own sshd where there is one, and sleeps.
 
 `zeropods pods up` starts it on every pod and passes it what it needs in the variable
 ZEROPODS_ORDERS, and the cluster's secret in a file that only its owner can read, or on stdin. It
@@ -13,8 +13,13 @@ import sys
 from zeropods.errors import guarded
 
 FORK_SERVER = "zeropods.launch.forks"
-"""Module that a pod runs to fork ranks. It is named, not imported, since it needs what the pod
-itself does not."""
+"""Module that a pod runs to fork ranks. Modules are named, not imported, since they need what the
+pod itself does not."""
+LAUNCHER = ("zeropods.launch.light", "deepspeed.launcher.launch")
+"""Module with which a pod starts DeepSpeed's launcher where its master asks for that, and the
+launcher's own."""
+CHECKS = ("zeropods.pods.preflight", "zeropods.launch.probe")
+"""Modules that a pod runs to say what it has, where its master asks for that."""
 
 
 def main() -> int:
@@ -28,8 +33,9 @@ def main() -> int:
     )
     parser.parse_args()
     from zeropods.pods.agent import main as warden
+    from zeropods.pods.started import Modules
 
-    return warden(FORK_SERVER)
+    return warden(Modules(fork_server=FORK_SERVER, launcher=LAUNCHER, checks=CHECKS))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of each run; {STEPS}")
     parser.add_argument(
-        "--launcher", choices=LAUNCHERS, help="what starts the ranks; both, at random"
+        "--launcher",
+        choices=LAUNCHERS,
+        help="what starts the ranks; one of the first two at random",
     )
     parser.add_argument(
         "--busy",
@@ -203,12 +205,15 @@ class Trials:
     """The losses of a run without faults, by the name of its setting."""
 
     def done(self) -> list[dict[str, Any]]:
-        """The earlier trials that count here: as busy as these, and with `--alone` those that have
-        a goodput."""
+        """The earlier trials that count here: as busy as these, by the launcher that was asked for,
+        and with `--alone` those that have a goodput."""
         counted = []
         for outcome in self.results["trials"]:
             is_as_busy = outcome["busy"] == self.flags.busy
-            if is_as_busy and (not self.flags.alone or outcome["goodput"] is not None):
+            is_by_launcher = self.flags.launcher in (None, outcome["launcher"])
+            if not is_as_busy or not is_by_launcher:
+                continue
+            if not self.flags.alone or outcome["goodput"] is not None:
                 counted.append(outcome)
         return counted
 

@@ -47,9 +47,9 @@ FLAGS = (
     *("--per_device_train_batch_size", "4"),
     *("--gradient_accumulation_steps", "1"),
 )
-LAUNCHERS = ("deepspeed", "pdsh")
-"""DeepSpeed's launcher, as users have it, or pdsh itself in its place, which takes half as long to
-start."""
+LAUNCHERS = ("deepspeed", "pdsh", "agents")
+"""DeepSpeed's launcher over pdsh, as users have it, or pdsh itself in its place, which takes half
+as long to start; or the pods' agents without ssh, as users have it where there is no pdsh."""
 OUTPUT = "said"
 """File in the folder of a run that holds the output of its launches."""
 DISK_MIB = 256
@@ -183,8 +183,10 @@ class Chain:
         count = str(self.setting.pods)
         timeout = str(self.setting.step_timeout)
         restarts = ["--restarts", "1000", "--min-pods", count, "--step-timeout", timeout]
-        if self.launcher == "deepspeed":
-            launch = ["zeropods", "launch", "--name", name, "--num-pods", count, *restarts, "--"]
+        if self.launcher in ("deepspeed", "agents"):
+            over = "agents" if self.launcher == "agents" else "pdsh"
+            where = ["--name", name, "--num-pods", count, "--launcher", over]
+            launch = ["zeropods", "launch", *where, *restarts, "--"]
         else:
             launch = ["tests.full.over_pdsh", name, "--pods", count, "--watched", *restarts]
         script = str(ROOT / "textsql_train.py")

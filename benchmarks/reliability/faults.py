@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.reliability.seen import until
 from tests.full.faults import give_order
 from tests.namespaces import Namespaces
+from zeropods.launch.command import OVER_AGENTS
 from zeropods.launch.notebook import kill_pod, worker_of
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.cluster import Cluster
@@ -89,7 +90,8 @@ def _kill_supervisor(scene: Scene) -> None:
 def _kill_pdsh(scene: Scene) -> None:
     for process in descendants(scene.launch):
         # Debian's `pdsh` is a script that becomes `pdsh.bin`.
-        if process.name().startswith("pdsh"):
+        is_pdsh = process.name().startswith("pdsh")
+        if is_pdsh or OVER_AGENTS in process.cmdline():
             send(process, signal.SIGKILL)
 
 

@@ -104,10 +104,20 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
         "or two where the newest checkpoint was damaged.",
         _sentence_on_runs(runs),
         f"The largest relative difference of any step's loss is {far:.1e}.",
-        f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, "
-        f"pdsh itself, which is quicker, {launchers['pdsh']}.",
+        _sentence_on_launchers(launchers),
     )
     return "\n".join(lines) + "\n"
+
+
+def _sentence_on_launchers(launchers: Counter[str]) -> str:
+    """What started the trials, and how many each."""
+    sentence = (
+        f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, "
+        f"pdsh itself, which is quicker, {launchers['pdsh']}"
+    )
+    if launchers["agents"]:
+        sentence += f", the pods' agents, without ssh, {launchers['agents']}"
+    return f"{sentence}."
 
 
 def _sentence_on_runs(runs: Sequence[dict[str, Any]]) -> str:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from zeropods.launch.supervisor import Supervision
     from zeropods.pods.cluster import Cluster
 
-LAUNCHERS = ("pdsh", "slurm", "none")
+LAUNCHERS = ("pdsh", "agents", "slurm", "none")
+ON_PODS = (None, "pdsh", "agents")
+"""Values of --launcher, or that there is none, where the ranks run on the pods of a cluster."""
 SLURM_FLAGS = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 """Flags of a job, by their names among the arguments."""
 CLUSTER_FLAGS = ("hostfile", "ssh_config", "name")
@@ -55,7 +57,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where.add_argument("--hostfile", type=given_path, metavar="F", help=hostfile_help)
     ssh_help = "ssh configuration for them (default: yours)"
     flag("--ssh-config", type=given_path, metavar="C", help=ssh_help)
-    flag("--launcher", choices=LAUNCHERS, default="pdsh", help="none: here, without ssh")
+    launcher_help = "agents: without ssh; none: here (default: pdsh, else agents)"
+    flag("--launcher", choices=LAUNCHERS, help=launcher_help)
     flag("--slots", type=whole, metavar="K", help="processes per pod (default: 1; none: GPUs)")
     _add_slurm_flags(verb)
     export_help = "pass it on to the ranks; repeatable"
@@ -112,7 +115,7 @@ def run(arguments: argparse.Namespace) -> Result:
     check_inputs(call)
     if arguments.launcher == "slurm":
         result = _as_job(arguments, call, supervision)
-    elif arguments.launcher == "pdsh":
+    elif arguments.launcher in ON_PODS:
         result = _on_pods(arguments, call, supervision)
     else:
         result = _on_this_machine(arguments, call, supervision)
@@ -162,7 +165,7 @@ def _faults(arguments: argparse.Namespace) -> Iterator[str]:
     yield from _restart_faults(arguments)
 
     slots = arguments.slots
-    if launcher == "pdsh" and slots is not None:
+    if launcher in ON_PODS and slots is not None:
         yield f"--slots {slots}: pods have slots of their own; leave it out"
 
     yield from _slurm_faults(arguments)
@@ -178,7 +181,7 @@ def _restart_faults(arguments: argparse.Namespace) -> Iterator[str]:
     min_pods = arguments.min_pods
     if arguments.launcher == "slurm" and restarts is not None:
         yield f"--restarts {restarts}: SLURM requeues a job by itself; leave it out"
-    if arguments.launcher != "pdsh" and min_pods is not None:
+    if arguments.launcher not in ON_PODS and min_pods is not None:
         yield f"--min-pods {min_pods}: is for --launcher pdsh; leave it out"
     if restarts is not None and restarts < 0:
         yield f"--restarts {restarts}; expected at least 0"
@@ -266,14 +269,20 @@ def _on_pods(arguments: argparse.Namespace, call: ScriptCall, supervision: Super
 
     with _cluster(arguments) as cluster:
         planned = command.plan_launch(
-            cluster, call, pods=arguments.num_pods, export=arguments.export
+            cluster,
+            call,
+            pods=arguments.num_pods,
+            export=arguments.export,
+            launcher=arguments.launcher,
         )
         check_restarts(planned, supervision.restarts, supervision.min_pods)
-        variables = command.launcher_variables(planned)
-        argv = command.runner_argv(planned, cluster.hostfile)
         if arguments.dry_run:
-            shell = command.shell_line(argv, variables)
+            argv = command.runner_argv(planned, cluster.hostfile)
+            shell = command.launch_line(planned, cluster, cluster.hostfile)
             return {**planned.to_json(), "argv": argv, "shell": shell}
+        if arguments.launcher is None and planned.launcher == command.AGENTS:
+            reason = f"{cluster.why_not_pdsh()}, so the pods' agents start the ranks"
+            said_above(f"cluster {cluster.name}: {reason}")
         if cluster.hides_gpus:
             reason = "its pods train without GPUs, as 'zeropods pods up' started them"
             said_above(f"cluster {cluster.name}: {reason}")

@@ -111,17 +111,18 @@ def run_up(arguments: argparse.Namespace) -> Result:
         started.append(
             {"pod": pod.name, "worker": pod.worker, "address": pod.address, "slots": pod.slots}
         )
+    over_pdsh = cluster.why_not_pdsh() is None
     return {
         **_described(cluster),
         "pods": started,
-        "export": deepspeed_environment(cluster),
-        "command": deepspeed_argv(cluster),
+        "export": deepspeed_environment(cluster) if over_pdsh else {},
+        "command": deepspeed_argv(cluster) if over_pdsh else [],
     }
 
 
 def readable_up(result: Result) -> str:
     """The hostfile, and DeepSpeed's own command with the variables that it needs, ready to be
-    pasted."""
+    pasted where pdsh reaches the pods."""
     lines = [f"# {result['hostfile']}"]
     for pod in result["pods"]:
         lines.append(f"{pod['address']} slots={pod['slots']}")
@@ -131,7 +132,8 @@ def readable_up(result: Result) -> str:
         ending += f" --name {name}"
     lines += ["", f"# cluster {name} is up; end it with: {ending}"]
     # DeepSpeed's command would be split at spaces.
-    if any(map(str.isspace, str(Path.cwd()))):
+    would_be_split = any(map(str.isspace, str(Path.cwd())))
+    if would_be_split or not result["command"]:
         lines.append("# train with 'zeropods launch'")
     else:
         lines.append("# train with 'zeropods launch', or with DeepSpeed's own command:")

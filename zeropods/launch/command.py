@@ -37,6 +37,15 @@ from zeropods.train.flags import NO_FP16
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
+PDSH = "pdsh"
+AGENTS = "agents"
+ON_PODS = (PDSH, AGENTS)
+"""The launchers for the pods of a cluster: DeepSpeed's over pdsh, or the pods' agents, which start
+the same of DeepSpeed on each pod without ssh. Either is one command here, which ends with the last
+rank, writes the ranks' lines with the address of their pod before each, and is killed without harm:
+the agents end the ranks."""
+OVER_AGENTS = "zeropods.launch.over_agents"
+"""Name of our module that lets the agents start the ranks, in the place of pdsh."""
 LIGHT = "zeropods.launch.light"
 """Name of our module that runs a module of DeepSpeed's launcher with fewer imports."""
 RUNNER = "deepspeed.launcher.runner"
@@ -79,8 +88,12 @@ class Launch:
     hosts: tuple[Host, ...]
     master_port: int
     """Port on which rank 0 listens for the other ranks."""
-    launcher: str = "pdsh"
+    launcher: str = PDSH
     ssh_config: Path | None = None
+    control_ports: tuple[int, ...] = ()
+    """Control ports of the pods' agents, in the order of the hosts."""
+    secret_file: Path | None = None
+    """Path of the file with the cluster's secret."""
     exported: dict[str, str] = field(default_factory=dict)
     """Environment variables of every rank, in addition to those that DeepSpeed forwards itself; no
     secrets."""
@@ -131,13 +144,16 @@ def plan_launch(
     *,
     pods: int | None = None,
     export: Sequence[str] = (),
+    launcher: str | None = None,
 ) -> Launch:
-    """A launch over pdsh as data, with its arguments checked; starts nothing.
+    """A launch on the pods of a cluster as data, with its arguments checked; starts nothing.
 
     Args:
         pods: number of the cluster's pods to use; all if not given.
         export: names of environment variables that the ranks need with the values they have here.
+        launcher: one of `ON_PODS`; if not given, pdsh where it reaches the pods, else the agents.
     """
+    launcher = launcher_on(cluster, launcher)
     hosts = cluster.hosts[:pods]
     name = cluster.name
     if pods is not None and len(hosts) != pods:
@@ -146,8 +162,9 @@ def plan_launch(
             f"zeropods pods down --name {name}, then zeropods pods up --name {name} --count {pods}"
         )
         raise UserError(f"--num-pods {pods}: {name} has {has}; {remedy}")
-    check_plain("working folder", Path.cwd())
-    check_plain("Python", sys.executable)
+    if launcher == PDSH:
+        check_plain("working folder", Path.cwd())
+        check_plain("Python", sys.executable)
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads is None and cluster.shared_machine:
         # Pods of one machine share its cores.
@@ -159,10 +176,27 @@ def plan_launch(
         hosts,
         call,
         has_no_gpu=cluster.hides_gpus or (cluster.shared_machine and own_gpus() == 0),
+        launcher=launcher,
         ssh_config=cluster.ssh_config,
+        control_ports=tuple(pod.control_port for pod in cluster.pods[:pods]),
+        secret_file=cluster.secret_file,
         exported=exported,
         export=tuple(export),
     )
+
+
+def launcher_on(cluster: Cluster, launcher: str | None = None) -> str:
+    """The launcher that was asked for, else pdsh where it reaches the pods of a cluster, else their
+    agents; `UserError` for pdsh where it does not."""
+    if launcher == AGENTS:
+        return AGENTS
+    why_not_pdsh = cluster.why_not_pdsh()
+    if why_not_pdsh is None:
+        return PDSH
+    if launcher is None:
+        return AGENTS
+    remedy = "leave it out, so that the pods' agents start the ranks"
+    raise UserError(f"--launcher {launcher}: {why_not_pdsh}; {remedy}")
 
 
 def plan_alone(call: ScriptCall, processes: int | None = None) -> Launch:
@@ -214,7 +248,8 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
     One of our scripts would refuse wrong flags itself, but only after half a minute on every pod.
     """
     call = planned.call
-    check_plain("script", call.script)
+    if planned.launcher != AGENTS:
+        check_plain("script", call.script)
     values = call.values
     is_ours = call.kind is not None
     if has_no_gpu and is_ours and values["precision"] == "fp16":
@@ -309,7 +344,18 @@ def identity(launch: Launch) -> dict[str, Any]:
 
 
 def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
-    """The command of DeepSpeed's launcher: over pdsh, or on this machine alone."""
+    """The command of DeepSpeed's launcher: over pdsh, by the pods' agents, or on this machine
+    alone."""
+    if launch.launcher == AGENTS:
+        return [
+            *(sys.executable, "-m", OVER_AGENTS),
+            *("--hostfile", str(hostfile)),
+            *("--control_ports", ",".join(map(str, launch.control_ports))),
+            *("--secret_file", str(launch.secret_file)),
+            *("--master_port", str(launch.master_port)),
+            str(launch.script),
+            *launch.arguments,
+        ]
     if launch.launcher == "none":
         # This launcher needs no ssh, starts a process per slot, and ends its children when it is
         # ended.
@@ -326,7 +372,7 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
     return [
         *(sys.executable, "-m", LIGHT, RUNNER),
         *("--hostfile", str(hostfile)),
-        *("--launcher", "pdsh"),
+        *("--launcher", PDSH),
         *("--num_nodes", str(len(launch.hosts))),
         *("--master_addr", launch.hosts[0].address),
         *("--master_port", str(launch.master_port)),
@@ -357,8 +403,27 @@ def shell_line(argv: Sequence[str], variables: Mapping[str, str] | None = None) 
     return " \\\n    ".join(map(" ".join, lines))
 
 
+def launch_line(launch: Launch, cluster: Cluster, hostfile: Path) -> str:
+    """What to paste into a shell for a launch on pods: DeepSpeed's own command over pdsh or, since
+    agents start only ranks that are supervised, `zeropods launch`."""
+    if launch.launcher == PDSH:
+        return shell_line(runner_argv(launch, hostfile), launcher_variables(launch))
+    argv = [
+        *(sys.executable, "-m", "zeropods", "launch"),
+        *("--name", cluster.name),
+        *("--launcher", AGENTS),
+        *("--num-pods", str(len(launch.hosts))),
+        *("--", str(launch.script)),
+        *launch.arguments,
+    ]
+    return shell_line(argv)
+
+
 def launcher_variables(launch: Launch) -> dict[str, str]:
-    """Environment variables that pdsh needs when DeepSpeed's launcher starts it."""
+    """Environment variables that pdsh needs when DeepSpeed's launcher starts it; none for another
+    launcher."""
+    if launch.launcher == AGENTS:
+        return {}
     variables = {"PDSH_RCMD_TYPE": "ssh"}
     if launch.ssh_config is not None:
         variables["PDSH_SSH_ARGS_APPEND"] = pdsh_ssh_arguments(launch.ssh_config)
@@ -432,13 +497,36 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     return variables
 
 
+def variables_of_ranks(launch: Launch, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables in the file from which the launcher on the pods takes those of the ranks.
+
+    Over pdsh DeepSpeed's runner adds those that it forwards unasked; here they are added for the
+    agents.
+
+    Args:
+        environment: this process's environment.
+    """
+    if launch.launcher != AGENTS:
+        return launch.exported
+    variables = {}
+    for name, value in environment.items():
+        if name.startswith(FORWARDED_BY_DEEPSPEED) and not SECRET_NAME.search(name):
+            variables[name] = value
+    searched = [os.getcwd()]
+    if environment.get("PYTHONPATH"):
+        searched.append(environment["PYTHONPATH"])
+    variables["PYTHONPATH"] = os.pathsep.join(searched)
+    return {**variables, **launch.exported}
+
+
 def runner_environment(
     launch: Launch, env_file: Path, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of DeepSpeed's launcher, which runs here and starts pdsh.
+    """The environment of DeepSpeed's launcher, which runs here and starts pdsh, or of what lets
+    the agents start the ranks.
 
-    It holds no secret that the launcher would put on command lines. `UserError` names a variable
-    that DeepSpeed forwards and whose value a remote shell would change.
+    It holds no secret that the launcher would pass on. `UserError` names a variable that DeepSpeed
+    forwards and whose value a remote shell would change.
 
     Args:
         environment: this process's environment, with the programs of its Python first on PATH.

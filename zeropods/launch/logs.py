@@ -39,10 +39,11 @@ on a pod."""
 LINE = re.compile(r"step (\d+) (loss|eval_loss) ([\d.e+-]*\d|nan|inf|-inf)$", re.MULTILINE)
 """Matches what `train.log` says about a step."""
 SESSION_END = re.compile(
-    r"pdsh@[^:]*: (\S+): (?:ssh exited with exit code|(?:ssh )?(killed by signal)) (\d+)"
+    r"(?:pdsh@[^:]*|agents): (\S+): "
+    r"(?:(?:ssh|launcher) exited with exit code|(?:ssh )?(killed by signal)) (\d+)"
 )
-"""Matches what pdsh writes when a pod's command fails or its connection breaks; of a success it
-says nothing."""
+"""Matches what pdsh writes when a pod's command fails or its connection breaks, and what
+`launch/over_agents.py` writes in its place; of a success they say nothing."""
 
 
 class GrowingFile:
@@ -128,7 +129,8 @@ class RunLog(GrowingFile):
     """The log of a run, to which the run's processes append; each new line is shown here, and the
     last ones are kept.
 
-    pdsh writes `ADDRESS: ` before each line, and `srun --label` writes the task's number, padded.
+    pdsh, and `launch/over_agents.py` in its place, write `ADDRESS: ` before each line, and
+    `srun --label` writes the task's number, padded.
     """
 
     def __init__(

@@ -106,15 +106,14 @@ def command_line(
     """The command that `train` runs with these flags, or `launch` on a cluster's pods, to be pasted
     into a shell.
 
-    A command for pods works as it is pasted, and may be edited; but nothing supervises it, and no
-    record says what a lost pod cost.
+    A command for pods works as it is pasted, and may be edited; but nothing supervises one over
+    pdsh, and no record says what a lost pod cost.
     """
     call = ScriptCall.of(script, train_arguments(**flags))
     if cluster is None:
         return shell_line([sys.executable, str(call.script), *call.arguments])
     planned = plan_launch(cluster, call, pods=pods)
-    argv = command.runner_argv(planned, cluster.hostfile)
-    return shell_line(argv, command.launcher_variables(planned))
+    return command.launch_line(planned, cluster, cluster.hostfile)
 
 
 # Several runs on this machine, one after the other

@@ -26,11 +26,19 @@ from zeropods.measure import environment
 from zeropods.measure.machine_probe import PROBE_AGAIN, MachineProbe, read_probe
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.gpus import HIDDEN, VISIBLE, visible_gpus
-from zeropods.pods.preflight import TIMED_OUT, Expectation, run_all
+from zeropods.pods.preflight import (
+    TIMED_OUT,
+    Expectation,
+    check_request,
+    run_all,
+    run_by_agents,
+)
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import free_port
 from zeropods.train.flags import PROJECT
 
+PROBE = "zeropods.launch.probe"
+"""Name of this module, as which each process runs."""
 MOST_SECONDS = 40.0
 LOCAL_PROCESSES = 2
 """Number of processes on this machine where no pods are up; with more, each has less of the
@@ -50,45 +58,65 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
     Raises:
         UserError: it took too long, a process failed, or two pods have the same GPU.
     """
-    gpus = [gpu.name for gpu in visible_gpus()]
     port = free_port()
     if cluster is None:
+        gpus = [gpu.name for gpu in visible_gpus()]
         hosts = ["127.0.0.1"] * min(LOCAL_PROCESSES, len(gpus) or LOCAL_PROCESSES)
+        ranks = _variables_of_ranks(hosts, port)
+        for number, variables in enumerate(ranks):
+            variables[VISIBLE] = gpus[number] if gpus else HIDDEN
+        ends = run_all([_command_of_a_rank(variables) for variables in ranks], MOST_SECONDS)
     else:
         hosts = [host.address for host in cluster.hosts]
-    commands = []
-    for number, host in enumerate(hosts):
-        variables: dict[str, object] = {
-            # As in training: threads that spin would take the cores from one another.
-            "OMP_WAIT_POLICY": "PASSIVE",
-            **exported_variables((), {}),
-        }
-        if cluster is None:
-            # The session of a pod has the pod's own GPUs.
-            variables[VISIBLE] = gpus[number] if gpus else HIDDEN
-        variables["RANK"] = number
-        variables["WORLD_SIZE"] = len(hosts)
-        variables["MASTER_ADDR"] = hosts[0]
-        variables["MASTER_PORT"] = port
-        command = _command_of_a_rank(variables)
-        if cluster is not None:
-            there = f"cd {shlex.quote(str(PROJECT))}; exec {shlex.join(command)}"
-            command = ssh_argv(cluster.ssh_config, host, ["sh", "-c", there])
-        commands.append(command)
-    if cluster is not None:
         expected = Expectation.of_this_machine(PROJECT, master_port=port)
         cluster.preflight(expected).require()
-    ends = run_all(commands, MOST_SECONDS)
+        ends = _run_on_pods(cluster, _variables_of_ranks(hosts, port))
     _require_that_all_ended_well(ends, hosts)
     return _printed_probe(ends[0].stdout)
 
 
-def _command_of_a_rank(variables: dict[str, object]) -> list[str]:
+def _variables_of_ranks(hosts: Sequence[str], port: int) -> list[dict[str, str]]:
+    """The environment variables of each rank, one on each host, which meet at this port of the
+    first one."""
+    ranks = []
+    for number in range(len(hosts)):
+        variables = {
+            # As in training: threads that spin would take the cores from one another.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            **exported_variables((), {}),
+            "RANK": str(number),
+            "WORLD_SIZE": str(len(hosts)),
+            "MASTER_ADDR": hosts[0],
+            "MASTER_PORT": str(port),
+        }
+        ranks.append(variables)
+    return ranks
+
+
+def _run_on_pods(
+    cluster: Cluster, ranks: Sequence[dict[str, str]]
+) -> Sequence[CompletedProcess[str]]:
+    """Run a rank with its variables on each pod: over ssh, or by the agents where pdsh does not
+    reach the pods either. A pod's own session has the pod's GPUs."""
+    if cluster.why_not_pdsh() is not None:
+        requests = []
+        for variables in ranks:
+            requests.append(check_request(PROBE, [], str(PROJECT), variables))
+        return run_by_agents(cluster.agents, cluster.secret, requests, MOST_SECONDS)
+    commands = []
+    for host, variables in zip(cluster.hosts, ranks, strict=True):
+        command = shlex.join(_command_of_a_rank(variables))
+        there = f"cd {shlex.quote(str(PROJECT))}; exec {command}"
+        commands.append(ssh_argv(cluster.ssh_config, host.address, ["sh", "-c", there]))
+    return run_all(commands, MOST_SECONDS)
+
+
+def _command_of_a_rank(variables: dict[str, str]) -> list[str]:
     """The command of one rank, with these environment variables."""
     # On a pod the process outlives the ssh that started it, and would wait for the other ranks.
     limit = ["timeout", "-k", "5", f"{MOST_SECONDS + 1:.0f}"]
     settings = [f"{name}={value}" for name, value in variables.items()]
-    return [*limit, "env", *settings, sys.executable, "-m", "zeropods.launch.probe"]
+    return [*limit, "env", *settings, sys.executable, "-m", PROBE]
 
 
 def _require_that_all_ended_well(

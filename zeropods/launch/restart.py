@@ -96,7 +96,9 @@ def next_attempt(original: Launch, left: Cluster, min_pods: int, *, opened: bool
             changes["resume"] = "auto"
         # The last value of a flag counts.
         call = ScriptCall.of(original.script, [*original.arguments, *train_arguments(**changes)])
-        planned = plan_launch(left, call, pods=number, export=original.export)
+        planned = plan_launch(
+            left, call, pods=number, export=original.export, launcher=original.launcher
+        )
         return replace(planned, original=original, changed_flags=changes)
     fewer = f", nor among fewer (at least {min_pods})" if len(numbers) > 1 else ""
     why = f"an effective batch of {effective} rows cannot be divided evenly among {pods} pods"

@@ -277,8 +277,8 @@ def _first_dead_pod(planned: Launch, cluster: Cluster) -> str | None:
 def _require_pods(planned: Launch, cluster: Cluster, timeout_seconds: float | None) -> None:
     """Refuse a launch for which its pods lack something; `UserError` says what.
 
-    At a restart nobody may be there to call again, and pods may be so busy that they do not answer
-    over ssh in time: as long as their agents answer, they are asked again.
+    At a restart nobody may be there to call again, and pods may be so busy that they are not
+    checked in time: as long as their agents answer, they are asked again.
 
     Args:
         timeout_seconds: time that is left for the run; None for no limit.
@@ -295,8 +295,9 @@ def _require_pods(planned: Launch, cluster: Cluster, timeout_seconds: float | No
         if not may_ask_again or _first_dead_pod(planned, cluster) is not None:
             checks.require()
             return
+        how = "over ssh" if planned.launcher == command.PDSH else "to the checks"
         print(
-            f"{planned.folder}: {', '.join(silent)}: {NO_ANSWER} over ssh, but agents answer; "
+            f"{planned.folder}: {', '.join(silent)}: {NO_ANSWER} {how}, but agents answer; "
             f"asked again, for {left:.0f} s at most",
             file=sys.stderr,
             flush=True,
@@ -321,7 +322,8 @@ def _checks_of_pods(planned: Launch, cluster: Cluster) -> Preflight:
     )
     with progress("check", "pods", len(planned.hosts)) as bar:
         bar.leave = False
-        return cluster.preflight(expected, len(planned.hosts))
+        over_ssh = planned.launcher == command.PDSH
+        return cluster.preflight(expected, len(planned.hosts), over_ssh=over_ssh)
 
 
 class _LeasedRun:
@@ -372,14 +374,15 @@ class _LeasedRun:
             return error, decided_at
 
     def _start_launcher(self) -> subprocess.Popen[bytes]:
-        """Write DeepSpeed's hostfile and environment file, and start its launcher."""
+        """Write the launcher's hostfile and environment file, and start it."""
         planned = self._planned
         hostfile = planned.folder / "launch.hostfile"
         variables = planned.folder / "launch.environment"
         write_hostfile(hostfile, planned.hosts)
         # DeepSpeed's environment file must have no blank line and no comment: DeepSpeed would raise
         # on them.
-        lines = [f"{name}={value}\n" for name, value in planned.exported.items()]
+        of_ranks = command.variables_of_ranks(planned, child_environment())
+        lines = [f"{name}={value}\n" for name, value in of_ranks.items()]
         files.write_text(variables, "".join(lines))
         environment = runner_environment(planned, variables, child_environment())
         with open(self._log.path, "ab") as output:
@@ -465,7 +468,8 @@ class _LeasedRun:
 
 
 def _stop(process: subprocess.Popen[bytes], lease: RunLease, *, is_lost: bool) -> dict[str, str]:
-    """End the ranks first; pdsh and the runner then end by themselves, or are killed.
+    """End the ranks first; pdsh and the runner, or what stands in their place, then end by
+    themselves, or are killed.
 
     DeepSpeed's runner never gets SIGINT or SIGTERM: it would answer with `pkill -f` on every pod,
     which ends other runs too.

@@ -1,5 +1,5 @@
-"""A pod: the agent registers, starts the pod's sshd and answers the master; the warden outlives the
-agent."""
+"""A pod: the agent registers, starts the pod's sshd where there is one, and answers the master, for
+which it also starts programs (`pods/started.py`); the warden outlives the agent."""
 
 from __future__ import annotations
 
@@ -24,13 +24,27 @@ from zeropods.files import ROOT
 from zeropods.pods import processes
 from zeropods.pods.gpus import VISIBLE
 from zeropods.pods.hostfile import own_address, own_slots
-from zeropods.pods.leases import Leases
+from zeropods.pods.leases import RUN_SECONDS, Leases
 from zeropods.pods.machine import show_life
 from zeropods.pods.processes import ENDING, Process, descendants
 from zeropods.pods.rendezvous import REGISTRATION, Pod, register
-from zeropods.pods.ssh import FORKS, HOST_KEY, make_key, sshd_last_words, start_sshd
+from zeropods.pods.ssh import (
+    FORKS,
+    HOST_KEY,
+    make_key,
+    session_variables,
+    sshd_last_words,
+    start_sshd,
+)
+from zeropods.pods.started import Modules, RefusedOrderError, StartedProcesses
 from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
-from zeropods.programs import PR_SET_CHILD_SUBREAPER, child_environment, end_with_parent, prctl
+from zeropods.programs import (
+    PR_SET_CHILD_SUBREAPER,
+    child_environment,
+    end_with_parent,
+    find_program,
+    prctl,
+)
 
 ORDERS = "ZEROPODS_ORDERS"
 """Environment variable with a worker's orders as a JSON object. It holds no secret: `/proc` shows
@@ -48,6 +62,8 @@ POD_GRACE_SECONDS = 2.0
 AGENT_SECONDS = 10.0
 """Seconds from SIGTERM, which the warden passes on to the agent, until it kills the agent and
 everything under it."""
+PROGRAMS_OF_SSHD = ("sshd", "ssh-keygen")
+"""Programs without which a pod has no sshd; then its agent alone starts what is run on it."""
 FAILURE_SECONDS = 5.0
 """Seconds that the master has to take the reason why there is no pod."""
 LONG_SECONDS = 86_400.0
@@ -66,8 +82,8 @@ class Orders:
     worker that shares no folder with the process that started it is sent the secret on stdin."""
     ssh_ports: tuple[int, ...]
     """Ports for sshd, in order of preference."""
-    authorized_key: str
-    """Public key that is allowed to log in."""
+    authorized_key: str | None
+    """Public key that is allowed to log in; None for a pod without sshd."""
     lease: str
     """Kind of the pod's lease: `kernel`, renewed by the master, or `idle`, renewed by use."""
     lease_seconds: float
@@ -78,7 +94,7 @@ class Orders:
     """The pod's GPUs, as a value of CUDA_VISIBLE_DEVICES; None for those that this process sees."""
 
 
-def main(fork_server: str) -> int:
+def main(modules: Modules) -> int:
     """Run as a pod until it ends and return the exit status; `UserError` where its orders are
     wrong.
 
@@ -86,8 +102,7 @@ def main(fork_server: str) -> int:
     but to outlive the agent and to end the processes that the agent had under it.
 
     Args:
-        fork_server: module that the pod runs, with the path of its socket, to fork the ranks of a
-            run.
+        modules: what the pod runs as processes of their own.
     """
     is_bound_to_stdin = sys.argv[1:] == [BY_STDIN]
     if is_bound_to_stdin:
@@ -113,7 +128,7 @@ def main(fork_server: str) -> int:
         os.setsid()
         end_with_parent(warden, signal.SIGTERM)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        return asyncio.run(_Agent(orders, secret, folder, fork_server).live())
+        return asyncio.run(_Agent(orders, secret, folder, modules).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -189,17 +204,18 @@ class _Agent:
     """The process below the warden. Its folder is private and empty, for the keys, configuration
     and log of sshd."""
 
-    def __init__(self, orders: Orders, secret: bytes, folder: Path, fork_server: str) -> None:
+    def __init__(self, orders: Orders, secret: bytes, folder: Path, modules: Modules) -> None:
         self._orders = orders
         self._secret = secret
-        self._host_key = make_key(folder / HOST_KEY, "")
+        self._host_key: str | None = None
         self._sock = listening_socket(orders.address, 0)
         self._port = self._sock.getsockname()[1]
         purpose = control_purpose(orders.address, self._port)
         self._server = Server(self._secret, purpose, self._answer)
         self._folder = folder
         self._sshd: subprocess.Popen[bytes] | None = None
-        self._fork_server_module = fork_server
+        self._modules = modules
+        self._started = StartedProcesses(modules, session_variables(folder, orders.address))
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._leases = Leases(self._daemons, self._end)
 
@@ -234,13 +250,12 @@ class _Agent:
         return status
 
     async def _register(self) -> None:
-        """Start sshd, register this pod with its master, and begin the lease that keeps it up."""
+        """Start sshd if there is one, register this pod with its master, and begin the lease that
+        keeps it up."""
         orders = self._orders
         await self._server.open(self._sock)
         try:
-            self._sshd, ssh_port = await start_sshd(
-                self._folder, orders.address, orders.ssh_ports, orders.authorized_key
-            )
+            ssh_port = await self._start_sshd()
         except UserError as error:
             # The master is told why, since it cannot read every worker's log.
             failure = {"failed": str(error)}
@@ -258,7 +273,23 @@ class _Agent:
         )
         await register(orders.master, self._secret, pod, orders.register_seconds)
         self._leases.open(orders.lease, orders.lease_seconds)
-        self._say(f"ready, ssh port {ssh_port}")
+        if ssh_port is None:
+            self._say("ready, without sshd")
+        else:
+            self._say(f"ready, ssh port {ssh_port}")
+
+    async def _start_sshd(self) -> int | None:
+        """Start sshd and return its port; None where the orders have no key, or this pod lacks the
+        programs."""
+        orders = self._orders
+        has_programs = all(map(find_program, PROGRAMS_OF_SSHD))
+        if orders.authorized_key is None or not has_programs:
+            return None
+        self._host_key = make_key(self._folder / HOST_KEY, "")
+        self._sshd, ssh_port = await start_sshd(
+            self._folder, orders.address, orders.ssh_ports, orders.authorized_key
+        )
+        return ssh_port
 
     async def _answer(self, request: Message, peer: str) -> Message:
         """Answer a peer that knows the cluster's secret: about a run where the request names one,
@@ -266,6 +297,15 @@ class _Agent:
 
         `forks` in a renewal says whether the ranks of the run can be forked here.
         """
+        answer: Message
+        try:
+            answer = await self._answer_of(request)
+        except RefusedOrderError as error:
+            answer = {"error": str(error)}
+        self._leases.use()
+        return answer
+
+    async def _answer_of(self, request: Message) -> Message:
         answer: Message
         match request:
             case {"do": "renew", "run": run}:
@@ -278,6 +318,17 @@ class _Agent:
             case {"do": "stacks", "run": run}:
                 self._leases.ask_for_stacks(run)
                 answer = {}
+            case {"do": "launch", "run": run, "launcher": fields}:
+                # A run that has ended is refused, and one that is new gets the usual lease.
+                answer = self._leases.renew_run(run, RUN_SECONDS)
+                if "error" not in answer:
+                    await self._started.launch(run, fields)
+            case {"do": "output", "run": run, "received": received}:
+                answer = await self._started.output(run, received)
+            case {"do": "check", "module": module, "arguments": arguments, "folder": folder}:
+                variables = request.get("variables", {})
+                seconds = request.get("seconds", 0.0)
+                answer = await self._started.check(module, arguments, folder, variables, seconds)
             case {"do": "end"}:
                 # The answer is sent before the tasks that wait for the end have their turn.
                 self._end("it was asked to")
@@ -290,7 +341,6 @@ class _Agent:
             case _:
                 remedy = "is the sender's zeropods a different version?"
                 answer = {"error": f"{request}: not a known request; {remedy}"}
-        self._leases.use()
         return answer
 
     def _start_fork_server(self) -> None:
@@ -304,7 +354,7 @@ class _Agent:
         with suppress(OSError):
             socket_path.unlink(missing_ok=True)
             self._fork_server = processes.start_bound(
-                [sys.executable, "-m", self._fork_server_module, str(socket_path)],
+                [sys.executable, "-m", self._modules.fork_server, str(socket_path)],
                 cwd=ROOT,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -327,6 +377,7 @@ class _Agent:
 
     def _reap(self) -> None:
         ended = processes.reap()
+        self._started.note_ended(ended)
         if self._sshd is not None and self._sshd.pid in ended:
             status = ended[self._sshd.pid]
             self._end(f"its sshd ended with status {status}: {sshd_last_words(self._folder)}", 1)

@@ -31,11 +31,12 @@ from zeropods.pods.backends.local import LocalWorkers
 from zeropods.pods.gpus import HIDDEN
 from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
 from zeropods.pods.machine import LONG_SILENCE_SECONDS, Machine, seconds_of_silence, this_machine
-from zeropods.pods.preflight import Expectation, Preflight, preflight
+from zeropods.pods.preflight import Expectation, Preflight, preflight, preflight_by_agents
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
 from zeropods.pods.ssh import account, known_hosts_text, pdsh_ssh_arguments, ssh_config_text
 from zeropods.pods.wire import WireError, ask_agents, ask_all
+from zeropods.programs import find_program
 from zeropods.tables import Table
 
 BACKENDS: dict[str, type[Backend]] = {
@@ -50,6 +51,8 @@ SSH_CONFIG = "ssh_config"
 KNOWN_HOSTS = "known_hosts"
 KEY_FILE = "id_ed25519"
 SECRET_FILE = "secret"
+PROGRAMS_OF_PDSH = ("pdsh", "ssh")
+"""Programs that a launch over pdsh needs here; its pods need sshd."""
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SHELL_NAME = "pods"
 """Name of a cluster that is started from the shell without a name."""
@@ -165,14 +168,30 @@ class Cluster:
         return self.folder / SSH_CONFIG
 
     @property
+    def secret_file(self) -> Path:
+        """Path of the file with the secret, which only this user can read."""
+        return self.folder / SECRET_FILE
+
+    @property
     def secret(self) -> bytes:
         """The secret; agents and their master prove to each other that they know it."""
-        return read_secret(self.folder / SECRET_FILE)
+        return read_secret(self.secret_file)
 
     @property
     def agents(self) -> tuple[tuple[str, int], ...]:
         """Addresses and control ports of the agents."""
         return tuple((pod.address, pod.control_port) for pod in self.pods)
+
+    def why_not_pdsh(self) -> str | None:
+        """Why its pods cannot be reached from here over pdsh, so that their agents start what runs
+        on them; None where they can."""
+        missing = [f"no {name}" for name in PROGRAMS_OF_PDSH if find_program(name) is None]
+        if missing:
+            return f"there is {' and '.join(missing)} here"
+        without_sshd = [pod.name for pod in self.pods if pod.ssh_port is None]
+        if without_sshd:
+            return f"there is no sshd on {', '.join(without_sshd)}"
+        return None
 
     def statuses(self, seconds: float = STATUS_SECONDS) -> Sequence[PodStatus]:
         """The status of each pod; all pods are asked at once."""
@@ -199,10 +218,23 @@ class Cluster:
         that is not ok."""
         return replace(self.preflight(expected_here()), title=f"Cluster {self.name}, checked")
 
-    def preflight(self, expected: Expectation, pods: int | None = None) -> Preflight:
-        """Check on the first `pods` pods, or on all, whether everything is as expected."""
+    def preflight(
+        self, expected: Expectation, pods: int | None = None, *, over_ssh: bool | None = None
+    ) -> Preflight:
+        """Check on the first `pods` pods, or on all, whether everything is as expected.
+
+        Args:
+            over_ssh: whether to check over ssh or through the agents; if not given, over ssh where
+                pdsh reaches the pods.
+        """
         names = [pod.name for pod in self.pods[:pods]]
-        return preflight(self.hosts[:pods], expected, names=names, ssh_config=self.ssh_config)
+        hosts = self.hosts[:pods]
+        if over_ssh is None:
+            over_ssh = self.why_not_pdsh() is None
+        if over_ssh:
+            return preflight(hosts, expected, names=names, ssh_config=self.ssh_config)
+        agents = self.agents[:pods]
+        return preflight_by_agents(hosts, expected, agents, self.secret, names=names)
 
     def down(self) -> None:
         """End all pods and remove all files; a second call does nothing."""
@@ -217,7 +249,7 @@ class Cluster:
                 "address": pod.address,
                 "slots": pod.slots,
                 "hostname": pod.hostname,
-                "ssh port": pod.ssh_port,
+                "ssh port": pod.ssh_port or "-",
             }
             rows.append(row)
         return Table.of(rows, title).to_html()
@@ -423,7 +455,7 @@ def _take_lock(lock: socket.socket, folder: Path, seconds: float) -> None:
 
 def write_access_files(cluster: Cluster, users: Mapping[str, str]) -> None:
     """Write the files that let ssh, pdsh and DeepSpeed reach the pods of a cluster, with their host
-    keys pinned.
+    keys pinned; a pod without sshd is in the hostfile only.
 
     Args:
         users: accounts by address; an address without one uses this user's.
@@ -432,12 +464,16 @@ def write_access_files(cluster: Cluster, users: Mapping[str, str]) -> None:
     key = folder / KEY_FILE
     known_hosts = folder / KNOWN_HOSTS
     blocks = []
+    host_keys = []
     for pod in cluster.pods:
+        if pod.ssh_port is None or pod.host_key is None:
+            continue
         user = users.get(pod.address) or account()
         blocks.append(ssh_config_text([pod.address], pod.ssh_port, key, known_hosts, user))
-    host_keys = [(pod.address, pod.ssh_port, pod.host_key) for pod in cluster.pods]
-    files.write_text(known_hosts, known_hosts_text(host_keys))
-    files.write_text(folder / SSH_CONFIG, "".join(blocks))
+        host_keys.append((pod.address, pod.ssh_port, pod.host_key))
+    if blocks:
+        files.write_text(known_hosts, known_hosts_text(host_keys))
+        files.write_text(folder / SSH_CONFIG, "".join(blocks))
     write_hostfile(folder / HOSTFILE, cluster.hosts)
 
 

@@ -205,11 +205,10 @@ def pod_processes(daemons: Sequence[int]) -> PodProcesses:
     """The processes that live below this one, the agent.
 
     Args:
-        daemons: pids of the agent's own daemons: first its sshd, then, where it has started one,
-            the server that forks ranks.
+        daemons: pids of the agent's own daemons: its sshd, if it has one, and the server that
+            forks ranks, if it has started one.
     """
     agent = os.getpid()
-    sshd = daemons[:1]
     if daemons and _is_idle(agent, daemons):
         return PodProcesses({}, 0)
     run_of: dict[int, str] = {}
@@ -226,7 +225,7 @@ def pod_processes(daemons: Sequence[int]) -> PodProcesses:
                 continue
             if run is not None:
                 runs.setdefault(run, []).append(process)
-            elif parent in sshd:
+            elif parent in daemons and process.name().startswith("sshd"):
                 sessions += 1
     return PodProcesses(runs, sessions)
 

@@ -3,8 +3,8 @@ software as the master.
 
     python -m zeropods.pods.preflight EXPECTATION
 
-runs on all pods at once, over ssh: it prints what it finds there as one line of JSON, does not
-import torch, changes nothing, and ends by itself after `PROBE_SECONDS`.
+runs on all pods at once, over ssh or started by their agents: it prints what it finds there as one
+line of JSON, does not import torch, changes nothing, and ends by itself after `PROBE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from zeropods.measure.environment import versions
 from zeropods.pods.gpus import visible_gpus
 from zeropods.pods.hostfile import Host
 from zeropods.pods.ssh import SSH_FAILED, ssh_argv
+from zeropods.pods.wire import Agents, Message, RefusedError, WireError, ask_each
 from zeropods.programs import (
     PROGRAMS,
     find_program,
@@ -56,7 +57,13 @@ MAX_OUTPUT_BYTES = 1_048_576
 TIMED_OUT = -signal.SIGKILL
 """Exit status of a command that `run_all` has killed."""
 NO_ANSWER = "no answer"
-"""What is said of a pod that may live although it did not answer over ssh in time begins so."""
+"""What is said of a pod that may live although it did not answer in time begins so."""
+KILLED = f"{NO_ANSWER}: its check was killed, or took more than {PROBE_SECONDS} s"
+AGENT_SECONDS = 5.0
+"""Seconds by which an agent's answer may come later than the end of the check that it was asked
+for."""
+AGENT_REFUSED = 254
+"""Stands for the exit status of a check that an agent refused to run."""
 NOT_STARTED = (126, 127)
 """Exit statuses of a shell that cannot run, or does not find, a program."""
 ANEW = "'zeropods pods down' and 'zeropods pods up'"
@@ -216,8 +223,8 @@ class Preflight:
         return all(check.verdict != "failed" for pod in self.pods for check in pod.checks)
 
     def silent_pods(self) -> list[str]:
-        """Names of the pods that did not answer over ssh in time; none where another check failed,
-        which would only fail again."""
+        """Names of the pods that did not answer in time; none where another check failed, which
+        would only fail again."""
         names = []
         for pod in self.pods:
             for check in pod.checks:
@@ -293,21 +300,72 @@ def preflight(
         UserError: ssh is not installed here.
     """
     required_programs("ssh")
+
+    def probed(first: int, batch: Sequence[Host]) -> list[CompletedProcess[str]]:
+        commands = []
+        for number, host in enumerate(batch, start=first):
+            probe = probe_command(_expected_of(expected, number, host))
+            commands.append(ssh_argv(ssh_config, host.address, ["sh", "-c", probe]))
+        return run_all(commands)
+
+    return _checked(hosts, names, probed, ssh_check)
+
+
+def preflight_by_agents(
+    hosts: Sequence[Host],
+    expected: Expectation,
+    agents: Agents,
+    secret: bytes,
+    *,
+    names: Sequence[str],
+) -> Preflight:
+    """Check all pods of a cluster in parallel, as `preflight` does, through their agents.
+
+    Args:
+        agents: addresses and control ports, in the order of the hosts.
+        secret: the cluster's.
+    """
+
+    def probed(first: int, batch: Sequence[Host]) -> list[CompletedProcess[str]]:
+        requests = []
+        for number, host in enumerate(batch, start=first):
+            expectation = json.dumps(asdict(_expected_of(expected, number, host)))
+            requests.append(check_request(__spec__.name, [expectation], expected.project))
+        batch_agents = agents[first : first + len(batch)]
+        return run_by_agents(batch_agents, secret, requests, PROBE_ANSWER_SECONDS)
+
+    return _checked(hosts, names, probed, agent_check)
+
+
+def _expected_of(expected: Expectation, number: int, host: Host) -> Expectation:
+    """What is expected of the host with this number, counted from 0."""
+    # The run's port is needed on the first pod only, where its first rank listens.
+    port = expected.master_port if number == 0 else None
+    return replace(expected, slots=host.slots, master_port=port)
+
+
+def _checked(
+    hosts: Sequence[Host],
+    names: Sequence[str] | None,
+    probed: Callable[[int, Sequence[Host]], list[CompletedProcess[str]]],
+    check_reached: Callable[[CompletedProcess[str], str], Check],
+) -> Preflight:
+    """The checks of all hosts.
+
+    Args:
+        names: as in `preflight`.
+        probed: runs the probe on some hosts, of which the first has this number.
+        check_reached: whether a probe was reached at an address.
+    """
     pods: list[PodChecks] = []
     for first in range(0, len(hosts), MOST_PROBES):
         batch = hosts[first : first + MOST_PROBES]
-        commands = []
-        for number, host in enumerate(batch, start=first):
-            # The run's port is needed on the first pod only, where its first rank listens.
-            port = expected.master_port if number == 0 else None
-            probe = probe_command(replace(expected, slots=host.slots, master_port=port))
-            commands.append(ssh_argv(ssh_config, host.address, ["sh", "-c", probe]))
         time_before = time.time()
-        ends = run_all(commands)
+        ends = probed(first, batch)
         time_after = time.time()
         for host, end in zip(batch, ends, strict=True):
             name = names[len(pods)] if names else host.address
-            reached = ssh_check(end, host.address)
+            reached = check_reached(end, host.address)
             pod = PodChecks(pod=name, address=host.address, checks=(reached,))
             if reached.verdict == "ok":
                 pod = _judged(pod, end, time_before, time_after)
@@ -368,6 +426,49 @@ def run_all(
         return ends
 
 
+def check_request(
+    module: str,
+    arguments: Sequence[str],
+    folder: str,
+    variables: Mapping[str, str] | None = None,
+) -> Message:
+    """The request with which an agent is asked to run a module that checks its pod, see
+    `StartedProcesses.check`."""
+    return {
+        "do": "check",
+        "module": module,
+        "arguments": list(arguments),
+        "folder": folder,
+        "variables": dict(variables or {}),
+    }
+
+
+def run_by_agents(
+    agents: Agents, secret: bytes, requests: Sequence[Message], seconds: float
+) -> list[CompletedProcess[str]]:
+    """Let agents run checks at once, and kill those that are still running at the time limit; as
+    `run_all` does it over ssh.
+
+    Args:
+        requests: a `check_request` for each agent.
+
+    Returns:
+        What each check came to. Where an agent gave no answer, the status is `SSH_FAILED`, and
+        `stderr` says why.
+    """
+    limited = [{**request, "seconds": seconds} for request in requests]
+    ends = []
+    for answer in ask_each(agents, secret, limited, seconds + AGENT_SECONDS):
+        if isinstance(answer, RefusedError):
+            end = CompletedProcess("", AGENT_REFUSED, "", str(answer))
+        elif isinstance(answer, WireError):
+            end = CompletedProcess("", SSH_FAILED, "", str(answer))
+        else:
+            end = CompletedProcess("", answer["status"], answer["output"], answer["errors"])
+        ends.append(end)
+    return ends
+
+
 def _text(file: IO[bytes]) -> str:
     """What a process has written to a file, from the beginning."""
     return os.pread(file.fileno(), MAX_OUTPUT_BYTES, 0).decode(errors="replace")
@@ -401,9 +502,21 @@ def ssh_check(end: CompletedProcess[str], address: str) -> Check:
     if not value:
         # ssh fails without a word where a signal ended the command there, as the probe's own alarm
         # does.
-        value = f"{NO_ANSWER}: its check was killed, or took more than {PROBE_SECONDS} s"
-        return Check("ssh", "failed", value, f"end other programs on {address}, or try again")
+        return Check("ssh", "failed", KILLED, f"end other programs on {address}, or try again")
     return Check("ssh", "failed", value, f"see what 'ssh -v {address}' says")
+
+
+def agent_check(end: CompletedProcess[str], address: str) -> Check:
+    """Whether a pod's agent ran the check; if not, the reason in a few words, and the remedy."""
+    if end.returncode == AGENT_REFUSED:
+        return Check("agent", "failed", "refused", end.stderr)
+    if end.returncode == SSH_FAILED:
+        remedy = f"{end.stderr}; see 'zeropods pods list'"
+        return Check("agent", "failed", NO_ANSWER, remedy)
+    if end.returncode < 0:
+        # A signal has ended it, as the probe's own alarm does.
+        return Check("agent", "failed", KILLED, f"end other programs on {address}, or try again")
+    return Check("agent", "ok", "reached")
 
 
 def shared_gpu(pod: PodChecks, others: Sequence[PodChecks]) -> Check | None:
@@ -513,11 +626,15 @@ def _check(
 
 
 def check_programs() -> Check:
-    """Check that this machine has the programs to serve as a pod and to start others."""
+    """Check that this machine has the programs to serve as a pod and to start others over pdsh;
+    without them, agents do it."""
     missing = [f"no {name}" for name in PROGRAMS if find_program(name) is None]
     if missing:
-        remedy = "apt-get install openssh-client openssh-server pdsh"
-        return _check("programs", ", ".join(missing), remedy)
+        remedy = (
+            "launches go through the pods' agents; for pdsh: apt-get install openssh-client "
+            "openssh-server pdsh"
+        )
+        return _check("programs", ", ".join(missing), remedy, "warning")
     return _check("programs", ", ".join(PROGRAMS))
 
 

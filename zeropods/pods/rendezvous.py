@@ -39,9 +39,10 @@ class Pod:
     hostname: str
     slots: int
     """Number of processes that it takes, one for each GPU, at least 1."""
-    ssh_port: int
-    host_key: str
-    """Public key of its sshd, `ssh-ed25519 AAAA...`, without a comment."""
+    ssh_port: int | None
+    """Port of its sshd; None where it has none."""
+    host_key: str | None
+    """Public key of its sshd, `ssh-ed25519 AAAA...`, without a comment; None where it has none."""
     control_port: int
     name: str = ""
     """`pod1` and so on, in the hostfile's order; assigned by the master when all pods are ready."""

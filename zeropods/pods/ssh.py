@@ -237,7 +237,7 @@ async def start_sshd(
 
 def _sshd_options(folder: Path, address: str) -> dict[str, str]:
     """The options of a daemon that depend on its pod, but for the port."""
-    variables = _session_variables(folder, address)
+    variables = session_variables(folder, address)
     return {
         "ListenAddress": address,
         "HostKey": f'"{folder / HOST_KEY}"',
@@ -248,8 +248,13 @@ def _sshd_options(folder: Path, address: str) -> dict[str, str]:
     }
 
 
-def _session_variables(folder: Path, address: str) -> dict[str, str]:
-    """The environment variables that each session on a pod gets."""
+def session_variables(folder: Path, address: str) -> dict[str, str]:
+    """The environment variables that each session on a pod gets, and each program that its agent
+    starts for the master.
+
+    Args:
+        folder: the private folder of the pod.
+    """
     variables: dict[str, str | None] = {
         # This Python and its programs come first, then the agent's own PATH.
         "PATH": own_programs_first(),
@@ -295,6 +300,15 @@ def _log(folder: Path) -> str:
     if not log.is_file():
         return ""
     return log.read_text(encoding="utf-8", errors="replace")
+
+
+def has_account() -> bool:
+    """Whether this user has an account, without which sshd lets nobody in."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return True
 
 
 def account() -> str:

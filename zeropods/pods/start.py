@@ -41,12 +41,14 @@ from zeropods.pods.leases import LEASES
 from zeropods.pods.machine import name_of_process, this_machine
 from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.pods.rendezvous import Pod, Rendezvous
-from zeropods.pods.ssh import make_key, pdsh_ssh_arguments
-from zeropods.programs import LISTENED, PROGRAMS, required_programs
+from zeropods.pods.ssh import has_account, make_key, pdsh_ssh_arguments
+from zeropods.programs import LISTENED, find_program, required_programs
 from zeropods.tables import progress
 
 OTHER_SSH_PORTS = 7
 SECRET_BYTES = 32
+PROGRAMS_OF_SSH = ("ssh", "ssh-keygen")
+"""Programs without which nobody here can log in on a pod: then its pods start no sshd."""
 WATCH_SECONDS = 1.0
 """Seconds between two checks of the workers, as long as not all of them have registered."""
 
@@ -94,7 +96,7 @@ def up(
             GPUs.
 
     Raises:
-        UserError: a program is missing, a worker ended or never started, or the name is taken.
+        UserError: a hostfile needs ssh, a worker ended or never started, or the name is taken.
     """
     _check_numbers(
         nvidia_gpu,
@@ -126,7 +128,9 @@ def up(
     )
     folder = folder_of(name_of_process("kernel") if name is None else name)
     pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder whose path pdsh cannot take
-    required_programs(*PROGRAMS)
+    if hosts:
+        # Their workers are started over the user's own ssh.
+        required_programs("ssh")
     remove_ended_clusters()
     with ending_in_order(), locked(folder):
         standing = _standing(folder, settings)
@@ -262,6 +266,10 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
     if cluster.hides_gpus and not is_asked_for:
         reason = too_few(settings.count, settings.slots)
         print(f"cluster {cluster.name}: {reason}", file=sys.stderr, flush=True)
+    why_not_pdsh = cluster.why_not_pdsh()
+    if why_not_pdsh is not None:
+        line = f"{why_not_pdsh}, so agents start the ranks (--launcher agents)"
+        print(f"cluster {cluster.name}: {line}", file=sys.stderr, flush=True)
     return cluster
 
 
@@ -270,7 +278,9 @@ def _start(cluster: Cluster, port: int | None, seconds: float) -> Cluster:
     return it with its pods."""
     settings = cluster.settings
     workers = workers_of(cluster)
-    authorized_key = make_key(cluster.folder / KEY_FILE, f"zeropods {cluster.name}")
+    authorized_key = None
+    if all(map(find_program, PROGRAMS_OF_SSH)) and has_account():
+        authorized_key = make_key(cluster.folder / KEY_FILE, f"zeropods {cluster.name}")
     secret = _make_secret(cluster.folder / SECRET_FILE)
     address = workers.master_address()
     with Rendezvous(secret=secret, count=settings.count, address=address, port=port) as rendezvous:

@@ -68,6 +68,10 @@ class WireError(Exception):
     answered with."""
 
 
+class RefusedError(WireError):
+    """A peer's answer is an error."""
+
+
 async def ask(
     address: str,
     port: int,
@@ -104,18 +108,33 @@ async def ask_agents(
 ) -> list[Message | WireError]:
     """Ask all agents at once; return answers in their order, with a `WireError` for one that gave
     none or an error."""
+    return await _ask_each(agents, secret, [request] * len(agents), seconds)
 
-    async def ask_one(address: str, port: int) -> Message | WireError:
+
+async def _ask_each(
+    agents: Agents, secret: bytes, requests: Sequence[Message], seconds: float
+) -> list[Message | WireError]:
+    """Ask each agent something of its own, all at once, as `ask_agents` does."""
+
+    async def ask_one(agent: tuple[str, int], request: Message) -> Message | WireError:
         try:
-            purpose = control_purpose(address, port)
-            answer = await ask(address, port, secret, purpose, request, seconds)
+            return await ask_agent(*agent, secret, request, seconds)
         except WireError as error:
             return error
-        if "error" in answer:
-            return WireError(f"{address}:{port}: {answer['error']}")
-        return answer
 
-    return await asyncio.gather(*(ask_one(*agent) for agent in agents))
+    pairs = zip(agents, requests, strict=True)
+    return await asyncio.gather(*(ask_one(agent, request) for agent, request in pairs))
+
+
+async def ask_agent(
+    address: str, port: int, secret: bytes, request: Message, seconds: float
+) -> Message:
+    """The answer of one agent; `WireError` where it gives none, `RefusedError` where that is an
+    error."""
+    answer = await ask(address, port, secret, control_purpose(address, port), request, seconds)
+    if "error" in answer:
+        raise RefusedError(f"{address}:{port}: {answer['error']}")
+    return answer
 
 
 def ask_all(
@@ -123,9 +142,16 @@ def ask_all(
 ) -> list[Message | WireError]:
     """`ask_agents` in a thread with its own event loop, since in a notebook the calling thread runs
     one already."""
+    return ask_each(agents, secret, [request] * len(agents), seconds)
+
+
+def ask_each(
+    agents: Agents, secret: bytes, requests: Sequence[Message], seconds: float
+) -> list[Message | WireError]:
+    """Ask each agent something of its own, all at once, as `ask_all` does."""
     with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:
         return thread.submit(
-            lambda: asyncio.run(ask_agents(agents, secret, request, seconds))
+            lambda: asyncio.run(_ask_each(agents, secret, requests, seconds))
         ).result()
 
 

@@ -11,24 +11,33 @@ from pathlib import Path
 
 import pytest
 
+from tests.made import SETTINGS, a_pod
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch.command import (
+    AGENTS,
     FORWARDED,
+    PDSH,
     Launch,
     check_plain,
     exported_variables,
     identity,
+    launch_line,
     launcher_variables,
     plan_alone,
+    plan_launch,
     remote_argument,
     runner_argv,
     runner_environment,
     shell_line,
+    variables_of_ranks,
 )
+from zeropods.launch.logs import RunLog
 from zeropods.launch.script_call import ConfigFile, ScriptCall
 from zeropods.launch.slurm import plan_slurm, verdict_of
+from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import Host
+from zeropods.pods.machine import this_machine
 from zeropods.train.flags import TextToSQLArguments
 
 LAUNCH = Launch(
@@ -132,6 +141,69 @@ def test_a_launch_reads_its_flags_and_its_configuration_once_whatever_else_of_it
     assert moved.call.deepspeed == ConfigFile(str(configuration), {"zero_optimization": {"stage": 2}})
     with pytest.raises(UserError, match=r"zero\.json: no such file"):
         plan_alone(ScriptCall.of(script, call.arguments), 2)
+
+
+# By the pods' agents.
+
+BY_AGENTS = replace(
+    LAUNCH, launcher=AGENTS, control_ports=(31_001, 31_002), secret_file=Path("/project/.zeropods/pods/secret")
+)
+
+
+def test_agents_are_told_the_ports_the_file_with_the_secret_and_the_script_s_words_as_they_are() -> None:
+    argv = runner_argv(replace(BY_AGENTS, call=ScriptCall(Path("/project/my run.py"), ("--a", "$HOME\n"))), Path("/h"))
+    assert argv[1:] == [
+        *("-m", "zeropods.launch.over_agents", "--hostfile", "/h", "--control_ports", "31001,31002"),
+        *("--secret_file", "/project/.zeropods/pods/secret", "--master_port", "29511"),
+        *("/project/my run.py", "--a", "$HOME\n"),
+    ]
+    assert launcher_variables(BY_AGENTS) == {}
+
+
+def test_ranks_by_agents_get_the_variables_that_deepspeed_forwards_over_pdsh() -> None:
+    here = {"NCCL_DEBUG": "INFO", "MLFLOW_TRACKING_PASSWORD": "x", "PYTHONPATH": "/more", "CDSW_API_KEY": "x"}
+    exported = {"OMP_NUM_THREADS": "2"}
+    of_ranks = variables_of_ranks(replace(BY_AGENTS, exported=exported), here)
+    assert of_ranks == {"NCCL_DEBUG": "INFO", "PYTHONPATH": f"{Path.cwd()}:/more", "OMP_NUM_THREADS": "2"}
+    # DeepSpeed's runner itself adds them to these.
+    assert variables_of_ranks(replace(LAUNCH, exported=exported), here) == exported
+
+
+def test_pdsh_is_taken_where_it_reaches_all_pods_and_else_the_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "programs").mkdir()
+    for program in ("pdsh", "ssh"):
+        (tmp_path / "programs" / program).touch(mode=0o755)
+    with_sshd, without = a_pod(1), a_pod(2, ssh_port=None, host_key=None)
+    both = Cluster(folder=tmp_path / "two", settings=SETTINGS, pods=(with_sshd, without), machine=this_machine())
+    one = replace(both, pods=(with_sshd,))
+    call = ScriptCall.of("textsql_train.py", ["--outputdir", str(tmp_path / "run")])
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
+    assert (plan_launch(one, call).launcher, plan_launch(both, call).launcher) == (PDSH, AGENTS)
+    assert plan_launch(one, call, launcher=AGENTS).launcher == AGENTS
+    with pytest.raises(UserError, match=r"^--launcher pdsh: there is no sshd on pod2; leave it out, so that "):
+        plan_launch(both, call, launcher=PDSH)
+    (tmp_path / "programs" / "pdsh").unlink()
+    with pytest.raises(UserError, match=r"^--launcher pdsh: there is no pdsh here; leave it out, so that "):
+        plan_launch(one, call, launcher=PDSH)
+    planned = plan_launch(both, call)
+    assert (planned.launcher, planned.control_ports) == (AGENTS, (30_001, 30_002))
+    line = launch_line(planned, both, both.hostfile)
+    assert "-m zeropods launch \\\n    --name two \\\n    --launcher agents \\\n    --num-pods 2 " in line
+
+
+def test_an_ended_launcher_of_an_agent_is_told_like_a_broken_session_of_pdsh(tmp_path: Path) -> None:
+    lines = [
+        "pdsh@here: 10.0.0.1: ssh exited with exit code 1",
+        "agents: 10.0.0.2: launcher exited with exit code 255",
+        "agents: 10.0.0.3: killed by signal 9",
+        "agents: 10.0.0.4: something else",
+    ]
+    log = RunLog(tmp_path, names={f"10.0.0.{number}": f"pod{number}" for number in range(1, 5)})
+    log.path.write_text("\n".join(lines))
+    log.read(ended=True)
+    assert log.sessions == {"pod1": 1, "pod2": 255, "pod3": 137}
 
 
 # As a SLURM job.

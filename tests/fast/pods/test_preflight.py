@@ -11,7 +11,15 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.pods import preflight as checks
-from zeropods.pods.preflight import Check, Expectation, PodChecks, Preflight, preflight_self, ssh_check
+from zeropods.pods.preflight import (
+    Check,
+    Expectation,
+    PodChecks,
+    Preflight,
+    agent_check,
+    preflight_self,
+    ssh_check,
+)
 from zeropods.programs import free_port
 from zeropods.tables import GIB
 from zeropods.train.deepspeed_config import CPU_ADAM, QUANTIZER
@@ -116,6 +124,28 @@ def test_pods_that_only_do_not_answer_in_time_may_be_asked_again() -> None:
     )
     assert Preflight(pods=(answers, silent)).silent_pods() == ["pod2"]
     assert Preflight(pods=(answers,)).silent_pods() == Preflight(pods=(silent, refused)).silent_pods() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "errors", "value", "remedy"),
+    [
+        (255, "10.0.0.1:9: closed: Connection refused", "no answer", "10.0.0.1:9: closed: Connection refused; see "),
+        (254, "10.0.0.1:9: not a known request", "refused", "10.0.0.1:9: not a known request"),
+        (-14, "", "no answer: its check was killed, or took more than 20 s", "end other programs on 10.0.0.1, or"),
+    ],
+)
+def test_what_an_agent_says_is_said_in_few_words(status: int, errors: str, value: str, remedy: str) -> None:
+    check = agent_check(subprocess.CompletedProcess([], status, "", errors), "10.0.0.1")
+    assert (check.check, check.verdict, check.value) == ("agent", "failed", value) and check.remedy.startswith(remedy)
+    silent = Preflight(pods=(PodChecks(pod="pod1", address="10.0.0.1", checks=(check,)),)).silent_pods()
+    assert silent == ([] if value == "refused" else ["pod1"])
+
+
+def test_a_machine_without_pdsh_is_a_pod_all_the_same(expected: Expectation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/nowhere")
+    check = checks.check_programs()
+    assert check.verdict == "warning" and "no ssh, " in check.value and "no pdsh" in check.value
+    assert check.remedy.startswith("launches go through the pods' agents; for pdsh: apt-get install ")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -24,7 +24,6 @@ from zeropods.pods.backends.base import RECORDS, Backend, Settings, Worker, Work
 from zeropods.pods.gpus import own_gpus, shared_gpus
 from zeropods.pods.machine import this_machine
 from zeropods.pods.processes import Process, end
-from zeropods.pods.ssh import account
 
 SSH_PORT = 2222
 """Port on which CML's own sshd listens, and ours where it can."""
@@ -43,8 +42,8 @@ class Place:
     address: str
     slots: int | None
     """Number of slots; None for one per GPU, at least 1."""
-    user: str = field(default_factory=account)
-    """The account under which the pod runs."""
+    user: str | None = None
+    """The account under which the pod runs; None for this user's."""
     gpus: str | None = None
     """The pod's GPUs, as a value of CUDA_VISIBLE_DEVICES; None for those that it sees."""
     before: tuple[str, ...] = ()
@@ -71,7 +70,7 @@ class ProcessWorkers(Backend):
         """One place per worker."""
 
     def accounts(self) -> Mapping[str, str]:
-        return {place.address: place.user for place in self.places}
+        return {place.address: place.user for place in self.places if place.user is not None}
 
     def gpus_of(self, number: int) -> str | None:
         """GPUs of the pod with this number, counted from 0, as `Place.gpus`."""

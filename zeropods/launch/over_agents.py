@@ -1,0 +1,175 @@
+"""Let the agents of pods start the ranks of a run, in the place of pdsh, and write what these say.
+
+    python -m zeropods.launch.over_agents --hostfile F --control_ports P1,P2 --secret_file S \\
+        --master_port P SCRIPT [ARGUMENT ...]
+
+Each agent starts DeepSpeed's launcher for its pod, whose output comes over the agents' own wire:
+neither ssh nor a shell is between. As under pdsh, each line has the address of its pod before it,
+and a line tells of a pod whose launcher has failed; the exit status is the largest of theirs. As
+for DeepSpeed's runner, the file that `DS_ENV_FILE` names has the variables of the ranks. One of
+them names the run, which a supervisor has opened on the pods, and which it ends there too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from zeropods.errors import UserError, guarded
+from zeropods.pods.agent import read_secret
+from zeropods.pods.hostfile import read_hostfile
+from zeropods.pods.processes import RUN
+from zeropods.pods.started import HOLD_SECONDS, LauncherOrder
+from zeropods.pods.wire import RefusedError, WireError, ask_agent
+
+VARIABLES_FILE = "DS_ENV_FILE"
+"""DeepSpeed's name of the variable that names its file of environment variables."""
+START_SECONDS = 20.0
+"""Seconds that an agent may take to start a launcher."""
+ANSWER_SECONDS = HOLD_SECONDS + 5.0
+"""Seconds that an agent may take to answer about output."""
+GONE_SECONDS = 3.0
+"""Seconds without an answer after which a pod's launcher counts as lost; its supervisor then waits
+less long for the pod itself."""
+PAUSE_SECONDS = 0.5
+LOST = 255
+"""Exit status that stands for a lost launcher, as it does for ssh."""
+
+
+class _Session:
+    """The launcher of one pod: started, followed to its end."""
+
+    def __init__(self, address: str, port: int, secret: bytes, run: str) -> None:
+        self._address = address
+        self._port = port
+        self._secret = secret
+        self._run = run
+        self._unfinished = b""
+
+    async def follow(self, order: LauncherOrder) -> int:
+        """Start the launcher, write what it writes, and return its exit status, as a shell says
+        it."""
+        try:
+            await self._ask({"do": "launch", "launcher": asdict(order)}, START_SECONDS)
+            status = await self._pass_on()
+        except WireError as error:
+            self._write([f"zeropods: {error}".encode()])
+            status = LOST
+        if self._unfinished:
+            self._write([self._unfinished])
+        if status < 0:
+            _say(f"agents: {self._address}: killed by signal {-status}")
+            return 128 - status
+        if status > 0:
+            _say(f"agents: {self._address}: launcher exited with exit code {status}")
+        return status
+
+    async def _pass_on(self) -> int:
+        """Write the launcher's lines as they come; returns its exit status.
+
+        `WireError` where its agent does not answer, or has no such launcher.
+        """
+        received = 0
+        answered_at = time.monotonic()
+        while True:
+            try:
+                request = {"do": "output", "received": received}
+                answer = await self._ask(request, ANSWER_SECONDS)
+            except RefusedError:
+                raise
+            except WireError:
+                if time.monotonic() - answered_at > GONE_SECONDS:
+                    raise
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            answered_at = time.monotonic()
+            if answer["number"] > received:
+                received = answer["number"]
+                self._take(base64.b64decode(answer["output"]))
+            status: int | None = answer["status"]
+            if status is not None:
+                return status
+
+    async def _ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        about_run = {**request, "run": self._run}
+        return await ask_agent(self._address, self._port, self._secret, about_run, seconds)
+
+    def _take(self, output: bytes) -> None:
+        *lines, self._unfinished = (self._unfinished + output).split(b"\n")
+        self._write(lines)
+
+    def _write(self, lines: Sequence[bytes]) -> None:
+        place = self._address.encode()
+        for line in lines:
+            sys.stdout.buffer.write(place + b": " + line + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+async def launched(orders: Sequence[LauncherOrder], sessions: Sequence[_Session]) -> int:
+    """Start the launcher of each pod with its order, at once, and return the largest exit status
+    once all have ended."""
+    pairs = zip(sessions, orders, strict=True)
+    return max(await asyncio.gather(*(session.follow(order) for session, order in pairs)))
+
+
+def _variables_of_ranks(path: Path) -> dict[str, str]:
+    """The variables in the file that is made for DeepSpeed's runner, or for this module: a line
+    `NAME=VALUE` for each."""
+    variables = {}
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        name, is_set, value = line.partition("=")
+        if is_set:
+            variables[name] = value
+    return variables
+
+
+def main() -> int:
+    """Start the ranks of a run and follow them to their end."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--hostfile", type=Path, required=True)
+    parser.add_argument("--control_ports", required=True)
+    parser.add_argument("--secret_file", required=True)
+    parser.add_argument("--master_port", type=int, required=True)
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    flags = parser.parse_args()
+    variables = _variables_of_ranks(Path(os.environ[VARIABLES_FILE]))
+    if RUN not in variables:
+        reason = f"{RUN} is not in the file that {VARIABLES_FILE} names"
+        raise UserError(f"{reason}; start ranks with: zeropods launch --launcher agents")
+    secret = read_secret(flags.secret_file)
+    hosts = read_hostfile(flags.hostfile)
+    ports = [int(port) for port in flags.control_ports.split(",")]
+    world = {host.address: list(range(host.slots)) for host in hosts}
+    orders = []
+    sessions = []
+    for number, (host, port) in enumerate(zip(hosts, ports, strict=True)):
+        order = LauncherOrder(
+            world=world,
+            node_rank=number,
+            master_addr=hosts[0].address,
+            master_port=flags.master_port,
+            folder=os.getcwd(),
+            script=flags.script,
+            arguments=flags.arguments,
+            variables=variables,
+        )
+        orders.append(order)
+        sessions.append(_Session(host.address, port, secret, variables[RUN]))
+    return asyncio.run(launched(orders, sessions))
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

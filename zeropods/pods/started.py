@@ -1,0 +1,325 @@
+"""What an agent starts where its master asks for it over the wire, without ssh: DeepSpeed's
+launcher of a run on this pod, and the modules that check a pod.
+
+An agent runs no command that it is sent. It makes the command itself, of this Python, of a module
+that `worker_p.py` names and, for a launcher, of a script in the project folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from zeropods.files import ROOT
+from zeropods.pods.processes import RUN
+from zeropods.pods.wire import Message
+
+PIECE_BYTES = 32_768
+"""Most bytes of output in one answer, which base64 makes a third longer."""
+HOLD_SECONDS = 5.0
+"""Seconds for which an answer about output waits until there is some."""
+DRAIN_SECONDS = 0.5
+"""Seconds to wait, after a process's end, for output that is still in its pipe: what it has left
+running may keep it open."""
+MOST_OUTPUT_BYTES = 8_192
+MOST_ERROR_BYTES = 2_048
+"""Bytes of a check's output and of its errors that are kept, the last ones; JSON may make six times
+as many of them."""
+LOGIN_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "TZ")
+"""Variables of the agent's own environment that its processes get, as sshd sets them for a session;
+the others stay with the agent, since secrets such as `CDSW_API_KEY` are among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modules:
+    """Names of the modules that a pod runs as processes of their own."""
+
+    fork_server: str
+    """It forks the ranks of a run; its argument is the path of its socket."""
+    launcher: tuple[str, str]
+    """It runs DeepSpeed's launcher, whose own module is the second one."""
+    checks: tuple[str, ...]
+    """They say what a pod has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherOrder:
+    """What a pod's launcher is told; it is the same for all pods of a run but for `node_rank`."""
+
+    world: dict[str, list[int]]
+    """Slots of each pod by its address, in the order of ranks."""
+    node_rank: int
+    """Number of this pod among them."""
+    master_addr: str
+    master_port: int
+    folder: str
+    """The working folder of the ranks."""
+    script: str
+    arguments: list[str]
+    variables: dict[str, str]
+    """Environment variables of the ranks, in addition to those of every session on the pod."""
+
+
+class RefusedOrderError(Exception):
+    """An order that an agent does not carry out; the message is one line that says why."""
+
+
+class Started:
+    """A process that was started for the master, and what it writes.
+
+    Its output is handed out in pieces with numbers. A piece is kept until the next one is asked
+    for, so that nothing is lost with a connection.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        """`popen`: it writes to a pipe, and whoever reaps it calls `note_end`."""
+        self.pid = popen.pid
+        self._popen = popen
+        self._reader = asyncio.StreamReader()
+        self._transport: asyncio.ReadTransport | None = None
+        self._status: int | None = None
+        self._ended = asyncio.Event()
+        self._piece = b""
+        self._number = 0
+        self._turn = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Begin to read what the process writes."""
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(self._reader), self._popen.stdout
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._status is not None
+
+    def note_end(self, status: int) -> None:
+        """Note that the process was reaped, with its exit status, negative for a signal."""
+        self._status = status
+        # Python then does not try to reap it too.
+        self._popen.returncode = status
+        self._ended.set()
+
+    def kill(self) -> None:
+        """Kill the process and its group unless it has ended."""
+        if not self.has_ended:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Read no further."""
+        if self._transport is not None:
+            self._transport.close()
+
+    async def answer(self, received: int) -> Message:
+        """The piece after the one with the number `received`, waiting for it for a while.
+
+        Returns:
+            `output`, its bytes in base64, empty where there is none yet; `number`, that of the
+            piece; and `status`, the exit status once everything has been handed out, else None.
+        """
+        async with self._turn:
+            status = None
+            if received == self._number:
+                self._piece = await self._read()
+                if self._piece:
+                    self._number += 1
+                else:
+                    status = self._status
+            return {
+                "output": base64.b64encode(self._piece).decode(),
+                "number": self._number,
+                "status": status,
+            }
+
+    async def _read(self) -> bytes:
+        """Some output; none where the process writes nothing for a while, or has ended."""
+        seconds = DRAIN_SECONDS if self.has_ended else HOLD_SECONDS
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                piece = await self._reader.read(PIECE_BYTES)
+                if piece:
+                    return piece
+                # It has closed its output, and is about to end.
+                await self._ended.wait()
+        return b""
+
+    async def to_end(self, seconds: float) -> tuple[int, bytes]:
+        """Wait until the process has ended, and kill it where that takes longer than `seconds`.
+
+        Returns:
+            The exit status, negative for a signal, and the last bytes of what it wrote.
+        """
+        output = b""
+        try:
+            async with asyncio.timeout(seconds):
+                while piece := await self._reader.read(PIECE_BYTES):
+                    output = (output + piece)[-MOST_OUTPUT_BYTES:]
+                await self._ended.wait()
+        except TimeoutError:
+            self.kill()
+        finally:
+            self.kill()
+            self.close()
+        status = -signal.SIGKILL if self._status is None else self._status
+        return status, output
+
+
+class StartedProcesses:
+    """The processes that an agent has started for its master.
+
+    Args:
+        modules: what may be run.
+        variables: environment variables of every session on this pod.
+    """
+
+    def __init__(self, modules: Modules, variables: Mapping[str, str]) -> None:
+        self._modules = modules
+        self._variables = {
+            **{name: os.environ[name] for name in LOGIN_VARIABLES if name in os.environ},
+            **variables,
+        }
+        self._running: dict[int, Started] = {}
+        """All processes that have not ended, by pid."""
+        self._launchers: dict[str, Started] = {}
+        """The launchers by the names of their runs."""
+
+    def note_ended(self, statuses: Mapping[int, int]) -> None:
+        """Note which processes have ended: `statuses` of those that the agent has reaped, by
+        pid."""
+        for pid, status in statuses.items():
+            started = self._running.pop(pid, None)
+            if started is not None:
+                started.note_end(status)
+
+    async def launch(self, run: str, fields: Mapping[str, Any]) -> None:
+        """Start DeepSpeed's launcher of a run on this pod.
+
+        Args:
+            fields: those of a `LauncherOrder`.
+
+        Raises:
+            RefusedOrderError: the run has a launcher, the order is not one of this version, or its
+                script is none of the project folder's.
+        """
+        order = _launcher_order(fields)
+        if run in self._launchers:
+            raise RefusedOrderError(f"run {run}: its launcher was started before")
+        script = Path(order.script)
+        is_in_project = script.resolve().is_relative_to(ROOT)
+        if not is_in_project or not script.is_file():
+            reason = f"agents start scripts of the project folder only, which is {ROOT} here"
+            remedy = "copy the script there, or launch it over pdsh"
+            raise RefusedOrderError(f"{script}: {reason}; {remedy}")
+        self._forget_ended_launchers()
+        world = base64.urlsafe_b64encode(json.dumps(order.world).encode()).decode()
+        argv = [
+            *(sys.executable, "-u", "-m", *self._modules.launcher),
+            f"--world_info={world}",
+            f"--node_rank={order.node_rank}",
+            f"--master_addr={order.master_addr}",
+            f"--master_port={order.master_port}",
+            order.script,
+            *order.arguments,
+        ]
+        # By its mark the launcher is found and ended with its run.
+        variables = {**order.variables, RUN: run}
+        self._launchers[run] = await self._start(argv, order.folder, variables, subprocess.STDOUT)
+
+    async def output(self, run: str, received: int) -> Message:
+        """What a run's launcher has written, as `Started.answer`; `RefusedOrderError` where it has
+        none."""
+        launcher = self._launchers.get(run)
+        if launcher is None:
+            raise RefusedOrderError(f"run {run}: has no launcher here")
+        return await launcher.answer(received)
+
+    async def check(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        folder: str,
+        variables: Mapping[str, str],
+        seconds: float,
+    ) -> Message:
+        """Run a module that checks this pod, to its end or for `seconds`.
+
+        Args:
+            folder: its working folder; `/` where there is no such folder.
+
+        Returns:
+            `status`, negative for a signal, `output` and `errors`: their last characters.
+        """
+        if module not in self._modules.checks:
+            known = ", ".join(self._modules.checks)
+            raise RefusedOrderError(f"module {module}: is none that checks a pod; expected {known}")
+        if not os.access(folder, os.R_OK | os.X_OK):
+            folder = "/"
+        argv = [sys.executable, "-m", module, *arguments]
+        with tempfile.TemporaryFile() as errors:
+            started = await self._start(argv, folder, variables, errors)
+            status, output = await started.to_end(seconds)
+            errors.seek(0)
+            written = errors.read()[-MOST_ERROR_BYTES:]
+        return {
+            "status": status,
+            "output": output.decode(errors="replace"),
+            "errors": written.decode(errors="replace"),
+        }
+
+    def _forget_ended_launchers(self) -> None:
+        for run, launcher in list(self._launchers.items()):
+            if launcher.has_ended:
+                launcher.close()
+                del self._launchers[run]
+
+    async def _start(
+        self,
+        argv: Sequence[str],
+        folder: str,
+        variables: Mapping[str, str],
+        errors: int | IO[bytes],
+    ) -> Started:
+        """Start a command in a session of its own, with a pipe for its output; `RefusedOrderError`
+        where that is impossible."""
+        try:
+            popen = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=folder,
+                env={**self._variables, **variables},
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = error.strerror or "cannot be started"
+            raise RefusedOrderError(f"{error.filename}: {reason} on this pod") from None
+        except (TypeError, ValueError) as error:
+            raise RefusedOrderError(f"{argv[-1]!r}: {error}; give another argument") from None
+        started = Started(popen)
+        # Known before anything else has its turn, which may be to reap it.
+        self._running[popen.pid] = started
+        await started.open()
+        return started
+
+
+def _launcher_order(fields: Mapping[str, Any]) -> LauncherOrder:
+    try:
+        return LauncherOrder(**fields)
+    except TypeError as error:
+        remedy = "is the sender's zeropods a different version?"
+        raise RefusedOrderError(f"not a known order: {error}; {remedy}") from None
