@@ -20,6 +20,10 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+if os.environ.get("IS_COMPOSABLE"):
+    # A composable AMP lies in a folder of its own below the working one.
+    for module in Path.cwd().glob("*/zeropods/cml_task.py"):
+        os.chdir(module.parents[1])
 sys.path.insert(0, os.getcwd())
 
 from zeropods.cml_task import TaskError, conclude, project, run_task, task_arguments

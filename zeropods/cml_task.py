@@ -19,6 +19,8 @@ from zeropods.errors import UserError, guarded
 from zeropods.programs import in_kernel
 
 ARGUMENTS = "JOB_ARGUMENTS"
+OLDEST_PYTHON = (3, 11)
+"""The oldest Python for which all of requirements.txt can be installed."""
 TASK_GRACE_SECONDS = 30.0
 """Seconds from SIGINT to SIGKILL."""
 
@@ -92,7 +94,20 @@ def conclude(command: Callable[[], int | None]) -> None:
 
     In a kernel an exception fails the job, elsewhere the status does.
     """
+
+    def checked_command() -> int | None:
+        require_python()
+        return command()
+
     if in_kernel():
-        command()
+        checked_command()
     else:
-        sys.exit(guarded(command))
+        sys.exit(guarded(checked_command))
+
+
+def require_python() -> None:
+    """Refuse a Python that is too old, in which pip would only say that a package is not there."""
+    if sys.version_info < OLDEST_PYTHON:
+        version = ".".join(map(str, sys.version_info[:2]))
+        remedy = "choose a runtime with Python 3.11 or newer"
+        raise UserError(f"Python {version}: zeropods needs 3.11 or newer; {remedy}")

@@ -30,6 +30,9 @@ UP_FLAGS = (
     "cpu",
     "memory",
     "nvidia_gpu",
+    "accelerator_label",
+    "resource_profile",
+    "replace_lost",
 )
 """Flags of `pods up` that are passed on as arguments of `pods.up`."""
 HOSTFILE_HELP = "hosts of your own, as your ssh reaches them"
@@ -62,11 +65,18 @@ def _add_up(kinds: Any, add: Callable[..., Any]) -> None:
     flag("--name", default="pods", help="of the cluster")
     port_help = "where pods report (default: 6000, or a free one)"
     flag("--port", type=int, metavar="P", help=port_help)
-    flag("--seconds", type=float, default=120.0, metavar="S", help="until all must be ready")
+    seconds_help = "until all must be ready (default: 120, of CML workers 900)"
+    flag("--seconds", type=float, metavar="S", help=seconds_help)
     flag("--cpu", type=float, default=4, metavar="N", help="cores of a CML worker")
     flag("--memory", type=float, default=32, metavar="GIB", help="memory of a CML worker")
     gpu_help = "GPUs of a CML worker (default: as here); 0: none anywhere"
     flag("--nvidia-gpu", type=int, metavar="N", help=gpu_help)
+    label_help = "CML's id of the kind of GPU of its workers"
+    flag("--accelerator-label", type=int, metavar="ID", help=label_help)
+    profile_help = "CML's id of the size of its workers"
+    flag("--resource-profile", type=int, metavar="ID", help=profile_help)
+    replace_help = "start a new CML worker once for one that ends early"
+    flag("--replace", action="store_true", dest="replace_lost", help=replace_help)
     verb.foreign = {
         "-n": "--count",
         "--num-pods": "--count",

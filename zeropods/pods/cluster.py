@@ -430,8 +430,8 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
             yield
         finally:
             # An empty folder is removed: it was only created to be locked, or its cluster has been
-            # ended.
-            if folder.is_dir() and not any(folder.iterdir()):
+            # ended. Another machine may be first, or put its own cluster there meanwhile.
+            with suppress(OSError):
                 folder.rmdir()
 
 
@@ -574,10 +574,14 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
         if cluster is None or pods not in (None, cluster.pods):
             return False
         release(name)
-        if cluster.is_elsewhere:
-            end_from_afar(cluster)
-        else:
+        if not cluster.is_elsewhere:
             clear(folder)
+            return True
+        try:
+            end_from_afar(cluster)
+        except FileNotFoundError:
+            # Its own machine has ended it meanwhile.
+            return False
     return True
 
 
@@ -590,7 +594,7 @@ def clear(folder: Path) -> None:
         with deferred():
             workers_of(cluster).stop(cluster.workers)
             remove_files(folder)
-    elif any(folder.iterdir()):
+    elif folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder}: is not empty and holds no cluster; choose another name")
 
 

@@ -88,7 +88,8 @@ class Rendezvous:
     """The master's side, which listens from `__enter__` to `__exit__`; `gather` waits for the pods.
 
     It has a thread with an event loop of its own, since in a notebook the main thread runs one
-    already. Pods and failure are written in that loop; the caller's thread only reads them.
+    already. Pods and failure are written in that loop; the caller's thread only reads them, and
+    takes out a pod that has ended.
 
     Args:
         secret: the cluster's secret; a connection that does not prove it is dropped.
@@ -124,6 +125,11 @@ class Rendezvous:
     def registered(self) -> frozenset[str]:
         """Ids of the workers that have registered so far."""
         return frozenset(self._pods.copy())
+
+    def forget(self, worker: str) -> None:
+        """Wait for another pod in the place of this worker's, which has ended."""
+        # Taking out one entry is a single step: the loop sees the pod or does not.
+        self._pods.pop(worker, None)
 
     def gather(self, seconds: float) -> tuple[Pod, ...] | None:
         """The pods, sorted by numeric address, once all have registered; None where that takes

@@ -8,13 +8,15 @@ import random
 import secrets
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
 from zeropods.pods.backends import BACKEND_NAMES
-from zeropods.pods.backends.base import Backend, Settings
+from zeropods.pods.backends.base import Backend, Settings, Worker
 from zeropods.pods.backends.local import SSH_PORT
 from zeropods.pods.cluster import (
     BACKENDS,
@@ -40,15 +42,18 @@ from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.leases import LEASES
 from zeropods.pods.machine import name_of_process, this_machine
 from zeropods.pods.processes import deferred, ending_in_order
-from zeropods.pods.rendezvous import Pod, Rendezvous
+from zeropods.pods.rendezvous import Rendezvous
 from zeropods.pods.ssh import has_account, make_key, pdsh_ssh_arguments
 from zeropods.programs import LISTENED, find_program, required_programs
-from zeropods.tables import progress
+from zeropods.tables import progress, said_above
 
 OTHER_SSH_PORTS = 7
 SECRET_BYTES = 32
 PROGRAMS_OF_SSH = ("ssh", "ssh-keygen")
 """Programs without which nobody here can log in on a pod: then its pods start no sshd."""
+POD_SECONDS = "ZEROPODS_POD_SECONDS"
+"""Environment variable with the seconds to wait for pods, for notebooks and sweeps, which have no
+flag for it."""
 WATCH_SECONDS = 1.0
 """Seconds between two checks of the workers, as long as not all of them have registered."""
 
@@ -62,12 +67,15 @@ def up(
     backend: str | None = None,
     name: str | None = None,
     port: int | None = None,
-    seconds: float = 120.0,
+    seconds: float | None = None,
     lease: str = "kernel",
     lease_seconds: float | None = None,
     cpu: float = 4,
     memory: float = 32,
     nvidia_gpu: int | None = None,
+    accelerator_label: int | None = None,
+    resource_profile: int | None = None,
+    replace_lost: bool = False,
 ) -> Cluster:
     """Start pods and wait until all of them are ready; a cluster that is already up as asked for is
     returned as it is.
@@ -87,13 +95,19 @@ def up(
         name: name of the cluster; if not given, one made from the ids of this process and its
             machine.
         port: port of the rendezvous; if not given, 6000 or a free one.
-        seconds: time within which all pods have to be ready.
+        seconds: time within which all pods have to be ready; if not given, ZEROPODS_POD_SECONDS,
+            else 120, and 900 for CML workers.
         lease: kind of the lease, `kernel` or `idle`, see `LEASES`.
         lease_seconds: duration of the lease; if not given, that of its kind.
         cpu: cores of each CML worker.
         memory: its GiB.
         nvidia_gpu: its GPUs, if not given as many as here. With 0, pods of any kind train without
             GPUs.
+        accelerator_label: CML's id of the kind of GPU that its workers get, where there are
+            several.
+        resource_profile: CML's id of the size of its workers, where it has such profiles.
+        replace_lost: whether a CML worker that ends before all pods are ready is replaced by a new
+            one, once, instead of ending the others.
 
     Raises:
         UserError: a hostfile needs ssh, a worker ended or never started, or the name is taken.
@@ -109,9 +123,13 @@ def up(
     )
     hosts = _hosts(hostfile, ssh_config, count, slots, backend)
     backend_name = _backend_for(hosts, backend)
-    BACKENDS[backend_name].check_request(nvidia_gpu)
+    of_cml = {"accelerator_label": accelerator_label, "resource_profile": resource_profile}
+    BACKENDS[backend_name].check_request(nvidia_gpu, **of_cml)
     if lease not in LEASES:
         raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
+    if replace_lost and not BACKENDS[backend_name].can_replace:
+        raise UserError("--replace: is for CML workers; leave it out")
+    wait_seconds = _wait_seconds(seconds, backend_name)
     number = len(hosts) or count or 0
     settings = Settings(
         count=number,
@@ -125,6 +143,7 @@ def up(
         hosts=tuple(host.line() for host in hosts),
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
         gpus=_gpus_of_pods(backend_name, number, slots, nvidia_gpu),
+        **of_cml,
     )
     folder = folder_of(name_of_process("kernel") if name is None else name)
     pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder whose path pdsh cannot take
@@ -134,7 +153,8 @@ def up(
     remove_ended_clusters()
     with ending_in_order(), locked(folder):
         standing = _standing(folder, settings)
-        cluster = standing or _make(folder, settings, port, seconds)
+        waiting = _Waiting(wait_seconds, replace_lost)
+        cluster = standing or _make(folder, settings, port, waiting)
     if lease == "kernel":
         hold(cluster, end_at_exit=standing is None)
     return cluster
@@ -157,6 +177,24 @@ def _check_numbers(nvidia_gpu: int | None, **positive: float | None) -> None:
             raise UserError(f"--{flag} {number}; expected a positive number")
     if nvidia_gpu is not None and nvidia_gpu < 0:
         raise UserError(f"--nvidia-gpu {nvidia_gpu}; expected at least 0")
+
+
+def _wait_seconds(seconds: float | None, backend: str) -> float:
+    """Seconds within which all pods have to be ready: those that were asked for, else those of the
+    environment, else the backend's."""
+    if seconds is not None:
+        return seconds
+    text = os.environ.get(POD_SECONDS)
+    if not text:
+        return BACKENDS[backend].ready_seconds
+    remedy = f"{POD_SECONDS}: {text!r}; expected a positive number of seconds"
+    try:
+        number = float(text)
+    except ValueError:
+        raise UserError(remedy) from None
+    if not 0 < number < math.inf:
+        raise UserError(remedy)
+    return number
 
 
 def _hosts(
@@ -251,7 +289,15 @@ def _changes(before: Settings, after: Settings) -> str:
 # A new cluster
 
 
-def _make(folder: Path, settings: Settings, port: int | None, seconds: float) -> Cluster:
+@dataclass(frozen=True)
+class _Waiting:
+    """How long the pods of a new cluster are waited for, and what happens to one that ends."""
+
+    seconds: float
+    replace_lost: bool
+
+
+def _make(folder: Path, settings: Settings, port: int | None, waiting: _Waiting) -> Cluster:
     """Start all pods of a cluster and write its files in its folder; end and remove them if
     anything goes wrong."""
     clear(folder)
@@ -260,7 +306,7 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
     claim(cluster)
     with ExitStack() as undo:
         undo.callback(clear, folder)
-        cluster = _start(cluster, port, seconds)
+        cluster = _start(cluster, port, waiting)
         undo.pop_all()
     is_asked_for = settings.nvidia_gpu == 0
     if cluster.hides_gpus and not is_asked_for:
@@ -273,7 +319,7 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
     return cluster
 
 
-def _start(cluster: Cluster, port: int | None, seconds: float) -> Cluster:
+def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
     """Start the pods of a cluster that has been claimed, and write its files once all are ready;
     return it with its pods."""
     settings = cluster.settings
@@ -291,14 +337,14 @@ def _start(cluster: Cluster, port: int | None, seconds: float) -> Cluster:
             "authorized_key": authorized_key,
             "lease": settings.lease,
             "lease_seconds": settings.lease_seconds,
-            "register_seconds": seconds,
+            "register_seconds": waiting.seconds,
         }
         with deferred():
             cluster = replace(cluster, workers=workers.start(orders))
             write_cluster(cluster)
         if workers.failure is not None:
             raise UserError(f"cluster {cluster.name}: {workers.failure}")
-        cluster = replace(cluster, pods=_gather(rendezvous, workers, cluster, seconds))
+        cluster = _gather(rendezvous, workers, cluster, orders, waiting)
         write_access_files(cluster, workers.accounts())
         write_cluster(cluster)
     return cluster
@@ -313,15 +359,20 @@ def _make_secret(path: Path) -> bytes:
 
 
 def _gather(
-    rendezvous: Rendezvous, workers: Backend, cluster: Cluster, seconds: float
-) -> tuple[Pod, ...]:
-    """The pods once all are ready, named, in the order of the user's hostfile if there is one, else
-    by address.
+    rendezvous: Rendezvous,
+    workers: Backend,
+    cluster: Cluster,
+    orders: Mapping[str, object],
+    waiting: _Waiting,
+) -> Cluster:
+    """The cluster with its pods once all are ready, named, in the order of the user's hostfile if
+    there is one, else by address.
 
-    `UserError` names a worker that has ended, or those that are missing after `seconds`.
+    `UserError` names a worker that has ended, or those that are missing in the end.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + waiting.seconds
     count = cluster.settings.count
+    replacements: set[str] = set()
     with progress("pods", "pods", count) as bar:
         while True:
             pods = rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))
@@ -331,14 +382,42 @@ def _gather(
             bar.update(len(registered) - bar.n)
             started = [worker for worker in workers.list() if worker.id in cluster.workers]
             for worker in started:
-                if worker.has_ended:
+                if not worker.has_ended:
+                    continue
+                may_be_replaced = waiting.replace_lost and worker.id not in replacements
+                if not may_be_replaced:
                     raise UserError(f"cluster {cluster.name} did not come up: {worker.description}")
+                cluster = _with_replacement(cluster, workers, worker, orders)
+                rendezvous.forget(worker.id)
+                # The last one is the new one: it is not replaced again.
+                replacements.add(cluster.workers[-1])
+            missing = [worker for worker in started if worker.id not in registered]
+            bar.set_postfix(Counter(worker.status for worker in missing if worker.status))
             if time.monotonic() >= deadline:
-                missing = [worker.description for worker in started if worker.id not in registered]
-                reason = "; ".join(missing) or "they did not become ready"
-                number = f"{len(registered)} of {count} pods after {seconds:g} s"
+                descriptions = [worker.description for worker in missing]
+                reason = "; ".join(descriptions) or "they did not become ready"
+                number = f"{len(registered)} of {count} pods after {waiting.seconds:g} s"
                 raise UserError(f"cluster {cluster.name}: {number}: {reason}")
         bar.update(count - bar.n)
     if cluster.settings.hosts:
         pods = tuple(sorted(pods, key=lambda pod: cluster.workers.index(pod.worker)))
-    return tuple(replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1))
+    named = [replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1)]
+    return replace(cluster, pods=tuple(named))
+
+
+def _with_replacement(
+    cluster: Cluster, workers: Backend, ended: Worker, orders: Mapping[str, object]
+) -> Cluster:
+    """The cluster with a new worker, its last one, in the place of one that has ended; `UserError`
+    where there is none."""
+    others = tuple(worker for worker in cluster.workers if worker != ended.id)
+    with deferred():
+        ids = workers.replace(ended.id, orders)
+        cluster = replace(cluster, workers=(*others, *ids))
+        write_cluster(cluster)
+    if workers.failure is not None:
+        raise UserError(f"cluster {cluster.name}: {ended.description}; {workers.failure}")
+    if not ids:
+        raise UserError(f"cluster {cluster.name} did not come up: {ended.description}")
+    said_above(f"cluster {cluster.name}: {ended.description}; a new one takes its place")
+    return cluster

@@ -16,7 +16,7 @@ import pytest
 
 from tests.full.launches import until
 from tests.made import SETTINGS, a_pod
-from zeropods import programs
+from zeropods import pods, programs
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch.notebook import pod_killed
@@ -243,11 +243,24 @@ def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
         ({"status": "Starting", "ip_address": "unknown"}, "worker a is starting; its machine fetches the runtime's"),
         ({"status": "scheduling", "message": "no\n room"}, "worker a is scheduling; no room"),
         ({"status": "timedout"}, "worker a ended with status timedout; it wrote nothing"),
+        (
+            {"status": "timedout", "message": "no\n room", "app_url": "https://a"},
+            "worker a ended with status timedout; no room; see https://a",
+        ),
     ],
 )
 def test_what_a_cml_worker_waits_for_is_told(listed: dict[str, object], line: str) -> None:
     worker = described({"id": "a", **listed}, SETTINGS)
     assert worker.description.startswith(line) and worker.has_ended == (listed["status"] == "timedout")
+    word = str(listed["status"]).lower()
+    assert worker.status == (f"{word} (no room)" if "message" in listed else word)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "inf", "nan"])
+def test_a_time_to_wait_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("ZEROPODS_POD_SECONDS", text)
+    with pytest.raises(UserError, match=f"ZEROPODS_POD_SECONDS: '{text}'; expected a positive number of seconds"):
+        pods.up(1)
 
 
 # Leases: what is found below an agent, and what ends when.

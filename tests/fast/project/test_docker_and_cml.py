@@ -3,8 +3,11 @@ judged unbuilt."""
 
 import ast
 import inspect
+import os
 import re
+import shutil
 import subprocess
+import sys
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,10 +18,13 @@ import yaml
 
 from tests.dockerfile import Instruction, read_dockerfile
 from zeropods.launch.command import SECRET_NAME
+from zeropods.pods.preflight import TEMPORARY_BYTES
+from zeropods.pods.start import POD_SECONDS
 from zeropods.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parents[3]
 MIRROR = "ZEROPODS_MIRROR"
+OTHERS = (MIRROR, POD_SECONDS)
 TOP = {
     "name",
     "description",
@@ -26,6 +32,7 @@ TOP = {
     "date",
     "specification_version",
     "prototype_version",
+    "shared_memory_limit",
     "environment_variables",
 }
 RESOURCES = {
@@ -131,7 +138,7 @@ def test_its_variables_and_defaults_are_those_of_the_code(
 ) -> None:
     variables = project["environment_variables"]
     assert settings()
-    assert set(variables) == settings() | {MIRROR}
+    assert set(variables) == {*settings(), *OTHERS}
     assert all(variable.keys() == {"default", "description"} for variable in variables.values())
     for name in variables:
         monkeypatch.delenv(name, raising=False)
@@ -143,18 +150,85 @@ def test_its_variables_and_defaults_are_those_of_the_code(
     for key, value in of_code.items():
         expected[f"ZEROPODS_{key.upper()}"] = "" if value is None else str(value)
     defaults = {name: variable["default"] for name, variable in variables.items()}
-    del defaults[MIRROR]
+    for name in OTHERS:
+        del defaults[name]
     assert defaults == expected
 
 
-def test_its_runtimes_are_the_editions_of_the_image(project: Any) -> None:
+def test_its_runtimes_are_the_editions_of_the_image_and_those_of_cloudera_that_the_page_names(project: Any) -> None:
     text = "\n".join(line.text for line in read_dockerfile(ROOT / "docker" / "Dockerfile"))
     [edition] = set(re.findall(r'ML_RUNTIME_EDITION="?(\w+)', text))
     [version] = set(re.findall(r"python(3\.\d+)-cuda", text))
+    page = (ROOT / "docs" / "cml.md").read_text(encoding="utf-8")
+    of_cloudera = re.findall(r"^\| (Standard|Nvidia GPU|Hardened) \|", page, re.MULTILINE)
+    assert len(of_cloudera) == 3
     expected = []
-    for editor in ("JupyterLab", "PBJ Workbench"):
-        expected.append({"editor": editor, "kernel": f"Python {version}", "edition": edition})
+    for name in (edition, *of_cloudera):
+        for editor in ("JupyterLab", "PBJ Workbench"):
+            expected.append({"editor": editor, "kernel": f"Python {version}", "edition": name})
     assert project["runtimes"] == expected
+
+
+def test_sessions_have_shared_memory_enough_for_nccl_and_the_preflight(project: Any) -> None:
+    assert project["shared_memory_limit"] * 1e9 > TEMPORARY_BYTES
+
+
+# The scripts of the tasks.
+
+SCRIPTS = ("install_dependencies", "run_notebook", "start_demo", "start_tensorboard")
+WITHOUT_MAIN = """
+import sys
+source = open(sys.argv[1]).read()
+exec(compile(source, "kernel", "exec"), {"__name__": "kernel"})
+import os, zeropods
+print(os.getcwd(), zeropods.__file__)
+"""
+"""Runs a script as a kernel does, without its path, and says where it is then."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_composable_amp_finds_its_folder_below_the_working_one(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "text2sql"
+    folder.mkdir()
+    (tmp_path / "another").mkdir()
+    for part in ("cml", "zeropods"):
+        (folder / part).symlink_to(ROOT / part)
+    for working, composable in ((tmp_path, "true"), (folder, "true"), (folder, "")):
+        environment = {**os.environ, "IS_COMPOSABLE": composable}
+        environment.pop("PYTHONPATH", None)
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_MAIN, str(folder / "cml" / f"{name}.py")],
+            cwd=working,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=240,
+        )
+        assert done.stdout == f"{folder} {folder / 'zeropods' / '__init__.py'}\n"
+
+
+def python_3_10() -> str | None:
+    """A Python that is too old for this project; None where there is none."""
+    candidates = [shutil.which("python3.10"), *Path.home().glob(".pyenv/versions/3.10.*/bin/python")]
+    for candidate in candidates:
+        if candidate is None:
+            continue
+        argv = [str(candidate), "-c", "pass"]
+        if subprocess.run(argv, capture_output=True, check=False, timeout=240).returncode == 0:
+            return str(candidate)
+    return None
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_python_that_is_too_old_is_one_line(name: str) -> None:
+    python = python_3_10()
+    if python is None:
+        pytest.skip("there is no Python 3.10")
+    argv = [python, f"cml/{name}.py"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    line = "zeropods: Python 3.10: zeropods needs 3.11 or newer; choose a runtime with Python 3.11 or newer\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
 
 
 # The image's recipe.

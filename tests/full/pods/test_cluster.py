@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,7 +25,6 @@ from zeropods.pods.cluster import (
     KEY_FILE,
     SECRET_FILE,
     Cluster,
-    read_cluster,
     remove_ended_clusters,
     take_down,
     workers_of,
@@ -35,14 +33,6 @@ from zeropods.pods.processes import POD
 
 SLEEPER = "import time; time.sleep(300)"
 DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {SLEEPER}"
-
-
-@pytest.fixture
-def cml(home: Path, monkeypatch: pytest.MonkeyPatch) -> CmlDouble:
-    """A CML session with room for two workers."""
-    double = CmlDouble(quota=2)
-    double.install(monkeypatch)
-    return double
 
 
 @pytest.fixture
@@ -201,16 +191,9 @@ def test_a_worker_that_dies_or_says_nothing_is_named(home: Path, worker: Path, s
         pods.up(2, seconds=3)
 
 
-def test_a_session_of_cml_is_a_pod_beside_its_workers(cml: CmlDouble, home: Path) -> None:
-    cluster = pods.up(3, cpu=1, memory=2)
-    assert [pod.address for pod in cluster.pods] == ["127.0.2.1", "127.0.2.2", "127.0.2.254"]
-    assert (cluster.backend, cluster.shared_machine) == ("cml", False)
-    assert all(ssh(cluster, pod.address, "echo", "there") == "there" for pod in cluster.pods)
-    cluster.down()
-    assert {worker["status"] for worker in cml.list_workers()} <= {"stopped", "succeeded"}
-
-
-def test_cml_is_told_no_secret_and_no_process_of_its_pods_shows_it(cml: CmlDouble, home: Path) -> None:
+def test_cml_is_told_no_secret_and_no_process_of_its_pods_shows_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cml = CmlDouble()
+    cml.install(monkeypatch)
     cluster = pods.up(3, cpu=1, memory=2)
     needles = secrets_of(cluster).values()
     shown = [text for name in ("cmdline", "environ") for text in of_processes(name).values()]
@@ -223,51 +206,6 @@ def test_cml_is_told_no_secret_and_no_process_of_its_pods_shows_it(cml: CmlDoubl
     assert secret_file.stat().st_mode & 0o777 == 0o600
     cluster.down()
     assert not secret_file.exists()
-
-
-def test_a_worker_that_stays_pending_is_named_at_the_deadline(cml: CmlDouble, home: Path) -> None:
-    with pytest.raises(UserError, match=r"[0-3] of 4 pods after 4 s: ") as ended:
-        pods.up(4, cpu=1, memory=2, seconds=4)
-    waits = "worker cml00000000003 is scheduling; CML looks for a machine with 1 cores, 2 GiB and 0 GPUs"
-    assert waits in str(ended.value)
-    assert all(worker["finished_at"] for worker in cml.list_workers())
-
-
-@pytest.mark.parametrize("reason_in", ["message", "k8sMessage"])
-def test_a_worker_that_cml_cannot_create_is_told_with_cml_s_reason_and_the_others_are_stopped(
-    home: Path, monkeypatch: pytest.MonkeyPatch, reason_in: str
-) -> None:
-    double = CmlDouble(limit=1, reason_in=reason_in)
-    double.install(monkeypatch)
-    with pytest.raises(UserError, match=r"^cluster \S+: CML cannot create 2 of 3 workers: ") as ended:
-        pods.up(4, cpu=1, memory=2)
-    reason = "workers.cml.example is forbidden: exceeded quota: requests.cpu=1, limited: requests.cpu=2"
-    remedy = "ask for fewer pods or less than 1 cores, 2 GiB and 0 GPUs each, or have the quota raised"
-    assert str(ended.value).endswith(f": {reason}; {remedy}")
-    assert double.status("cml00000000001") == "stopped"
-    assert not processes_of(home) and not list(home.iterdir())
-
-
-def test_workers_that_could_not_be_stopped_are_kept_and_stopped_by_down(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    double = CmlDouble(limit=1)
-    double.install(monkeypatch)
-    double.is_broken = True
-    with pytest.raises(ConnectionError):
-        pods.up(3, cpu=1, memory=2, name="kept")
-    kept = read_cluster(home / "kept")
-    assert kept is not None and "cml00000000001" in kept.workers and double.status("cml00000000001") == "running"
-    double.is_broken = False
-    assert take_down("kept") and double.status("cml00000000001") == "stopped"
-
-
-def test_a_cluster_without_workers_of_cml_stops_none_of_the_user_s(cml: CmlDouble, home: Path) -> None:
-    code = f"!{sys.executable} -c '{SLEEPER}'"
-    (theirs,) = cml.launch_workers(1, cpu=1, memory=1, code=code)
-    pods.up(1, cpu=1, memory=2).down()
-    assert cml.status(theirs["id"]) == "running"
-    cml.stop_workers()
 
 
 # The secret and the key lie in two files that only their owner reads, and nowhere else while a run goes on.

@@ -45,6 +45,10 @@ class Settings:
     gpus: tuple[str, ...] = ()
     """GPUs of each pod, as values of CUDA_VISIBLE_DEVICES; () where each sees the GPUs that there
     are."""
+    accelerator_label: int | None = None
+    """CML's id of the kind of GPU that each worker gets; None for any."""
+    resource_profile: int | None = None
+    """CML's id of the size that each worker has; None for `cpu` and `memory`."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,9 @@ class Worker:
     has_ended: bool
     description: str
     """Which worker it is, what it does or how it ended, and what it said or where to read that."""
+    status: str = ""
+    """What its backend says of it as long as it is not a pod yet, in a few words; empty for a
+    process of this machine, which starts at once."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,10 @@ class Backend(ABC):
     can_be_killed: ClassVar[bool] = False
     """Whether the whole pod, with its ranks, is below its worker's process on this machine, so that
     killing that tree is like a power cut."""
+    can_replace: ClassVar[bool] = False
+    """Whether a worker that has ended can be replaced by a new one."""
+    ready_seconds: ClassVar[float] = 120.0
+    """Seconds within which all pods have to be ready where nobody says otherwise."""
     network: ClassVar[str | None] = None
     """What the network between the pods is called; None for the name of the backend."""
 
@@ -118,12 +129,17 @@ class Backend(ABC):
         return False
 
     @classmethod
-    def check_request(cls, nvidia_gpu: int | None) -> None:
+    def check_request(cls, nvidia_gpu: int | None, **of_cml: int | None) -> None:
         """Refuse, with a `UserError`, what cannot be had from this backend here.
 
         Args:
             nvidia_gpu: number of GPUs that was asked for each worker; None where none was.
+            of_cml: the settings that are CML's ids, by their names; None where none was given.
         """
+        for setting, value in of_cml.items():
+            if value is not None:
+                flag = setting.replace("_", "-")
+                raise UserError(f"--{flag} {value}: is for CML workers; leave it out")
         if nvidia_gpu:
             raise UserError(
                 f"--nvidia-gpu {nvidia_gpu}: is for CML workers; leave it out, or give 0 to train "
@@ -173,6 +189,15 @@ class Backend(ABC):
         Args:
             orders: the fields of an agent's `Orders` that are the same for all.
         """
+
+    def replace(self, worker: str, orders: Mapping[str, object]) -> tuple[str, ...]:
+        """Start a new worker in the place of one that has ended, and return its id.
+
+        Returns:
+            Nothing where this worker cannot be replaced; `failure` says why where the new one could
+            not be created.
+        """
+        return ()
 
     @abstractmethod
     def list(self) -> Sequence[Worker]:

@@ -5,11 +5,11 @@ Source: Cloudera's documentation, "Workers API" (https://docs.cloudera.com/machi
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.files import HOME
 from zeropods.pods.agent import ORDERS
 from zeropods.pods.backends.base import Settings, Worker
 from zeropods.pods.backends.local import WORKER_SCRIPT, Place, ProcessWorkers
@@ -26,6 +27,22 @@ from zeropods.pods.hostfile import own_address
 MODULES = ("cml.workers_v1", "cdsw")
 """The newer and the older module, which have the same functions."""
 SESSION_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_PROJECT")
+GIVEN_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", HOME)
+"""Variables that a worker is given where this session has them: by them its agent finds the same
+programs, libraries and clusters. CML gives a worker its own and the project's variables, and none
+that was set within the session."""
+RUNNER = "import subprocess; subprocess.run({argv!r}, stdin=subprocess.DEVNULL, check=True)"
+"""Code for a worker's kernel that runs a command, and fails where the command does.
+
+A line that begins with `!` would run it too, but IPython does not fail with the command, runs it on
+a terminal, and expands `$` and braces in its words.
+"""
+NEWER_PARAMETERS = {
+    "accelerator_label_id": "accelerator_label",
+    "resource_profile_id": "resource_profile",
+}
+"""Parameters of `launch_workers` that older versions of CML lack, and the settings that they
+take."""
 REASON_FIELDS = ("reason", "status_reason", "status_message", "message", "k8sMessage")
 """Names of the fields in which CML may say why a worker waits or could not be created; older
 versions use the last."""
@@ -36,6 +53,8 @@ WAITS_FOR = {
 """What a worker waits for, by words for its status."""
 WAITS_FOR_ROOM = "it waits for {size}; the quota is used up, or no machine is free"
 """What it waits for with any other word."""
+MOST_LETTERS = 60
+"""Length to which a reason is cut in a line of progress."""
 ENDED_STATUSES = frozenset(
     {
         "succeeded", "success", "failed", "failure", "error", "stopped", "killed", "timedout",
@@ -48,11 +67,15 @@ ENDED_STATUSES = frozenset(
 class CmlWorkers(ProcessWorkers):
     """One agent in this session, the others on CML workers.
 
-    CML's module is called only with the parameters that its documentation names.
+    CML's module is called with the parameters that every version of its documentation names, and
+    with a newer one where the module has it.
     """
 
     has_processes_here = False
     shares_folder = True
+    can_replace = True
+    # A machine may first have to be added to CML's cluster, and to fetch an image of 20 GB.
+    ready_seconds = 900.0
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         super().__init__(folder, settings)
@@ -64,9 +87,16 @@ class CmlWorkers(ProcessWorkers):
         return is_session()
 
     @classmethod
-    def check_request(cls, nvidia_gpu: int | None) -> None:
-        """Refuse to start workers outside of a session; any number of GPUs may be asked for."""
-        cml_module()
+    def check_request(cls, nvidia_gpu: int | None, **of_cml: int | None) -> None:
+        """Refuse to start workers outside of a session, and what this version of CML cannot be
+        asked for; any number of GPUs may be."""
+        parameters = parameters_of(cml_module())
+        for parameter, setting in NEWER_PARAMETERS.items():
+            value = of_cml.get(setting)
+            if value is not None and parameter not in parameters:
+                flag = setting.replace("_", "-")
+                reason = f"this version of CML has no {parameter} for its workers"
+                raise UserError(f"--{flag} {value}: {reason}; leave it out")
 
     def master_address(self) -> str:
         return own_address()
@@ -80,27 +110,49 @@ class CmlWorkers(ProcessWorkers):
         in_session = super().start(orders)
         if self.settings.count == 1:
             return in_session
-        orders_of_workers = {**orders, "slots": self.settings.slots, "gpus": self.gpus_of(1)}
-        launched = self._module.launch_workers(
-            n=self.settings.count - 1,
-            cpu=self.settings.cpu,
-            memory=self.settings.memory,
-            nvidia_gpu=self.settings.nvidia_gpu,
-            script="",
-            # Run as a command, with this very Python, since a CML worker's own kernel may not have
-            # our packages.
-            code=f"!{shlex.join([sys.executable, str(WORKER_SCRIPT)])}",
-            env={ORDERS: json.dumps(orders_of_workers)},
-        )
+        return (*in_session, *self._launch(self.settings.count - 1, orders))
+
+    def replace(self, worker: str, orders: Mapping[str, object]) -> tuple[str, ...]:
+        is_in_session = worker in self._popens
+        if is_in_session:
+            return ()
+        return self._launch(1, orders)
+
+    def _launch(self, count: int, orders: Mapping[str, object]) -> tuple[str, ...]:
+        """Ask CML for so many workers; return the ids of those that it has created."""
+        launched = self._module.launch_workers(**self._request(count, orders))
         created = [str(worker["id"]) for worker in launched if worker.get("id")]
         refused = [worker for worker in launched if not worker.get("id")]
         if refused:
-            count = f"{len(refused)} of {len(launched)} workers"
+            number = f"{len(refused)} of {len(launched)} workers"
             reason = reason_of(refused[0]) or "it does not say why"
-            size = size_of_worker(self.settings)
-            remedy = f"ask for fewer pods or less than {size} each, or have the quota raised"
-            self.failure = f"CML cannot create {count}: {reason}; {remedy}"
-        return (*in_session, *created)
+            self.failure = f"CML cannot create {number}: {reason}; {remedy_of(self.settings)}"
+        return tuple(created)
+
+    def _request(self, count: int, orders: Mapping[str, object]) -> dict[str, object]:
+        """The arguments of `launch_workers`."""
+        orders_of_workers = {**orders, "slots": self.settings.slots, "gpus": self.gpus_of(1)}
+        variables = {ORDERS: json.dumps(orders_of_workers)}
+        for name in GIVEN_VARIABLES:
+            if name in os.environ:
+                variables[name] = os.environ[name]
+        request: dict[str, object] = {
+            "n": count,
+            "cpu": self.settings.cpu,
+            "memory": self.settings.memory,
+            "nvidia_gpu": self.settings.nvidia_gpu,
+            "script": "",
+            # This very Python, since a CML worker's own kernel may not have our packages.
+            "code": RUNNER.format(argv=[sys.executable, str(WORKER_SCRIPT)]),
+            "env": variables,
+        }
+        if "name" in parameters_of(self._module):
+            request["name"] = f"zeropods {self.folder.name}"
+        for parameter, setting in NEWER_PARAMETERS.items():
+            value = getattr(self.settings, setting)
+            if value is not None:
+                request[parameter] = value
+        return request
 
     def list(self) -> Sequence[Worker]:
         return [*super().list(), *self._cml_workers()]
@@ -125,16 +177,24 @@ def described(listed: Mapping[str, Any], settings: Settings) -> Worker:
     """A worker as CML describes it, whatever words its version uses."""
     status = str(listed.get("status") or "unknown").lower()
     has_ended = bool(listed.get("finished_at")) or status in ENDED_STATUSES
-    is_waiting = not has_ended and status != "running"
-    if is_waiting:
+    is_running = not has_ended and status == "running"
+    is_waiting = not has_ended and not is_running
+    reason = reason_of(listed)
+    words = []
+    if reason is not None and not is_running:
+        words.append(reason)
+    elif is_waiting:
         size = size_of_worker(settings)
-        words = reason_of(listed) or WAITS_FOR.get(status, WAITS_FOR_ROOM).format(size=size)
-    elif listed.get("app_url"):
-        words = f"see {listed['app_url']}"
-    else:
-        words = "it wrote nothing"
+        words.append(WAITS_FOR.get(status, WAITS_FOR_ROOM).format(size=size))
+    if listed.get("app_url") and not is_waiting:
+        words.append(f"see {listed['app_url']}")
+    text = "; ".join(words) or "it wrote nothing"
     state = _how_it_ended(listed, status) if has_ended else f"is {status}"
-    return Worker(str(listed["id"]), has_ended, f"worker {listed['id']} {state}; {words}")
+    description = f"worker {listed['id']} {state}; {text}"
+    shown_status = status
+    if reason is not None:
+        shown_status = f"{status} ({reason[:MOST_LETTERS]})"
+    return Worker(str(listed["id"]), has_ended, description, shown_status)
 
 
 def _how_it_ended(listed: Mapping[str, Any], status: str) -> str:
@@ -155,7 +215,27 @@ def reason_of(listed: Mapping[str, Any]) -> str | None:
 
 def size_of_worker(settings: Settings) -> str:
     """What each worker needs."""
-    return f"{settings.cpu:g} cores, {settings.memory:g} GiB and {settings.nvidia_gpu} GPUs"
+    gpus = f"{settings.nvidia_gpu} GPUs"
+    if settings.resource_profile is not None:
+        return f"resource profile {settings.resource_profile} and {gpus}"
+    return f"{settings.cpu:g} cores, {settings.memory:g} GiB and {gpus}"
+
+
+def remedy_of(settings: Settings) -> str:
+    """What to do where CML cannot create a worker."""
+    choices = ["ask for fewer pods"]
+    if settings.resource_profile is None:
+        choices.append(f"less than {size_of_worker(settings)} each")
+    else:
+        choices.append(f"another profile than --resource-profile {settings.resource_profile}")
+    if settings.accelerator_label is not None:
+        choices.append(f"another label than --accelerator-label {settings.accelerator_label}")
+    return f"{' or '.join(choices)}, or have the quota raised"
+
+
+def parameters_of(module: ModuleType) -> Collection[str]:
+    """Names of the parameters of CML's `launch_workers`, which differ by version."""
+    return inspect.signature(module.launch_workers).parameters.keys()
 
 
 def cml_module() -> ModuleType:

@@ -1,0 +1,184 @@
+"""Workers of CML, by its double: what CML is asked, what it says, and what is left of it in the end."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.full.clusters import processes_of, ssh
+from tests.full.cml_double import NO_LABEL, CmlDouble
+from tests.full.launches import ROOT, until
+from zeropods import pods
+from zeropods.errors import UserError
+from zeropods.pods.backends import cml as backend
+from zeropods.pods.backends.cml import GIVEN_VARIABLES, RUNNER
+from zeropods.pods.backends.local import WORKER_SCRIPT
+from zeropods.pods.cluster import read_cluster, take_down
+from zeropods.tables import LINE_SECONDS
+
+SLEEPER = "import time; time.sleep(300)"
+
+
+@pytest.fixture
+def cml(home: Path, monkeypatch: pytest.MonkeyPatch) -> CmlDouble:
+    """A CML session with room for two workers."""
+    double = CmlDouble(quota=2)
+    double.install(monkeypatch)
+    return double
+
+
+def test_a_session_of_cml_is_a_pod_beside_its_workers(cml: CmlDouble, home: Path) -> None:
+    cluster = pods.up(3, cpu=1, memory=2)
+    assert [pod.address for pod in cluster.pods] == ["127.0.2.1", "127.0.2.2", "127.0.2.254"]
+    assert (cluster.backend, cluster.shared_machine) == ("cml", False)
+    assert all(ssh(cluster, pod.address, "echo", "there") == "there" for pod in cluster.pods)
+    cluster.down()
+    assert {worker["status"] for worker in cml.list_workers()} <= {"stopped", "succeeded"}
+
+
+def test_a_worker_that_stays_pending_is_in_the_progress_line_and_named_at_the_deadline(
+    cml: CmlDouble, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seconds = LINE_SECONDS + 4
+    monkeypatch.setenv("ZEROPODS_POD_SECONDS", f"{seconds:g}")
+    with pytest.raises(UserError, match=rf"[0-3] of 4 pods after {seconds:g} s: ") as ended:
+        pods.up(4, cpu=1, memory=2)
+    assert re.search(r"^pods: \d of 4 pods,.* scheduling 1\b.* \(10 s\)$", capfd.readouterr().err, re.MULTILINE)
+    waits = "worker cml00000000003 is scheduling; CML looks for a machine with 1 cores, 2 GiB and 0 GPUs"
+    assert waits in str(ended.value)
+    assert all(worker["finished_at"] for worker in cml.list_workers())
+
+
+def test_cml_is_asked_for_a_name_a_label_and_a_profile_and_given_what_agents_need_of_the_environment(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = CmlDouble(labels=(3,))
+    double.install(monkeypatch)
+    monkeypatch.setenv("ZEROPODS_MIRROR", "https://user:word@mirror.example")
+    pods.up(2, cpu=1, memory=2, name="asked", accelerator_label=3, resource_profile=7).down()
+    (call,) = double.calls
+    kinds = {key: call[key] for key in ("n", "name", "accelerator_label_id", "resource_profile_id")}
+    assert kinds == {"n": 1, "name": "zeropods asked", "accelerator_label_id": 3, "resource_profile_id": 7}
+    given = set(GIVEN_VARIABLES) & os.environ.keys()
+    assert call["env"].keys() == {"ZEROPODS_ORDERS", *given}
+    assert {"PATH", "ZEROPODS_HOME"} <= given
+    refusal = rf"CML cannot create 1 of 1 workers: {NO_LABEL}; .* or another label than --accelerator-label 4,"
+    with pytest.raises(UserError, match=refusal):
+        pods.up(2, cpu=1, memory=2, accelerator_label=4)
+
+
+def test_an_older_version_of_cml_is_asked_for_what_it_knows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    double = CmlDouble(is_old=True)
+    double.install(monkeypatch)
+    refusal = "--accelerator-label 3: this version of CML has no accelerator_label_id for its workers; leave it out"
+    with pytest.raises(UserError, match=refusal):
+        pods.up(2, cpu=1, memory=2, accelerator_label=3)
+    assert not double.calls
+    with pytest.raises(UserError, match="--resource-profile 7: is for CML workers; leave it out"):
+        pods.up(2, backend="local", resource_profile=7)
+    pods.up(2, cpu=1, memory=2).down()
+    assert [call["name"] for call in double.calls] == [""]
+
+
+@pytest.mark.parametrize(("script", "status"), [("raise SystemExit(3)", "failed"), ("pass", "succeeded")])
+def test_a_worker_ends_for_cml_as_its_agent_does_whatever_is_in_its_path(
+    cml: CmlDouble, home: Path, tmp_path: Path, script: str, status: str
+) -> None:
+    path = tmp_path / "{a,b} $HOME 'c'.py"
+    path.write_text(script)
+    (worker,) = cml.launch_workers(1, cpu=1, memory=1, code=RUNNER.format(argv=[sys.executable, str(path)]))
+    until(lambda: cml.status(worker["id"]) in ("failed", "succeeded"))
+    assert cml.status(worker["id"]) == status
+
+
+def test_a_worker_that_ends_before_it_is_a_pod_is_told_as_cml_tells_it(
+    cml: CmlDouble, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text("raise SystemExit(3)")
+    monkeypatch.setattr(backend, "WORKER_SCRIPT", script)
+    with pytest.raises(UserError, match=r"did not come up: worker cml00000000001 ended with exit code 1; "):
+        pods.up(2, cpu=1, memory=2)
+
+
+@pytest.mark.parametrize("reason_in", ["message", "k8sMessage"])
+def test_a_worker_that_cml_cannot_create_is_told_with_cml_s_reason_and_the_others_are_stopped(
+    home: Path, monkeypatch: pytest.MonkeyPatch, reason_in: str
+) -> None:
+    double = CmlDouble(limit=1, reason_in=reason_in)
+    double.install(monkeypatch)
+    with pytest.raises(UserError, match=r"^cluster \S+: CML cannot create 2 of 3 workers: ") as ended:
+        pods.up(4, cpu=1, memory=2)
+    reason = "workers.cml.example is forbidden: exceeded quota: requests.cpu=1, limited: requests.cpu=2"
+    remedy = "ask for fewer pods or less than 1 cores, 2 GiB and 0 GPUs each, or have the quota raised"
+    assert str(ended.value).endswith(f": {reason}; {remedy}")
+    assert double.status("cml00000000001") == "stopped"
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+def failing(numbers: str) -> str:
+    """A worker that fails as one of those with these numbers; any other one is a pod."""
+    return f"""
+import os, re, runpy, sys
+if re.fullmatch("cml0+[{numbers}]", os.environ["CDSW_ENGINE_ID"]):
+    raise SystemExit(3)
+sys.path.insert(0, {str(ROOT)!r})
+runpy.run_path({str(WORKER_SCRIPT)!r}, run_name="__main__")
+"""
+
+
+def test_a_worker_that_is_lost_is_replaced_if_that_was_asked_for(
+    cml: CmlDouble, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(failing("1"))
+    monkeypatch.setattr(backend, "WORKER_SCRIPT", script)
+    cluster = pods.up(3, cpu=1, memory=2, replace_lost=True)
+    assert [call["n"] for call in cml.calls] == [2, 1]
+    line = "worker cml00000000001 ended with exit code 1; it wrote nothing; a new one takes its place\n"
+    assert capfd.readouterr().err.count(line) == 1
+    assert {pod.worker for pod in cluster.pods} == set(cluster.workers) >= {"cml00000000002", "cml00000000003"}
+    assert cluster.is_ready() and [pod.name for pod in cluster.pods] == ["pod1", "pod2", "pod3"]
+    cluster.down()
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+def test_a_worker_is_replaced_once_and_only_where_cml_has_workers(
+    cml: CmlDouble, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(failing("123"))
+    monkeypatch.setattr(backend, "WORKER_SCRIPT", script)
+    with pytest.raises(UserError, match=r"did not come up: worker cml00000000002 ended with exit code 1; "):
+        pods.up(2, cpu=1, memory=2, replace_lost=True)
+    assert len(cml.calls) == 2 and not processes_of(home) and not list(home.iterdir())
+    cml.limit = 3
+    with pytest.raises(UserError, match=r"worker cml00000000003 ended .*; CML cannot create 1 of 1 workers: "):
+        pods.up(2, cpu=1, memory=2, replace_lost=True)
+    with pytest.raises(UserError, match="--replace: is for CML workers; leave it out"):
+        pods.up(1, backend="local", replace_lost=True)
+
+
+def test_workers_that_could_not_be_stopped_are_kept_and_stopped_by_down(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = CmlDouble(limit=1)
+    double.install(monkeypatch)
+    double.is_broken = True
+    with pytest.raises(ConnectionError):
+        pods.up(3, cpu=1, memory=2, name="kept")
+    kept = read_cluster(home / "kept")
+    assert kept is not None and "cml00000000001" in kept.workers
+    until(lambda: double.status("cml00000000001") == "running")
+    double.is_broken = False
+    assert take_down("kept") and double.status("cml00000000001") == "stopped"
+
+
+def test_a_cluster_without_workers_of_cml_stops_none_of_the_user_s(cml: CmlDouble, home: Path) -> None:
+    (theirs,) = cml.launch_workers(1, cpu=1, memory=1, code=RUNNER.format(argv=[sys.executable, "-c", SLEEPER]))
+    until(lambda: cml.status(theirs["id"]) == "running")
+    pods.up(1, cpu=1, memory=2).down()
+    assert cml.status(theirs["id"]) == "running"
+    cml.stop_workers()
