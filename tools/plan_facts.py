@@ -22,7 +22,6 @@ from zeropods.plan.known_models import known_models
 from zeropods.plan.meta_model import facts, saved
 from zeropods.plan.workload import EAGER, FUSED, MASKED, PLAIN
 
-
 NUMBER_OF_LAYERS = ("n_layer", "num_hidden_layers")
 """Keys of causal models' configurations for their number of layers."""
 FEW_LAYERS = 2
