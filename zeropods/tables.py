@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import os
 import re
 import shutil
 import sys
@@ -201,10 +202,10 @@ class Table:
         return self.to_html()
 
     def __repr__(self) -> str:
-        """In a terminal, text no wider than the terminal; elsewhere Markdown."""
-        if sys.stdout.isatty():
-            return self.to_text(shutil.get_terminal_size().columns)
-        return self.to_markdown()
+        """Text as wide as there is room for in a terminal, or where `COLUMNS` says so; elsewhere
+        Markdown."""
+        columns = columns_to_fill()
+        return self.to_markdown() if columns is None else self.to_text(columns)
 
 
 @dataclass(frozen=True)
@@ -232,19 +233,27 @@ def _glued(text: str) -> str:
     return INTERVAL.sub(lambda interval: interval[0].replace(" ", GLUE), text)
 
 
-def wrapped(text: str, indent: str = "") -> str:
-    """Wrap paragraphs, one per line, between words at the terminal's width.
+def columns_to_fill() -> int | None:
+    """The width of the terminal or, in a pipe, the number in `COLUMNS`; None in a pipe without."""
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else None
 
-    Elsewhere than in a terminal they are returned unchanged.
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Wrap paragraphs, one per line, between words at the terminal's width, or at `COLUMNS`.
+
+    In a pipe without `COLUMNS` they are returned unchanged.
 
     Args:
         text: the paragraphs; rows of tables among them, which fit the terminal already, stay as
             they are.
         indent: what is put before each line of a paragraph but its first.
     """
-    if not sys.stdout.isatty():
+    columns = columns_to_fill()
+    if columns is None:
         return text
-    columns = shutil.get_terminal_size().columns
     wrapper = textwrap.TextWrapper(columns, subsequent_indent=indent)
     lines = []
     for line in text.split("\n"):

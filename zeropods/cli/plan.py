@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropods.errors import UserError
@@ -18,7 +19,8 @@ from zeropods.tables import GIB, not_negative, number, whole, wrapped
 if TYPE_CHECKING:
     from zeropods.cli import Result
     from zeropods.measure.machine_probe import MachineProbe
-    from zeropods.plan.estimate import Plan, Request, SpanOfRuns
+    from zeropods.plan.advice import Choice
+    from zeropods.plan.estimate import Estimate, Plan, Request, SpanOfRuns
 
 SECONDS_PER_HOUR = 3_600
 FOR_GPUS = (
@@ -37,6 +39,9 @@ FOR_GPUS = (
     "machine",
     "mtbf",
     "save_seconds",
+    "within",
+    "check",
+    "all",
     "what_if",
 )
 """Flags that are refused with `--device cpu`: without a GPU neither times nor what fits are
@@ -50,6 +55,8 @@ OF_OTHERS = {
 }
 """Flags of the training scripts and of other programs whose name does not lead to the plan's flag
 in their place."""
+STATUSES = {"FITS": 0, "TIGHT": 3, "NO": 4}
+"""Exit statuses of `--check` by the verdict."""
 FIELDS = {
     "gpu_memory": "gpu_memory_bytes",
     "host_memory": "host_memory_bytes",
@@ -82,7 +89,12 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--trust-remote-code", action="store_true", help="run code that comes with the model")
     mtbf_help = "between failures: says how often to save"
     flag("--mtbf", type=number, metavar="HOURS", help=mtbf_help)
-    flag("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
+    save_help = "of a checkpoint, or a run that saved some"
+    flag("--save-seconds", type=_seconds_or_run, metavar="S|RUN", help=save_help)
+    within_help = "for the whole training: says what is cheapest"
+    flag("--within", type=number, metavar="HOURS", help=within_help)
+    flag("--check", action="store_true", help="status 3: a tight fit, 4: none")
+    flag("--all", action="store_true", help="every technique as asked for, in every part")
     flag("--what-if", action="store_true", help="other requests, and the run's whole life")
     flag("--formulas", action="store_true", help="print every term with its formula")
     verb.foreign = OF_OTHERS
@@ -147,23 +159,32 @@ def _plan_states(arguments: argparse.Namespace) -> Result:
 
 def _plan_for_gpus(arguments: argparse.Namespace) -> Result:
     """Memory and time of each technique on GPUs, and what else was asked for."""
+    from zeropods.plan.advice import advise
     from zeropods.plan.estimate import plan
+    from zeropods.report.advice import AdviceReport
     from zeropods.report.plan import PlanReport
 
     basis = _basis(arguments)
     request = request_of(arguments, basis.probe)
+    _check_times(arguments)
     report = PlanReport(plan(request, basis.span_of_runs), basis.source)
-    document = {**report.to_json(), "saving": None, "formulas": arguments.formulas}
+    within_seconds = None
+    if arguments.within is not None:
+        within_seconds = arguments.within * SECONDS_PER_HOUR
+    advice = advise(request, _choice(arguments), basis.span_of_runs, within_seconds)
+    given = _given(arguments, basis.probe)
+    at_first_sight = AdviceReport(request, advice, given, arguments.within)
+    document = {
+        **report.to_json(),
+        "verdict": advice.verdict,
+        "advice": advice.to_json(),
+        "saving": None,
+        "formulas": arguments.formulas,
+    }
     texts = []
-
-    _check_saving_flags(arguments)
     if arguments.mtbf is not None:
-        from zeropods.report.what_if import saving
-
-        mtbf_seconds = arguments.mtbf * SECONDS_PER_HOUR
-        document["saving"], sentence = saving(
-            mtbf_seconds, arguments.save_seconds, report.plan.best
-        )
+        best = report.plan.best if advice.best is None else advice.best.estimate
+        document["saving"], sentence = _saving(arguments, report.plan, best)
         texts.append(f"\n\n{wrapped(sentence)}")
     if arguments.what_if:
         answers, text = _what_if(arguments, report.plan, basis.span_of_runs)
@@ -171,18 +192,71 @@ def _plan_for_gpus(arguments: argparse.Namespace) -> Result:
         texts.append(f"\n\n{text}")
 
     def readable(result: Result) -> str:
-        return f"{report.to_text(arguments.formulas)}{''.join(texts)}"
+        if arguments.all:
+            text = report.to_text(arguments.formulas)
+        else:
+            text = at_first_sight.to_text()
+            if basis.is_measured:
+                text = f"{text}\n\n{wrapped(basis.source)}"
+            if arguments.formulas:
+                text = f"{text}\n\n{report.formulas()}".rstrip()
+        return f"{text}{''.join(texts)}"
 
     arguments.readable = readable
+    if arguments.check:
+        arguments.status = lambda result: STATUSES[result["verdict"]]
     return document
 
 
-def _check_saving_flags(arguments: argparse.Namespace) -> None:
-    """Refuse one of `--mtbf` and `--save-seconds` without the other."""
-    if arguments.mtbf is not None and arguments.save_seconds is None:
-        raise UserError(f"--mtbf {arguments.mtbf:g}: needs --save-seconds S too")
+def _choice(arguments: argparse.Namespace) -> Choice:
+    """What advice may choose: what no flag says."""
+    from zeropods.plan.advice import Choice
+
+    return Choice(
+        batch="batch_size" not in arguments and "gradient_accumulation" not in arguments,
+        checkpointing="gradient_checkpointing" not in arguments,
+        precision="precision" not in arguments,
+    )
+
+
+def _given(arguments: argparse.Namespace, probe: MachineProbe | None) -> set[str]:
+    """The fields of the request and of its machines that a flag gave, or a probe measured."""
+    given = {FIELDS.get(name, name) for name, *_ in _flags_given(arguments)}
+    if probe is not None:
+        given |= _probed_values(probe, str(getattr(arguments, "precision", "fp32"))).keys()
+    return given
+
+
+def _flags_given(arguments: argparse.Namespace) -> list[tuple[str, object]]:
+    """The flags of `FLAGS` that were given, as names among the arguments, with their values."""
+    given = []
+    for flag, *_ in FLAGS:
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in arguments:
+            given.append((name, getattr(arguments, name)))
+    return given
+
+
+def _saving(arguments: argparse.Namespace, made: Plan, best: Estimate | None) -> tuple[Result, str]:
+    """How often to save, as plain values and as text: with the times that were given, those of a
+    run, or those that the plan allows for."""
+    from zeropods.report.what_if import measured_saves, planned_saves, recommended, saving
+
+    given = arguments.save_seconds
+    if isinstance(given, Path):
+        times = measured_saves(given)
+    else:
+        times = planned_saves(best or recommended(made), given)
+    return saving(arguments.mtbf * SECONDS_PER_HOUR, times, best)
+
+
+def _check_times(arguments: argparse.Namespace) -> None:
+    """Refuse flags about times without what they are about."""
     if arguments.mtbf is None and arguments.save_seconds is not None:
-        raise UserError(f"--save-seconds {arguments.save_seconds:g}: needs --mtbf HOURS too")
+        raise UserError(f"--save-seconds {arguments.save_seconds}: needs --mtbf HOURS too")
+    is_length_known = "steps" in arguments or "samples" in arguments
+    if arguments.within is not None and not is_length_known:
+        raise UserError(f"--within {arguments.within:g}: needs --samples or --steps too")
 
 
 def _what_if(
@@ -190,10 +264,19 @@ def _what_if(
 ) -> tuple[Result, str]:
     """The answers to what-if questions and the run's whole life, as plain values and as text."""
     from zeropods.plan.estimate import plan
-    from zeropods.report.what_if import life, life_table, what_if_text, what_ifs
+    from zeropods.report.what_if import (
+        life,
+        life_table,
+        measured_saves,
+        what_if_text,
+        what_ifs,
+    )
 
     answers = what_ifs(made, partial(plan, span_of_runs=span_of_runs), arguments.machine)
-    phases = life(made, arguments.save_seconds)
+    given = arguments.save_seconds
+    if isinstance(given, Path):
+        given = measured_saves(given).save_seconds
+    phases = life(made, given)
     values = {
         "what_if": [answer.to_json() for answer in answers],
         "life": [asdict(phase) for phase in phases],
@@ -210,6 +293,11 @@ class _Basis(NamedTuple):
     """What runs on this GPU have shown; None where nothing was fitted to such runs."""
     source: str
     """Where rates and intervals come from, in a sentence."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a probe or runs on this GPU say anything."""
+        return self.probe is not None or self.span_of_runs is not None
 
 
 def _basis(arguments: argparse.Namespace) -> _Basis:
@@ -341,6 +429,12 @@ def run_profile(arguments: argparse.Namespace) -> Result:
     return document
 
 
+def _seconds_or_run(text: str) -> float | Path:
+    """A number of seconds, or the folder of a run."""
+    path = Path(text)
+    return path if path.is_dir() else number(text)
+
+
 def _gibibytes(text: str) -> int:
     return round(GIB * number(text))
 
@@ -367,6 +461,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--host-memory", _gibibytes, "GIB", "of one pod (default: not checked)"),
     ("--batch-size", whole, "ROWS", "per process (default: 32, causal 4)"),
     ("--gradient-accumulation", whole, "PASSES", "per step (default: 1)"),
+    ("--global-batch", whole, "ROWS", "per step of all processes, in their place"),
     ("--source-length", whole, "TOKENS", "T5: per row, with padding (default: 96)"),
     ("--target-length", whole, "TOKENS", "T5: per row, with padding (default: 96)"),
     ("--seq-length", whole, "TOKENS", "causal: per padded row (default: 512)"),

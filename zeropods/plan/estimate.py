@@ -22,10 +22,17 @@ from zeropods.plan.gpus import (
 from zeropods.plan.machines import Machines, StepTime, step_time
 from zeropods.plan.memory import PlannedMemory, plan_memory
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
-from zeropods.tables import GIB
+from zeropods.tables import GIB, counted
 from zeropods.techniques import TECHNIQUES, Technique, technique_named
 
 BOTH, ALL = "both", "all"
+FITS, TIGHT, NO = "FITS", "TIGHT", "NO"
+"""Verdicts on memory: enough of it even where a run needs more than planned by the plan's error;
+enough or too little within that error; too little."""
+MEMORY_ERROR = 0.08
+"""The plan's error of memory, as a share, where no runs on the GPU are known: on an H200 the
+measured peaks were 0.92 to 1.08 of the planned ones (docs/plan.md)."""
+MOST_GLOBAL_BATCH = 2**31 - 1
 MAY_BE_ZERO = (
     "gradient_checkpointing",
     "dropout",
@@ -67,6 +74,9 @@ class Request:
     """Rows per pass of one process."""
     gradient_accumulation: int = 1
     """Forward and backward passes per optimizer step."""
+    global_batch: int | None = None
+    """Rows of all processes in an optimizer step, which say how many passes it takes; None where
+    `gradient_accumulation` does."""
     precision: str = "fp32"
     machines: Machines = field(default_factory=Machines)
     gpu_memory_bytes: int = 40 * GIB
@@ -114,6 +124,7 @@ class Request:
             yield f"--epochs {self.epochs:g} without --samples; give both, or --steps"
         if self.steps is not None and self.samples is not None:
             yield f"--steps {self.steps} and --samples {self.samples}; give one of them"
+        yield from self._faults_of_global_batch()
         yield from self._faults_of_checkpointing()
         yield from self._faults_of_lengths()
         if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
@@ -124,6 +135,37 @@ class Request:
             fault = self._attention_fault(name)
             if fault is not None:
                 yield fault
+
+    def _faults_of_global_batch(self) -> Iterator[str]:
+        rows = self.global_batch
+        if rows is None or self.batch_size < 1:
+            return
+        if rows > MOST_GLOBAL_BATCH:
+            yield f"--global-batch {rows}; expected at most {MOST_GLOBAL_BATCH}"
+        if self.gradient_accumulation != 1:
+            passes = self.gradient_accumulation
+            place = f"--gradient-accumulation {passes} --global-batch {rows}"
+            yield f"{place}: the passes follow from the rows; leave one of them out"
+        processes = self.machines.pods * self.machines.slots
+        is_alone = set(self.techniques) == {"none"}
+        of_a_pass = self.batch_size if is_alone else self.batch_size * processes
+        if rows % of_a_pass == 0:
+            return
+        fewer = rows // of_a_pass * of_a_pass
+        near = f"{fewer + of_a_pass}"
+        if fewer:
+            near = f"{fewer} or {near}"
+        shared = f"{counted(processes, 'process')} of {counted(self.batch_size, 'row')} a pass"
+        remedy = f"give {near}"
+        if self.batch_size > 1:
+            remedy = f"{remedy}, or fewer rows by --batch-size"
+        yield f"--global-batch {rows}: {shared} cannot reach it; {remedy}"
+
+    def passes_of(self, processes: int) -> int:
+        """Passes of an optimizer step where so many processes train."""
+        if self.global_batch is None:
+            return self.gradient_accumulation
+        return max(1, self.global_batch // (self.batch_size * processes))
 
     def _faults_of_checkpointing(self) -> Iterator[str]:
         checkpointing = self.gradient_checkpointing
@@ -219,7 +261,26 @@ def request_for(model: str, **values: Any) -> Request:
     if memory is None:
         raise UserError(_unknown_gpu(gpu))
     with_defaults = {**DEFAULTS[shape.is_decoder_only], **values, "gpu_memory_bytes": memory}
+    step_rows = values.get("global_batch")
+    if step_rows and "batch_size" not in values:
+        machines = values.get("machines", Machines())
+        is_alone = set(values.get("techniques", ())) == {"none"}
+        processes = 1 if is_alone else machines.pods * machines.slots
+        usual = with_defaults["batch_size"]
+        with_defaults["batch_size"] = _rows_of_a_pass(step_rows, processes, usual)
     return Request(model=model, **with_defaults)
+
+
+def _rows_of_a_pass(step_rows: int, processes: int, most: int) -> int:
+    """The most rows of a pass, up to so many, with which processes reach the rows of a step in
+    whole passes; 1 where none do."""
+    of_a_process = step_rows // processes
+    if step_rows % processes != 0:
+        return 1
+    rows = min(most, of_a_process)
+    while of_a_process % rows != 0:
+        rows -= 1
+    return rows
 
 
 def _flag(name: str) -> str:
@@ -268,6 +329,8 @@ class Estimate:
     """Bytes that must be available: where runs of this kind are known, the amount that 95 % of them
     do not exceed."""
     fits: bool
+    verdict: str
+    """`FITS`, `TIGHT` or `NO`: `fits`, with regard to the plan's error."""
     largest_batch_size: int | None
     """Most rows per process that fit; None where not even one fits."""
     time: StepTime
@@ -310,6 +373,7 @@ class Estimate:
             **self.labels,
             "needed_bytes": self.needed_bytes,
             "fits": self.fits,
+            "verdict": self.verdict,
             "largest_batch_size": self.largest_batch_size,
             "pods": self.pods,
             "slots": self.slots,
@@ -388,18 +452,6 @@ def plan(request: Request, span_of_runs: SpanOfRuns | None = None) -> Plan:
         UserError: the technique or the GPU is unknown, or the model does not have this way of
             training.
     """
-    tokens, labels = request.lengths
-    work = Workload(
-        shape=request.shape,
-        batch_size=request.batch_size,
-        tokens=tokens,
-        labels=labels,
-        precision=request.precision,
-        zero=request.zero,
-        gradient_accumulation=request.gradient_accumulation,
-        before_ampere=is_before_ampere(request.machines.gpu),
-        dropout=request.dropout,
-    )
     checkpointings = [request.gradient_checkpointing is True]
     if request.gradient_checkpointing == BOTH:
         checkpointings = [False, True]
@@ -408,11 +460,34 @@ def plan(request: Request, span_of_runs: SpanOfRuns | None = None) -> Plan:
     for attention in request.attentions:
         for checkpointing in checkpointings:
             for technique in techniques:
-                variant = replace(
-                    work, attention=attention, checkpointing=checkpointing, technique=technique
-                )
-                estimates.append(_estimate(request, variant, span_of_runs))
+                work = workload_of(request, technique, attention, checkpointing=checkpointing)
+                estimates.append(_estimate(request, work, span_of_runs))
     return Plan(request, tuple(estimates))
+
+
+def workload_of(
+    request: Request, technique: Technique, attention: str, *, checkpointing: bool
+) -> Workload:
+    """The workload of one process of a request, in one way of training."""
+    tokens, labels = request.lengths
+    processes = 1
+    if not technique.is_alone:
+        processes = request.machines.pods * request.machines.slots
+    return Workload(
+        shape=request.shape,
+        batch_size=request.batch_size,
+        tokens=tokens,
+        labels=labels,
+        precision=request.precision,
+        checkpointing=checkpointing,
+        technique=technique,
+        ranks=processes,
+        zero=request.zero,
+        gradient_accumulation=request.passes_of(processes),
+        attention=attention,
+        before_ampere=is_before_ampere(request.machines.gpu),
+        dropout=request.dropout,
+    )
 
 
 def requested_techniques(request: Request) -> list[Technique]:
@@ -433,23 +508,17 @@ def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None)
     machines = request.machines
     pods = 1 if work.technique.is_alone else machines.pods
     slots = 1 if work.technique.is_alone else machines.slots
-    work = replace(work, ranks=pods * slots)
 
     def fits(rows: int) -> bool:
-        need = _memory(replace(work, batch_size=rows), machines, span_of_runs)
-        if need.needed_bytes > request.gpu_memory_bytes:
-            return False
-        if request.host_memory_bytes is None:
-            return True
-        return need.memory.host_bytes_of_pod(slots) <= request.host_memory_bytes
+        return is_planned_to_fit(request, replace(work, batch_size=rows), span_of_runs)
 
     need = _memory(work, machines, span_of_runs)
     time = step_time(work, machines)
     span_of_time = None
     if span_of_runs is not None:
         span_of_time = span_of_runs(work, "time", time.seconds)
-    rate = _rows_per_step(work) / time.seconds
-    seconds = _total_seconds(request, work, time.seconds)
+    rate = rows_per_step(work) / time.seconds
+    seconds = total_seconds(request, work, time.seconds)
     cost = _cost(request, pods, rate, seconds)
     return Estimate(
         work=work,
@@ -457,7 +526,8 @@ def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None)
         slots=slots,
         memory=need.memory,
         fits=fits(work.batch_size),
-        largest_batch_size=largest(fits),
+        verdict=verdict_of(request, work, span_of_runs),
+        largest_batch_size=largest_batch_size(request, work, fits),
         time=time,
         samples_per_second=rate,
         total_seconds=seconds,
@@ -490,16 +560,54 @@ def _memory(work: Workload, machines: Machines, span_of_runs: SpanOfRuns | None)
     return _Need(memory, span, span.most)
 
 
-def _rows_per_step(work: Workload) -> int:
+def is_planned_to_fit(
+    request: Request, work: Workload, span_of_runs: SpanOfRuns | None = None
+) -> bool:
+    """Whether a GPU and its host have the memory that is planned or, where runs of this kind are
+    known, what is enough for most of them."""
+    need = _memory(work, request.machines, span_of_runs)
+    return need.needed_bytes <= request.gpu_memory_bytes and _fits_host(request, work, need)
+
+
+def _fits_host(request: Request, work: Workload, need: _Need) -> bool:
+    if request.host_memory_bytes is None:
+        return True
+    slots = 1 if work.technique.is_alone else request.machines.slots
+    return need.memory.host_bytes_of_pod(slots) <= request.host_memory_bytes
+
+
+def verdict_of(request: Request, work: Workload, span_of_runs: SpanOfRuns | None = None) -> str:
+    """Whether a workload fits a GPU and its host: `FITS`, `TIGHT` or `NO`.
+
+    It fits where the most that such runs take is there, and is tight where only the least is. Both
+    are those of `span_of_runs` or, where that knows nothing, the planned bytes less and more
+    `MEMORY_ERROR`. Of the host's memory no error is known.
+    """
+    need = _memory(work, request.machines, span_of_runs)
+    if not _fits_host(request, work, need):
+        return NO
+    if need.span is None:
+        least = (1 - MEMORY_ERROR) * need.needed_bytes
+        most = (1 + MEMORY_ERROR) * need.needed_bytes
+    else:
+        least = need.span.low
+        most = need.span.most
+    if most <= request.gpu_memory_bytes:
+        return FITS
+    return TIGHT if least <= request.gpu_memory_bytes else NO
+
+
+def rows_per_step(work: Workload) -> int:
+    """Rows of all processes in an optimizer step."""
     return work.gradient_accumulation * work.batch_size * work.ranks
 
 
-def _total_seconds(request: Request, work: Workload, step_seconds: float) -> float | None:
+def total_seconds(request: Request, work: Workload, step_seconds: float) -> float | None:
     """Seconds of all steps; None where neither steps nor samples were asked for."""
     samples = _samples(request, work)
     if samples is None:
         return None
-    return request.epochs * math.ceil(samples / _rows_per_step(work)) * step_seconds
+    return request.epochs * math.ceil(samples / rows_per_step(work)) * step_seconds
 
 
 class _Cost(NamedTuple):
@@ -530,6 +638,8 @@ def _samples(request: Request, work: Workload) -> int | None:
     steps, which count as one epoch. None where neither was asked for."""
     if request.steps is None:
         return request.samples
+    if request.global_batch is not None:
+        return request.steps * request.global_batch
     # Steps are those of all pods. One process takes more of them for the same rows.
     machines = request.machines
     return (
@@ -558,3 +668,44 @@ def largest(fits: Callable[[int], bool]) -> int | None:
     enough = too_many // 2
     between = range(enough + 1, too_many)
     return enough + bisect_left(between, True, key=lambda number: not fits(number)) or None
+
+
+def largest_batch_size(request: Request, work: Workload, fits: Callable[[int], bool]) -> int | None:
+    """The most rows of a pass for which `fits` holds: what `largest` finds, but quicker; None where
+    not even 1 does."""
+    if not fits(1):
+        return None
+    return _largest_near(_likely_rows(request, work), fits)
+
+
+def _likely_rows(request: Request, work: Workload) -> int:
+    """About as many rows of a pass as fit, by how memory grows with many rows: with few, something
+    else may be larger than what grows."""
+    few = 512
+    many = 1_024
+    workspace = workspace_bytes(request.machines.gpu)
+    little = plan_memory(replace(work, batch_size=few), workspace_bytes=workspace).device_bytes
+    much = plan_memory(replace(work, batch_size=many), workspace_bytes=workspace).device_bytes
+    of_a_row = max(1, much - little) / (many - few)
+    left = request.gpu_memory_bytes / (1 + MEMORY_ERROR) - little
+    return max(1, int(few + left / of_a_row))
+
+
+def _largest_near(likely: int, fits: Callable[[int], bool]) -> int:
+    """The largest number for which `fits` holds, as it does for 1: what `largest` finds, but
+    quicker where it is near a likely one."""
+    enough = 1
+    too_many: int | None = None
+    stride = 1
+    number = likely
+    while too_many is None or too_many - enough > 1:
+        if fits(number):
+            enough = number
+            number += stride
+        else:
+            too_many = number
+            number -= stride
+        stride *= 2
+        if too_many is not None and not enough < number < too_many:
+            number = (enough + too_many) // 2
+    return enough

@@ -61,7 +61,7 @@ def plan_states(request: Request) -> tuple[PlannedStates, ...]:
             technique=technique,
             ranks=pods * slots,
             zero=request.zero,
-            gradient_accumulation=request.gradient_accumulation,
+            gradient_accumulation=request.passes_of(pods * slots),
         )
         memory = plan_memory(work, context_bytes=0)
         terms = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.measure.record import read_record
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
 from zeropods.plan.gpus import GIGA, TERA, cards, memory_bytes
 from zeropods.plan.machines import Machines
@@ -531,8 +532,64 @@ def life_table(phases: tuple[LifePhase, ...]) -> Table:
 # How often to save a checkpoint on machines that fail now and then.
 
 
+@dataclass(frozen=True, kw_only=True)
+class SaveTimes:
+    """Seconds that saving and starting again take."""
+
+    save_seconds: float
+    """Seconds to save one checkpoint."""
+    restart_seconds: float
+    """Seconds from a failure to the first step after it, without the steps that are done again."""
+    source: str
+    """Where both are from, in words."""
+
+
+def planned_saves(estimate: Estimate, save_seconds: float | None = None) -> SaveTimes:
+    """The times that the plan allows for the checkpoints of an estimate.
+
+    A restart loads libraries and weights, and reads the checkpoint.
+
+    Args:
+        save_seconds: seconds to save one, where they are known.
+    """
+    checkpoint_bytes = total(_terms_of_a_checkpoint(estimate.work))
+    weights_bytes = _whole_weights(estimate.work).bytes
+    size = f"a checkpoint of {gib(checkpoint_bytes)} GiB at {DISK / GIGA:g} GB/s"
+    source = f"times are planned, of {size}"
+    if save_seconds is None:
+        save_seconds = checkpoint_bytes / DISK
+    else:
+        source = f"the restart is planned, from {size}"
+    return SaveTimes(
+        save_seconds=save_seconds,
+        restart_seconds=START_SECONDS + (weights_bytes + checkpoint_bytes) / DISK,
+        source=source,
+    )
+
+
+def measured_saves(run: Path) -> SaveTimes:
+    """The times that a finished run took: the mean of its saves and its start, each of the slowest
+    rank. Its start took no checkpoint, unless it was a restart.
+
+    Raises:
+        UserError: it has no record, or saved nothing.
+    """
+    record = read_record(run)
+    saves = [rank.save_seconds.mean for rank in record.ranks if rank.save_seconds is not None]
+    starts = [rank.start_seconds for rank in record.ranks if rank.start_seconds is not None]
+    if not saves or not starts:
+        raise UserError(
+            f"--save-seconds {run}: this run saved nothing; give seconds, or another run"
+        )
+    return SaveTimes(
+        save_seconds=max(saves),
+        restart_seconds=max(starts),
+        source=f"times are those of {run}",
+    )
+
+
 def saving(
-    mtbf_seconds: float, save_seconds: float, best: Estimate | None
+    mtbf_seconds: float, times: SaveTimes, best: Estimate | None
 ) -> tuple[dict[str, object], str]:
     """The time between two checkpoints that leaves the most wall time for steps that count.
 
@@ -540,24 +597,26 @@ def saving(
     failures that are M seconds apart on average; M itself where S is at least 2M.
 
     Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's,
-    doi:10.1145/361147.361115. Each interval loses its save, each failure half an interval; the time
-    of a restart is not counted.
+    doi:10.1145/361147.361115. Each interval loses its save, each failure half an interval and the
+    time of a restart.
 
     Args:
         best: the plan's recommended estimate, in whose steps the interval is counted too.
 
     Returns:
         Plain values: seconds of training between the end of one save and the start of the next; and
-        the goodput, the share of the wall time that is left: without saves, and without what is
+        the goodput, the share of the wall time that is left: without saves, restarts, and what is
         lost to failures and done again. And the same in a sentence.
     """
+    save_seconds = times.save_seconds
     part = save_seconds / (2 * mtbf_seconds)
     interval = mtbf_seconds
     if part < 1:
         young = math.sqrt(2 * save_seconds * mtbf_seconds)
         interval = young * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
     whole = interval + save_seconds
-    goodput = max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds))
+    lost_to_a_failure = whole / 2 + times.restart_seconds
+    goodput = max(0.0, interval / whole * (1 - lost_to_a_failure / mtbf_seconds))
     technique = None
     steps = None
     counted_in = ""
@@ -568,6 +627,7 @@ def saving(
     values: dict[str, object] = {
         "mtbf_seconds": mtbf_seconds,
         "save_seconds": save_seconds,
+        "restart_seconds": times.restart_seconds,
         "interval_seconds": interval,
         "goodput": goodput,
         "technique": technique,
@@ -576,4 +636,6 @@ def saving(
     every = f"Save every {interval:,.0f} s{counted_in}"
     left = f"{goodput:.1%} of the time is left for steps that count"
     failures = f"with a failure every {mtbf_seconds / 3600:,.4g} h"
-    return values, f"{every}: {left}, {failures} (Young 1974, Daly 2006)."
+    took = f"saves of {digits(save_seconds)} s and restarts of {digits(times.restart_seconds)} s"
+    sentence = f"{every}: {left}, {failures}, {took} (Young 1974, Daly 2006)"
+    return values, f"{sentence}; {times.source}."

@@ -22,7 +22,7 @@ from zeropods.train.flags import SCRIPTS, parse_flags
 
 DATA = Path(__file__).parents[1] / "data"
 REPORTS = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"
-COLUMNS, SCREEN = 80, 43
+COLUMNS, SCREEN = 80, 48
 STYLE = re.compile("\x1b[^m]*m")
 
 
@@ -59,8 +59,12 @@ def runs(tmp_path: Path) -> Path:
 
 WIDE = {
     "plan": (
-        ["plan", "--model", "t5-large", "--price-per-hour", 3, "--steps", 9],
+        ["plan", "--model", "t5-large", "--price-per-hour", 3, "--steps", 9, "--all"],
         ["technique", "activations", "zero3_offload"],
+    ),
+    "advice": (
+        ["plan", "--model", "t5-large", "--price-per-hour", 3, "--steps", 900],
+        ["technique", "checkpointing", "zero3_offload", "Best:", "Cheapest:"],
     ),
     "terms": (["plan", "--model", "bloom-560m", "--formulas"], ["technique", "formula"]),
     "profile": (["profile", REPORTS[0], "--depth", 2, "--against", REPORTS[1]], ["lm_head", "ratio", "T5LayerNorm"]),
@@ -85,7 +89,11 @@ def test_no_table_is_wider_than_the_terminal_and_nothing_is_lost(
     assert rows and all(line.endswith("|") for line in rows)
     assert all(len(line) <= COLUMNS for line in shown.splitlines())
     assert all(word in shown for word in words) and "…" not in shown
-    # No terminal: Markdown, a row a line.
+    # No terminal: as wide as COLUMNS says; without it Markdown, a row a line.
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    assert main(list(map(str, arguments))) == 0
+    assert all(len(line) <= COLUMNS for line in capsys.readouterr().out.splitlines())
+    monkeypatch.delenv("COLUMNS")
     assert main(list(map(str, arguments))) == 0
     markdown = capsys.readouterr().out
     cells = {cell.strip() for line in markdown.splitlines() if line.startswith("|") for cell in line.split(" | ")}

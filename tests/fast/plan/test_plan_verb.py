@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zeropods.cli import main, parser
+from zeropods.cli import parser
 from zeropods.errors import UserError
 from zeropods.plan.estimate import Estimate, plan, request_for
 from zeropods.plan.machines import Machines
@@ -44,8 +44,8 @@ def test_every_technique_has_the_promised_keys() -> None:
 
 
 def test_a_technique_that_is_not_planned_yet_is_named_and_refused() -> None:
-    assert "\nzero3++: not planned yet.\n" in result("t5-small")["text"]
-    assert "not planned" not in result("t5-small", "--technique", "zero3")["text"]
+    assert "\nzero3++: not planned yet.\n" in result("t5-small", "--all")["text"]
+    assert "not planned" not in result("t5-small", "--technique", "zero3", "--all")["text"]
     with pytest.raises(UserError, match=r"technique 'zero3\+\+': not planned yet; expected one of none, ddp, zero1,"):
         result("t5-small", "--technique", "zero3++")
 
@@ -100,7 +100,7 @@ def test_a_step_of_several_passes_takes_more_samples() -> None:
 def test_the_published_run_stands_beside_and_says_how_it_differs(
     argv: tuple[str, ...], gigabytes: float, remark: str
 ) -> None:
-    found = result(*argv)
+    found = result(*argv, "--all")
     (row,) = found["reference"]
     assert f"Memory of {row['technique']} on {row['pods']} pods: {remark}"[:60] in found["text"]
     assert row["planned_gigabytes"] == pytest.approx(gigabytes, rel=0.1) and row["remark"].startswith(remark)
@@ -113,7 +113,7 @@ def test_every_formula_is_printed_where_asked() -> None:
 def test_attention_and_checkpointing_are_axes_of_the_table() -> None:
     found = result(
         "qwen3-0.6b", "--precision", "bf16", "--attention", "all", "--gradient-checkpointing", "both",
-        "--technique", "zero1", "--technique", "zero3", "--seq-length", "2048",
+        "--technique", "zero1", "--technique", "zero3", "--seq-length", "2048", "--all",
     )  # fmt: skip
     ways = [(each["technique"], each["attention"], each["gradient_checkpointing"]) for each in found["techniques"]]
     assert len(set(ways)) == 12 and found["request"]["seq_length"] == 2_048
@@ -148,26 +148,14 @@ def test_a_plan_by_length_has_a_line_for_each_way_and_length() -> None:
     assert made.plot.text == "planned memory of one GPU at 128, 256 tokens"
 
 
-def test_a_mean_time_between_failures_gives_how_often_to_save(capsys: pytest.CaptureFixture[str]) -> None:
-    # Young: sqrt(2 x 30 s x 86,400 s) = 2,277 s. Daly's corrections: x (1 + 0.0132 / 3 + 0.00017 / 9), - 30 s: 2,257 s.
-    argv = ["plan", "--model", "t5-small", "--mtbf", "24", "--save-seconds", "30"]
-    assert main([*argv, "--json"]) == 0
-    saving = json.loads(capsys.readouterr().out)["saving"]
-    assert saving["interval_seconds"] == pytest.approx(2_257, abs=1)
-    # 30 of 2,287 s go into a save, and half of 2,287 s of each 86,400 s is done again.
-    assert saving["goodput"] == pytest.approx((1 - 30 / 2_287) * (1 - 1_143.5 / 86_400), abs=1e-4)
-    assert main(argv) == 0
-    assert f"Save every 2,257 s, {saving['steps']:,} steps of {saving['technique']}: 97." in capsys.readouterr().out
-
-
 def test_every_heading_of_a_plan_has_its_unit_and_no_number_an_exponent() -> None:
-    text = result("t5-tiny", "--steps", "9", "--price-per-hour", "0.001")["text"]
+    text = result("t5-tiny", "--steps", "9", "--price-per-hour", "0.001", "--all")["text"]
     header = next(line for line in text.splitlines() if "technique" in line)
     headings = [cell.strip() for cell in header.strip("| ").split("|")]
     counts = {"technique", "fits", "samples/s", "cost", "cost of 1 M samples"}
     assert all(re.search(r" \((GiB|s|h|rows)\)$", heading) for heading in headings if heading not in counts)
     assert "context is what CUDA itself uses" in text and "host is a pod's main memory" in text
-    large = result("t5-large", "--batch-size", "1", "--pods", "1")["text"]
+    large = result("t5-large", "--batch-size", "1", "--pods", "1", "--all")["text"]
     assert "1 row of 96 + 96 tokens per process" in large and not re.search(r"\b1 (rows|pods|processes)\b", large)
     assert not re.search(r"\de[-+]\d", text + large) and " GB" not in large and "published (GiB)" in large
 

@@ -206,19 +206,11 @@ PLAN = PAGES["docs/plan.md"]
 
 def test_the_table_of_the_page_on_the_plan_is_what_its_command_says(capsys: pytest.CaptureFixture[str]) -> None:
     command = next(line for block in blocks(PLAN) for line in block.splitlines() if line.startswith("zeropods plan"))
-    assert main([*shlex.split(command)[1:], "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    table = PLAN[PLAN.index("| technique | fits |") :].split("\n\n")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    assert [row[0] for row in rows] == [estimate["technique"] for estimate in document["techniques"]]
-    for row, estimate in zip(rows, document["techniques"], strict=True):
-        _, fits, memory, host, largest_batch, step, rate = row
-        assert (fits == "yes") == estimate["fits"]
-        assert number(memory) == round(estimate["bytes"]["total"] / 2**30, 2)
-        assert number(host) == round(estimate["host_bytes"] / 2**30, 2)
-        assert number(largest_batch) == estimate["largest_batch_size"]
-        assert number(step) == pytest.approx(estimate["step_seconds"], rel=1e-3)
-        assert number(rate) == pytest.approx(estimate["samples_per_second"], rel=1e-3)
+    assert main(shlex.split(command)[1:]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[0].endswith(": FITS")
+    table = text[text.index("| technique") :].split("\n\n")[0]
+    assert table == PLAN[PLAN.index("| technique     | checkpointing") :].split("\n\n")[0]
 
 
 # Verbs and flags, make targets, files, environment variables.

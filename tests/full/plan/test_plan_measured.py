@@ -30,7 +30,20 @@ def on_meta(sizes: dict[str, Any], attention: str = "eager") -> PreTrainedModel:
         return random_causal(config, 0).train()
 
 
-@pytest.mark.parametrize("name", ["t5-tiny", "t5-small", "distilgpt2", "bloom-tiny", "qwen3-0.6b", "mistral-7b"])
+NAMES = [
+    "t5-tiny",
+    "t5-small",
+    "distilgpt2",
+    "bloom-tiny",
+    "qwen3-0.6b",
+    "mistral-7b",
+    "gpt2",
+    "opt-125m",
+    "qwen2.5-0.5b",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_shipped_of_a_known_name_is_what_its_model_tells(name: str) -> None:
     shipped = json.loads(FACTS.read_text())[name]
     config = json.dumps(known_config(name))

@@ -1,0 +1,604 @@
+"""Advice: the fastest way to train that fits, the cheapest that ends in time, and what would make
+possible what is not.
+
+A way is a technique with its batch size, accumulation, checkpointing and precision. `ways_of` says
+which ones there are; the search here finds what trying each of them would find
+(tests/fast/plan/test_plan_advice.py tries them).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+from zeropods.errors import UserError
+from zeropods.plan.estimate import (
+    BOTH,
+    FITS,
+    NO,
+    TIGHT,
+    Estimate,
+    Request,
+    SpanOfRuns,
+    is_planned_to_fit,
+    largest_batch_size,
+    plan,
+    requested_techniques,
+    rows_per_step,
+    total_seconds,
+    verdict_of,
+    workload_of,
+)
+from zeropods.plan.gpus import cards, is_before_ampere, memory_bytes
+from zeropods.plan.machines import step_time
+from zeropods.plan.workload import Workload
+from zeropods.tables import GIB, counted
+
+MOST_STEP_ROWS = 256
+"""Rows of all processes in an optimizer step up to which passes are added to it where nobody says
+how many rows a step should have. More passes always take less time a row, but a step of more rows
+learns less from each."""
+MOST_PODS_OF_A_CHANGE = 1_024
+SURE, LIKELY, MAYBE = "sure", "likely", "maybe"
+LEVELS = (SURE, LIKELY, MAYBE)
+"""How well a way must fit: with regard to the plan's error, as planned, or within that error. A
+level is only looked at where nothing fits as well as the one before it asks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What advice may choose, which is what nobody has said; machines, lengths and techniques are
+    those of the request."""
+
+    batch: bool = True
+    """Whether rows of a pass and passes of a step; where the request has a `global_batch`, only how
+    it is divided into passes."""
+    checkpointing: bool = True
+    precision: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to train: the request that plans it alone, and what is planned."""
+
+    request: Request
+    estimate: Estimate
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of all processes in an optimizer step."""
+        return rows_per_step(self.estimate.work)
+
+    def to_json(self) -> dict[str, object]:
+        """The way as plain values."""
+        estimate = self.estimate
+        work = estimate.work
+        return {
+            "technique": estimate.technique.name,
+            "file": None if estimate.technique.file is None else str(estimate.technique.file),
+            "precision": work.precision,
+            "attention": work.attention,
+            "gradient_checkpointing": work.checkpointing,
+            "batch_size": work.batch_size,
+            "gradient_accumulation": work.gradient_accumulation,
+            "pods": estimate.pods,
+            "slots": estimate.slots,
+            "verdict": estimate.verdict,
+            "device_bytes": estimate.memory.device_bytes,
+            "host_bytes": estimate.host_bytes,
+            "step_seconds": estimate.time.seconds,
+            "samples_per_second": estimate.samples_per_second,
+            "total_seconds": estimate.total_seconds,
+            "cost": estimate.cost,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What would make possible what does not fit, and the fastest way with it."""
+
+    what: str
+    """The change in a few words, such as `BF16`."""
+    way: Way
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What to do on the machines of a request."""
+
+    verdict: str
+    """`FITS`, `TIGHT` or `NO`, of what was asked for: the best verdict that any way of it has."""
+    ways: tuple[Way, ...]
+    """The fastest way of what was asked for by each technique, with checkpointing and without; the
+    fastest first. Those that are tight are there where no other of their kind fits."""
+    best: Way | None
+    """The fastest way that fits; the batch and checkpointing are chosen here whatever was asked.
+    Where none fits, the fastest that is tight."""
+    cheapest: Way | None
+    """The way on the fewest pods' hours that ends in time, on as many pods as the request has or
+    fewer; None where the length of the training is not known, or none ends in time."""
+    changes: tuple[Change, ...]
+    """Where nothing fits: what would."""
+
+    def to_json(self) -> dict[str, object]:
+        """The advice as plain values."""
+        return {
+            "best": None if self.best is None else self.best.to_json(),
+            "cheapest": None if self.cheapest is None else self.cheapest.to_json(),
+            "ways": [way.to_json() for way in self.ways],
+            "changes": [{"what": change.what, **change.way.to_json()} for change in self.changes],
+        }
+
+
+def advise(
+    request: Request,
+    choice: Choice,
+    span_of_runs: SpanOfRuns | None = None,
+    within_seconds: float | None = None,
+) -> Advice:
+    """What to do on the machines of a request.
+
+    Args:
+        choice: what was not asked for, and may be chosen.
+        span_of_runs: as for `plan`.
+        within_seconds: most seconds of the whole training for the cheapest way.
+    """
+    search = _Search(_in_samples(request), span_of_runs)
+    ways = search.ways(choice)
+    freely = replace(choice, batch=True, checkpointing=True)
+    free_ways = ways
+    if freely != choice:
+        free_ways = search.ways(freely)
+    changes: tuple[Change, ...] = ()
+    if not ways:
+        changes = tuple(search.changes(choice))
+    return Advice(
+        verdict=_best_verdict(ways),
+        ways=ways,
+        best=_first_that_fits(free_ways),
+        cheapest=search.cheapest(freely, within_seconds),
+        changes=changes,
+    )
+
+
+def _best_verdict(ways: Sequence[Way]) -> str:
+    """The best verdict of some ways; `NO` without any."""
+    if not ways:
+        return NO
+    fits = any(way.estimate.verdict == FITS for way in ways)
+    return FITS if fits else TIGHT
+
+
+def _first_that_fits(ways: Sequence[Way]) -> Way | None:
+    """The first way that fits; where none does, the first that is planned to, else the first of
+    all."""
+    for way in ways:
+        if way.estimate.verdict == FITS:
+            return way
+    for way in ways:
+        if way.estimate.fits:
+            return way
+    return ways[0] if ways else None
+
+
+def _in_samples(request: Request) -> Request:
+    """The same training by the rows of the training set, which no batch changes."""
+    if request.steps is None:
+        return request
+    machines = request.machines
+    step_rows = request.global_batch
+    if step_rows is None:
+        processes = machines.pods * machines.slots
+        step_rows = request.batch_size * request.gradient_accumulation * processes
+    return replace(request, steps=None, samples=request.steps * step_rows)
+
+
+# The space that is searched.
+
+
+def ways_of(request: Request, choice: Choice) -> Iterator[Request]:
+    """A request for each technique, attention, checkpointing and precision that may be chosen.
+
+    BF16 comes before FP32, and FP16 only on GPUs without BF16: where both exist they take the same
+    memory and time, and BF16 needs no scaling of the loss.
+    """
+    precisions = [request.precision]
+    if choice.precision:
+        precisions = _precisions(request)
+    checkpointings = [request.gradient_checkpointing is True]
+    if choice.checkpointing or request.gradient_checkpointing == BOTH:
+        checkpointings = [False, True]
+    techniques = []
+    for technique in requested_techniques(request):
+        # Without enough processes in a pod a launch refuses it.
+        if technique.least_slots <= request.machines.slots:
+            techniques.append(technique)
+    all_ways = product(precisions, request.attentions, checkpointings, techniques)
+    for precision, attention, checkpointing, technique in all_ways:
+        made = partial(
+            replace,
+            request,
+            precision=precision,
+            attention=attention if request.shape.is_decoder_only else None,
+            gradient_checkpointing=checkpointing,
+            techniques=(technique.name,),
+        )
+        changed = _if_possible(made)
+        if changed is not None:
+            yield changed
+
+
+def _precisions(request: Request) -> list[str]:
+    """The precisions that may be chosen on the GPUs of a request."""
+    known = request.shape.precisions
+    if not is_before_ampere(request.machines.gpu):
+        return ["bf16", "fp32"]
+    return ["fp16", "fp32"] if "fp16" in known else ["fp32"]
+
+
+def _if_possible(made: Callable[[], Request]) -> Request | None:
+    """The request that is made; None where it cannot be planned."""
+    try:
+        request = made()
+        request.machines.achieved_flops(request.precision)
+    except UserError:
+        return None
+    return request
+
+
+def passes_to_try(request: Request, processes: int) -> list[int]:
+    """Passes of an optimizer step that may be chosen: those of the request, and powers of two as
+    long as the step has at most `MOST_STEP_ROWS` rows with one row a pass."""
+    passes = {request.gradient_accumulation}
+    doubled = 1
+    while doubled == 1 or doubled * processes <= MOST_STEP_ROWS:
+        passes.add(doubled)
+        doubled *= 2
+    return sorted(passes)
+
+
+def most_rows_of(request: Request, processes: int, passes: int) -> int | None:
+    """Most rows of a pass that may be chosen with so many passes; None where memory alone says."""
+    if passes in (1, request.gradient_accumulation):
+        return None
+    return MOST_STEP_ROWS // (passes * processes)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a number, in ascending order."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    large = [number // divisor for divisor in reversed(small) if divisor**2 != number]
+    return small + large
+
+
+# The search.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """A batch of one way that fits, and the seconds of its step."""
+
+    kind: Request
+    """The request for this way, with the batch that was asked for."""
+    work: Workload
+    """Its workload, with the batch that was chosen."""
+    step_seconds: float
+
+    @property
+    def request(self) -> Request:
+        """The request that plans it."""
+        passes = self.work.gradient_accumulation
+        if self.kind.global_batch is not None:
+            passes = 1
+        return replace(self.kind, batch_size=self.work.batch_size, gradient_accumulation=passes)
+
+    @property
+    def rate(self) -> float:
+        """Rows per second of all processes."""
+        return rows_per_step(self.work) / self.step_seconds
+
+    @property
+    def rank(self) -> float:
+        """The rate by which ways are compared: only the digits that survive rounding count, since
+        recomputation that hides behind the network costs nothing."""
+        return float(f"{self.rate:.9g}")
+
+
+class _Search:
+    """The search for ways of one request."""
+
+    def __init__(self, request: Request, span_of_runs: SpanOfRuns | None) -> None:
+        self.request = request
+        self.span_of_runs = span_of_runs
+
+    def ways(self, choice: Choice) -> tuple[Way, ...]:
+        """The fastest way by each technique, with checkpointing and without, the fastest first."""
+        by_kind: dict[tuple[object, ...], list[Request]] = {}
+        for request in ways_of(self.request, choice):
+            kind = (*request.techniques, request.gradient_checkpointing)
+            by_kind.setdefault(kind, []).append(request)
+        candidates = []
+        for requests in by_kind.values():
+            candidate = self._fastest_at_any_level(requests, choice)
+            if candidate is not None:
+                candidates.append(candidate)
+        candidates.sort(key=lambda candidate: candidate.rank, reverse=True)
+        return tuple(self.way(candidate.request) for candidate in candidates)
+
+    def fastest(self, choice: Choice) -> Way | None:
+        """The fastest way that fits, the first of equal ones; where none fits, the fastest that is
+        tight."""
+        candidate = self._fastest_at_any_level(list(ways_of(self.request, choice)), choice)
+        return None if candidate is None else self.way(candidate.request)
+
+    def _fastest_at_any_level(
+        self, requests: Sequence[Request], choice: Choice
+    ) -> _Candidate | None:
+        for level in LEVELS:
+            candidate = self.fastest_of(requests, choice, level)
+            if candidate is not None:
+                return candidate
+        return None
+
+    def way(self, request: Request) -> Way:
+        """A request for one technique with what is planned for it."""
+        (estimate,) = plan(request, self.span_of_runs).estimates
+        return Way(request=request, estimate=estimate)
+
+    def any_fits(self, choice: Choice) -> bool:
+        """Whether any way fits, be it with one row a pass where the batch may be chosen."""
+        for request in ways_of(self.request, choice):
+            work = _work_of(request)
+            if choice.batch and request.global_batch is None:
+                work = replace(work, batch_size=1, gradient_accumulation=1)
+            elif choice.batch:
+                passes = request.passes_of(work.ranks) * work.batch_size
+                work = replace(work, batch_size=1, gradient_accumulation=passes)
+            if self._fits(request, work, SURE):
+                return True
+        return False
+
+    def fastest_of(
+        self, requests: Iterator[Request] | Sequence[Request], choice: Choice, level: str
+    ) -> _Candidate | None:
+        """The fastest batch of these requests, each for one technique in one way."""
+        best = None
+        for request in requests:
+            for candidate in self._batches(request, choice, level, best):
+                if best is None or candidate.rank > best.rank:
+                    best = candidate
+        return best
+
+    def _batches(
+        self,
+        request: Request,
+        choice: Choice,
+        level: str,
+        best: _Candidate | None,
+    ) -> Iterator[_Candidate]:
+        """The batches of one way among which its fastest is, if that is faster than the best of
+        other ways."""
+        work = _work_of(request)
+        if not choice.batch:
+            if self._fits(request, work, level):
+                yield _candidate(request, work)
+        elif request.global_batch is not None:
+            yield from self._divided_batches(request, work, level)
+        else:
+            yield from self._free_batches(request, work, level, best)
+
+    def _free_batches(
+        self, request: Request, work: Workload, level: str, best: _Candidate | None
+    ) -> Iterator[_Candidate]:
+        """The largest batch for each number of passes.
+
+        With the same passes no smaller batch is faster, since what a pass takes beside its rows
+        does not grow with them.
+        """
+        most = self._most_rows(request, replace(work, gradient_accumulation=1), level)
+        if most == 0:
+            return
+        for passes in passes_to_try(request, work.ranks):
+            limit = most_rows_of(request, work.ranks, passes)
+            # More passes never need less memory.
+            rows = most if limit is None else min(most, limit)
+            if rows == 0:
+                continue
+            batch = replace(work, batch_size=rows, gradient_accumulation=passes)
+            candidate = _candidate(request, batch)
+            if best is not None and candidate.rank <= best.rank:
+                continue
+            if passes > 1 and not self._fits(request, batch, level):
+                rows = self._fewer_rows(request, batch, level)
+                if rows == 0:
+                    continue
+                candidate = _candidate(request, replace(batch, batch_size=rows))
+            yield candidate
+
+    def _divided_batches(
+        self, request: Request, work: Workload, level: str
+    ) -> Iterator[_Candidate]:
+        """All batches that come to the rows of a step and fit."""
+        step_rows = request.global_batch or 0
+        if step_rows % work.ranks:
+            return
+        for rows in divisors(step_rows // work.ranks):
+            passes = step_rows // work.ranks // rows
+            divided = replace(work, batch_size=rows, gradient_accumulation=passes)
+            if self._fits(request, divided, level):
+                yield _candidate(request, divided)
+
+    def _most_rows(self, request: Request, work: Workload, level: str) -> int:
+        """The most rows of a pass that fit; 0 for none."""
+
+        def fits(rows: int) -> bool:
+            return self._fits(request, replace(work, batch_size=rows), level)
+
+        return largest_batch_size(request, work, fits) or 0
+
+    def _fewer_rows(self, request: Request, work: Workload, level: str) -> int:
+        """The most rows of a pass that fit, where those of a workload do not; 0 for none."""
+
+        def fits(rows: int) -> bool:
+            return self._fits(request, replace(work, batch_size=rows), level)
+
+        return bisect_left(range(1, work.batch_size), True, key=lambda rows: not fits(rows))
+
+    def _fits(self, request: Request, work: Workload, level: str) -> bool:
+        if level == LIKELY:
+            return is_planned_to_fit(request, work, self.span_of_runs)
+        verdict = verdict_of(request, work, self.span_of_runs)
+        return verdict == FITS or (level == MAYBE and verdict == TIGHT)
+
+    # On fewer pods, and on what would be enough.
+
+    def cheapest(self, choice: Choice, within_seconds: float | None) -> Way | None:
+        """The way that takes the fewest pods' hours among those that end in time, on any number of
+        pods up to that of the request; the fastest of equal ones."""
+        if self.request.samples is None:
+            return None
+        candidates = []
+        for pods in pods_to_try(self.request.machines.pods):
+            request = self._on(pods)
+            if request is None:
+                continue
+            search = _Search(request, self.span_of_runs)
+            for kind in ways_of(request, choice):
+                candidate = search.fastest_of([kind], choice, SURE)
+                if candidate is None:
+                    continue
+                seconds = total_seconds(kind, candidate.work, candidate.step_seconds)
+                if within_seconds is None or (seconds or 0.0) <= within_seconds:
+                    candidates.append(candidate)
+
+        def price(candidate: _Candidate) -> tuple[float, float]:
+            is_alone = candidate.work.technique.is_alone
+            pods = 1 if is_alone else candidate.kind.machines.pods
+            return float(f"{pods / candidate.rate:.9g}"), -candidate.rank
+
+        cheapest = min(candidates, key=price, default=None)
+        return None if cheapest is None else self.way(cheapest.request)
+
+    def _on(self, pods: int) -> Request | None:
+        """The request on so many pods; None where these cannot share its batch."""
+        machines = replace(self.request.machines, pods=pods)
+        changed = _if_possible(partial(replace, self.request, machines=machines))
+        if changed is None:
+            # Another number of rows a pass may reach the rows of the step.
+            one_row = partial(replace, self.request, machines=machines, batch_size=1)
+            changed = _if_possible(one_row)
+        return changed
+
+    def changes(self, choice: Choice) -> Iterator[Change]:
+        """What would fit in place of what was asked for, one thing changed at a time; if that is
+        not enough, all of it."""
+        any_fits = False
+        for what, request, freer in self._alternatives(choice):
+            way = _Search(request, self.span_of_runs).fastest(freer)
+            if way is not None:
+                any_fits = True
+                yield Change(what=what, way=way)
+        if not any_fits:
+            request = replace(self.request, techniques=())
+            way = _Search(request, self.span_of_runs).fastest(Choice())
+            if way is not None:
+                yield Change(what="another technique, batch and precision together", way=way)
+        yield from self._other_machines(choice)
+
+    def _alternatives(self, choice: Choice) -> Iterator[tuple[str, Request, Choice]]:
+        """Changes of the way alone: in words, the request, and what may be chosen."""
+        request = self.request
+        if not choice.batch:
+            yield "fewer rows a pass", request, replace(choice, batch=True)
+        if not choice.checkpointing and request.gradient_checkpointing is False:
+            checkpointed = replace(request, gradient_checkpointing=True)
+            yield "checkpointing", checkpointed, choice
+        if request.techniques:
+            yield "another technique", replace(request, techniques=()), choice
+        if not choice.precision:
+            for precision in _precisions(request):
+                other = _if_possible(partial(replace, request, precision=precision))
+                if other is not None and precision != request.precision:
+                    yield precision.upper(), other, choice
+
+    def _other_machines(self, choice: Choice) -> Iterator[Change]:
+        """The fewest pods and the smallest GPU that are enough, and memory of the host."""
+        change = self._more_pods(choice)
+        if change is not None:
+            yield change
+        change = self._larger_gpu(choice)
+        if change is not None:
+            yield change
+        if self.request.host_memory_bytes is not None:
+            unlimited = replace(self.request, host_memory_bytes=None)
+            way = _Search(unlimited, self.span_of_runs).fastest(choice)
+            if way is not None:
+                what = f"{math.ceil(way.estimate.host_bytes / GIB):,} GiB of host memory a pod"
+                yield Change(what=what, way=way)
+
+    def _more_pods(self, choice: Choice) -> Change | None:
+        """The fewest pods on which something fits."""
+
+        def is_enough(pods: int) -> bool:
+            request = self._on(pods)
+            return request is not None and _Search(request, self.span_of_runs).any_fits(choice)
+
+        first = self.request.machines.pods + 1
+        if first > MOST_PODS_OF_A_CHANGE or not is_enough(MOST_PODS_OF_A_CHANGE):
+            return None
+        between = range(first, MOST_PODS_OF_A_CHANGE)
+        fewest = first + bisect_left(between, True, key=is_enough)
+        request = self._on(fewest)
+        if request is None:
+            return None
+        way = _Search(request, self.span_of_runs).fastest(choice)
+        return None if way is None else Change(what=counted(fewest, "pod"), way=way)
+
+    def _larger_gpu(self, choice: Choice) -> Change | None:
+        """The known GPU with the least memory on which something fits."""
+        with_cuda = [card for card in cards() if card.capability is not None]
+        for card in sorted(with_cuda, key=lambda card: card.memory_bytes):
+            if card.memory_bytes <= self.request.gpu_memory_bytes:
+                continue
+            machines = replace(self.request.machines, gpu=card.name, flops=None)
+            memory = memory_bytes(card.name) or card.memory_bytes
+            larger = _if_possible(
+                partial(replace, self.request, machines=machines, gpu_memory_bytes=memory)
+            )
+            if larger is None:
+                continue
+            search = _Search(larger, self.span_of_runs)
+            if not search.any_fits(choice):
+                continue
+            way = search.fastest(choice)
+            if way is not None:
+                return Change(what=f"GPUs of {memory / GIB:.4g} GiB ({card.name})", way=way)
+        return None
+
+
+def pods_to_try(most: int) -> list[int]:
+    """Numbers of pods on which the cheapest way is looked for: all up to 8, then those that double,
+    and the most."""
+    pods = set(range(1, min(most, 8) + 1))
+    doubled = 16
+    while doubled < most:
+        pods.add(doubled)
+        doubled *= 2
+    return sorted(pods | {most})
+
+
+def _work_of(request: Request) -> Workload:
+    """The workload of a request for one technique in one way."""
+    (technique,) = requested_techniques(request)
+    (attention,) = request.attentions
+    is_checkpointing = request.gradient_checkpointing is True
+    return workload_of(request, technique, attention, checkpointing=is_checkpointing)
+
+
+def _candidate(request: Request, work: Workload) -> _Candidate:
+    seconds = step_time(work, request.machines).seconds
+    return _Candidate(kind=request, work=work, step_seconds=seconds)

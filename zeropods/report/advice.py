@@ -1,0 +1,297 @@
+"""Advice as people see it: what fits, what to run, and what was assumed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeropods.errors import UserError
+from zeropods.files import has_weights
+from zeropods.plan.advice import Advice, Way
+from zeropods.plan.estimate import MEMORY_ERROR, NO, TIGHT, Request
+from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, hub_id
+from zeropods.plan.machines import GIGA
+from zeropods.plan.workload import ZeroSettings
+from zeropods.tables import GIB, Table, counted, digits, wrapped
+from zeropods.tasks import CAUSAL_SCRIPT, T5_SCRIPT
+
+TIGHT_MARK = "~"
+NARROW = 76
+"""Columns of a line of a command, within those of a terminal with 80."""
+T5_DATA = "wikisql_tok_dataset"
+CAUSAL_DATA = "squad"
+"""Folders of data that the scripts take where none is named."""
+SECONDS_OF_AN_HOUR = 3_600
+BITS = 8
+
+
+@dataclass(frozen=True)
+class AdviceReport:
+    """What `zeropods plan` shows at first sight."""
+
+    request: Request
+    advice: Advice
+    given: Collection[str] = ()
+    """Fields of the request and of its machines that somebody gave, or a probe measured."""
+    within_hours: float | None = None
+    """Most hours of the whole training for the cheapest way; None where nobody gave any."""
+
+    def to_text(self) -> str:
+        """The verdict, what fits, the best and the cheapest, what was assumed, and the command."""
+        advice = self.advice
+        parts = [wrapped(f"{self.title}: {advice.verdict}")]
+        if advice.ways:
+            parts.append(str(self.table()).rstrip("\n"))
+        sentences = [*self.sentences(), *self.assumptions()]
+        parts.append("\n".join(wrapped(sentence) for sentence in sentences))
+        if self.request.remark:
+            parts.append(wrapped(f"Note: {self.request.remark}."))
+        command = self.launch_command()
+        if command:
+            parts.append(command)
+        hint = "All techniques: --all; each term: --formulas; other machines: --what-if"
+        parts.append(wrapped(hint))
+        return "\n\n".join(parts)
+
+    @property
+    def title(self) -> str:
+        """The job and the machines, in a line."""
+        request = self.request
+        tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
+        machines = request.machines
+        pods = counted(machines.pods, "pod")
+        gpus = f"{machines.slots} x {machines.gpu}"
+        if "gpu" not in self.given and "gpu_memory_bytes" in self.given:
+            gpus = counted(machines.slots, "GPU")
+        size = f"{request.gpu_memory_bytes / GIB:.4g} GiB"
+        return f"{request.model}, rows of {tokens} tokens, on {pods} of {gpus} ({size} each)"
+
+    def table(self) -> Table:
+        """A table of the ways that fit, the fastest first."""
+        lines = []
+        for way in self.advice.ways:
+            estimate = way.estimate
+            work = estimate.work
+            mark = TIGHT_MARK if estimate.verdict == TIGHT else ""
+            batch = f"{work.batch_size}"
+            if work.gradient_accumulation > 1:
+                batch = f"{batch}x{work.gradient_accumulation}"
+            line = {
+                "technique": estimate.technique.name,
+                "checkpointing": "yes" if work.checkpointing else "no",
+                "memory (GiB)": f"{mark}{estimate.memory.device_bytes / GIB:.1f}",
+                "host (GiB)": f"{estimate.host_bytes / GIB:.1f}",
+                "batch size (rows)": batch,
+                "step (s)": digits(estimate.time.seconds),
+                "samples/s": digits(estimate.samples_per_second),
+            }
+            lines.append(line)
+        return Table.of(lines, self._heading())
+
+    def _heading(self) -> str:
+        """What all lines of the table have in common."""
+        precisions = {way.estimate.work.precision for way in self.advice.ways}
+        names = " or ".join(sorted(name.upper() for name in precisions))
+        return f"What fits, in {names}, the fastest first"
+
+    def sentences(self) -> list[str]:
+        """What to choose, why nothing fits, and what would."""
+        advice = self.advice
+        sentences = []
+        ways = advice.ways
+        if any(way.estimate.work.gradient_accumulation > 1 for way in ways):
+            sentences.append("A batch of 8x4 is 8 rows a pass and 4 passes a step.")
+        if any(way.estimate.verdict == TIGHT for way in ways):
+            within = f"within the plan's error of {MEMORY_ERROR:.0%}"
+            sentences.append(f"{TIGHT_MARK}: TIGHT, {within}; measure it before you rely on it.")
+        if advice.best is not None:
+            sentences.append(f"Best: {self._best(advice.best)}")
+        if advice.cheapest is not None:
+            sentences.append(f"Cheapest: {_cheapest(advice.cheapest)}")
+        elif self.within_hours is not None:
+            sentences.append(f"No way that fits ends within {self.within_hours:g} h.")
+        if advice.verdict == NO:
+            sentences.append("Nothing that was asked for fits.")
+        for change in advice.changes:
+            fits = "it fits"
+            if change.way.estimate.verdict == TIGHT:
+                fits = "it is a tight fit"
+            sentences.append(f"With {change.what} {fits}: {described(change.way)}.")
+        if advice.verdict == NO and not advice.changes:
+            sentences.append("No other technique, batch, precision, GPU or number of pods would.")
+        return sentences
+
+    def _best(self, way: Way) -> str:
+        """The best way, how fast it is, and how many rows its steps have."""
+        estimate = way.estimate
+        tight = ", TIGHT" if estimate.verdict == TIGHT else ""
+        speed = f"{digits(estimate.samples_per_second)} samples/s"
+        memory = f"{estimate.memory.device_bytes / GIB:.1f} GiB of a GPU{tight}"
+        sentence = f"{described(way)}: {speed}, {memory}."
+        if self.request.global_batch is None:
+            step = f"Its steps have {counted(way.step_rows, 'row')}"
+            sentence = f"{sentence} {step}; --global-batch N keeps another number."
+        return sentence
+
+    # What was assumed, where it is used.
+
+    def assumptions(self) -> list[str]:
+        """A sentence with the speeds that nobody gave and that times here depend on; none without
+        such."""
+        shown = list(self.advice.ways)
+        shown += [change.way for change in self.advice.changes]
+        if not shown:
+            return []
+        machines = self.request.machines
+        estimates = [way.estimate for way in shown]
+        assumed = []
+        if not {"gpu", "flops"} & set(self.given):
+            assumed.append(f"the speed of an {machines.gpu} (no --gpu)")
+        crosses_network = any(estimate.pods > 1 for estimate in estimates)
+        if crosses_network and "bandwidth" not in self.given:
+            gigabits = BITS * machines.bandwidth / GIGA
+            wire = "10 Gbit/s" if 7 < gigabits <= 10 else f"{gigabits:.3g} Gbit/s"
+            assumed.append(f"a network of {wire} between pods (no --bandwidth)")
+        stays_in_pod = any(estimate.pods == 1 and estimate.slots > 1 for estimate in estimates)
+        if stays_in_pod and machines.peer_bandwidth is None:
+            assumed.append("PCIe between a pod's GPUs (no --peer-bandwidth)")
+        uses_pcie = any(estimate.technique.offloads for estimate in estimates)
+        if (uses_pcie or stays_in_pod) and "pcie_bandwidth" not in self.given:
+            gigabytes = machines.pcie_bandwidth / GIGA
+            assumed.append(f"PCIe of {gigabytes:.3g} GB/s (no --pcie-bandwidth)")
+        sentences = []
+        if assumed:
+            sentences.append(f"Times assume {', '.join(assumed)}.")
+        offloads = any(estimate.technique.offloads for estimate in estimates)
+        if offloads and self.request.host_memory_bytes is None:
+            sentences.append("Host memory was not checked (no --host-memory).")
+        return sentences
+
+    # How to run it.
+
+    def launch_command(self) -> str:
+        """The command that runs the best way, with what it needs; empty where nothing fits."""
+        way = self.advice.best
+        if way is None:
+            return ""
+        words = launch_words(way.request, way)
+        if words is None:
+            reason = "a configuration alone has no weights, so there is no command to train it"
+            return wrapped(f"{self.request.model}: {reason}.")
+        file = way.estimate.technique.file
+        named = "without a DeepSpeed configuration"
+        if file is not None:
+            named = f"by {_short_path(file)}"
+        remarks = [f"Run it {named}:"]
+        zero = self.request.zero
+        if file is not None and zero.reduce_elements != ZeroSettings().reduce_elements:
+            size = f"reduce_bucket_size {zero.reduce_elements}"
+            remarks = [f"Run it {named}, in a copy with {size}:"]
+        return f"{wrapped(remarks[0])}\n\n{in_lines(words)}"
+
+
+def described(way: Way) -> str:
+    """A way in words: `zero3 with checkpointing in BF16, 8 rows x 4 passes on 2 pods of 4`."""
+    estimate = way.estimate
+    work = estimate.work
+    text = estimate.technique.name
+    if work.checkpointing:
+        text = f"{text} with checkpointing"
+    batch = counted(work.batch_size, "row")
+    if work.gradient_accumulation > 1:
+        batch = f"{batch} x {work.gradient_accumulation} passes"
+    where = f"{counted(estimate.pods, 'pod')} of {counted(estimate.slots, 'process')}"
+    if estimate.pods * estimate.slots == 1:
+        where = "one GPU"
+    return f"{text} in {work.precision.upper()}, {batch} on {where}"
+
+
+def _cheapest(way: Way) -> str:
+    """The cheapest way, how long it takes, and what it costs."""
+    estimate = way.estimate
+    hours = (estimate.total_seconds or 0.0) / SECONDS_OF_AN_HOUR
+    sentence = f"{described(way)}: {digits(hours)} h"
+    if estimate.cost is not None:
+        sentence = f"{sentence}, cost {estimate.cost:.2f}"
+    return f"{sentence}."
+
+
+def launch_words(request: Request, way: Way) -> list[str] | None:
+    """The words of the command that trains in this way; None for a model without weights.
+
+    The data are those that the scripts take where none are named, under these names here.
+    """
+    estimate = way.estimate
+    work = estimate.work
+    model = model_to_train(request.model)
+    if model is None:
+        return None
+    words = ["zeropods", "launch"]
+    if estimate.pods == 1:
+        words += ["--launcher", "none", "--slots", str(estimate.slots)]
+    else:
+        words += ["--num-pods", str(estimate.pods)]
+    if work.shape.is_decoder_only:
+        words += ["--", CAUSAL_SCRIPT, "--model_name_or_path", model, "--data", CAUSAL_DATA]
+        words += ["--max_seq_length", str(work.tokens), "--attn_implementation", work.attention]
+    else:
+        words += ["--", T5_SCRIPT, "--model_id", model, "--dataset_path", T5_DATA]
+    if model in (*T5_TINY, *CAUSAL_TINY):
+        # Our own models have no pretrained weights.
+        words += ["--init", "random"]
+    for name, value in estimate.technique.flags.items():
+        if value is not None:
+            text = _short_path(value) if isinstance(value, Path) else str(value)
+            words += [f"--{name}", text]
+    words += ["--precision", work.precision]
+    words += ["--per_device_train_batch_size", str(work.batch_size)]
+    words += ["--gradient_accumulation_steps", str(work.gradient_accumulation)]
+    words += ["--gradient_checkpointing", str(work.checkpointing)]
+    return words
+
+
+def model_to_train(model: str) -> str | None:
+    """The name by which a training script finds the model of a plan: a hub id for a known name, a
+    folder with weights; None for a configuration without weights."""
+    path = Path(model)
+    if path.is_file():
+        path = path.parent
+    if path.is_dir():
+        for folder in (path / "model", path):
+            if has_weights(folder):
+                return str(folder)
+        return None
+    try:
+        return hub_id(model)
+    except UserError:
+        return model
+
+
+def _short_path(path: Path) -> str:
+    """A path from the working folder where it lies below that, else the whole path."""
+    here = Path.cwd()
+    if path.is_relative_to(here):
+        return str(path.relative_to(here))
+    return str(path)
+
+
+def in_lines(words: list[str]) -> str:
+    """A command as text to paste into a shell, in lines that fit a narrow terminal; a flag and its
+    value stay together."""
+    pieces = []
+    for word in words:
+        begins = word.startswith("--") or not pieces
+        if begins or word in (CAUSAL_SCRIPT, T5_SCRIPT):
+            pieces.append(shlex.quote(word))
+        else:
+            pieces[-1] = f"{pieces[-1]} {shlex.quote(word)}"
+    lines = [""]
+    for piece in pieces:
+        longer = f"{lines[-1]} {piece}".strip(" ")
+        if len(longer) > NARROW and lines[-1]:
+            lines.append(piece)
+        else:
+            lines[-1] = longer
+    return " \\\n    ".join(lines)
