@@ -62,6 +62,7 @@ def plan_states(request: Request) -> tuple[PlannedStates, ...]:
             ranks=pods * slots,
             zero=request.zero,
             gradient_accumulation=request.gradient_accumulation,
+            method=request.method,
         )
         memory = plan_memory(work, context_bytes=0)
         terms = []
