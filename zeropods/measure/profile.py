@@ -349,16 +349,18 @@ def parse_report(path: Path, text: str) -> Report:
     printed = _divide(lines, start, prefix)
     unread: Lines = []
     impossible: dict[str, str] = {}
-    summary, places = _read_summary(printed.parts["summary"], unread, impossible)
+    summary, summary_lines = _read_summary(printed.parts["summary"], unread, impossible)
     depths = _read_depths(printed.parts["aggregated"], unread)
     root, tree_is_whole = _read_tree(printed.parts["detailed"], unread)
-    has_figures = places.keys() - {"step"} or depths or root
+    # The number of the step is in the heading, and says nothing of what was measured.
+    figures_of_summary = summary_lines.keys() - {"step"}
+    has_figures = figures_of_summary or depths or root
     if not has_figures:
         raise UserError(
             f"{path}:{start}: there is a heading but no figure below it; "
             "give the report exactly as DeepSpeed printed it"
         )
-    absent = [FIGURES[key].label for key in ALWAYS_THERE if key not in places]
+    absent = [FIGURES[key].label for key in ALWAYS_THERE if key not in summary_lines]
     if not depths:
         absent.append("the part by depth")
     if root is not None and not tree_is_whole:
@@ -374,7 +376,7 @@ def parse_report(path: Path, text: str) -> Report:
         reports=len(headings),
         text="\n".join(printed.lines),
         summary=summary,
-        lines=places,
+        lines=summary_lines,
         depths=depths,
         root=root,
         tree_is_whole=tree_is_whole,
@@ -518,30 +520,34 @@ def _read_summary(
         impossible: receives the text of each figure that cannot be, by key; its value is None.
     """
     figures: Figures = dict.fromkeys(FIGURES)
-    places: dict[str, tuple[int, str]] = {}
+    lines_read: dict[str, tuple[int, str]] = {}
     for number, line in lines:
+        # The line of the step has its value before the colon: it is made like the others.
         match = SUMMARY_LINE.fullmatch(STEP_LINE.sub(r"\1: \2", line.strip()))
         if match is None:
             continue
         label = _current_label(match["label"])
-        known = LINES_BY_LABEL.get(label) or LINES_BY_LABEL.get(_without_formula(label))
-        if known is None or known.key in places:
+        # Some labels are told apart only by their formula, so the whole label is tried first.
+        known_line = LINES_BY_LABEL.get(label) or LINES_BY_LABEL.get(_without_formula(label))
+        if known_line is None or known_line.key in lines_read:
             unread.append((number, line))
             continue
-        place = (number, _without_formula(match["label"]))
-        value = _summary_value(match["value"], known.unit)
-        if _is_impossible(known, match["value"], value):
-            impossible[known.key] = match["value"]
-            places[known.key] = place
+        key = known_line.key
+        number_and_label = (number, _without_formula(match["label"]))
+        value = _summary_value(match["value"], known_line.unit)
+        if _is_impossible(known_line, match["value"], value):
+            impossible[key] = match["value"]
+            lines_read[key] = number_and_label
         elif value is None:
             unread.append((number, line))
         else:
-            figures[known.key] = value
-            places[known.key] = place
+            figures[key] = value
+            lines_read[key] = number_and_label
+            # The line of the backward FLOP/s says in its formula how often a forward pass counts.
             factor = BACKWARD_FACTOR.search(label)
             if factor:
                 figures["backward_factor"] = float(factor[1])
-    return figures, places
+    return figures, lines_read
 
 
 def _current_label(label: str) -> str:
@@ -653,6 +659,7 @@ def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
     """
     root: Module | None = None
     open_modules: list[_OpenModule] = []
+    # `unread` may hold lines of other parts already.
     unread_before = len(unread)
     is_closed = False
     for number, line in lines:
@@ -675,13 +682,16 @@ def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
             figures_text = match["leaf"] or ""
         if not _stands_for_figures(figures_text):
             continue
+        # Without a match, they are figures of the last module that began.
         has_taken_all = _take_figures(module, figures_text)
         if not has_taken_all:
             unread.append((number, line))
     if root is None:
         return None, False
     is_whole = is_closed and len(unread) == unread_before
-    return _expanded(root)[0], is_whole
+    # The root has no name, so it stands for no more than itself.
+    (expanded_root,) = _expanded(root)
+    return expanded_root, is_whole
 
 
 def _is_root(match: re.Match[str] | None) -> bool:

@@ -219,7 +219,8 @@ def _parallel_size_faults(report: Report) -> Iterator[Fault]:
     if not (world and replicas and parts):
         return
     # Pipeline stages, of which the report says nothing, divide the processes as well.
-    if world % (replicas * parts):
+    is_divisible = world % (replicas * parts) == 0
+    if not is_divisible:
         yield _of_line(
             report, "sizes_contradict", "world_size", world=world, data=replicas, model=parts
         )
@@ -247,6 +248,7 @@ class Formula(NamedTuple):
 def formulas(figures: Figures) -> list[Formula]:
     """DeepSpeed's own formulas: which figure each gives, from which others, and what it comes
     to."""
+    # NaN goes through all arithmetic: what follows from a figure that is not known is NaN too.
     known = {key: nan if value is None else value for key, value in figures.items()}
     forward_flops = known["forward_flops"]
     backward_flops = known["backward_factor"] * forward_flops
@@ -551,7 +553,8 @@ def passes_of(report: Report, passes: int | None) -> int:
             return passes
         # Rows of passes differ in length, and so do passes in time; where the report has the time
         # of one, it shows.
-        return passes if passes / 2 <= forward / seconds else 1
+        has_time_of_all = passes / 2 <= forward / seconds
+        return passes if has_time_of_all else 1
     if seconds is not None:
         times = round(forward / seconds)
         is_whole = abs(forward - times * seconds) <= WHOLE_PASSES * times * seconds
@@ -559,8 +562,9 @@ def passes_of(report: Report, passes: int | None) -> int:
     inside = seconds_inside(report)
     if inside is None:
         return 1
-    ratio = forward / (report.reports * inside)
-    return report.reports if 1 - ROUNDING_TOLERANCE <= ratio <= 1 + MOST_OWN else 1
+    ratio_to_reports = forward / (report.reports * inside)
+    is_one_pass_a_report = 1 - ROUNDING_TOLERANCE <= ratio_to_reports <= 1 + MOST_OWN
+    return report.reports if is_one_pass_a_report else 1
 
 
 # A module against the modules inside it.
@@ -640,9 +644,13 @@ def _are_shared(module: Module, excess: float, unsure: float) -> bool:
     """Whether parts of a module exceed its parameters since a matrix is in several of them: by its
     size, some times."""
     for _, inner in module.walk():
-        rows, columns = inner.linear or inner.sizes(*EMBEDDING) or (0, 0)
+        size = inner.linear or inner.sizes(*EMBEDDING)
+        if size is None:
+            continue
+        rows, columns = size
         if not rows:
             continue
+        # A matrix that is in all parts is counted once too often for each part but one.
         for times in range(1, len(module.children)):
             if abs(excess - times * rows * columns) <= unsure:
                 return True

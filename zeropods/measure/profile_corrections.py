@@ -178,8 +178,10 @@ def _corrected(report: Report, judgement: Judgement) -> _Corrected:
         _follow_summary(root, figures, judgement.passes)
         if rows:
             closed_form_macs = _closed_form_macs(root, rows)
-    figures |= dict.fromkeys(judgement.unknown)
+    for key in judgement.unknown:
+        figures[key] = None
     figures |= contradictions(figures)
+    # DeepSpeed counts the FLOPs and rows of one pass in the time of all of them.
     passes = judgement.passes or 1
     for key in SUMMARY_RATES:
         rate = figures[key]
@@ -209,7 +211,8 @@ def _without_clock(figures: Figures, root: Module | None) -> Figures:
         "forward_flops_per_second": _ratio(figures["forward_flops"], seconds),
     }
     if not seconds:
-        right |= dict.fromkeys(BY_FORWARD_TIME)
+        for key in BY_FORWARD_TIME:
+            right[key] = None
     return right
 
 
@@ -296,10 +299,12 @@ def _missing_from_matrix(module: Module, shared: tuple[int, int] | None) -> dict
     printed = module.parameters
     if printed is None or printed >= expected - 2 * rounding(expected):
         return {}
-    sizes = [embedding]
+    sizes_as_embedding = [embedding]
     if linear is not None:
-        sizes.append(linear[::-1])
-    is_shared = shared is not None and not has_bias and shared in sizes
+        # The output layer has the embedding's matrix the other way round: from dimension to rows.
+        sizes_as_embedding.append(linear[::-1])
+    is_shared = shared is not None and not has_bias and shared in sizes_as_embedding
+    # Equal keys are one matrix, which counts once; a matrix of its own has a key of its own.
     matrix = shared if is_shared else id(module)
     return {matrix: expected - round(printed)}
 
@@ -640,9 +645,12 @@ def _beside(checked: Checked, record: Record) -> Checked:
 
 def _usual_figures(checked: Checked, record: Record) -> Figures:
     """Figures of the run's usual step, for those that the profiled step is not near to."""
-    timed = record.rank_0 and record.rank_0.step_seconds
-    if not timed or not timed.median:
+    timed = None
+    if record.rank_0 is not None:
+        timed = record.rank_0.step_seconds
+    if timed is None or not timed.median:
         return {}
+    # What is not known is NaN, and so is all that follows from it; no comparison with NaN is true.
     forward_flops = checked.figures["forward_flops"] or nan
     backward_factor = checked.figures["backward_factor"] or nan
     flops = record.gradient_accumulation_steps * (1 + backward_factor) * forward_flops

@@ -117,9 +117,13 @@ def table(
     rows = [[column.text(source) for column in columns] for source in sources]
     if not whole:
         rows = [row for row in rows if _has_figure(row[1:])]
-        used = [i for i in range(len(columns)) if i == 0 or _has_figure(row[i] for row in rows)]
-        header = [header[i] for i in used]
-        rows = [[row[i] for i in used] for row in rows]
+        # The first column is no figure: it stays in any case.
+        kept_columns = [0]
+        for i in range(1, len(columns)):
+            if _has_figure(row[i] for row in rows):
+                kept_columns.append(i)
+        header = [header[i] for i in kept_columns]
+        rows = [[row[i] for i in kept_columns] for row in rows]
     return Table(tuple(header), tuple(tuple(row) for row in rows), title)
 
 
@@ -130,13 +134,16 @@ def _has_figure(cells: Iterable[str]) -> bool:
 def run_table(entry: Entry, *, whole: bool) -> Table:
     """The figures of one run, one per line: all that were measured if `whole`, else those of
     `MAIN`."""
-    row = group_runs([entry])[0].row
+    (group,) = group_runs([entry])
+    row = group.row
     columns: Sequence[Column[Row]] = MAIN
     if whole:
+        # Which run it is comes first, its other settings after its results.
+        run_column, *other_settings = SETTING_COLUMNS
         columns = [
-            *SETTING_COLUMNS[:1],
+            run_column,
             *RESULT_COLUMNS,
-            *SETTING_COLUMNS[1:],
+            *other_settings,
             *SECTIONS["Speed"],
             *SECTIONS["Scaling and arithmetic"],
             *SECTIONS["Memory"],
@@ -161,14 +168,15 @@ def accuracy_columns(tasks: set[str], lines: Iterable[Accuracy]) -> list[Column[
     if any(task.has_tables for task in known_tasks):
         columns.append(TABLES_COLUMN)
     columns += [_score_column(figure) for figure in figures]
-    further: dict[str, Column[Accuracy]] = {}
+    # One column for all lines that have the measure, in the order in which it is first met.
+    further_columns: dict[str, Column[Accuracy]] = {}
     for line in lines:
         for name in line.rouge:
-            further.setdefault(name, _rouge_column(name))
+            further_columns.setdefault(name, _rouge_column(name))
         for name in line.custom_metrics:
             # A custom metric may have the name of another measure.
-            further.setdefault(f"{CUSTOM_METRIC}{name}", _custom_column(name))
-    return [*columns, *further.values()]
+            further_columns.setdefault(f"{CUSTOM_METRIC}{name}", _custom_column(name))
+    return [*columns, *further_columns.values()]
 
 
 def _score_column(figure: Measure) -> Column[Accuracy]:
@@ -220,12 +228,15 @@ def _accuracy_table(groups: Sequence[Group], rows: Sequence[Row]) -> Table:
         cells = table("", columns, lines, whole=True).rows
         groups_by_cells.setdefault(cells, []).append(group)
 
-    labelled = []
-    for cells, alike in groups_by_cells.items():
-        names = rows[alike[0].number].label if len(alike) == 1 else row_names(alike)
-        labelled += [(names, *line) for line in cells]
+    labelled_lines = []
+    for cells, groups_alike in groups_by_cells.items():
+        if len(groups_alike) == 1:
+            label = rows[groups_alike[0].number].label
+        else:
+            label = row_names(groups_alike)
+        labelled_lines += [(label, *line) for line in cells]
     header = (LABEL_COLUMN.heading, *(column.heading for column in columns))
-    return Table(header, tuple(labelled), ACCURACY_TITLE)
+    return Table(header, tuple(labelled_lines), ACCURACY_TITLE)
 
 
 # Rows as lines of tables and plots.
@@ -289,25 +300,29 @@ def _marks(rows: Sequence[Row], compared: set[str]) -> dict[str, str]:
     for namesakes in rows_by_name.values():
         if len(namesakes) > 1:
             marks.update(_marks_of(namesakes))
-        plain = next((row.letter for row in namesakes if row.letter in compared), None)
-        if plain is not None:
-            marks[plain] = ""
+        compared_namesakes = [row for row in namesakes if row.letter in compared]
+        if compared_namesakes:
+            marks[compared_namesakes[0].letter] = ""
     return marks
 
 
 def _marks_of(namesakes: Sequence[Row]) -> dict[str, str]:
     """The first word that only one of some rows has, or else two such words, by the letter of the
     row; where there are none, the row's name."""
-    words = {row.letter: _telling_words(row) for row in namesakes}
-    numbers = range(len(words[namesakes[0].letter]))
+    words_by_letter = {row.letter: _telling_words(row) for row in namesakes}
+    # Every row has as many words, and the same setting at the same place.
+    number_of_words = len(words_by_letter[namesakes[0].letter])
+    single_places = itertools.combinations(range(number_of_words), 1)
+    pairs_of_places = itertools.combinations(range(number_of_words), 2)
     marks: dict[str, str] = {}
-    for places in (*itertools.combinations(numbers, 1), *itertools.combinations(numbers, 2)):
+    for places in (*single_places, *pairs_of_places):
         texts = {}
-        for letter, of_row in words.items():
-            texts[letter] = " ".join(of_row[place] for place in places)
-        times = Counter(texts.values())
+        for letter, words in words_by_letter.items():
+            texts[letter] = " ".join(words[place] for place in places)
+        number_of_rows = Counter(texts.values())
         for letter, text in texts.items():
-            if times[text] == 1:
+            if number_of_rows[text] == 1:
+                # A mark from fewer or earlier words stays.
                 marks.setdefault(letter, text)
     for row in namesakes:
         marks.setdefault(row.letter, row.name)
@@ -389,7 +404,10 @@ def inference_text(accuracy: Accuracy) -> str:
 
 def _gib(size: float) -> str:
     gib = size / GIB
-    return f"{gib:.2f}" if size >= GIB / 10 else f"{gib:.2g}"
+    if size < GIB / 10:
+        # Two decimals would leave one digit, or none.
+        return f"{gib:.2g}"
+    return f"{gib:.2f}"
 
 
 def mib(size: float) -> str:
@@ -437,9 +455,11 @@ def _processes(row: Row) -> str:
 def _sharing(row: Row) -> str:
     """On how many machines the pods are, where some share one."""
     machines = row.figures.machines
-    if machines is None or row.config is None or machines >= row.config.pods:
+    if machines is None or row.config is None:
         return NOT_MEASURED
-    return f"{row.config.pods} on {machines}"
+    pods = row.config.pods
+    share_machines = machines < pods
+    return f"{pods} on {machines}" if share_machines else NOT_MEASURED
 
 
 def _precision_text(row: Row) -> str:

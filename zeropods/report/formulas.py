@@ -297,15 +297,19 @@ def _count_steps(attempts: Sequence[Record]) -> _CountedSteps:
     timed = 0
     lost = 0
     # The step from which the following attempt continued: what an attempt did beyond it is lost.
-    following = attempts[-1].steps
+    # The last attempt has none, and loses nothing.
+    continued_at = attempts[-1].steps
     for attempt in reversed(attempts):
-        first = min((rank.first_step for rank in attempt.ranks), default=following)
-        kept_steps = following - first
+        # An attempt without ranks has measured nothing, so none of its steps counts.
+        first = min((rank.first_step for rank in attempt.ranks), default=continued_at)
+        kept_steps = continued_at - first
         seconds_of_ranks = [rank.seconds_of_first(kept_steps) for rank in attempt.ranks]
         seconds += max(seconds_of_ranks, default=0.0)
-        timed += max(0, min(following, attempt.steps) - first)
-        lost += max(0, attempt.steps - following)
-        following = min(following, first)
+        last_kept = min(continued_at, attempt.steps)
+        timed += max(0, last_kept - first)
+        lost += max(0, attempt.steps - continued_at)
+        # A later attempt may have started from an earlier step than the one that followed it.
+        continued_at = min(continued_at, first)
     return _CountedSteps(seconds, timed, lost)
 
 
@@ -355,10 +359,12 @@ def _with_memory(known: Figures, record: Record) -> Figures:
     """
     peaks = _peaks_of_ranks(record)
     largest = {kind: max(of_kind, default=None) for kind, of_kind in peaks.items()}
-    kind = next((kind for kind in (DEVICE_USED, ALLOCATED, RESIDENT) if peaks[kind]), None)
+    kind = _first_measured(peaks, (DEVICE_USED, ALLOCATED, RESIDENT))
     pods = None
-    if kind is not None:
-        pods = _of_pods(record, peaks[kind], sum if kind == RESIDENT else max)
+    if kind == RESIDENT:
+        pods = _of_pods(record, peaks[kind], sum)
+    elif kind is not None:
+        pods = _of_pods(record, peaks[kind], max)
 
     states = of_ranks(record, _live_bytes)
     plan = planned_memory(record)
@@ -390,6 +396,14 @@ def _with_memory(known: Figures, record: Record) -> Figures:
     if kind is not None:
         known = _with_samples(known, samples_of(record, COLUMN_OF_KIND[kind]))
     return _with_phases(known, record, peaks)
+
+
+def _first_measured(peaks: Mapping[str, Sequence[float]], kinds: Iterable[str]) -> str | None:
+    """The first of some kinds of memory of which every rank has a peak; None if there is none."""
+    for kind in kinds:
+        if peaks[kind]:
+            return kind
+    return None
 
 
 def _live_bytes(rank: RankMeasurement) -> int | None:
@@ -442,7 +456,7 @@ def _with_phases(known: Figures, record: Record, peaks: Mapping[str, Sequence[fl
     """
     kind = None
     if any(rank.phases for rank in record.ranks):
-        kind = next((kind for kind in (ALLOCATED, RESIDENT) if peaks[kind]), None)
+        kind = _first_measured(peaks, (ALLOCATED, RESIDENT))
     if kind is None:
         return known
     return replace(
@@ -556,7 +570,8 @@ def of_repeats(runs: Sequence[Figures]) -> Figures:
         together[key] = rule(values) if values else None
     for kind, keys in OF_KIND.items():
         if together[kind] is None:
-            together.update(dict.fromkeys(keys))
+            for key in keys:
+                together[key] = None
     return Figures(**together)
 
 

@@ -379,13 +379,13 @@ def unlike_formats(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
 
 def _unlike_parts(record: Record, measured: MeasuredPrecision) -> list[str]:
     """Each kind of tensors whose number format differs between ranks, with the formats."""
-    of_ranks = []
+    precisions = []
     for rank in record.ranks:
         if rank.measured_precision is not None:
-            of_ranks.append(rank.measured_precision)
+            precisions.append(rank.measured_precision)
     unlike = []
     for part in PRECISION_PARTS:
-        formats = {getattr(precision, part) for precision in of_ranks} - {None}
+        formats = {getattr(precision, part) for precision in precisions} - {None}
         if len(formats) > 1:
             unlike.append(f"{part.replace('_', ' ')} {getattr(measured, part)}")
     return unlike
@@ -457,23 +457,30 @@ def differences(groups: Sequence[Group]) -> list[str]:
 
 def _differences_of_task(rows: Sequence[Group]) -> list[str]:
     """The lines about rows of one task."""
-    names = dict.fromkeys(itertools.chain.from_iterable(row.settings for row in rows))
-    # The settings that set the same rows apart, with the rows of each value.
+    # The settings of all rows, in the order in which they are first met.
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row.settings)
+    # By the names of the rows on each side: the settings that divide the rows so, and for each
+    # setting the rows of each value.
     by_sides: dict[tuple[str, ...], dict[str, dict[str, list[Group]]]] = {}
     for name in names:
         with_setting = [row for row in rows if is_of(name, row.settings)]
-        by_value = _by_key(with_setting, partial(_setting_text, name))
-        if len(by_value) > 1:
-            sides = tuple(row_names(side) for side in by_value.values())
-            by_sides.setdefault(sides, {})[name] = by_value
+        rows_by_value = _by_key(with_setting, partial(_setting_text, name))
+        if len(rows_by_value) > 1:
+            sides = tuple(row_names(side) for side in rows_by_value.values())
+            by_sides.setdefault(sides, {})[name] = rows_by_value
 
     lines = []
     for sides, settings_apart in by_sides.items():
         if len(settings_apart) == 1:
-            for name, by_value in settings_apart.items():
-                lines.append(f"{name}: {_listed(by_value)}")
+            ((name, rows_by_value),) = settings_apart.items()
+            lines.append(f"{name}: {_listed(rows_by_value)}")
         else:
-            texts = [f"{name}: {_cut(list(by_value))}" for name, by_value in settings_apart.items()]
+            texts = []
+            for name, rows_by_value in settings_apart.items():
+                values = list(rows_by_value)
+                texts.append(f"{name}: {_cut(values)}")
             lines.append(f"{_cut(sides)}: {'; '.join(texts)}")
     return lines
 
@@ -548,12 +555,14 @@ def compared_rows(groups: Sequence[Group]) -> set[str]:
     bases_of_models: dict[tuple[str, str], str] = {}
     for rows in sorted(_compared_sets(groups), key=_set_order):
         config = rows[0].row.known_config
+        # The first set of a model stays.
         bases_of_models.setdefault((config.model_id, config.task), _base(rows[0]))
-    chosen = set(bases_of_models.values())
-    base_settings = [group.settings for group in groups if group.letter in chosen]
+    bases = set(bases_of_models.values())
+    base_settings = [group.settings for group in groups if group.letter in bases]
     compared = set()
     for group in groups:
-        if any(not unequal(group.settings, base) for base in base_settings):
+        is_like_a_base = any(not unequal(group.settings, base) for base in base_settings)
+        if is_like_a_base:
             compared.add(group.letter)
     return compared
 
@@ -590,9 +599,11 @@ def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
     by_settings = _by_key(timed, lambda group: required(group.settings))
     by_work = _by_key(timed, _work)
     for group in timed:
-        near = by_settings[required(group.settings)]
-        peers = [other for other in near if not unequal(group.settings, other.settings)]
-        if peers == [group] and allow_differences:
+        # Rows of equal `required` settings may still differ in one that only some of them have.
+        candidates = by_settings[required(group.settings)]
+        peers = [other for other in candidates if not unequal(group.settings, other.settings)]
+        is_alone = peers == [group]
+        if is_alone and allow_differences:
             peers = by_work[_work(group)]
         if len(peers) > 1:
             base = min(peers, key=lambda peer: base_order(peer.row))

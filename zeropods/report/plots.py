@@ -241,8 +241,8 @@ def _of_main_kind(
     """The kind of memory that most rows have; and the rows in their order, with None in place of
     each one of another kind, which is not drawn."""
     kinds = Counter(kind(row) for row in rows if kind(row) is not None)
-    main = max(kinds, key=kinds.__getitem__, default=None)
-    return main, [row if kind(row) == main else None for row in rows]
+    main_kind = max(kinds, key=kinds.__getitem__, default=None)
+    return main_kind, [row if kind(row) == main_kind else None for row in rows]
 
 
 def _figures(rows: Sequence[Row | None]) -> list[Figures]:
@@ -314,7 +314,8 @@ def speed_memory_plot(rows: Sequence[Row]) -> Plot:
         _draw_point(axes, row, size, unit_name, marker)
     if shown:
         _set_limits(axes, "x", sizes)
-        _set_limits(axes, "y", rates, top=max(_rate_interval(row)[1] for row in shown))
+        ends_of_intervals = [_rate_interval(row)[1] for row in shown]
+        _set_limits(axes, "y", rates, top=max(ends_of_intervals))
         legend_below(figure)
         letters = [row.letter for row in shown]
         _write_letters(axes, letters, list(zip(sizes, rates, strict=True)))
@@ -407,8 +408,9 @@ def _numbers_by_place(places: Sequence[tuple[float, float]]) -> list[list[int]]:
     """The numbers of the places in lists: within half a marker of the first place of a list are all
     others of it."""
     groups: list[list[int]] = []
+    radius = MARKER_POINTS / 2
     for number, place in enumerate(places):
-        near = [group for group in groups if math.dist(places[group[0]], place) < MARKER_POINTS / 2]
+        near = [group for group in groups if math.dist(places[group[0]], place) < radius]
         if near:
             near[0].append(number)
         else:
@@ -643,7 +645,10 @@ def scaling_plot(rows: Sequence[Row]) -> Plot:
             points = curves.setdefault((config.technique, base), [])
             points.append((config.world_size, efficiency))
     shown = dict(list(curves.items())[:SHOWN_CURVES])
-    bases = list(dict.fromkeys(base for _, base in curves))
+    bases: list[str] = []
+    for _, base in curves:
+        if base not in bases:
+            bases.append(base)
 
     figure, (axes,) = new_axes(PAGE_WIDTH, 3.4)
     axes.axhline(1.0, color="0.5", linestyle="--", linewidth=1, label="ideal")
@@ -711,8 +716,7 @@ def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
         _draw_panel(axes, timeline, column, unit)
         top = PERCENT_TOP
         if what == "memory":
-            peaks = [other.peak(column) for other, of_other in shown if of_other == column]
-            top = 1.1 * (max(peaks) / unit)
+            top = 1.1 * (_highest_peak(shown, column) / unit)
         axes.set_ylim(0, top)
         is_leftmost = number % columns == 0
         is_lowest = number + columns >= len(shown)
@@ -720,7 +724,9 @@ def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
             axes.set_ylabel(kinds[column], fontsize="small")
         if is_lowest:
             axes.set_xlabel("s", fontsize="small")
-    for axes in panels[len(shown) :]:
+    # What is left of the last row of panels; the only panel where there is nothing to draw.
+    unused_panels = panels[len(shown) :]
+    for axes in unused_panels:
         _write_instead(axes, "" if shown else f"no run has samples of its {what}")
         axes.set_axis_off()
 
@@ -745,6 +751,15 @@ def _with_samples(
         if column:
             sampled.append((timeline, column))
     return sampled
+
+
+def _highest_peak(shown: Sequence[tuple[Timeline, str]], column: str) -> float:
+    """The highest sample of a column in all timelines that are drawn by it."""
+    peaks = []
+    for timeline, drawn_column in shown:
+        if drawn_column == column:
+            peaks.append(timeline.peak(column))
+    return max(peaks)
 
 
 def _draw_panel(axes: Axes, timeline: Timeline, column: str, unit: int) -> None:

@@ -152,7 +152,11 @@ def is_of(name: str, of_run: Settings) -> bool:
 
 def required(compared: Settings) -> str:
     """A key that is equal where rows may be comparable: the settings that every run has."""
-    of_every_run = {name: value for name, value in compared.items() if is_of(name, {})}
+    of_every_run = {}
+    for name, value in compared.items():
+        # Even a run that has recorded nothing has these.
+        if is_of(name, {}):
+            of_every_run[name] = value
     return as_key(of_every_run)
 
 

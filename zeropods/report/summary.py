@@ -188,16 +188,16 @@ class Summary:
         """When, on which hardware and with which versions the runs were made, and where their
         figures are defined."""
         configs = [entry.config for entry in self.entries if entry.config is not None]
-        days = sorted(config.started_at[:10] for config in configs)
-        first_and_last = dict.fromkeys([*days[:1], *days[-1:]])
         hardware = {hardware_text(config) for config in configs} - {""}
         parts = [
-            " to ".join(first_and_last),
+            _days_text(configs),
             " and ".join(sorted(hardware)),
             ", ".join(sorted(_versions(configs))),
         ]
-        known = "; ".join(part for part in parts if part)
-        return f"Measured: {known}. {DEFINITIONS}" if known else DEFINITIONS
+        known_parts = [part for part in parts if part]
+        if not known_parts:
+            return DEFINITIONS
+        return f"Measured: {'; '.join(known_parts)}. {DEFINITIONS}"
 
     def differences(self) -> list[str]:
         """A line for each setting besides technique and pods in which rows differ."""
@@ -205,6 +205,7 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Raw values by run and by row, and what to know about them."""
+        # The lists alone; how the second one is headed is for people.
         remarks, differences = self.notes.values()
         runs = []
         for group in self.groups:
@@ -242,7 +243,10 @@ class Summary:
         lines = []
         for group in self.groups:
             lines += group.runs_to_json()
-        keys = dict.fromkeys(key for line in lines for key in line)
+        # The keys of all runs, in the order in which they are first met: one may have more.
+        keys: dict[str, None] = {}
+        for line in lines:
+            keys |= dict.fromkeys(line)
         text = io.StringIO()
         writer = csv.DictWriter(text, list(keys), lineterminator="\n")
         writer.writeheader()
@@ -375,6 +379,16 @@ def _ratio_remarks(rows: Sequence[Row]) -> list[str]:
         verb = "is" if len(labels) == 1 else "are each"
         lines.append(f"* {', '.join(labels)} {verb} {text}")
     return lines
+
+
+def _days_text(configs: Sequence[RunConfig]) -> str:
+    """The days on which the first and the last run started; empty without a run."""
+    days = sorted(config.started_at[:10] for config in configs)
+    if not days:
+        return ""
+    first = days[0]
+    last = days[-1]
+    return first if first == last else f"{first} to {last}"
 
 
 def _versions(configs: Sequence[RunConfig]) -> set[str]:

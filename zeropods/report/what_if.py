@@ -64,7 +64,7 @@ class WhatIf:
         return values
 
 
-def what_ifs(made: Plan, ask: Ask = plan, machine: Path | None = None) -> tuple[WhatIf, ...]:
+def what_ifs(first_plan: Plan, ask: Ask = plan, machine: Path | None = None) -> tuple[WhatIf, ...]:
     """The answers to the questions that people have about a plan and the technique that it
     recommends.
 
@@ -72,7 +72,7 @@ def what_ifs(made: Plan, ask: Ask = plan, machine: Path | None = None) -> tuple[
         ask: function that plans a request in the same way as the plan itself was made.
         machine: file of the probe that the plan was made with, where one was named.
     """
-    answers = _Questions(made, ask).answered()
+    answers = _Questions(first_plan, ask).answered()
     if machine is None:
         return tuple(answers)
     flag = f" --machine {shlex.quote(str(machine))}"
@@ -155,11 +155,11 @@ def _flags_that_differ(values: Request | Machines, usual: Request | Machines) ->
     return argv
 
 
-def recommended(made: Plan) -> Estimate:
+def recommended(first_plan: Plan) -> Estimate:
     """The best estimate of a plan; if none fits, the one that needs the least memory."""
-    if made.best is not None:
-        return made.best
-    return min(made.estimates, key=lambda estimate: estimate.memory.device_bytes)
+    if first_plan.best is not None:
+        return first_plan.best
+    return min(first_plan.estimates, key=lambda estimate: estimate.memory.device_bytes)
 
 
 def changes(old: Estimate, new: Estimate) -> str:
@@ -201,11 +201,11 @@ class _Questions:
     """The questions, and the estimate that they are about: the recommended one, or the smallest if
     none fits."""
 
-    def __init__(self, made: Plan, ask: Ask) -> None:
+    def __init__(self, first_plan: Plan, ask: Ask) -> None:
         self.ask = ask
-        self.base = recommended(made)
+        self.base = recommended(first_plan)
         # Of the ways of training that were compared, keep the recommended one.
-        self.all_techniques = replace(made.request, **self.base.labels)
+        self.all_techniques = replace(first_plan.request, **self.base.labels)
         self.request = replace(self.all_techniques, techniques=(self.base.technique.name,))
 
     def answered(self) -> Iterator[WhatIf]:
@@ -234,29 +234,34 @@ class _Questions:
         machines = replace(self.all_techniques.machines, **changed)
         return replace(self.all_techniques, machines=machines)
 
-    def fitting(self, made: Callable[[], Request]) -> Estimate | None:
+    def fitting(self, make_request: Callable[[], Request]) -> Estimate | None:
         """The recommended estimate of a request; None where nothing fits, or the request cannot be
-        planned."""
+        planned.
+
+        Args:
+            make_request: makes the request, which may already refuse its values.
+        """
         try:
-            return self.ask(made()).best
+            return self.ask(make_request()).best
         except UserError:
             return None
 
     def compared(
         self,
         question: str,
-        made: Callable[[], Request],
+        make_request: Callable[[], Request],
         beginning: str = "",
         binds: Binds = slowest,
     ) -> WhatIf:
         """Compare a changed request with the plan.
 
         Args:
+            make_request: makes the request, which may already refuse its values.
             beginning: beginning of the answer.
             binds: function that says what limits the answer.
         """
         try:
-            request = made()
+            request = make_request()
             new = recommended(self.ask(request))
         except UserError as error:
             reason = str(error).split("; ")[0]
@@ -286,24 +291,30 @@ class _Questions:
         """The answer with the most tokens per row, of the source for a T5, that fit."""
         question = "longest row"
         request = self.request
-        least = request.label_length or 1
 
-        def of(length: int) -> Request:
+        def with_length(length: int) -> Request:
             if request.seq_length is None:
                 return replace(request, source_length=length)
             return replace(request, seq_length=length)
 
-        def fits(number: int) -> bool:
-            return self.fitting(lambda: of(least + number - 1)) is not None
+        # A causal model's row holds the tokens that carry a loss, so it cannot be shorter.
+        shortest = request.label_length or 1
 
-        more = largest(fits)
-        if more is None:
+        def fits(number_of_lengths: int) -> bool:
+            length = shortest + number_of_lengths - 1
+            return self.fitting(lambda: with_length(length)) is not None
+
+        # `largest` counts from 1, which stands for the shortest row.
+        number_of_lengths = largest(fits)
+        if number_of_lengths is None:
             return self.nothing(question, "no length fits")
-        longest = least + more - 1
-        answer = self.compared(question, lambda: of(longest), f"{longest:,} tokens; ", fullest)
+        longest = shortest + number_of_lengths - 1
+        beginning = f"{longest:,} tokens; "
+        answer = self.compared(question, lambda: with_length(longest), beginning, fullest)
         try:
-            of(longest + 1)
+            with_length(longest + 1)
         except UserError as error:
+            # The model has no more positions: it is not memory that ends the row.
             return replace(answer, binds=str(error))
         return answer
 
@@ -316,7 +327,8 @@ class _Questions:
         def too_few(number: int) -> bool:
             return self.fitting(lambda: self.on(pods=number)) is None
 
-        pods = (largest(too_few) or 0) + 1
+        most_too_few = largest(too_few) or 0
+        pods = most_too_few + 1
         beginning = f"{counted(pods, 'pod')}; "
         return self.compared(question, lambda: self.on(pods=pods), beginning, fullest)
 
@@ -346,15 +358,19 @@ class _Questions:
         precision = self.all_techniques.precision
         flops = self.all_techniques.machines.achieved_flops(precision)
 
-        def of(gpu: str) -> Request:
+        def request_on(gpu: str) -> Request:
             memory = memory_bytes(gpu) or 0
             return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory)
 
         with_cuda = [card for card in cards() if card.capability is not None]
-        for card in sorted(with_cuda, key=lambda card: (card.memory_bytes, card.flops["fp16"])):
-            request_on_card = partial(of, card.name)
+        smallest_first = sorted(with_cuda, key=lambda card: (card.memory_bytes, card.flops["fp16"]))
+        for card in smallest_first:
+            request_on_card = partial(request_on, card.name)
             new = self.fitting(request_on_card)
-            if new is None or request_on_card().machines.achieved_flops(precision) >= flops:
+            if new is None:
+                continue
+            is_slower = request_on_card().machines.achieved_flops(precision) < flops
+            if not is_slower:
                 continue
             rate_of_a_pod = self.base.samples_per_second / self.base.pods
             share_of_price = new.samples_per_second / new.pods / rate_of_a_pod
@@ -389,18 +405,19 @@ class LifePhase:
     formula: str
 
 
-def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]:
+def life(first_plan: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]:
     """The phases of the run that a plan recommends, and the whole run after them.
 
     Args:
         save_seconds: seconds to save one checkpoint, where they are known.
     """
-    estimate = recommended(made)
+    estimate = recommended(first_plan)
     slots = estimate.slots
     work = estimate.work
-    epochs = math.ceil(made.request.epochs)
+    epochs = math.ceil(first_plan.request.epochs)
     weights = _whole_weights(work)
 
+    # What a process needs for the time of loading alone is gone once it trains.
     kept = [term for term in estimate.memory.host_terms if term.name != LOADING]
     bare_bytes = total(kept, "context")
     start_bytes = slots * (bare_bytes + weights.bytes)
@@ -427,7 +444,7 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
     evaluation = LifePhase(
         phase="evaluation",
         host_bytes=host_bytes,
-        seconds=_evaluation_seconds(estimate, made.request.epochs),
+        seconds=_evaluation_seconds(estimate, first_plan.request.epochs),
         disk_bytes=0,
         formula=f"{epochs} x {EVALUATED:.0%} of the rows of an epoch, forward only",
     )
@@ -472,12 +489,15 @@ def _evaluation_seconds(estimate: Estimate, epochs: float) -> float | None:
         return None
     # Evaluation is a forward pass alone, in which stage 3 waits for parameters.
     time = estimate.time
-    both, again = estimate.work.flops()
-    seconds = time.compute_seconds
+    forward_and_backward, recomputed = estimate.work.flops()
+    forward = forward_and_backward / 3
+    pass_seconds = time.compute_seconds
     if estimate.technique.divides_parameters:
-        seconds += time.exposed_communication_seconds
-    forward_share = both / 3 / (both + again) * seconds / time.seconds
-    return math.ceil(epochs) * EVALUATED * (estimate.total_seconds / epochs) * forward_share
+        pass_seconds += time.exposed_communication_seconds
+    # Of the seconds of a whole step.
+    forward_share = forward / (forward_and_backward + recomputed) * pass_seconds / time.seconds
+    seconds_per_epoch = estimate.total_seconds / epochs
+    return math.ceil(epochs) * EVALUATED * seconds_per_epoch * forward_share
 
 
 def _terms_of_a_checkpoint(work: Workload) -> list[Term]:
@@ -609,14 +629,17 @@ def saving(
         lost to failures and done again. And the same in a sentence.
     """
     save_seconds = times.save_seconds
+    # S / 2M of the formula.
     part = save_seconds / (2 * mtbf_seconds)
     interval = mtbf_seconds
     if part < 1:
         young = math.sqrt(2 * save_seconds * mtbf_seconds)
         interval = young * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
-    whole = interval + save_seconds
-    lost_to_a_failure = whole / 2 + times.restart_seconds
-    goodput = max(0.0, interval / whole * (1 - lost_to_a_failure / mtbf_seconds))
+    interval_with_save = interval + save_seconds
+    left_by_saves = interval / interval_with_save
+    lost_to_a_failure = interval_with_save / 2 + times.restart_seconds
+    left_by_failures = 1 - lost_to_a_failure / mtbf_seconds
+    goodput = max(0.0, left_by_saves * left_by_failures)
     technique = None
     steps = None
     counted_in = ""
