@@ -59,6 +59,7 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
         UserError: it took too long, a process failed, or two pods have the same GPU.
     """
     port = free_port()
+    ends: Sequence[CompletedProcess[str]]
     if cluster is None:
         gpus = [gpu.name for gpu in visible_gpus()]
         hosts = ["127.0.0.1"] * min(LOCAL_PROCESSES, len(gpus) or LOCAL_PROCESSES)

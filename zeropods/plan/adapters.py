@@ -82,7 +82,8 @@ def adapted(model: PreTrainedModel, targets: str) -> PreTrainedModel:
 
 def _sizes(module: nn.Module) -> tuple[int, int]:
     """Number of inputs and of outputs of a linear layer."""
-    rows, columns = module.weight.shape
+    matrix = module.get_parameter("weight")
+    rows, columns = matrix.shape
     # transformers' Conv1D holds its matrix transposed.
     if isinstance(module, Conv1D):
         return int(rows), int(columns)

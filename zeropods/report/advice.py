@@ -280,7 +280,7 @@ def _short_path(path: Path) -> str:
 def in_lines(words: list[str]) -> str:
     """A command as text to paste into a shell, in lines that fit a narrow terminal; a flag and its
     value stay together."""
-    pieces = []
+    pieces: list[str] = []
     for word in words:
         begins = word.startswith("--") or not pieces
         if begins or word in (CAUSAL_SCRIPT, T5_SCRIPT):
