@@ -21,7 +21,7 @@ from zeropods.train.flags import NO_FP16, PROJECT, SCRIPTS, CausalArguments, Tex
 
 MANIFEST = Manifest(
     schema_version=SCHEMA_VERSION, content_key="0", task="text2sql", prompt="schema", tokenizer="mine",
-    tokenizer_fingerprint="0", vocabulary_size=2_000, max_source_tokens=256, max_target_tokens=96, limit=None,
+    tokenizer_fingerprint="0", vocabulary_size=2_000, max_source_tokens=256, max_target_tokens=96, limit=None, copies=1,
     source_sha256={}, splits={}, versions={}, data="raw",
 )  # fmt: skip
 DSCONFIG = PROJECT / "dsconfig"
