@@ -167,7 +167,8 @@ COPIES = 4
 one of them varied, it gets better at tables that it does not know."""
 FROM_BASE: Flags = {
     "init": "pretrained",
-    "max_steps": 300,
+    "max_steps": 600,
+    "per_device_train_batch_size": 16,
     "learning_rate": 5e-4,
     "scaled_rates": True,
     "adam_beta2": 0.98,

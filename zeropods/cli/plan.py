@@ -72,11 +72,11 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag = verb.add_argument
     for name, read, metavar, text in FLAGS:
         flag(name, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS)
-    device_help = "what trains; of a CPU only states are planned (default: gpu)"
+    device_help = "of a CPU: only states (default: gpu)"
     flag("--device", choices=["gpu", "cpu"], default="gpu", help=device_help)
     machine_help = "a probe (default: this machine's)"
     flag("--machine", type=given_path, metavar="FILE", help=machine_help)
-    fit_help = "learn the plan's error from finished runs on GPUs"
+    fit_help = "runs on GPUs: learn the plan's error"
     flag("--fit", type=given_path, nargs="+", metavar="RUNS", help=fit_help)
     flag(
         "--technique",
@@ -91,7 +91,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--mtbf", type=number, metavar="HOURS", help=mtbf_help)
     save_help = "of a checkpoint, or a run that saved some"
     flag("--save-seconds", type=_seconds_or_run, metavar="S|RUN", help=save_help)
-    within_help = "for the whole training: says what is cheapest"
+    within_help = "for all: says what is cheapest"
     flag("--within", type=number, metavar="HOURS", help=within_help)
     flag("--check", action="store_true", help="status 3: a tight fit, 4: none")
     flag("--all", action="store_true", help="every technique as asked for, in every part")
@@ -469,10 +469,10 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--attention", str, "NAME", "eager, flash_attention_2, all; default sdpa"),
     ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
     ("--gradient-checkpointing", _truth, "BOOL", "True, False, or both (default: False)"),
-    ("--masters", str, "KIND", "of BF16 weights: fp32, bf16, none (default: fp32)"),
-    ("--optimizer", str, "NAME", "adamw, adamw_foreach, adamw_8bit (default: adamw)"),
-    ("--loss", str, "NAME", "labels, transformers, fused, chunked (default: labels)"),
-    ("--adapter", str, "NAME", "lora or qlora (default: the model is trained)"),
+    ("--masters", str, "KIND", "bf16: fp32, bf16, none (default: fp32)"),
+    ("--optimizer", str, "NAME", "or adamw_foreach, adamw_8bit; default adamw"),
+    ("--loss", str, "NAME", "transformers, fused, chunked; default labels"),
+    ("--adapter", str, "NAME", "lora or qlora (default: none)"),
     ("--lora-rank", whole, "N", "of the adapters (default: 16)"),
     ("--lora-targets", str, "NAMES", "ends of layers' names (default: all-linear)"),
     ("--bucket-size", whole, "ELEMENTS", "of reduce_bucket_size (default: 1e7)"),

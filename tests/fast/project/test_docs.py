@@ -226,6 +226,7 @@ OTHERS = {
     *("--hostfile", "--num_nodes", "--num_gpus", "--master_addr", "--master_port", "--no_ssh_check", "--ssh_port"),
     *("--dataset_config", "--shm-size", "--build-arg", "--exclude", "--no-deps", "--no-build-isolation"),
     *("--container-mounts", "--container-workdir", "--no-container-mount-home", "--pty"),
+    *("--no_ssh", "--follow", "--selector", "--filename", "--namespace"),
 }
 """Flags of other programs, and of the systems that this project replaces."""
 
