@@ -94,9 +94,7 @@ def _variables_of_ranks(hosts: Sequence[str], port: int) -> list[dict[str, str]]
     return ranks
 
 
-def _run_on_pods(
-    cluster: Cluster, ranks: Sequence[dict[str, str]]
-) -> Sequence[CompletedProcess[str]]:
+def _run_on_pods(cluster: Cluster, ranks: Sequence[dict[str, str]]) -> list[CompletedProcess[str]]:
     """Run a rank with its variables on each pod: over ssh, or by the agents where pdsh does not
     reach the pods either. A pod's own session has the pod's GPUs."""
     if cluster.why_not_pdsh() is not None:

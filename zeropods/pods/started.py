@@ -237,7 +237,9 @@ class StartedProcesses:
         ]
         # By its mark the launcher is found and ended with its run.
         variables = {**order.variables, RUN: run}
-        self._launchers[run] = await self._start(argv, order.folder, variables, subprocess.STDOUT)
+        started = self._start(argv, order.folder, variables, subprocess.STDOUT)
+        self._launchers[run] = started
+        await started.open()
 
     async def output(self, run: str, received: int) -> Message:
         """What a run's launcher has written, as `Started.answer`; `RefusedOrderError` where it has
@@ -270,7 +272,8 @@ class StartedProcesses:
             folder = "/"
         argv = [sys.executable, "-m", module, *arguments]
         with tempfile.TemporaryFile() as errors:
-            started = await self._start(argv, folder, variables, errors)
+            started = self._start(argv, folder, variables, errors)
+            await started.open()
             status, output = await started.to_end(seconds)
             errors.seek(0)
             written = errors.read()[-MOST_ERROR_BYTES:]
@@ -286,7 +289,7 @@ class StartedProcesses:
                 launcher.close()
                 del self._launchers[run]
 
-    async def _start(
+    def _start(
         self,
         argv: Sequence[str],
         folder: str,
@@ -310,11 +313,9 @@ class StartedProcesses:
             raise RefusedOrderError(f"{error.filename}: {reason} on this pod") from None
         except (TypeError, ValueError) as error:
             raise RefusedOrderError(f"{argv[-1]!r}: {error}; give another argument") from None
-        started = Started(popen)
         # Known before anything else has its turn, which may be to reap it.
-        self._running[popen.pid] = started
-        await started.open()
-        return started
+        self._running[popen.pid] = Started(popen)
+        return self._running[popen.pid]
 
 
 def _launcher_order(fields: Mapping[str, Any]) -> LauncherOrder:

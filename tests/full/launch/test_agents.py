@@ -34,6 +34,7 @@ from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.launch.command import AGENTS, PDSH, plan_launch
 from zeropods.launch.outcome import failure
+from zeropods.launch.probe import probe
 from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import run_launch
 from zeropods.measure.record import read_record
@@ -223,6 +224,11 @@ def test_losses_are_those_of_the_same_run_over_pdsh(cluster: Cluster, prepared: 
         found = read_record(folder)
         losses[launcher] = (found.losses, found.eval_losses)
     assert losses[PDSH] == losses[AGENTS] and losses[PDSH][0]
+
+
+def test_machines_are_probed_by_agents(two: Cluster) -> None:
+    probed = probe(two)
+    assert (probed.processes, probed.machines) == (2, 1) and probed.bandwidth > 0
 
 
 @pytest.mark.skipif(os.environ.get("ZEROPODS_SOAK") != "1", reason="trains on 16 pods; see make soak")
