@@ -38,6 +38,7 @@ soak: setup ## run the tests that take long: every technique on every number of 
 	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest --timeout 14400 -o faulthandler_timeout=0 tests/full/train/test_same_numbers.py \
 		tests/full/train/test_transformers_versions.py tests/full/benchmarks/test_gpu_pack.py tests/full/project/test_kernel_gateway.py \
 		tests/full/launch/test_agents.py
+	@ZEROPODS_TRIAL_SECONDS=3600 $(PYTHON) -m pytest -o faulthandler_timeout=0 tests/full/pods/test_shared_folder.py
 	@$(PYTHON) -m benchmarks.reliability --trials 56
 	@$(PYTHON) -m benchmarks.reliability --trials 40 --busy 6
 	@$(PYTHON) -m benchmarks.reliability --trials 28 --launcher agents

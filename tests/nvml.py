@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 UUIDS = {uuids!r}
 PARTS = {parts!r}
+MODEL = {model!r}
 
 
 class NVMLError(Exception):
@@ -45,6 +46,10 @@ def nvmlDeviceGetUUID(handle):
     return handle
 
 
+def nvmlDeviceGetName(handle):
+    return MODEL
+
+
 def nvmlDeviceGetMemoryInfo(handle):
     return SimpleNamespace(free=80 << 30, total=80 << 30)
 
@@ -67,7 +72,7 @@ def uuid(number: int) -> str:
     return f"GPU-{number}a2b3c4d-0000-1111-2222-333344445555"
 
 
-def folder_with_gpus(folder: Path, gpus: int, parts: tuple[int, ...] = ()) -> Path:
+def folder_with_gpus(folder: Path, gpus: int, parts: tuple[int, ...] = (), model: str = "H100") -> Path:
     """Make a working folder whose processes see so many GPUs, and use this checkout's package.
 
     Args:
@@ -75,7 +80,7 @@ def folder_with_gpus(folder: Path, gpus: int, parts: tuple[int, ...] = ()) -> Pa
     """
     folder.mkdir()
     uuids = [uuid(number) for number in range(gpus)]
-    (folder / "pynvml.py").write_text(MODULE.format(uuids=uuids, parts=parts))
+    (folder / "pynvml.py").write_text(MODULE.format(uuids=uuids, parts=parts, model=model))
     (folder / "zeropods").symlink_to(ROOT / "zeropods")
     return folder
 

@@ -68,6 +68,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     step_help = "per step; 0: never (default: from its steps)"
     flag("--step-timeout", type=float, metavar="SECONDS", help=step_help)
     flag("--restarts", type=int, metavar="N", help="after a lost pod or killed rank (default: 0)")
+    replace_help = "for a restart, start a new CML worker for a lost one, once"
+    flag("--replace", action="store_true", help=replace_help)
     pods_help = "start and restart on at least M pods (default: all, 1)"
     flag("--min-pods", type=whole, metavar="M", help=pods_help)
     questions_help = "test questions to score it on (default: none)"
@@ -106,6 +108,7 @@ def run(arguments: argparse.Namespace) -> Result:
         step_timeout=arguments.step_timeout,
         restarts=arguments.restarts or 0,
         min_pods=arguments.min_pods,
+        replace_lost=arguments.replace,
     )
     if arguments.hostfile is not None:
         # A fault in it is reported before anything that the run would lack.
@@ -185,6 +188,10 @@ def _restart_faults(arguments: argparse.Namespace) -> Iterator[str]:
         yield f"--min-pods {min_pods}: is for --launcher pdsh; leave it out"
     if restarts is not None and restarts < 0:
         yield f"--restarts {restarts}; expected at least 0"
+    if arguments.replace and arguments.launcher in ("slurm", "none"):
+        yield "--replace: is for CML workers; leave it out"
+    if arguments.replace and not restarts:
+        yield "--replace: a new worker is started for a restart; give --restarts too"
 
 
 def _slurm_faults(arguments: argparse.Namespace) -> Iterator[str]:

@@ -68,6 +68,7 @@ def launch(
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
     restarts: int = 0,
+    replace_lost: bool = False,
     min_pods: int | None = None,
     **flags: Any,
 ) -> Run:
@@ -79,6 +80,8 @@ def launch(
         timeout_seconds, step_timeout: as in `Supervision`.
         restarts: how many times the run may restart by itself on the pods left, if a pod is lost or
             a rank is killed.
+        replace_lost: whether a new CML worker is started once for each that is lost, before the run
+            restarts.
         min_pods: fewest pods for a restart, 1 if not given; if given, it may also begin on so few
             if others are dead.
     """
@@ -88,6 +91,7 @@ def launch(
         timeout_seconds=timeout_seconds,
         step_timeout=step_timeout,
         restarts=restarts,
+        replace_lost=replace_lost,
         min_pods=min_pods,
     )
     record = run_launch(planned, cluster, supervision)

@@ -32,8 +32,12 @@ from zeropods.measure.run_folder import locked
 from zeropods.programs import is_held
 from zeropods.tables import GIB
 
-LOCKED_SECONDS = 15.0
-"""Seconds to wait for `run.lock`, which rank 0 on a lost pod may hold until its lease ends."""
+LOCKED_SECONDS = 120.0
+"""Seconds to wait for `run.lock`, which rank 0 on a lost pod may hold until its lease ends.
+
+A file server gives the locks of a machine that is gone free when that machine's lease with it runs
+out: after 90 s, as Linux's NFSv4 server is usually set.
+"""
 LOCK_POLL_SECONDS = 0.2
 ENDED_FROM_OUTSIDE = ("interrupted", "ended by SIG")
 """Beginnings of the message of a script that was ended from outside."""

@@ -56,6 +56,7 @@ from zeropods.pods.processes import (
     start_bound,
 )
 from zeropods.pods.rendezvous import Pod
+from zeropods.pods.start import replace_lost_pods
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import child_environment
 from zeropods.tables import progress
@@ -106,6 +107,9 @@ class Supervision:
     restarts: int = 0
     """Number of times that a run may restart by itself, after a pod was lost or a rank was
     killed."""
+    replace_lost: bool = False
+    """Whether a new CML worker is started, once in a run, in the place of each that is lost, before
+    the run restarts."""
     min_pods: int | None = None
     """Fewest pods for a restart, 1 if not given. If given, the run may also begin on so few if
     others are dead."""
@@ -128,6 +132,9 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     restarts = supervision.restarts
     min_pods = supervision.min_pods
     check_restarts(planned, restarts, min_pods)
+    may_replace = supervision.replace_lost
+    if may_replace and not cluster.backend_class.can_replace:
+        raise UserError("--replace: is for CML workers; leave it out")
     earlier = command.finished_record(planned)
     if earlier is not None:
         return earlier
@@ -142,6 +149,9 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
             following_launch: Launch | str | None = None
             if calls_for_another(outcome) and current.restarts < restarts:
                 left = _still_answering(left, outcome)
+                if may_replace and len(left.pods) < len(planned.hosts):
+                    left = _with_new_pods(planned, cluster, left)
+                    may_replace = False
                 following_launch = next_attempt(planned, left, min_pods or 1, opened=has_opened)
             if isinstance(following_launch, str):
                 print(f"{planned.folder}: not restarted: {following_launch}", file=sys.stderr)
@@ -228,6 +238,18 @@ def _still_answering(cluster: Cluster, outcome: Record | UnopenedError) -> Clust
         if not is_lost:
             statuses.append(status)
     return _with_ready_pods(cluster, statuses)
+
+
+def _with_new_pods(planned: Launch, cluster: Cluster, left: Cluster) -> Cluster:
+    """The cluster with new pods in the place of those that are not left; as it is left where they
+    do not come up, of which a line on stderr says why."""
+    names_left = [pod.name for pod in left.pods]
+    lost = [pod.name for pod in cluster.pods if pod.name not in names_left]
+    try:
+        return replace_lost_pods(cluster, lost)
+    except UserError as error:
+        print(f"{planned.folder}: {', '.join(lost)}: not replaced: {error}", file=sys.stderr)
+        return left
 
 
 def _with_ready_pods(cluster: Cluster, statuses: Sequence[PodStatus]) -> Cluster:

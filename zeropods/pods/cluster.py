@@ -524,6 +524,13 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
     secret = cluster.secret
     pause = min(LEASE_RENEWAL_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)
     _held[cluster.name] = released
+    agents = cluster.agents
+
+    def follow() -> None:
+        nonlocal agents
+        while not released.is_set():
+            agents = _agents_now(cluster) or agents
+            released.wait(pause)
 
     def renew() -> None:
         # The first renewal comes at once: repeated calls for a standing cluster must not put its
@@ -532,7 +539,7 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
             # Whoever uses a lost pod will notice; this loop only has to go on asking, even when the
             # main thread has ended and no other thread can be started.
             request = {"do": "renew"}
-            asyncio.run(ask_agents(cluster.agents, secret, request, LEASE_RENEWAL_SECONDS))
+            asyncio.run(ask_agents(agents, secret, request, LEASE_RENEWAL_SECONDS))
             released.wait(pause)
 
     def down_at_exit() -> None:
@@ -541,8 +548,21 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
             cluster.down()
 
     threading.Thread(target=renew, name="zeropods-lease", daemon=True).start()
+    if cluster.backend_class.can_replace:
+        # Another thread, since a file server that hangs must not keep leases from being renewed.
+        threading.Thread(target=follow, name="zeropods-agents", daemon=True).start()
     if end_at_exit:
         atexit.register(down_at_exit)
+
+
+def _agents_now(cluster: Cluster) -> tuple[tuple[str, int], ...]:
+    """Its agents as its state says now, since a process that restarts a run may have replaced some;
+    none where it cannot be read."""
+    with suppress(UserError, OSError):
+        now = read_cluster(cluster.folder)
+        if now is not None and _has(now, cluster.pods):
+            return now.agents
+    return ()
 
 
 def release(name: str) -> None:
@@ -571,7 +591,7 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
         return False
     with locked(folder, LOCK_SECONDS):
         cluster = read_cluster(folder)
-        if cluster is None or pods not in (None, cluster.pods):
+        if cluster is None or not _has(cluster, pods):
             return False
         release(name)
         if not cluster.is_elsewhere:
@@ -583,6 +603,14 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
             # Its own machine has ended it meanwhile.
             return False
     return True
+
+
+def _has(cluster: Cluster, pods: tuple[Pod, ...] | None) -> bool:
+    """Whether these are a cluster's pods, of which some may have been replaced since; None stands
+    for any."""
+    if pods is None or pods == cluster.pods:
+        return True
+    return any(pod in cluster.pods for pod in pods)
 
 
 def clear(folder: Path) -> None:

@@ -164,6 +164,8 @@ def write_hostfile(path: Path, hosts: Iterable[Host]) -> None:
 # What a pod can say about itself: the address at which others reach it, and its slots.
 
 ADDRESS_VARIABLES = ("CDSW_IP_ADDRESS", "CML_IP_ADDRESS")
+UNKNOWN_ADDRESS = "unknown"
+"""What CML states as long as it does not know an address itself."""
 SOMEWHERE_ELSE = "192.0.2.1"
 """A documentation address (RFC 5737): it stands for everything behind the default route."""
 
@@ -173,7 +175,7 @@ def own_address() -> str:
     loopback."""
     for variable in ADDRESS_VARIABLES:
         address = os.environ.get(variable, "")
-        if not address:
+        if address in ("", UNKNOWN_ADDRESS):
             continue
         try:
             return str(ipaddress.IPv4Address(address))

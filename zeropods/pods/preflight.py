@@ -205,6 +205,8 @@ class PodChecks:
     checks: tuple[Check, ...]
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs on which its processes would train."""
+    gpu_models: tuple[str, ...] = ()
+    """Names of the models of these GPUs."""
     hostname: str = ""
     """Its machine's name, or its container's."""
 
@@ -369,9 +371,9 @@ def _checked(
             pod = PodChecks(pod=name, address=host.address, checks=(reached,))
             if reached.verdict == "ok":
                 pod = _judged(pod, end, time_before, time_after)
-            shared = shared_gpu(pod, pods)
-            if shared is not None:
-                pod = replace(pod, checks=(*pod.checks, shared))
+            for check in (shared_gpu(pod, pods), other_models(pod, pods)):
+                if check is not None:
+                    pod = replace(pod, checks=(*pod.checks, check))
             pods.append(pod)
     return Preflight(pods=tuple(pods))
 
@@ -540,6 +542,32 @@ def shared_gpu(pod: PodChecks, others: Sequence[PodChecks]) -> Check | None:
     return None
 
 
+def other_models(pod: PodChecks, others: Sequence[PodChecks]) -> Check | None:
+    """A check that is not ok, where a pod would train on GPUs of other models than the first of the
+    others that has answered, or one of the two without a GPU; else None.
+
+    GPUs of several models train together, each step as fast as the slowest of them, on batches that
+    fit the smallest. A process with a GPU and one without do not: they would wait for each other,
+    the one by NCCL and the other by gloo.
+    """
+    first = next((other for other in others if other.hostname), None)
+    if first is None or not pod.hostname or set(pod.gpu_models) == set(first.gpu_models):
+        return None
+    value = f"{_names_of(pod.gpu_models)}; {first.pod} has {_names_of(first.gpu_models)}"
+    if not (pod.gpu_models and first.gpu_models):
+        return Check("GPU model", "failed", value, f"give all pods GPUs, or {WITHOUT_GPUS}")
+    remedy = (
+        "a step is as fast as the slowest GPU: use machines of one kind, or name one kind for CML "
+        "workers with --accelerator-label"
+    )
+    return Check("GPU model", "warning", value, remedy)
+
+
+def _names_of(models: Collection[str]) -> str:
+    """The models of a pod's GPUs in words."""
+    return " and ".join(sorted(set(models))) or "no GPU"
+
+
 def _judged(
     pod: PodChecks, finished: CompletedProcess[str], time_before: float, time_after: float
 ) -> PodChecks:
@@ -565,6 +593,7 @@ def _judged(
             pod,
             checks=(*pod.checks, *checks, clock),
             gpus=tuple(answer["gpus"]),
+            gpu_models=tuple(answer["gpu_models"]),
             hostname=answer["hostname"],
         )
     except (ValueError, KeyError, TypeError):
@@ -593,6 +622,8 @@ class GpuState:
     uuid: str
     free_bytes: int
     total_bytes: int
+    model: str = ""
+    """Its model as NVML names it, such as `NVIDIA H100 80GB HBM3`."""
 
 
 def checks_here(expected: Expectation, gpus: Sequence[GpuState]) -> list[Check]:
@@ -797,7 +828,8 @@ def gpu_states() -> list[GpuState]:
             handle = _part_of(pynvml, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
             uuid = pynvml.nvmlDeviceGetUUID(handle)
-            states.append(GpuState(gpu.name, uuid, memory.free, memory.total))
+            model = str(pynvml.nvmlDeviceGetName(handle))
+            states.append(GpuState(gpu.name, uuid, memory.free, memory.total, model))
     except (pynvml.NVMLError, UserError):
         return []
     return states
@@ -839,6 +871,7 @@ def main() -> int:
     answer = {
         "checks": [asdict(check) for check in checks_here(expected, gpus)],
         "gpus": [gpu.uuid for gpu in gpus[: expected.slots]],
+        "gpu_models": [gpu.model for gpu in gpus[: expected.slots]],
         "hostname": socket.gethostname(),
         "time_seconds": time.time(),
     }

@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from zeropods.pods.backends.local import SSH_PORT
 from zeropods.pods.cluster import (
     BACKENDS,
     KEY_FILE,
+    LOCK_SECONDS,
     SECRET_FILE,
     SSH_CONFIG,
     Cluster,
@@ -42,7 +43,7 @@ from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.leases import LEASES
 from zeropods.pods.machine import name_of_process, this_machine
 from zeropods.pods.processes import deferred, ending_in_order
-from zeropods.pods.rendezvous import Rendezvous
+from zeropods.pods.rendezvous import Pod, Rendezvous
 from zeropods.pods.ssh import has_account, make_key, pdsh_ssh_arguments
 from zeropods.programs import LISTENED, find_program, required_programs
 from zeropods.tables import progress, said_above
@@ -330,24 +331,40 @@ def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
     secret = _make_secret(cluster.folder / SECRET_FILE)
     address = workers.master_address()
     with Rendezvous(secret=secret, count=settings.count, address=address, port=port) as rendezvous:
-        orders = {
-            "master": (address, rendezvous.port),
-            "secret_file": str(cluster.folder / SECRET_FILE),
-            "ssh_ports": (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS)),
-            "authorized_key": authorized_key,
-            "lease": settings.lease,
-            "lease_seconds": settings.lease_seconds,
-            "register_seconds": waiting.seconds,
-        }
+        orders = _orders(cluster, (address, rendezvous.port), authorized_key, waiting)
         with deferred():
             cluster = replace(cluster, workers=workers.start(orders))
             write_cluster(cluster)
         if workers.failure is not None:
             raise UserError(f"cluster {cluster.name}: {workers.failure}")
-        cluster = _gather(rendezvous, workers, cluster, orders, waiting)
+        cluster, pods = _gather(rendezvous, workers, cluster, orders, waiting, cluster.workers)
+        if settings.hosts:
+            pods = tuple(sorted(pods, key=lambda pod: cluster.workers.index(pod.worker)))
+        named = [replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1)]
+        cluster = replace(cluster, pods=tuple(named))
         write_access_files(cluster, workers.accounts())
         write_cluster(cluster)
     return cluster
+
+
+def _orders(
+    cluster: Cluster, master: tuple[str, int], authorized_key: str, waiting: _Waiting
+) -> dict[str, object]:
+    """The fields of an agent's `Orders` that are the same for all.
+
+    Args:
+        master: address and port of the rendezvous.
+        authorized_key: public key of the cluster.
+    """
+    return {
+        "master": master,
+        "secret_file": str(cluster.folder / SECRET_FILE),
+        "ssh_ports": (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS)),
+        "authorized_key": authorized_key,
+        "lease": cluster.settings.lease,
+        "lease_seconds": cluster.settings.lease_seconds,
+        "register_seconds": waiting.seconds,
+    }
 
 
 def _make_secret(path: Path) -> bytes:
@@ -364,14 +381,14 @@ def _gather(
     cluster: Cluster,
     orders: Mapping[str, object],
     waiting: _Waiting,
-) -> Cluster:
-    """The cluster with its pods once all are ready, named, in the order of the user's hostfile if
-    there is one, else by address.
+    awaited: tuple[str, ...],
+) -> tuple[Cluster, tuple[Pod, ...]]:
+    """The cluster, and the pods of its awaited workers once all are ready, by address.
 
     `UserError` names a worker that has ended, or those that are missing in the end.
     """
     deadline = time.monotonic() + waiting.seconds
-    count = cluster.settings.count
+    count = len(awaited)
     replacements: set[str] = set()
     with progress("pods", "pods", count) as bar:
         while True:
@@ -380,17 +397,18 @@ def _gather(
                 break
             registered = rendezvous.registered
             bar.update(len(registered) - bar.n)
-            started = [worker for worker in workers.list() if worker.id in cluster.workers]
+            started = [worker for worker in workers.list() if worker.id in awaited]
             for worker in started:
                 if not worker.has_ended:
                     continue
                 may_be_replaced = waiting.replace_lost and worker.id not in replacements
                 if not may_be_replaced:
                     raise UserError(f"cluster {cluster.name} did not come up: {worker.description}")
-                cluster = _with_replacement(cluster, workers, worker, orders)
+                cluster, new_worker = _with_replacement(cluster, workers, worker, orders)
                 rendezvous.forget(worker.id)
-                # The last one is the new one: it is not replaced again.
-                replacements.add(cluster.workers[-1])
+                others = [other for other in awaited if other != worker.id]
+                awaited = (*others, new_worker)
+                replacements.add(new_worker)
             missing = [worker for worker in started if worker.id not in registered]
             bar.set_postfix(Counter(worker.status for worker in missing if worker.status))
             if time.monotonic() >= deadline:
@@ -399,25 +417,62 @@ def _gather(
                 number = f"{len(registered)} of {count} pods after {waiting.seconds:g} s"
                 raise UserError(f"cluster {cluster.name}: {number}: {reason}")
         bar.update(count - bar.n)
-    if cluster.settings.hosts:
-        pods = tuple(sorted(pods, key=lambda pod: cluster.workers.index(pod.worker)))
-    named = [replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1)]
-    return replace(cluster, pods=tuple(named))
+    return cluster, pods
+
+
+# New workers in the place of lost ones
+
+
+def replace_lost_pods(cluster: Cluster, names: Collection[str]) -> Cluster:
+    """Start a new worker for each of a cluster's pods that are lost, and wait until all of them are
+    pods, with the names and places of the lost ones.
+
+    Args:
+        names: of the lost pods.
+
+    Raises:
+        UserError: a worker cannot be replaced, or its new one did not become ready. Then the
+            cluster has the pods that it had; new workers that are still to come end by themselves.
+    """
+    require_this_machine(cluster)
+    workers = workers_of(cluster)
+    lost_pods = [pod for pod in cluster.pods if pod.name in names]
+    waiting = _Waiting(_wait_seconds(None, cluster.backend), replace_lost=False)
+    key_file = cluster.folder / f"{KEY_FILE}.pub"
+    authorized_key = " ".join(key_file.read_text(encoding="utf-8").split()[:2])
+    address = workers.master_address()
+    rendezvous = Rendezvous(secret=cluster.secret, count=len(lost_pods), address=address, port=None)
+    with locked(cluster.folder, LOCK_SECONDS), rendezvous:
+        orders = _orders(cluster, (address, rendezvous.port), authorized_key, waiting)
+        awaited: tuple[str, ...] = ()
+        for pod in lost_pods:
+            lost = Worker(pod.worker, True, f"{pod.name} ({pod.address}) is lost")
+            cluster, new_worker = _with_replacement(cluster, workers, lost, orders)
+            awaited = (*awaited, new_worker)
+        cluster, new_pods = _gather(rendezvous, workers, cluster, orders, waiting, awaited)
+        pods = {pod.name: pod for pod in cluster.pods}
+        for lost_pod, new_pod in zip(lost_pods, new_pods, strict=True):
+            pods[lost_pod.name] = replace(new_pod, name=lost_pod.name)
+        cluster = replace(cluster, pods=tuple(pods.values()))
+        write_access_files(cluster, workers.accounts())
+        write_cluster(cluster)
+    return cluster
 
 
 def _with_replacement(
-    cluster: Cluster, workers: Backend, ended: Worker, orders: Mapping[str, object]
-) -> Cluster:
-    """The cluster with a new worker, its last one, in the place of one that has ended; `UserError`
+    cluster: Cluster, workers: Backend, lost: Worker, orders: Mapping[str, object]
+) -> tuple[Cluster, str]:
+    """The cluster with a new worker in the place of a lost one, and the new one's id; `UserError`
     where there is none."""
-    others = tuple(worker for worker in cluster.workers if worker != ended.id)
+    others = tuple(worker for worker in cluster.workers if worker != lost.id)
     with deferred():
-        ids = workers.replace(ended.id, orders)
-        cluster = replace(cluster, workers=(*others, *ids))
-        write_cluster(cluster)
+        ids = workers.replace(lost.id, orders)
+        if ids:
+            cluster = replace(cluster, workers=(*others, *ids))
+            write_cluster(cluster)
     if workers.failure is not None:
-        raise UserError(f"cluster {cluster.name}: {ended.description}; {workers.failure}")
+        raise UserError(f"cluster {cluster.name}: {lost.description}; {workers.failure}")
     if not ids:
-        raise UserError(f"cluster {cluster.name} did not come up: {ended.description}")
-    said_above(f"cluster {cluster.name}: {ended.description}; a new one takes its place")
-    return cluster
+        raise UserError(f"cluster {cluster.name} did not come up: {lost.description}")
+    said_above(f"cluster {cluster.name}: {lost.description}; a new one takes its place")
+    return cluster, ids[0]

@@ -55,6 +55,8 @@ REFUSED = [
     (f"{SLURM} --restarts 2 {HUB}", "--restarts 2: SLURM requeues a job by itself"),
     (f"launch --launcher none --restarts 2 --min-pods 1 {HUB}", "--min-pods 1: is for --launcher pdsh"),
     (f"launch --restarts -1 {HUB}", "--restarts -1; expected at least 0"),
+    (f"launch --replace {HUB}", "--replace: a new worker is started for a restart; give --restarts too"),
+    (f"launch --launcher none --restarts 1 --replace {HUB}", "--replace: is for CML workers; leave it out"),
     (f"launch --partition p {HUB}", "--partition: is for --launcher slurm"),
     (f"{SLURM} --name n {HUB}", "it chooses the nodes"),
     (f"{SLURM} --export HOME {HUB}", "gets the whole environment"),
@@ -72,6 +74,8 @@ REFUSED = [
     (f"{HERE} --export AN_API_KEY {SCRIPT}", "--export AN_API_KEY: sounds like a secret"),
     # Pods.
     ("pods up", "--count: not given"),
+    ("pods up --count 1 --backend local --replace", "--replace: is for CML workers; leave it out"),
+    ("pods up --count 1 --backend local --accelerator-label 3", "--accelerator-label 3: is for CML workers; leave"),
     ("pods up --count many", "--count: 'many'; expected a whole number"),
     ("pods up --count 0", "--count 0; expected a positive number"),
     ("pods up --count 1 --slots -1", "--slots -1; expected a positive number"),

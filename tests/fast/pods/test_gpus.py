@@ -11,7 +11,7 @@ import pytest
 
 from tests.nvml import environment, folder_with_gpus, uuid
 from zeropods.pods.gpus import BY_DEEPSPEED, POD_GPUS, VISIBLE, gpus_of_slots, take_pods_gpus
-from zeropods.pods.preflight import PodChecks, shared_gpu
+from zeropods.pods.preflight import PodChecks, other_models, shared_gpu
 
 PRINTED = """
 import json, sys
@@ -21,6 +21,7 @@ shares = [shared_gpus(pods, slots) for pods, slots in json.loads(sys.argv[1])]
 print(json.dumps({
     "uuids": [gpu.uuid for gpu in visible_gpus()],
     "states": [gpu.uuid for gpu in gpu_states()],
+    "models": [gpu.model for gpu in gpu_states()],
     "shares": shares,
 }))
 """
@@ -88,10 +89,11 @@ def test_pods_of_one_machine_get_visible_gpus_of_their_own_or_none_of_them_gets_
 
 def test_without_a_gpu_there_is_nothing_to_share_and_of_a_divided_gpu_a_part_is_told(tmp_path: Path) -> None:
     assert seen(folder_with_gpus(tmp_path / "none", 0), None, (3, None)) == {
-        "uuids": [], "states": [], "shares": [[]],
+        "uuids": [], "states": [], "models": [], "shares": [[]],
     }  # fmt: skip
-    divided = folder_with_gpus(tmp_path / "divided", 1, parts=(4,))
+    divided = folder_with_gpus(tmp_path / "divided", 1, parts=(4,), model="A100 MIG 1g.5gb")
     assert seen(divided, None)["states"] == [f"MIG-{uuid(0)}-4"]
+    assert seen(divided, None)["models"] == ["A100 MIG 1g.5gb"]
     assert seen(divided, "MIG-1234")["uuids"] == ["MIG-1234"]
 
 
@@ -135,3 +137,28 @@ def test_two_pods_on_one_gpu_are_refused_unless_they_are_two_hosts_for_nccl(
     else:
         assert check is not None
         assert (check.verdict, check.value) == (verdict, "GPU-0 is also pod1's") and check.remedy
+
+
+@pytest.mark.parametrize(
+    ("models", "verdict", "value"),
+    [
+        (("H100", "H100"), None, ""),
+        (("A100",), "warning", "A100; pod2 has H100"),
+        (("H100", "A100"), "warning", "A100 and H100; pod2 has H100"),
+        ((), "failed", "no GPU; pod2 has H100"),
+    ],
+)
+def test_a_pod_s_gpus_are_compared_by_model_with_those_of_the_first_that_answered(
+    models: tuple[str, ...], verdict: str | None, value: str
+) -> None:
+    silent = PodChecks(pod="pod1", address="a", checks=())
+    second = PodChecks(pod="pod2", address="b", checks=(), gpu_models=("H100",), hostname="two")
+    third = PodChecks(pod="pod3", address="c", checks=(), gpu_models=models, hostname="three")
+    check = other_models(third, [silent, second])
+    if verdict is None:
+        assert check is None
+    else:
+        assert check is not None
+        assert (check.verdict, check.value) == (verdict, value)
+        assert check.remedy
+    assert other_models(silent, [second]) is None

@@ -120,9 +120,10 @@ def master_p(**stated: str) -> subprocess.CompletedProcess[str]:
     [
         ({"CDSW_IP_ADDRESS": "10.1.2.3", "CML_IP_ADDRESS": "10.9.9.9"}, "10.1.2.3"),
         ({"CDSW_IP_ADDRESS": "", "CML_IP_ADDRESS": "10.9.9.9"}, "10.9.9.9"),
+        ({"CDSW_IP_ADDRESS": "unknown"}, None),
         ({}, None),
     ],
-    ids=["older variable", "newer variable", "outside of CML"],
+    ids=["older variable", "newer variable", "unknown to CML", "outside of CML"],
 )
 def test_it_prints_one_line_of_a_hostfile(stated: dict[str, str], address: str | None) -> None:
     done = master_p(**stated)

@@ -1,17 +1,23 @@
 """Workers of CML, by its double: what CML is asked, what it says, and what is left of it in the end."""
 
+import json
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.full.clusters import processes_of, ssh
 from tests.full.cml_double import NO_LABEL, CmlDouble
-from tests.full.launches import ROOT, until
+from tests.full.launches import RANK, ROOT, train, until
+from tests.full.over_pdsh import pdsh_argv
 from zeropods import pods
 from zeropods.errors import UserError
+from zeropods.launch.command import plan_launch
+from zeropods.launch.script_call import ScriptCall
+from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.pods.backends import cml as backend
 from zeropods.pods.backends.cml import GIVEN_VARIABLES, RUNNER
 from zeropods.pods.backends.local import WORKER_SCRIPT
@@ -159,6 +165,41 @@ def test_a_worker_is_replaced_once_and_only_where_cml_has_workers(
         pods.up(2, cpu=1, memory=2, replace_lost=True)
     with pytest.raises(UserError, match="--replace: is for CML workers; leave it out"):
         pods.up(1, backend="local", replace_lost=True)
+
+
+def test_a_run_whose_worker_is_lost_goes_on_with_a_new_one_in_its_place(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    double = CmlDouble()
+    double.install(monkeypatch)
+    cluster = pods.up(2, cpu=1, memory=2, lease_seconds=10)
+    (worker,) = {pod.worker for pod in cluster.pods} & {known["id"] for known in double.list_workers()}
+    (lost,) = [pod for pod in cluster.pods if pod.worker == worker]
+    folder = tmp_path / "run"
+    # Again longer than the lease, which whoever started the cluster keeps renewing, the new pod's too.
+    again = 2.5 * cluster.settings.lease_seconds
+    words = ["--outputdir", str(folder), "--seconds", "600", "--seconds_again", str(again)]
+    batch = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"]
+    planned = plan_launch(cluster, ScriptCall.of(RANK, [*words, *batch]))
+
+    def lose() -> None:
+        train(folder, 2)
+        double.lose(worker)
+
+    loser = threading.Thread(target=lose)
+    loser.start()
+    supervision = Supervision(argv=pdsh_argv, restarts=1, replace_lost=True)
+    record = run_launch(planned, cluster, supervision)
+    loser.join()
+    assert (record.status, record.pods, record.restarts) == ("ok", 2, 1)
+    assert f"{lost.name} ({lost.address}) is lost; a new one takes its place\n" in capfd.readouterr().err
+    (entry,) = json.loads((folder / "restarts.json").read_text())["restarts"]
+    assert (entry["pod"], entry["pods"]) == (lost.name, ["pod1", "pod2"])
+    now = read_cluster(cluster.folder)
+    assert now is not None and now.is_ready() and [pod.name for pod in now.pods] == ["pod1", "pod2"]
+    assert {pod.worker for pod in now.pods} == set(now.workers) and worker not in now.workers
+    cluster.down()
+    assert not processes_of(home) and not list(home.iterdir())
 
 
 def test_workers_that_could_not_be_stopped_are_kept_and_stopped_by_down(

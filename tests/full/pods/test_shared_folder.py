@@ -1,14 +1,24 @@
 """Sessions of one project share its folder, where clusters are kept; their process ids and addresses are their own."""
 
 import json
+import os
+import random
 import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.full.clusters import processes_of
-from tests.full.launches import until
-from tests.full.sessions import needs_sessions, session
+from tests.full.launches import RANK, until
+from tests.full.sessions import Session, needs_sessions, session
 
 PID = 4_711
+NAMES = ("one", "two", "three")
+TRIAL_SECONDS = float(os.environ.get("ZEROPODS_TRIAL_SECONDS", 60.0))
+"""Seconds in which two sessions do what comes to their minds; `make soak` gives them an hour."""
 KERNEL = """
 import os, sys
 from zeropods import pods
@@ -92,3 +102,87 @@ def test_a_cluster_of_another_session_is_ended_through_its_agents_where_they_can
         assert down.stdout == "down: pods\n", down.stderr
         until(lambda: not processes_of(home))
         assert not list(home.iterdir())
+
+
+class Trial:
+    """What a session does at random with clusters of a few names, which another session wants too.
+
+    Args:
+        home: the folder that both share.
+        runs: folder of this session's runs.
+    """
+
+    def __init__(self, where: Session, home: Path, runs: Path, seed: int) -> None:
+        self.where, self.home, self.runs = where, home, runs
+        self.clusters: dict[str, dict[Path, bytes]] = {}
+        """The session's own clusters, each with the content of its files as they were when it was up."""
+        self.done: list[str] = []
+        """Names of the things that it did, in their order."""
+        self._random = random.Random(seed)
+
+    def go_on(self, seconds: float) -> None:
+        """Do one thing after the other for so long, look after each whether the clusters are as they were, and end
+        them."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            others = [name for name in NAMES if name not in self.clusters]
+            choices: list[tuple[Callable[[str], None], list[str]]] = [
+                (self.up, others), (self.meddle, others), (self.launch, list(self.clusters)),
+                (self.down, list(self.clusters)),
+            ]  # fmt: skip
+            do, names = self._random.choice([choice for choice in choices if choice[1]])
+            do(self._random.choice(names))
+            self.done.append(do.__name__)
+            for name, files_before in self.clusters.items():
+                assert content(self.home / name) == files_before, name
+        for name in list(self.clusters):
+            self.down(name)
+
+    def up(self, name: str) -> None:
+        """Start a cluster, unless the other session has one of this name."""
+        started = self.where.zeropods("pods", "up", "--count", 1, "--name", name)
+        if started.returncode == 0:
+            self.clusters[name] = content(self.home / name)
+        else:
+            assert started.stderr.count("\n") == 1 and "another machine" in started.stderr, started.stderr
+
+    def meddle(self, name: str) -> None:
+        """Try to end a cluster that is the other session's, if it is there."""
+        ended = self.where.zeropods("pods", "down", "--name", name)
+        if ended.returncode:
+            assert ended.stderr.count("\n") == 1 and "another machine" in ended.stderr, ended.stderr
+        else:
+            assert ended.stdout == "nothing was up\n"
+
+    def launch(self, name: str) -> None:
+        """Run something on a cluster of one's own."""
+        folder = self.runs / str(len(self.done))
+        launched = self.where.zeropods("launch", "--name", name, "--", RANK, "--outputdir", folder, "--seconds", 0.1)
+        assert launched.returncode == 0, launched.stderr
+
+    def down(self, name: str) -> None:
+        """End a cluster of one's own."""
+        del self.clusters[name]
+        ended = self.where.zeropods("pods", "down", "--name", name)
+        assert ended.stdout == f"down: {name}\n", ended.stderr
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    """The content of a cluster's files, but for its workers' logs, which grow."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".log"}
+
+
+@pytest.mark.timeout(TRIAL_SECONDS + 1_800)
+def test_two_sessions_that_do_what_comes_to_their_minds_touch_nothing_of_each_other_s(
+    home: Path, tmp_path: Path
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    with session("one") as one, session("two") as two:
+        trials = [Trial(where, home, tmp_path / str(number), seed + number) for number, where in enumerate((one, two))]
+        with ThreadPoolExecutor() as threads:
+            for running in [threads.submit(trial.go_on, TRIAL_SECONDS) for trial in trials]:
+                running.result()
+        print([trial.done for trial in trials])
+        assert all("up" in trial.done for trial in trials)
+        assert not processes_of(home) and not list(home.iterdir())

@@ -108,7 +108,7 @@ class Backend(ABC):
     """Whether the whole pod, with its ranks, is below its worker's process on this machine, so that
     killing that tree is like a power cut."""
     can_replace: ClassVar[bool] = False
-    """Whether a worker that has ended can be replaced by a new one."""
+    """Whether a worker that is lost can be replaced by a new one."""
     ready_seconds: ClassVar[float] = 120.0
     """Seconds within which all pods have to be ready where nobody says otherwise."""
     network: ClassVar[str | None] = None
@@ -191,7 +191,7 @@ class Backend(ABC):
         """
 
     def replace(self, worker: str, orders: Mapping[str, object]) -> tuple[str, ...]:
-        """Start a new worker in the place of one that has ended, and return its id.
+        """Start a new worker in the place of one that is lost, which is ended, and return its id.
 
         Returns:
             Nothing where this worker cannot be replaced; `failure` says why where the new one could

@@ -113,9 +113,10 @@ class CmlWorkers(ProcessWorkers):
         return (*in_session, *self._launch(self.settings.count - 1, orders))
 
     def replace(self, worker: str, orders: Mapping[str, object]) -> tuple[str, ...]:
-        is_in_session = worker in self._popens
-        if is_in_session:
+        workers_here = [record.id for record in self.processes()]
+        if worker in workers_here:
             return ()
+        self._stop_workers([worker])
         return self._launch(1, orders)
 
     def _launch(self, count: int, orders: Mapping[str, object]) -> tuple[str, ...]:
@@ -159,6 +160,10 @@ class CmlWorkers(ProcessWorkers):
 
     def stop(self, ids: Sequence[str]) -> None:
         super().stop(ids)
+        self._stop_workers(ids)
+
+    def _stop_workers(self, ids: Sequence[str]) -> None:
+        """End those of these workers that are CML's and have not ended."""
         running = []
         for worker in self._cml_workers():
             if worker.id in ids and not worker.has_ended:
