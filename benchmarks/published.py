@@ -7,6 +7,7 @@ python -m benchmarks.published FOLDER
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import statistics
 import sys
@@ -23,6 +24,13 @@ from zeropods.tables import GIB, Table, digits
 
 RUNS = "runs.jsonl"
 """File with the published runs: the plan's flags, the technique, and what was published."""
+MEMORY = "memory.csv"
+"""File beside it with published peaks of memory, whose rows `MEMORY_FLAGS` describes."""
+HERE = Path(__file__).parent
+MEMORY_FLAGS = HERE / "published_memory.jsonl"
+"""Lines of that file, counted from 1, with the plan's flags; and those that are left out, with the
+reason. FSDP is planned as FSDP2."""
+TENSORS = "max_memory_allocated"
 PAGE = ROOT / "docs" / "plan.md"
 BEGIN = "<!-- published: make bench-plan-published -->\n"
 END = "<!-- /published -->"
@@ -96,15 +104,63 @@ def comparisons(folder: Path) -> list[Comparison]:
             compared += _figures(run, _planned(run, folder))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: line {number}: {error!r}; expected a published run") from None
+    if (folder / MEMORY).is_file():
+        compared += _peaks(folder)
     return compared
+
+
+def _peaks(folder: Path) -> Iterator[Comparison]:
+    """The published peaks of memory that the plan can describe, each beside the planned one."""
+    with (folder / MEMORY).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for line in MEMORY_FLAGS.read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        if "left_out" in run:
+            continue
+        # The first line of the file has the names of its columns.
+        row = rows[run["row"] - 2]
+        planned = _planned(run, folder)
+        way = _way(planned["request"], run["technique"])
+        if row["peak_kind"].startswith(TENSORS):
+            kind = f"peak of tensors, {way} (GiB)"
+            planned_bytes = planned["peak_allocated_bytes"]
+        else:
+            kind = f"total, kind not stated, {way} (GiB)"
+            planned_bytes = planned["bytes"]["total"]
+        gpus = f"{row['n_gpus']} x {row['gpu']}"
+        rows_of_a_pass = f"{row['micro_batch']} x {row['seq_len']}"
+        yield Comparison(
+            run=f"{row['model']}, {gpus}, {row['technique']}, {rows_of_a_pass}",
+            kind=kind,
+            published=float(row["peak_gib"]),
+            planned=planned_bytes / GIB,
+        )
+
+
+def _way(request: dict[str, Any], technique: str) -> str:
+    """How weights are trained, in a word or two."""
+    ways = {"lora": "LoRA", "qlora": "QLoRA"}
+    masters = {"fp32": "all weights", "bf16": "BF16 masters", "none": "pure BF16"}
+    way = ways.get(request["adapter"], masters[request["masters"]])
+    return f"{way} by FSDP" if technique == "fsdp2" else way
+
+
+def left_out() -> str:
+    """Why rows of `memory.csv` are left out, and how many, as a sentence."""
+    reasons = []
+    for line in MEMORY_FLAGS.read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        if "left_out" in run:
+            reasons.append(f"{run['left_out']} ({len(run['rows'])})")
+    return f"Left out of `{MEMORY}`, with the number of rows: {'; '.join(reasons)}."
 
 
 def _planned(run: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What `zeropods plan --json` says of a run: its request, and the plan of its technique."""
     words = []
     for word in run["argv"]:
-        is_file = (folder / word).is_file()
-        words.append(str(folder / word) if is_file else word)
+        files = [path / word for path in (folder, HERE) if (path / word).is_file()]
+        words.append(str(files[0]) if files else word)
     arguments = parser().parse_args(["plan", *words, "--technique", run["technique"], "--json"])
     document = arguments.run(arguments)
     (of_technique,) = document["techniques"]
@@ -169,7 +225,8 @@ def tables(compared: list[Comparison]) -> str:
         by_kind.setdefault(comparison.kind, []).append(comparison)
     classes = [_line_of_class(kind, members) for kind, members in sorted(by_kind.items())]
     every = [comparison.line() for comparison in compared]
-    return f"\n{Table.of(classes).to_markdown()}\n{Table.of(every).to_markdown()}\n"
+    by_class = Table.of(classes).to_markdown()
+    return f"\n{by_class}\n{Table.of(every).to_markdown()}\n{left_out()}\n\n"
 
 
 def _line_of_class(kind: str, members: list[Comparison]) -> dict[str, object]:

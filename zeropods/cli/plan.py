@@ -91,7 +91,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--mtbf", type=number, metavar="HOURS", help=mtbf_help)
     save_help = "of a checkpoint, or a run that saved some"
     flag("--save-seconds", type=_seconds_or_run, metavar="S|RUN", help=save_help)
-    within_help = "for the whole training: says what is cheapest"
+    within_help = "of the whole training, for the cheapest way"
     flag("--within", type=number, metavar="HOURS", help=within_help)
     flag("--check", action="store_true", help="status 3: a tight fit, 4: none")
     flag("--all", action="store_true", help="every technique as asked for, in every part")
@@ -474,6 +474,12 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--attention", str, "NAME", "eager, flash_attention_2, all; default sdpa"),
     ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
     ("--gradient-checkpointing", _truth, "BOOL", "True, False, or both (default: False)"),
+    ("--masters", str, "KIND", "of BF16 weights: fp32, bf16, none (default: fp32)"),
+    ("--optimizer", str, "NAME", "adamw, adamw_foreach, adamw_8bit (default: adamw)"),
+    ("--loss", str, "NAME", "labels, transformers, fused, chunked (default: labels)"),
+    ("--adapter", str, "NAME", "lora or qlora (default: the model is trained)"),
+    ("--lora-rank", whole, "N", "of the adapters (default: 16)"),
+    ("--lora-targets", str, "NAMES", "ends of layers' names (default: all-linear)"),
     ("--bucket-size", whole, "ELEMENTS", "of reduce_bucket_size (default: 1e7)"),
     ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 0.94)"),
     ("--latency", not_negative, "S", "of a message to a pod (default: 5e-5)"),

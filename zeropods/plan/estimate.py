@@ -21,9 +21,22 @@ from zeropods.plan.gpus import (
 )
 from zeropods.plan.machines import Machines, StepTime, step_time
 from zeropods.plan.memory import PlannedMemory, plan_memory
+from zeropods.plan.methods import (
+    ADAMW,
+    ADAPTERS,
+    ALL_LINEAR,
+    FP32_MASTERS,
+    LOSSES,
+    MASTERS,
+    OF_LABELS,
+    OPTIMIZERS,
+    PLANNED_ONLY,
+    Method,
+    planned_techniques,
+)
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB, counted
-from zeropods.techniques import TECHNIQUES, Technique, technique_named
+from zeropods.techniques import Technique
 
 BOTH, ALL = "both", "all"
 FITS, TIGHT, NO = "FITS", "TIGHT", "NO"
@@ -107,6 +120,13 @@ class Request:
     precision on this GPU; if not given, `sdpa`, or `eager` for a family without it."""
     dropout: bool | None = None
     """Causal: whether there is dropout; if not given, as the family was published: GPT-2 has it."""
+    masters: str = FP32_MASTERS
+    optimizer: str = ADAMW
+    loss: str = OF_LABELS
+    adapter: str | None = None
+    lora_rank: int = Method().lora_rank
+    lora_targets: str = ALL_LINEAR
+    """These six are the fields of a `Method`; all but the usual values are planned only."""
 
     def __post_init__(self) -> None:
         fault = next(self._faults(), None)
@@ -127,6 +147,7 @@ class Request:
         yield from self._faults_of_global_batch()
         yield from self._faults_of_checkpointing()
         yield from self._faults_of_lengths()
+        yield from self._faults_of_method()
         if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
             other = "fp16" if self.shape.is_decoder_only else "fp32"
             place = f"--precision bf16: {self.machines.gpu}"
@@ -175,6 +196,34 @@ class Request:
             place = f"--gradient-checkpointing both: {self.model}"
             yield f"{place} is {KINDS[False]}; give True or False"
 
+    def _faults_of_method(self) -> Iterator[str]:
+        expected = {
+            "masters": MASTERS,
+            "optimizer": OPTIMIZERS,
+            "loss": LOSSES,
+            "adapter": (None, *ADAPTERS),
+        }
+        for name, values in expected.items():
+            value = getattr(self, name)
+            if value not in values:
+                names = ", ".join(value for value in values if value is not None)
+                yield f"--{name} {value}; expected one of {names}"
+        needs_bf16 = []
+        if self.masters != FP32_MASTERS:
+            needs_bf16.append(f"--masters {self.masters}")
+        if self.adapter is not None:
+            needs_bf16.append(f"--adapter {self.adapter}")
+        for flag in needs_bf16:
+            if self.precision != "bf16":
+                yield f"{flag}: is planned of weights in BF16; give --precision bf16"
+        if self.adapter is None:
+            for name in ("lora_rank", "lora_targets"):
+                value = getattr(self, name)
+                if value != getattr(Method(), name):
+                    yield f"{_flag(name)} {value}: needs --adapter too; give lora or qlora"
+        if self.loss != OF_LABELS and not self.shape.is_decoder_only:
+            yield f"--loss {self.loss}: {self.model} is {KINDS[False]}; leave it out"
+
     def _faults_of_lengths(self) -> Iterator[str]:
         shape = self.shape
         tokens, labels = self.lengths
@@ -187,6 +236,27 @@ class Request:
     def shape(self) -> Shape:
         """The model's shape."""
         return shape_for(self.model, self.trust_remote_code)
+
+    @property
+    def method(self) -> Method:
+        """Masters, optimizer, loss and adapter."""
+        return Method(
+            masters=self.masters,
+            optimizer=self.optimizer,
+            loss=self.loss,
+            adapter=self.adapter,
+            lora_rank=self.lora_rank,
+            lora_targets=self.lora_targets,
+        )
+
+    @property
+    def planned_only(self) -> list[str]:
+        """The flags of what is planned, and cannot be trained with this project yet."""
+        flags = self.method.planned_only
+        for technique in PLANNED_ONLY:
+            if technique.name in self.techniques:
+                flags.append(f"--technique {technique.name}")
+        return flags
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -207,6 +277,9 @@ class Request:
     @property
     def remark(self) -> str | None:
         """What a reader has to know about the request, in one line; None where there is nothing."""
+        if self.planned_only:
+            flags = ", ".join(self.planned_only)
+            return f"{flags}: planned only, this project does not train so yet"
         shape = self.shape
         if shape.is_decoder_only and shape.positions is not None and self.tokens > shape.positions:
             trained = f"{self.model} was trained on rows of {shape.positions} tokens"
@@ -487,15 +560,13 @@ def workload_of(
         attention=attention,
         before_ampere=is_before_ampere(request.machines.gpu),
         dropout=request.dropout,
+        method=request.method,
     )
 
 
 def requested_techniques(request: Request) -> list[Technique]:
     """The techniques that are asked for, or all that are planned, in their usual order."""
-    if not request.techniques:
-        return [technique for technique in TECHNIQUES if technique.is_planned]
-    requested = {technique_named(name) for name in request.techniques}
-    return [technique for technique in TECHNIQUES if technique in requested]
+    return planned_techniques(request.techniques, request.method)
 
 
 def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None) -> Estimate:

@@ -160,6 +160,11 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
             write_json(cached(), found)
 
     def saved(pass_name: str) -> Saved:
+        if known and pass_name not in found["saved"]:
+            # The usual passes are shipped; others were kept where they were traced.
+            with contextlib.suppress(OSError, ValueError):
+                kept = json.loads(cached().read_text(encoding="utf-8"))
+                found["saved"] = {**kept["saved"], **found["saved"]}
         if pass_name not in found["saved"]:
             from zeropods.plan import meta_model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zeropods.errors import UserError
@@ -153,7 +153,7 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
     flops_per_second = machines.achieved_flops(work.precision)
     once, again = work.flops()
     forward_seconds = once / 3 / flops_per_second
-    backward_seconds = (2 * once / 3 + again) / flops_per_second
+    backward_seconds = (2 * once / 3 + again - work.frozen_flops()) / flops_per_second
     compute_seconds = forward_seconds + backward_seconds
     launch_seconds = machines.launch_seconds * launches_of_a_pass(work)
     launch_wait = max(0.0, launch_seconds - compute_seconds)
@@ -208,8 +208,12 @@ def _optimizer_seconds(work: Workload, machines: Machines) -> float:
     bandwidth = memory_bandwidth(machines.gpu)
     if technique.offloads or bandwidth is None:
         return launch_seconds
-    size = HALF_ADAM_BYTES if work.is_half else ADAM_BYTES
-    parameters = work.shape.parameters
+    if technique.uses_deepspeed or work.master_bytes:
+        size: float = HALF_ADAM_BYTES if work.is_half else ADAM_BYTES
+    else:
+        # Weight, gradient and moments are read, and all but the gradient written.
+        size = 3 * work.trained_bytes + 2 * work.moment_bytes
+    parameters = work.trained
     if technique.divides_optimizer:
         parameters = share(parameters, work.ranks)
     return max(size * parameters / bandwidth, launch_seconds)
@@ -324,6 +328,8 @@ def traffic(work: Workload, machines: Machines) -> Traffic:
     zero = work.zero
     parameters = work.shape.parameters
     network = Network(machines, work.ranks, work.element_bytes * parameters)
+    if work.is_fsdp or work.method.adapter is not None:
+        return _traffic_of_others(work, network)
 
     if not technique.uses_deepspeed:
         buckets = math.ceil(network.size / DDP_BUCKET_BYTES)
@@ -339,3 +345,23 @@ def traffic(work: Workload, machines: Machines) -> Traffic:
     # Parameters that the forward pass has left gathered need not be fetched again.
     share_to_fetch_again = max(0.0, 1 - zero.live_elements / parameters)
     return Traffic(gather, share_to_fetch_again * gather + network.around(buckets), 0.0)
+
+
+def _traffic_of_others(work: Workload, gathered: Network) -> Traffic:
+    """Seconds of communication with adapters, whose gradients alone are sent, and of FSDP2, which
+    gathers each layer twice.
+
+    Args:
+        gathered: the network with all weights.
+    """
+    technique = work.technique
+    sent = replace(gathered, size=min(work.trained_bytes, work.element_bytes) * work.trained)
+    if not technique.divides_parameters:
+        reduce_seconds = sent.reduced_everywhere(1)
+        after = sent.around(1) if technique.divides_optimizer else 0.0
+        return Traffic(0.0, reduce_seconds, after)
+    if work.method.adapter is not None:
+        gathered = replace(gathered, size=work.frozen_bytes)
+    layers = sum(work.shape.layers)
+    gather = gathered.around(layers)
+    return Traffic(gather, gather + sent.around(layers), 0.0)

@@ -8,8 +8,9 @@ from functools import cache, lru_cache
 from itertools import accumulate
 
 from zeropods.plan.activations import Activations
+from zeropods.plan.methods import FOREACH, NF4_BYTES, QLORA
 from zeropods.plan.terms import PARTS, Term, total
-from zeropods.plan.workload import MASTER, MOMENTS, Shape, Workload, share
+from zeropods.plan.workload import MASTER, Shape, Workload, share
 from zeropods.tables import GIB, MIB
 
 CONTEXT_BYTES = 500_000_000
@@ -141,17 +142,27 @@ def _most_beside_states(
     # Buckets of stages 1 and 2 are made when the first gradient exists, and freed before the step.
     makes_buckets_late = technique.divides_optimizer and not technique.divides_parameters
     lasting_buffers = 0 if makes_buckets_late else total(buffers)
-    has_gradients_in_loss = work.gradient_accumulation > 1 or technique.divides_parameters
+    keeps_partitions = technique.uses_deepspeed and technique.divides_parameters
+    has_gradients_in_loss = work.gradient_accumulation > 1 or keeps_partitions
     in_loss = lasting_buffers + activations.in_loss()
     if has_gradients_in_loss:
         in_loss += gradient_bytes
-    candidates = [in_loss, lasting_buffers + gradient_bytes + step_bytes]
+    in_step = gradient_bytes + step_bytes
+    if not work.is_fsdp:
+        in_step += lasting_buffers
+    candidates = [in_loss, in_step]
 
     # Whole gradients are made as the backward pass reaches them; a partition exists from the first
     # gradient on.
     gradients_grow = _gradients_are_whole(work) and work.gradient_accumulation == 1
     for moment in activations.backward():
-        gradients = moment.gradients_made if gradients_grow else gradient_bytes
+        gradients = gradient_bytes
+        if gradients_grow:
+            gradients = moment.gradients_made
+        elif work.is_fsdp and work.gradient_accumulation == 1:
+            # Shards of what the backward pass has come through.
+            made = moment.gradients_made // work.element_bytes
+            gradients = work.trained_bytes * share(made, work.ranks)
         candidates.append(total(buffers) + moment.saved_and_working + gradients)
     return max(candidates)
 
@@ -180,6 +191,10 @@ def _states(work: Workload) -> _States:
     shape = work.shape
 
     ranks_of_weights = work.ranks if technique.divides_parameters else 1
+    if work.method.adapter is not None:
+        return _States(on_gpu=_states_of_adapters(work, ranks_of_weights), on_host=[])
+    if work.is_fsdp:
+        size = work.trained_bytes
     weights = Term.of("weights", size, shape.parameters, ranks_of_weights, "parameters")
     kept_whole = []
     small = _kept_whole(work)
@@ -191,7 +206,9 @@ def _states(work: Workload) -> _States:
         return _States(on_gpu=[weights, *kept_whole, gradients, optimizer], on_host=[])
 
     name = "gradients of the master, FP32"
-    master = Term.of(name, MASTER, shape.parameters, work.ranks, "gradients")
+    if work.master_bytes < MASTER:
+        name = "gradients of the master, BF16"
+    master = Term.of(name, work.master_bytes, shape.parameters, work.ranks, "gradients")
     if technique.divides_parameters:
         return _States(on_gpu=kept_whole, on_host=[weights, gradients, master, optimizer])
     on_host = [master, optimizer]
@@ -201,14 +218,30 @@ def _states(work: Workload) -> _States:
     return _States(on_gpu=[weights], on_host=on_host)
 
 
+def _states_of_adapters(work: Workload, ranks_of_weights: int) -> list[Term]:
+    """Frozen weights, and the adapters with their gradients and optimizer states."""
+    frozen = share(work.frozen_bytes, ranks_of_weights)
+    divided = f" / {ranks_of_weights} ranks" if ranks_of_weights > 1 else ""
+    formula = f"{work.element_bytes} B x {work.shape.parameters / 1e6:.4g} M{divided}"
+    if work.method.adapter == QLORA:
+        formula = f"{formula}, but 0.5159 B x {work.shape.matrices / 1e6:.4g} M matrices"
+    weights = Term("frozen weights", frozen, formula, "parameters")
+    size = work.trained_bytes
+    adapters = Term.of("adapters", size, work.trained, ranks_of_weights, "parameters")
+    return [weights, adapters, _gradients_term(work), _optimizer_term(work)]
+
+
 def _gradients_term(work: Workload) -> Term:
     """The gradients that a process holds at the end of its backward pass."""
-    size = work.element_bytes
+    size = work.trained_bytes
     shape = work.shape
     if _gradients_are_whole(work):
-        return Term.of("gradients", size, shape.parameters, part="gradients")
+        return Term.of("gradients", size, work.trained, part="gradients")
     if work.technique.divides_parameters:
-        return Term.of("gradients", size, shape.parameters, work.ranks, "gradients")
+        return Term.of("gradients", size, work.trained, work.ranks, "gradients")
+    if work.method.adapter is not None:
+        # Each tensor of an adapter is small beside a share.
+        return Term.of("gradients", size, work.trained, work.ranks, "gradients")
     elements = touched(shape, work.rates_by_kind, work.ranks)
     term = Term.of("gradients", size, elements, part="gradients")
     what = f"tensors that a share of 1 / {work.ranks} touches, whole"
@@ -217,13 +250,21 @@ def _gradients_term(work: Workload) -> Term:
 
 def _optimizer_term(work: Workload) -> Term:
     """Adam's moments, and the FP32 master of the weights where there is one."""
-    name = "Adam's moments, FP32"
-    size = MOMENTS
-    if work.technique.uses_deepspeed or work.is_half:
-        name = "master and Adam's moments, FP32"
-        size = MASTER + MOMENTS
+    master = work.master_bytes
+    moments = work.moment_bytes
+    kinds: dict[float, str] = {8: "FP32", 4: "BF16"}
+    kind = kinds.get(moments, "8 bits")
     ranks = work.ranks if work.technique.divides_optimizer else 1
-    return Term.of(name, size, work.shape.parameters, ranks, "optimizer")
+    if not master:
+        name = f"Adam's moments, {kind}"
+    elif kind == "8 bits":
+        name = "master, FP32, and Adam's moments, 8 bits"
+    else:
+        name = f"master and Adam's moments, {kind}"
+    size = master + moments
+    if size == int(size):
+        return Term.of(name, int(size), work.trained, ranks, "optimizer")
+    return Term.about(name, size, work.trained, ranks, "optimizer")
 
 
 def _gradients_are_whole(work: Workload) -> bool:
@@ -235,7 +276,7 @@ def _gradients_are_whole(work: Workload) -> bool:
     keeps all.
     """
     if not work.technique.uses_deepspeed:
-        return True
+        return not work.is_fsdp
     if work.technique.divides_gradients:
         return False
     return work.gradient_accumulation > 1 or not work.zero.overlap
@@ -244,7 +285,7 @@ def _gradients_are_whole(work: Workload) -> bool:
 def _kept_whole(work: Workload) -> int:
     """Number of elements that stage 3 gathers after each step and keeps, beside each rank's share
     of them."""
-    if not work.technique.divides_parameters or work.ranks == 1:
+    if not work.technique.divides_parameters or work.ranks == 1 or work.is_fsdp:
         return 0
     most = work.zero.persistent_elements
     return sum(weight.size for weight in work.shape.weights if weight.size <= most)
@@ -262,24 +303,54 @@ def _kept_whole(work: Workload) -> int:
 def _buffers(work: Workload) -> list[Term]:
     """Terms of the buffers that exist during the backward pass."""
     technique = work.technique
-    size = work.element_bytes
+    terms = []
+    if work.method.adapter == QLORA:
+        name = "one matrix, dequantised for use"
+        terms.append(Term.of(name, work.element_bytes, work.shape.largest_matrix))
     if technique.is_alone:
-        return []
+        return terms
+    if work.is_fsdp:
+        return [*terms, *_buffers_of_fsdp(work)]
     if not technique.uses_deepspeed:
         name = "DistributedDataParallel's buckets: a second copy of all gradients"
-        return [Term.of(name, size, work.shape.parameters)]
+        return [*terms, Term.of(name, work.trained_bytes, work.trained)]
     if technique.divides_parameters:
-        return _buffers_of_stage_3(work)
-    return _buffers_of_stages_1_and_2(work)
+        return [*terms, *_buffers_of_stage_3(work)]
+    return [*terms, *_buffers_of_stages_1_and_2(work)]
+
+
+def _buffers_of_fsdp(work: Workload) -> list[Term]:
+    """What FSDP2 gathers: layers in their turn, and all that lies outside of them, which it keeps
+    until the backward pass has ended (torch 2.13, `_fully_shard`: `reshard_after_forward` of the
+    root is off).
+
+    A layer's gradients are whole until they are reduced, beside the tensor that they are reduced
+    from (`_fsdp_collectives.py`, `foreach_reduce`).
+    """
+    if work.ranks == 1:
+        return []
+    size = work.element_bytes
+    shape = work.shape
+    layers = zip(shape.layer_parameters, shape.layers, strict=True)
+    largest_layer = max(parameters // number for parameters, number in layers)
+    outside = shape.parameters - sum(shape.layer_parameters)
+    in_turn = Term.of("two layers gathered", size, 2 * largest_layer)
+    if work.method.adapter == QLORA:
+        in_turn = Term.about("two layers gathered", NF4_BYTES, 2 * largest_layer)
+    terms = [Term.of("embedding and head gathered", size, outside), in_turn]
+    if work.method.adapter is None:
+        name = "a layer's gradients, and what they are reduced from"
+        terms.append(Term.of(name, size, 2 * largest_layer))
+    return terms
 
 
 def _buffers_of_stages_1_and_2(work: Workload) -> list[Term]:
     size = work.element_bytes
-    largest = work.shape.largest_tensor
+    largest = _largest_gradient(work)
     bucket = work.zero.reduce_elements
     if not (work.zero.contiguous or work.technique.offloads):
         # `buffered_reduce_fallback`
-        elements = min(work.shape.parameters, max(bucket, largest))
+        elements = min(work.trained, max(bucket, largest))
         return [Term.of("reduce bucket, copied together", size, elements)]
     terms = _reduce_buckets(work, two=work.zero.overlap)
     if work.technique.offloads:
@@ -304,7 +375,7 @@ def _buffers_of_stage_3(work: Workload) -> list[Term]:
 def _reduce_buckets(work: Workload, *, two: bool) -> list[Term]:
     """One reduce bucket, or two that are filled in turn, and a gradient that is larger than one."""
     size = work.element_bytes
-    largest = work.shape.largest_tensor
+    largest = _largest_gradient(work)
     bucket = Term.of("reduce bucket", size, work.zero.reduce_elements)
     if two:
         bucket = Term("reduce buckets", 2 * bucket.bytes, f"2 x {bucket.formula}")
@@ -313,19 +384,31 @@ def _reduce_buckets(work: Workload, *, two: bool) -> list[Term]:
     return [bucket, Term.of("gradient that is larger than a bucket", size, largest)]
 
 
+def _largest_gradient(work: Workload) -> int:
+    """Elements of the largest tensor with a gradient; those of adapters are smaller than any bucket
+    and count as none."""
+    return work.shape.largest_tensor if work.method.adapter is None else 0
+
+
 def _step_term(work: Workload) -> Term:
     """Temporaries of the optimizer's step."""
     technique = work.technique
-    parameters = work.shape.parameters
-    if technique.offloads or not (technique.uses_deepspeed or work.is_half):
+    parameters = work.trained
+    if technique.offloads:
         return Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
     if not technique.uses_deepspeed:
-        return Term.of("gradients of the masters, FP32", MASTER, parameters)
-    size = MASTER
-    if work.is_half:
+        if work.master_bytes:
+            return Term.of("gradients of the masters, FP32", MASTER, parameters)
+        if work.method.optimizer == FOREACH:
+            ranks = work.ranks if work.is_fsdp else 1
+            return Term.of("square roots of moments", work.trained_bytes, parameters, ranks)
+        return Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
+    # Gradients are put together, and then widened where the master is wider.
+    size = work.master_bytes
+    if work.element_bytes < work.master_bytes:
         size += work.element_bytes
     name = "gradients of the partition, flat"
-    if not technique.divides_parameters:
+    if not technique.divides_parameters or work.method.adapter is not None:
         return Term.of(name, size, parameters, work.ranks)
     zero = work.zero
     elements = largest_sub_group(
@@ -336,7 +419,10 @@ def _step_term(work: Workload) -> Term:
 
 
 def _freed_before_the_step(work: Workload, buffers: list[Term]) -> list[Term]:
-    """The buffers that are freed before the optimizer's step: the buckets of stages 1 and 2."""
+    """The buffers that are freed before the optimizer's step: the buckets of stages 1 and 2, and
+    what FSDP gathers."""
+    if work.is_fsdp:
+        return buffers
     if not work.technique.uses_deepspeed or work.technique.divides_parameters:
         return []
     return [term for term in buffers if "bucket" in term.name]

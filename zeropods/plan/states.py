@@ -62,6 +62,7 @@ def plan_states(request: Request) -> tuple[PlannedStates, ...]:
             ranks=pods * slots,
             zero=request.zero,
             gradient_accumulation=request.passes_of(pods * slots),
+            method=request.method,
         )
         memory = plan_memory(work, context_bytes=0)
         terms = []

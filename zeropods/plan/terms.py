@@ -26,6 +26,15 @@ class Term:
     """One of `PARTS`."""
 
     @classmethod
+    def about(
+        cls, name: str, size: float, number: int, ranks: int = 1, part: str = "buffers"
+    ) -> Term:
+        """The same as `of` with elements of a broken number of bytes each."""
+        divided = f" / {ranks} ranks" if ranks > 1 else ""
+        formula = f"{size:.4g} B x {short(number)}{divided}"
+        return cls(name, round(size * share(number, ranks)), formula, part)
+
+    @classmethod
     def of(cls, name: str, size: int, number: int, ranks: int = 1, part: str = "buffers") -> Term:
         """The term of `number` elements of `size` bytes each, divided among `ranks` ranks."""
         divided = f" / {ranks} ranks" if ranks > 1 else ""

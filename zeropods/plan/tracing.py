@@ -25,6 +25,8 @@ from transformers.integrations import moe
 from transformers.pytorch_utils import Conv1D
 
 from zeropods.errors import UserError
+from zeropods.plan.adapters import Adapted, adapted
+from zeropods.plan.methods import LORA
 from zeropods.plan.workload import EAGER, MASKED, PLAIN, value_at
 
 MOST_SECONDS = 30.0
@@ -89,7 +91,8 @@ class Pass:
     kept by `_power`.
 
     Args:
-        pass_name: its name, as in `Workload.saved`: precision, kernel, dropout.
+        pass_name: its name, as in `Workload.saved`: precision, kernel, dropout; with adapters
+            `lora`, kernel, targets, dropout.
         active: share of the experts that a token uses.
     """
 
@@ -99,9 +102,12 @@ class Pass:
         words = pass_name.split()
         self.precision = words[0]
         self.kernel = words[1]
-        has_dropout = len(words) > 2
+        has_dropout = words[-1] == "dropout"
         model.set_attn_implementation("eager" if self.kernel == EAGER else "sdpa")
-        model.to(torch.bfloat16 if self.precision == "bf16" else torch.float32)
+        if self.precision == LORA:
+            model = adapted(model, words[2])
+        else:
+            model.to(torch.bfloat16 if self.precision == "bf16" else torch.float32)
         model.train(has_dropout)
         self.model = model
         self.active = active
@@ -136,7 +142,7 @@ class Pass:
             during.enter_context(
                 torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
             )
-            if self.precision == "autocast":
+            if self.precision in ("autocast", LORA):
                 during.enter_context(_Autocast())
             batch = {"input_ids": torch.ones(rows, tokens, dtype=torch.long)}
             if not self.is_causal:
@@ -147,13 +153,26 @@ class Pass:
             self._until = time.monotonic() + MOST_SECONDS
             self.model(**batch, use_cache=False)
         self._check_that_sizes_grow()
-        return {
+        found: dict[str, Any] = {
             "layers": [dict(stack) for stack in self.stacks],
             "inputs": self.inputs,
             "held": dict(self.held),
             "ends": dict(self.ends),
             "scores": self.scores,
         }
+        if self.precision == LORA:
+            found |= self._adapters()
+        return found
+
+    def _adapters(self) -> dict[str, Any]:
+        """The fields of `Saved` that only adapters have."""
+        elements = 0
+        numbers = []
+        for layers in self.lists:
+            adapters = [module for module in layers.modules() if isinstance(module, Adapted)]
+            elements += sum(module.elements for module in adapters)
+            numbers.append(len(adapters))
+        return {"adapter": elements, "adapted": numbers}
 
     def _check_that_sizes_grow(self) -> None:
         """Refuse a model of which much of what it saves grows with its rows, and with no length."""

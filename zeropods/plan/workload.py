@@ -4,12 +4,24 @@ batch of one process."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from zeropods.errors import UserError
+from zeropods.plan.methods import (
+    BF16_MASTERS,
+    EIGHT_BIT,
+    EIGHT_BIT_MOMENTS,
+    FP32_MASTERS,
+    FSDP2,
+    NF4_BYTES,
+    NO_MASTERS,
+    OF_LABELS,
+    QLORA,
+    Method,
+)
 from zeropods.techniques import TECHNIQUES, Technique, block
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -65,6 +77,19 @@ class Saved(NamedTuple):
     scores: int
     """Bytes per row and pair of tokens of a layer's largest tensor that grows with the square of
     tokens."""
+    adapter: int = 0
+    """Elements of all adapters of rank 1, in a pass with adapters."""
+    adapted: Sequence[int] = ()
+    """Number of linear layers with an adapter, in the same stacks."""
+
+    def with_rank(self, rank: int) -> Saved:
+        """The same with adapters of a higher rank: each keeps its narrow output, in 16 bits."""
+        layers = list[Polynomial]()
+        for side, polynomial in enumerate(self.layers):
+            tokens = "110" if side == 0 else "101"
+            more = 2 * (rank - 1) * self.adapted[side]
+            layers.append({**polynomial, tokens: polynomial.get(tokens, 0) + more})
+        return self._replace(layers=layers, adapter=rank * self.adapter)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,6 +143,21 @@ class Shape:
     def parameters(self) -> int:
         """Parameters of the model, each counted once."""
         return sum(weight.size for weight in self.weights)
+
+    @cached_property
+    def matrices(self) -> int:
+        """Number of elements of all matrices but embedding and head."""
+        return sum(weight.size for weight in self.weights if weight.kind == "matrix")
+
+    @cached_property
+    def largest_matrix(self) -> int:
+        """Number of elements of the largest of them."""
+        return max(weight.size for weight in self.weights if weight.kind == "matrix")
+
+    @property
+    def width(self) -> int:
+        """Elements of a token's embedding."""
+        return self.embedding // self.vocabulary
 
     @cached_property
     def embedding(self) -> int:
@@ -277,6 +317,8 @@ class Workload:
     """Whether the GPU is too old for FlashAttention, as a T4 or a V100 is."""
     dropout: bool | None = None
     """Whether there is dropout; if not given, as the model was published."""
+    method: Method = field(default_factory=Method)
+    """Masters, optimizer, loss and adapter."""
 
     def __post_init__(self) -> None:
         if not self.technique.is_planned:
@@ -287,6 +329,8 @@ class Workload:
     @property
     def logit_rows(self) -> int:
         """Number of tokens for which the loss computes logits."""
+        if self.method.loss != OF_LABELS:
+            return self.batch_size * self.tokens
         if self.label_tokens is None:
             return self.batch_size * self.labels
         return self.label_tokens
@@ -306,6 +350,60 @@ class Workload:
     def is_half(self) -> bool:
         """Whether weights are BF16 or FP16, and are kept a second time as an FP32 master."""
         return self.precision != "fp32" and not self.autocast
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether FSDP2 divides the states."""
+        return self.technique.engine == FSDP2.engine
+
+    @property
+    def trained(self) -> int:
+        """Number of elements that are trained: the model's, or those of its adapters."""
+        if self.method.adapter is None:
+            return self.shape.parameters
+        return self.saved().adapter
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of a trained element, and of its gradient, where they lie between steps.
+
+        peft makes adapters in FP32, DeepSpeed makes them BF16 again. FSDP's shards are FP32, unless
+        the weights are BF16 through and through.
+        """
+        if self.technique.uses_deepspeed:
+            return self.element_bytes
+        if self.method.adapter is not None:
+            return ELEMENT_BYTES["fp32"]
+        if self.is_fsdp and self.method.masters != NO_MASTERS:
+            return ELEMENT_BYTES["fp32"]
+        return self.element_bytes
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of all weights that are not trained; what QLoRA does not quantise is BF16."""
+        shape = self.shape
+        if self.method.adapter is None:
+            return 0
+        if self.method.adapter != QLORA:
+            return self.element_bytes * shape.parameters
+        others = shape.parameters - shape.matrices
+        return round(NF4_BYTES * shape.matrices) + self.element_bytes * others
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of a trained element's master; 0 where the optimizer steps the weights."""
+        if self.technique.uses_deepspeed:
+            return 2 if self.method.masters == BF16_MASTERS else MASTER
+        if self.is_fsdp or self.method.adapter is not None:
+            return 0
+        return MASTER if self.is_half and self.method.masters == FP32_MASTERS else 0
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes of both moments of a trained element: they are of the type of what is stepped."""
+        if self.method.optimizer == EIGHT_BIT:
+            return EIGHT_BIT_MOMENTS
+        return 2 * (self.master_bytes or self.trained_bytes)
 
     @property
     def kernel(self) -> str:
@@ -337,10 +435,25 @@ class Workload:
         else:
             precision = "fp32"
         pass_name = f"{precision} {self.kernel}"
+        if self.method.adapter is not None:
+            pass_name = f"lora {self.kernel} {self.method.lora_targets}"
         # A dropout of None is the one that the model was published with.
         if self.shape.drops and self.dropout is not False:
             pass_name += " dropout"
-        return self.shape.trace(pass_name)
+        traced = self.shape.trace(pass_name)
+        if self.method.adapter is None:
+            return traced
+        return traced.with_rank(self.method.lora_rank)
+
+    def frozen_flops(self) -> float:
+        """FLOPs that a backward pass saves with adapters, whose products are added: frozen weights
+        have no gradient."""
+        if self.method.adapter is None:
+            return 0.0
+        shape = self.shape
+        products = value_at(shape.products, 1, self.tokens, self.labels)
+        frozen = FORWARD * self.batch_size * (products + shape.embedding * self.labels)
+        return frozen - (FORWARD + BACKWARD) * self.batch_size * self.tokens * self.trained
 
     def flops(self) -> tuple[float, float]:
         """Two numbers of FLOPs: of a forward and backward pass, a third of them forward; and of

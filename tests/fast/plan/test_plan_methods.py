@@ -1,0 +1,165 @@
+"""Pure BF16, BF16 masters, 8-bit Adam, adapters, other losses and FSDP2 in a plan: by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.fast.plan.test_plan_formulas import LINKED, LLAMA, LLAMA_WORK, PLAIN
+from zeropods.cli import parser
+from zeropods.errors import UserError
+from zeropods.plan.activations import Activations
+from zeropods.plan.estimate import plan, request_for
+from zeropods.plan.facts import shape_named
+from zeropods.plan.machines import step_time
+from zeropods.plan.memory import PlannedMemory, plan_memory
+from zeropods.plan.methods import FSDP2, Method
+from zeropods.plan.workload import Saved, Workload
+from zeropods.techniques import technique_named
+
+P, MATRICES = 136, 84
+"""Parameters of the smallest llama, and those of its layer's matrices."""
+SAVED = Saved([{"110": 200}], [{"110": 8}], {}, {"110": 40}, 0, adapter=50, adapted=(7,))
+ADAPTED = replace(LLAMA, trace=lambda way: SAVED)
+"""The same, whose seven matrices have 50 inputs and outputs together."""
+TRAINED = 3 * 50
+LORA_WORK = replace(LLAMA_WORK, shape=ADAPTED, method=Method(adapter="lora", lora_rank=3))
+
+
+def planned(work: Workload, technique: str, ranks: int = 1, **method: Any) -> PlannedMemory:
+    of = FSDP2 if technique == "fsdp2" else technique_named(technique)
+    made = replace(work.method, **method)
+    return plan_memory(replace(work, technique=of, ranks=ranks, zero=PLAIN, method=made))
+
+
+def states(made: PlannedMemory) -> tuple[int, int, int]:
+    parts = made.parts()
+    return parts["parameters"], parts["gradients"], parts["optimizer"]
+
+
+def test_pure_bf16_has_states_of_two_bytes_and_no_master() -> None:
+    assert states(planned(LLAMA_WORK, "none", masters="none")) == (2 * P, 2 * P, 4 * P)
+
+
+def test_a_step_of_foreach_adam_takes_the_roots_of_all_second_moments_at_one_time() -> None:
+    llama = Workload(shape=shape_named("llama-8b"), batch_size=1, tokens=8, labels=1, precision="bf16")
+    made = planned(llama, "none", masters="none", optimizer="adamw_foreach")
+    # As published of Llama-3-8B: 10 B per parameter, 74.80 GiB.
+    assert made.peak_allocated_bytes == 10 * llama.shape.parameters
+
+
+@pytest.mark.parametrize(("technique", "state_bytes"), [("zero1", 2 * P + 2 * 68 + 6 * 68), ("zero3", 10 * 68)])
+def test_bf16_masters_of_deepspeed_are_two_bytes_and_moments_are_four(technique: str, state_bytes: int) -> None:
+    made = planned(LLAMA_WORK, technique, 2, masters="bf16")
+    kept_whole = made.parts()["gradients"] - 2 * 68 if technique == "zero1" else 0
+    assert made.state_bytes == state_bytes + kept_whole
+
+
+def test_eight_bit_moments_are_a_byte_each_and_a_scale_for_256_elements() -> None:
+    assert planned(LLAMA_WORK, "none", masters="none", optimizer="adamw_8bit").parts()["optimizer"] == round(
+        2.03125 * P
+    )
+    # This project's FP32 master stays.
+    assert planned(LLAMA_WORK, "none", optimizer="adamw_8bit").parts()["optimizer"] == round(6.03125 * P)
+
+
+def test_of_an_adapter_alone_are_gradients_and_moments_in_fp32() -> None:
+    assert states(planned(LORA_WORK, "none")) == (2 * P + 4 * TRAINED, 4 * TRAINED, 8 * TRAINED)
+    assert planned(LORA_WORK, "ddp", 2).parts()["buffers"] == 4 * TRAINED
+    # DeepSpeed makes adapters BF16, with FP32 masters, and ZeRO-3 divides the frozen weights too.
+    assert states(planned(LORA_WORK, "zero3", 2)) == (P + TRAINED, TRAINED, 12 * TRAINED // 2)
+
+
+def test_an_adapter_keeps_its_narrow_output_beside_what_a_pass_of_rank_1_saves() -> None:
+    (layers,) = LORA_WORK.saved().layers
+    assert layers["110"] == 200 + 2 * 7 * 2
+
+
+def test_qlora_quantises_the_matrices_of_layers_and_needs_one_of_them_whole() -> None:
+    made = planned(LORA_WORK, "none", adapter="qlora")
+    frozen = round((0.5 + 1 / 64 + 4 / 64 / 256) * MATRICES) + 2 * (P - MATRICES)
+    assert made.parts()["parameters"] == frozen + 4 * TRAINED
+    assert made.parts()["buffers"] == 2 * 16
+
+
+def test_a_frozen_weight_has_no_gradient_to_compute() -> None:
+    # 2 rows x (84 matrices x 2 tokens + head 20 x 1 label) are not multiplied; an adapter's are added.
+    work = replace(LORA_WORK, batch_size=2)
+    assert work.frozen_flops() == 2 * 2 * (MATRICES * 2 + 20) - 6 * 2 * 2 * TRAINED
+    seconds = [step_time(each, LINKED).compute_seconds for each in (work, replace(work, method=Method()))]
+    assert seconds[1] - seconds[0] == pytest.approx(work.frozen_flops() / 1e12)
+
+
+def test_adam_moves_what_it_steps() -> None:
+    quick = replace(LINKED, launch_seconds=0.0)
+    a100 = 1.555e12
+    pure = replace(LLAMA_WORK, method=Method(masters="none"))
+    seconds = [step_time(work, quick).optimizer_seconds for work in (pure, LORA_WORK)]
+    assert seconds == pytest.approx([(3 * 2 + 2 * 4) * P / a100, (3 * 4 + 2 * 8) * TRAINED / a100])
+
+
+def test_fsdp_divides_fp32_states_and_gathers_in_bf16() -> None:
+    made = planned(LLAMA_WORK, "fsdp2", 2)
+    assert states(made) == (4 * P // 2, 4 * P // 2, 8 * P // 2)
+    # 44 parameters are outside of the one layer of 92; two layers, their gradients, and what these are reduced from.
+    assert made.parts()["buffers"] == 2 * (44 + 2 * 92 + 2 * 92)
+    assert planned(LLAMA_WORK, "fsdp2", 2, masters="none").state_bytes == 8 * P // 2
+
+
+def test_fsdp_s_step_is_as_published_20_bytes_per_parameter_and_rank() -> None:
+    mistral = Workload(shape=shape_named("mistral-7b"), batch_size=1, tokens=8, labels=1, precision="bf16")
+    made = planned(mistral, "fsdp2", 4, optimizer="adamw_foreach")
+    assert made.peak_allocated_bytes == pytest.approx(20 * mistral.shape.parameters / 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "of_bytes"),
+    [
+        # Two tokens, one of which has a label; 5 words; width 4.
+        ("labels", 3 * 4 * 1 * 5),
+        ("transformers", 14 * 2 * 5),
+        ("fused", 8 * 2 * 5),
+        ("chunked", 2 * 2 * 2 * 4),
+    ],
+)
+def test_bytes_of_a_loss(loss: str, of_bytes: int) -> None:
+    assert Activations(replace(LLAMA_WORK, method=Method(loss=loss))).loss == of_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "message"),
+    [
+        ("llama-tiny", {"masters": "fp16"}, "--masters fp16; expected one of fp32, bf16, none"),
+        ("llama-tiny", {"adapter": "dora"}, "--adapter dora; expected one of lora, qlora"),
+        ("llama-tiny", {"adapter": "lora"}, "--adapter lora: is planned of weights in BF16; give --precision bf16"),
+        ("llama-tiny", {"lora_rank": 8}, "--lora-rank 8: needs --adapter too"),
+        ("llama-tiny", {"adapter": "lora", "lora_rank": 0}, "lora_rank 0; expected more than 0"),
+        ("t5-tiny", {"loss": "chunked"}, "--loss chunked: t5-tiny is an encoder-decoder"),
+        (
+            "llama-tiny",
+            {"masters": "none", "precision": "bf16", "techniques": ("zero2",)},
+            "technique 'zero2': --masters",
+        ),
+        (
+            "llama-tiny",
+            {"masters": "bf16", "precision": "bf16", "techniques": ("ddp",)},
+            "technique 'ddp': --masters bf16",
+        ),
+        ("llama-tiny", {"optimizer": "adamw_8bit", "techniques": ("zero1",)}, "technique 'zero1': --optimizer"),
+    ],
+)
+def test_what_cannot_be_trained_so_is_refused(model: str, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan(request_for(model, **asked))
+
+
+def test_a_plan_of_what_this_project_does_not_train_says_so_and_has_the_techniques_that_can() -> None:
+    argv = ["plan", "--model", "llama-tiny", "--precision", "bf16", "--masters", "none", "--optimizer", "adamw_8bit"]
+    arguments = parser().parse_args(argv)
+    found = arguments.run(arguments)
+    assert [each["technique"] for each in found["techniques"]] == ["none", "ddp"]
+    note = "Note: --masters none, --optimizer adamw_8bit: planned only, this project does not train so yet."
+    assert note in arguments.readable(found)
+    arguments = parser().parse_args([*argv[:5], "--technique", "fsdp2"])
+    found = arguments.run(arguments)
+    assert "Note: --technique fsdp2: planned only" in arguments.readable(found)
