@@ -36,7 +36,7 @@ from zeropods.plan.methods import (
 )
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB
-from zeropods.techniques import Technique
+from zeropods.techniques import HPZ, Technique
 
 BOTH, ALL = "both", "all"
 MAY_BE_ZERO = (
@@ -491,7 +491,15 @@ def plan(request: Request, span_of_runs: SpanOfRuns | None = None) -> Plan:
 
 def requested_techniques(request: Request) -> list[Technique]:
     """The techniques that are asked for, or all that are planned, in their usual order."""
-    return planned_techniques(request.techniques, request.method)
+    return planned_techniques(request.techniques, request.method, request.machines.slots)
+
+
+def zero_of(request: Request, technique: Technique) -> ZeroSettings:
+    """The settings of ZeRO under a technique: ZeRO++ divides parameters a second time among a pod's
+    processes, as `dsconfig/zero3++.json` has it; it quantises nothing there."""
+    if HPZ not in technique.keys:
+        return request.zero
+    return replace(request.zero, secondary_ranks=request.machines.slots)
 
 
 def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None) -> Estimate:
@@ -504,7 +512,7 @@ def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None)
     machines = request.machines
     pods = 1 if work.technique.is_alone else machines.pods
     slots = 1 if work.technique.is_alone else machines.slots
-    work = replace(work, ranks=pods * slots)
+    work = replace(work, ranks=pods * slots, zero=zero_of(request, work.technique))
 
     def fits(rows: int) -> bool:
         need = _memory(replace(work, batch_size=rows), machines, span_of_runs)
