@@ -216,11 +216,7 @@ def ways_of(request: Request, choice: Choice) -> Iterator[Request]:
     checkpointings = [request.gradient_checkpointing is True]
     if choice.checkpointing or request.gradient_checkpointing == BOTH:
         checkpointings = [False, True]
-    techniques = []
-    for technique in requested_techniques(request):
-        # Without enough processes in a pod a launch refuses it.
-        if technique.least_slots <= request.machines.slots:
-            techniques.append(technique)
+    techniques = requested_techniques(request)
     all_ways = product(precisions, request.attentions, checkpointings, techniques)
     for precision, attention, checkpointing, technique in all_ways:
         made = partial(

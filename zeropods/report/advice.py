@@ -181,6 +181,11 @@ class AdviceReport:
         # What is planned only is said by the request's remark.
         if way is None or way.request.planned_only:
             return ""
+        technique = way.estimate.technique
+        if technique.least_slots > way.estimate.slots:
+            least = counted(technique.least_slots, "process")
+            reason = f"a launch refuses it on pods of fewer than {least}"
+            return wrapped(f"{technique.name}: {reason}, where it divides nothing.")
         words = launch_words(way.request, way)
         if words is None:
             reason = "a configuration alone has no weights, so there is no command to train it"
