@@ -13,6 +13,7 @@ from typing import Any
 from zeropods.plan.facts import FACTS
 from zeropods.plan.known_models import known_models
 from zeropods.plan.meta_model import facts, saved
+from zeropods.plan.methods import ALL_LINEAR
 from zeropods.plan.workload import EAGER, FUSED, MASKED, PLAIN
 
 
@@ -27,7 +28,8 @@ def fresh(name: str) -> dict[str, Any]:
 
 
 def ways(of: dict[str, Any]) -> set[str]:
-    """All ways in which a model can be planned: precision, kernel, dropout."""
+    """The ways in which a model is usually planned: precision, kernel, dropout; with adapters of
+    all linear layers, the usual kernel."""
     precisions = ["fp32", "bf16"]
     if of["is_decoder_only"]:
         precisions.append("autocast")
@@ -37,6 +39,9 @@ def ways(of: dict[str, Any]) -> set[str]:
     names = set[str]()
     for precision, kernel, dropout in product(precisions, _kernels(of), dropouts):
         names.add(f"{precision} {kernel} {dropout}".strip())
+    if of["is_decoder_only"] and "sdpa" in of["attentions"]:
+        for dropout in dropouts:
+            names.add(f"lora {FUSED} {ALL_LINEAR} {dropout}".strip())
     return names
 
 
