@@ -105,8 +105,8 @@ def _with_blocks(weights: list[Any], parameters: int, layers: int) -> list[Any]:
 
 
 def ways(of: dict[str, Any]) -> set[str]:
-    """The ways in which a model is planned: precision, kernel, dropout; and, if it is causal, with
-    adapters beside all linear layers, with the usual kernels and with dropout as published."""
+    """The ways in which a model is usually planned: precision, kernel, dropout; and, if it is
+    causal, with adapters beside all linear layers, with its usual kernels."""
     precisions = ["fp32", "bf16"]
     if of["is_decoder_only"]:
         precisions.append("autocast")
@@ -118,8 +118,8 @@ def ways(of: dict[str, Any]) -> set[str]:
         names.add(f"{precision} {kernel} {dropout}".strip())
     if of["is_decoder_only"]:
         usual = {EAGER} if of["attentions"] == ["eager"] else {FUSED, MASKED}
-        for kernel in usual.intersection(_kernels(of)):
-            names.add(f"{LORA} {kernel} {ALL_LINEAR} {dropouts[-1]}".strip())
+        for kernel, dropout in product(usual.intersection(_kernels(of)), dropouts):
+            names.add(f"{LORA} {kernel} {ALL_LINEAR} {dropout}".strip())
     return names
 
 
