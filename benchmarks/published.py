@@ -145,14 +145,14 @@ def _way(request: dict[str, Any], technique: str) -> str:
     return f"{way} by FSDP" if technique == "fsdp2" else way
 
 
-def left_out() -> str:
-    """Why rows of `memory.csv` are left out, and how many, as a sentence."""
+def left_out() -> Table:
+    """Why rows of `memory.csv` are left out, and how many."""
     reasons = []
     for line in MEMORY_FLAGS.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         if "left_out" in run:
-            reasons.append(f"{run['left_out']} ({len(run['rows'])})")
-    return f"Left out of `{MEMORY}`, with the number of rows: {'; '.join(reasons)}."
+            reasons.append({f"left out of {MEMORY}": run["left_out"], "rows": len(run["rows"])})
+    return Table.of(reasons)
 
 
 def _planned(run: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def tables(compared: list[Comparison]) -> str:
     classes = [_line_of_class(kind, members) for kind, members in sorted(by_kind.items())]
     every = [comparison.line() for comparison in compared]
     by_class = Table.of(classes).to_markdown()
-    return f"\n{by_class}\n{Table.of(every).to_markdown()}\n{left_out()}\n\n"
+    return f"\n{by_class}\n{Table.of(every).to_markdown()}\n{left_out().to_markdown()}\n"
 
 
 def _line_of_class(kind: str, members: list[Comparison]) -> dict[str, object]:

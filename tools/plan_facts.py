@@ -20,6 +20,7 @@ from typing import Any
 from zeropods.plan.facts import FACTS
 from zeropods.plan.known_models import known_models
 from zeropods.plan.meta_model import facts, saved
+from zeropods.plan.methods import ALL_LINEAR, LORA
 from zeropods.plan.workload import EAGER, FUSED, MASKED, PLAIN
 
 NUMBER_OF_LAYERS = ("n_layer", "num_hidden_layers")
@@ -58,11 +59,17 @@ def with_layers(shallow: dict[str, Any], deeper: dict[str, Any], layers: int) ->
     more_facts = deeper["facts"]
     passes = {}
     for way, kept in shallow["saved"].items():
+        more_kept = deeper["saved"][way]
         (few,) = kept["layers"]
-        (more,) = deeper["saved"][way]["layers"]
+        (more,) = more_kept["layers"]
         # What all layers share, such as their rotations, is saved once.
         many = {powers: grown(factor, more[powers]) for powers, factor in few.items()}
         passes[way] = {**kept, "layers": [many]}
+        if "adapter" in kept:
+            passes[way]["adapter"] = grown(kept["adapter"], more_kept["adapter"])
+            (few_adapted,) = kept["adapted"]
+            (more_adapted,) = more_kept["adapted"]
+            passes[way]["adapted"] = [grown(few_adapted, more_adapted)]
     (few_parameters,) = few_facts["layer_parameters"]
     (more_parameters,) = more_facts["layer_parameters"]
     products = {}
@@ -98,7 +105,8 @@ def _with_blocks(weights: list[Any], parameters: int, layers: int) -> list[Any]:
 
 
 def ways(of: dict[str, Any]) -> set[str]:
-    """All ways in which a model can be planned: precision, kernel, dropout."""
+    """The ways in which a model is usually planned: precision, kernel, dropout; and, if it is
+    causal, with adapters beside all linear layers, with its usual kernels."""
     precisions = ["fp32", "bf16"]
     if of["is_decoder_only"]:
         precisions.append("autocast")
@@ -108,6 +116,10 @@ def ways(of: dict[str, Any]) -> set[str]:
     names = set[str]()
     for precision, kernel, dropout in product(precisions, _kernels(of), dropouts):
         names.add(f"{precision} {kernel} {dropout}".strip())
+    if of["is_decoder_only"]:
+        usual = {EAGER} if of["attentions"] == ["eager"] else {FUSED, MASKED}
+        for kernel, dropout in product(usual.intersection(_kernels(of)), dropouts):
+            names.add(f"{LORA} {kernel} {ALL_LINEAR} {dropout}".strip())
     return names
 
 

@@ -161,7 +161,6 @@ TECHNIQUES = (
         divides=STAGE_3,
         keys=(*QUANTIZED, HPZ),
         least_slots=2,
-        is_planned=False,
         color="C6",
     ),
 )
@@ -190,8 +189,11 @@ def flags_of_techniques() -> list[str]:
 
 
 def not_planned_yet() -> str:
-    """A line that names the techniques which `zeropods plan` leaves out."""
+    """A line that names the techniques which `zeropods plan` leaves out; empty where there are
+    none."""
     names = [technique.name for technique in TECHNIQUES if not technique.is_planned]
+    if not names:
+        return ""
     return f"{', '.join(names)}: not planned yet.\n"
 
 

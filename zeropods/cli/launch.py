@@ -63,6 +63,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     _add_slurm_flags(verb)
     export_help = "pass it on to the ranks; repeatable"
     flag("--export", action="append", default=[], metavar="VARIABLE", help=export_help)
+    batch_help = "per step of all processes; sets the passes"
+    flag("--global-batch", type=whole, metavar="ROWS", help=batch_help)
     timeout_help = "end a run that takes longer (default: never)"
     flag("--timeout", type=float, metavar="SECONDS", help=timeout_help)
     step_help = "per step; 0: never (default: from its steps)"
@@ -281,6 +283,7 @@ def _on_pods(arguments: argparse.Namespace, call: ScriptCall, supervision: Super
             pods=arguments.num_pods,
             export=arguments.export,
             launcher=arguments.launcher,
+            global_batch=arguments.global_batch,
         )
         check_restarts(planned, supervision.restarts, supervision.min_pods)
         if arguments.dry_run:
@@ -308,7 +311,7 @@ def _on_this_machine(
 
     # Only a check: the ranks inherit them anyway.
     command.exported_variables(arguments.export, {})
-    planned = command.plan_alone(call, arguments.slots)
+    planned = command.plan_alone(call, arguments.slots, arguments.global_batch)
     if supervision.restarts and call.flag_texts.get("resume") == "never":
         reason = "would start over at each restart; leave out this or --restarts"
         raise UserError(f"--resume never: {reason}")
@@ -339,6 +342,7 @@ def _as_job(arguments: argparse.Namespace, call: ScriptCall, supervision: Superv
         partition=arguments.partition,
         options=tuple(options),
         needs_slurm=not arguments.dry_run,
+        global_batch=arguments.global_batch,
     )
     if arguments.dry_run:
         return submission.to_json()

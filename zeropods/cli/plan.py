@@ -221,19 +221,14 @@ def _choice(arguments: argparse.Namespace) -> Choice:
 
 def _given(arguments: argparse.Namespace, probe: MachineProbe | None) -> set[str]:
     """The fields of the request and of its machines that a flag gave, or a probe measured."""
-    given = {FIELDS.get(name, name) for name, *_ in _flags_given(arguments)}
-    if probe is not None:
-        given |= _probed_values(probe, str(getattr(arguments, "precision", "fp32"))).keys()
-    return given
-
-
-def _flags_given(arguments: argparse.Namespace) -> list[tuple[str, object]]:
-    """The flags of `FLAGS` that were given, as names among the arguments, with their values."""
-    given = []
+    given = set[str]()
     for flag, *_ in FLAGS:
         name = flag.removeprefix("--").replace("-", "_")
         if name in arguments:
-            given.append((name, getattr(arguments, name)))
+            given.add(FIELDS.get(name, name))
+    if probe is not None:
+        precision = str(getattr(arguments, "precision", "fp32"))
+        given.update(_probed_values(probe, precision))
     return given
 
 
@@ -252,8 +247,10 @@ def _saving(arguments: argparse.Namespace, made: Plan, best: Estimate | None) ->
 
 def _check_times(arguments: argparse.Namespace) -> None:
     """Refuse flags about times without what they are about."""
-    if arguments.mtbf is None and arguments.save_seconds is not None:
-        raise UserError(f"--save-seconds {arguments.save_seconds}: needs --mtbf HOURS too")
+    given = arguments.save_seconds
+    if arguments.mtbf is None and given is not None:
+        text = f"{given:g}" if isinstance(given, float) else str(given)
+        raise UserError(f"--save-seconds {text}: needs --mtbf HOURS too")
     is_length_known = "steps" in arguments or "samples" in arguments
     if arguments.within is not None and not is_length_known:
         raise UserError(f"--within {arguments.within:g}: needs --samples or --steps too")
@@ -432,7 +429,15 @@ def run_profile(arguments: argparse.Namespace) -> Result:
 def _seconds_or_run(text: str) -> float | Path:
     """A number of seconds, or the folder of a run."""
     path = Path(text)
-    return path if path.is_dir() else number(text)
+    if path.is_dir():
+        return path
+    try:
+        return number(text)
+    except argparse.ArgumentTypeError as error:
+        place = str(error).partition(";")[0]
+        raise argparse.ArgumentTypeError(
+            f"{place}; expected seconds above 0, or the folder of a run"
+        ) from None
 
 
 def _gibibytes(text: str) -> int:

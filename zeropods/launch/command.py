@@ -145,6 +145,7 @@ def plan_launch(
     pods: int | None = None,
     export: Sequence[str] = (),
     launcher: str | None = None,
+    global_batch: int | None = None,
 ) -> Launch:
     """A launch on the pods of a cluster as data, with its arguments checked; starts nothing.
 
@@ -152,6 +153,7 @@ def plan_launch(
         pods: number of the cluster's pods to use; all if not given.
         export: names of environment variables that the ranks need with the values they have here.
         launcher: one of `ON_PODS`; if not given, pdsh where it reaches the pods, else the agents.
+        global_batch: as for `plan_on`.
     """
     launcher = launcher_on(cluster, launcher)
     hosts = cluster.hosts[:pods]
@@ -182,6 +184,7 @@ def plan_launch(
         secret_file=cluster.secret_file,
         exported=exported,
         export=tuple(export),
+        global_batch=global_batch,
     )
 
 
@@ -199,17 +202,22 @@ def launcher_on(cluster: Cluster, launcher: str | None = None) -> str:
     raise UserError(f"--launcher {launcher}: {why_not_pdsh}; {remedy}")
 
 
-def plan_alone(call: ScriptCall, processes: int | None = None) -> Launch:
+def plan_alone(
+    call: ScriptCall, processes: int | None = None, global_batch: int | None = None
+) -> Launch:
     """A launch on this machine alone as data, with its arguments checked; starts nothing.
 
     Args:
         processes: number of processes; one per slot of this machine if not given.
+        global_batch: as for `plan_on`.
     """
     hosts = (Host(socket.gethostname(), processes or own_slots()),)
     # With `processes`, the plan may be meant for a machine that is still to be rented.
     is_for_this_machine = processes is None
     has_no_gpu = is_for_this_machine and own_gpus() == 0
-    planned = plan_on(hosts, call, has_no_gpu=has_no_gpu, launcher="none")
+    planned = plan_on(
+        hosts, call, has_no_gpu=has_no_gpu, global_batch=global_batch, launcher="none"
+    )
     is_ours = call.kind is not None
     if is_for_this_machine and is_ours and call.deepspeed is not None:
         # Over pods the preflight looks.
@@ -222,14 +230,20 @@ def plan_on(
     call: ScriptCall,
     *,
     has_no_gpu: bool = False,
+    global_batch: int | None = None,
     **more: Any,
 ) -> Launch:
     """A launch on these hosts as data, with its arguments checked.
 
     Args:
         has_no_gpu: whether the ranks are known to have no GPU.
+        global_batch: rows of all ranks in an optimizer step, which set the script's passes; None
+            leaves these as they are.
         more: further fields of `Launch`.
     """
+    if global_batch is not None:
+        ranks = sum(host.slots for host in hosts)
+        call = call.with_step_rows(global_batch, ranks)
     planned = Launch(
         call=call,
         folder=call.folder,

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.tables import counted
 from zeropods.train.deepspeed_config import Config, read_config
 from zeropods.train.flags import (
+    PASSES,
     PROJECT,
+    ROWS,
     RunArguments,
     TextToSQLArguments,
     arguments_of,
@@ -81,6 +84,34 @@ class ScriptCall:
         if self.parsed is not None:
             return asdict(self.parsed)
         return {name: _value_of(text) for name, text in self.flag_texts.items()}
+
+    def with_step_rows(self, step_rows: int, processes: int) -> ScriptCall:
+        """The same call with as many passes in an optimizer step as so many processes need for the
+        rows of all of them.
+
+        Raises:
+            UserError: no whole number of passes reaches these rows, the passes are given too, or
+                the rows of a pass are not known.
+        """
+        place = f"--global-batch {step_rows}"
+        if PASSES in self.flag_texts:
+            passes = self.flag_texts[PASSES]
+            remedy = "leave one of them out"
+            raise UserError(f"{place}: sets --{PASSES} {passes} too; {remedy}")
+        rows = self.values.get(ROWS)
+        if not isinstance(rows, int) or rows < 1:
+            reason = f"{self.script.name} says no --{ROWS}"
+            raise UserError(f"{place}: {reason}; give it, or leave this out")
+        of_a_pass = rows * processes
+        if step_rows % of_a_pass != 0:
+            fewer = step_rows // of_a_pass * of_a_pass
+            near = f"{fewer + of_a_pass}"
+            if fewer:
+                near = f"{fewer} or {near}"
+            shared = f"{counted(processes, 'process')} of {counted(rows, 'row')} a pass"
+            raise UserError(f"{place}: {shared} cannot reach it; give {near}, or another --{ROWS}")
+        passes_flag = train_arguments(**{PASSES: step_rows // of_a_pass})
+        return ScriptCall(self.script, (*self.arguments, *passes_flag))
 
     @property
     def folder(self) -> Path:

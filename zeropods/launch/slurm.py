@@ -120,6 +120,7 @@ def plan_slurm(
     partition: str | None = None,
     options: tuple[str, ...] = (),
     needs_slurm: bool = True,
+    global_batch: int | None = None,
 ) -> Submission:
     """A job as data, with the script's arguments checked; starts nothing.
 
@@ -127,10 +128,11 @@ def plan_slurm(
         options: further options of sbatch, such as `--qos=high`; they come last and win.
         needs_slurm: whether it is an error if SLURM does not answer when it is asked for its nodes;
             if not, the job is written for nodes with one GPU per slot.
+        global_batch: as for `command.plan_on`.
     """
     # `slurm/job.sh` derives rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
-    launch = command.plan_on(hosts, call, launcher="slurm")
+    launch = command.plan_on(hosts, call, global_batch=global_batch, launcher="slurm")
     partition_options = () if partition is None else (f"--partition={partition}",)
     nodes = _nodes(partition_options, needs_slurm=needs_slurm)
     _check_number_of_nodes(nodes, pods, partition)

@@ -35,6 +35,7 @@ from zeropods.plan.estimate import (
 )
 from zeropods.plan.gpus import cards, is_before_ampere, memory_bytes
 from zeropods.plan.machines import step_time
+from zeropods.plan.methods import ADAPTERS, LORA, QLORA
 from zeropods.plan.workload import Workload
 from zeropods.tables import GIB, counted
 
@@ -43,6 +44,7 @@ MOST_STEP_ROWS = 256
 how many rows a step should have. More passes always take less time a row, but a step of more rows
 learns less from each."""
 MOST_PODS_OF_A_CHANGE = 1_024
+ADAPTER_NAMES = {LORA: "LoRA", QLORA: "QLoRA"}
 SURE, LIKELY, MAYBE = "sure", "likely", "maybe"
 LEVELS = (SURE, LIKELY, MAYBE)
 """How well a way must fit: with regard to the plan's error, as planned, or within that error. A
@@ -81,6 +83,8 @@ class Way:
             "technique": estimate.technique.name,
             "file": None if estimate.technique.file is None else str(estimate.technique.file),
             "precision": work.precision,
+            "adapter": self.request.adapter,
+            "planned_only": self.request.planned_only,
             "attention": work.attention,
             "gradient_checkpointing": work.checkpointing,
             "batch_size": work.batch_size,
@@ -212,11 +216,7 @@ def ways_of(request: Request, choice: Choice) -> Iterator[Request]:
     checkpointings = [request.gradient_checkpointing is True]
     if choice.checkpointing or request.gradient_checkpointing == BOTH:
         checkpointings = [False, True]
-    techniques = []
-    for technique in requested_techniques(request):
-        # Without enough processes in a pod a launch refuses it.
-        if technique.least_slots <= request.machines.slots:
-            techniques.append(technique)
+    techniques = requested_techniques(request)
     all_ways = product(precisions, request.attentions, checkpointings, techniques)
     for precision, attention, checkpointing, technique in all_ways:
         made = partial(
@@ -245,6 +245,7 @@ def _if_possible(made: Callable[[], Request]) -> Request | None:
     try:
         request = made()
         request.machines.achieved_flops(request.precision)
+        requested_techniques(request)
     except UserError:
         return None
     return request
@@ -524,6 +525,22 @@ class _Search:
                 other = _if_possible(partial(replace, request, precision=precision))
                 if other is not None and precision != request.precision:
                     yield precision.upper(), other, choice
+        if request.adapter is None and request.shape.is_decoder_only:
+            yield from self._with_adapters(choice)
+
+    def _with_adapters(self, choice: Choice) -> Iterator[tuple[str, Request, Choice]]:
+        """The same with adapters, by the techniques that were asked for where these can train
+        them."""
+        request = self.request
+        for adapter in ADAPTERS:
+            for techniques in (request.techniques, ()):
+                made = partial(
+                    replace, request, adapter=adapter, precision="bf16", techniques=techniques
+                )
+                adapted = _if_possible(made)
+                if adapted is not None:
+                    yield ADAPTER_NAMES[adapter], adapted, replace(choice, precision=False)
+                    break
 
     def _other_machines(self, choice: Choice) -> Iterator[Change]:
         """The fewest pods and the smallest GPU that are enough, and memory of the host."""

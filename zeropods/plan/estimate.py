@@ -36,7 +36,7 @@ from zeropods.plan.methods import (
 )
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB, counted
-from zeropods.techniques import Technique
+from zeropods.techniques import HPZ, Technique
 
 BOTH, ALL = "both", "all"
 FITS, TIGHT, NO = "FITS", "TIGHT", "NO"
@@ -555,7 +555,7 @@ def workload_of(
         checkpointing=checkpointing,
         technique=technique,
         ranks=processes,
-        zero=request.zero,
+        zero=zero_of(request, technique),
         gradient_accumulation=request.passes_of(processes),
         attention=attention,
         before_ampere=is_before_ampere(request.machines.gpu),
@@ -566,7 +566,15 @@ def workload_of(
 
 def requested_techniques(request: Request) -> list[Technique]:
     """The techniques that are asked for, or all that are planned, in their usual order."""
-    return planned_techniques(request.techniques, request.method)
+    return planned_techniques(request.techniques, request.method, request.machines.slots)
+
+
+def zero_of(request: Request, technique: Technique) -> ZeroSettings:
+    """The settings of ZeRO under a technique: ZeRO++ divides parameters a second time among a pod's
+    processes, as `dsconfig/zero3++.json` has it; it quantises nothing there."""
+    if HPZ not in technique.keys:
+        return request.zero
+    return replace(request.zero, secondary_ranks=request.machines.slots)
 
 
 def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None) -> Estimate:

@@ -344,7 +344,19 @@ def traffic(work: Workload, machines: Machines) -> Traffic:
     gather = network.around(matrices)
     # Parameters that the forward pass has left gathered need not be fetched again.
     share_to_fetch_again = max(0.0, 1 - zero.live_elements / parameters)
-    return Traffic(gather, share_to_fetch_again * gather + network.around(buckets), 0.0)
+    again = gather
+    if zero.secondary_ranks > 1:
+        # Once a step over all processes, every other time within a pod.
+        again = _within_a_pod(network, zero.secondary_ranks).around(matrices)
+        passes = work.gradient_accumulation
+        gather = (gather + (passes - 1) * again) / passes
+    return Traffic(gather, share_to_fetch_again * again + network.around(buckets), 0.0)
+
+
+def _within_a_pod(network: Network, ranks: int) -> Network:
+    """The same tensor on the links of one pod."""
+    machines = replace(network.machines, pods=1, slots=ranks)
+    return replace(network, machines=machines, ranks=ranks)
 
 
 def _traffic_of_others(work: Workload, gathered: Network) -> Traffic:

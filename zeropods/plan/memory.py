@@ -369,6 +369,11 @@ def _buffers_of_stage_3(work: Workload) -> list[Term]:
         ahead = min(zero.prefetch_elements, others - live)
         terms.append(Term.of("parameters gathered for use", size, live))
         terms.append(Term.of("parameters fetched ahead", size, ahead))
+    if zero.secondary_ranks > 1:
+        # partition_parameters.py, `_partition_param_sec`: made in the forward pass, given up after
+        # the step (stage3.py, `_post_step`).
+        name = "second partition of the parameters, within a pod"
+        terms.append(Term.of(name, size, work.shape.parameters, zero.secondary_ranks))
     return terms
 
 

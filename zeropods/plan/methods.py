@@ -86,15 +86,22 @@ class Method:
         return None
 
 
-def planned_techniques(names: tuple[str, ...], method: Method) -> list[Technique]:
+def planned_techniques(names: tuple[str, ...], method: Method, slots: int) -> list[Technique]:
     """The techniques that are named, or all that this project trains with and the method can, in
     their usual order.
+
+    Args:
+        slots: processes of a pod; what divides nothing otherwise with so few must be named.
 
     Raises:
         UserError: a name is unknown, or the technique cannot train so.
     """
     if not names:
-        possible = [technique for technique in TECHNIQUES if technique.is_planned]
+        possible = []
+        for technique in TECHNIQUES:
+            is_other_than_the_rest = technique.least_slots <= slots
+            if technique.is_planned and is_other_than_the_rest:
+                possible.append(technique)
         return [technique for technique in possible if method.fault_with(technique) is None]
     usual_names = {technique.name for technique in TECHNIQUES}
     others = {technique.name: technique for technique in PLANNED_ONLY}

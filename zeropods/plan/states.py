@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from zeropods.plan.estimate import Request, requested_techniques
+from zeropods.plan.estimate import Request, requested_techniques, zero_of
 from zeropods.plan.memory import LOADING, plan_memory
 from zeropods.plan.terms import STATES, Term, total
 from zeropods.plan.workload import Workload
@@ -60,7 +60,7 @@ def plan_states(request: Request) -> tuple[PlannedStates, ...]:
             attention=request.attentions[0],
             technique=technique,
             ranks=pods * slots,
-            zero=request.zero,
+            zero=zero_of(request, technique),
             gradient_accumulation=request.passes_of(pods * slots),
             method=request.method,
         )

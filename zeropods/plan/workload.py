@@ -22,7 +22,7 @@ from zeropods.plan.methods import (
     QLORA,
     Method,
 )
-from zeropods.techniques import TECHNIQUES, Technique, block
+from zeropods.techniques import HPZ, TECHNIQUES, Technique, block
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MASTER, MOMENTS = 4, 8
@@ -238,6 +238,9 @@ class ZeroSettings:
     sub_group_elements: int = 1_000_000_000
     """`sub_group_size`: number of elements of a rank's share from which on stage 3 closes a
     sub-group; it steps one after the other."""
+    secondary_ranks: int = 1
+    """`zero_hpz_partition_size`: number of processes, those of a pod, among which ZeRO++ divides
+    all parameters a second time; 1 where it does not."""
     pins: bool = True
     """`pin_memory`: whether what is offloaded lies in pinned memory."""
 
@@ -276,8 +279,15 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
         ),
         persistent_elements=elements("param_persistence_threshold", 1e5),
         sub_group_elements=elements("sub_group_size", 1e9),
+        secondary_ranks=_secondary_ranks(zero),
         pins=bool(optimizer.get("pin_memory", False)),
     )
+
+
+def _secondary_ranks(zero: Mapping[str, Any]) -> int:
+    """ZeRO++'s number of processes, where it is one: `auto` is replaced when a run starts."""
+    number = zero.get(HPZ.rpartition(".")[2], 1)
+    return number if type(number) is int and number > 1 else 1
 
 
 # What one process trains on, whatever the model.

@@ -18,11 +18,12 @@ from zeropods.tables import GIB, Table, counted, digits, wrapped
 from zeropods.tasks import CAUSAL_SCRIPT, T5_SCRIPT
 
 TIGHT_MARK = "~"
-NARROW = 76
-"""Columns of a line of a command, within those of a terminal with 80."""
+NARROW = 74
+"""Columns of a line of a command, which with its indent and the backslash after it fits 80."""
 T5_DATA = "wikisql_tok_dataset"
 CAUSAL_DATA = "squad"
 """Folders of data that the scripts take where none is named."""
+NOT_TRAINED = "This is planned only: the project does not train so yet."
 SECONDS_OF_AN_HOUR = 3_600
 BITS = 8
 
@@ -118,7 +119,10 @@ class AdviceReport:
             fits = "it fits"
             if change.way.estimate.verdict == TIGHT:
                 fits = "it is a tight fit"
-            sentences.append(f"With {change.what} {fits}: {described(change.way)}.")
+            sentence = f"With {change.what} {fits}: {described(change.way)}."
+            if change.way.request.planned_only:
+                sentence = f"{sentence} {NOT_TRAINED}"
+            sentences.append(sentence)
         if advice.verdict == NO and not advice.changes:
             sentences.append("No other technique, batch, precision, GPU or number of pods would.")
         return sentences
@@ -174,8 +178,14 @@ class AdviceReport:
     def launch_command(self) -> str:
         """The command that runs the best way, with what it needs; empty where nothing fits."""
         way = self.advice.best
-        if way is None:
+        # What is planned only is said by the request's remark.
+        if way is None or way.request.planned_only:
             return ""
+        technique = way.estimate.technique
+        if technique.least_slots > way.estimate.slots:
+            least = counted(technique.least_slots, "process")
+            reason = f"a launch refuses it on pods of fewer than {least}"
+            return wrapped(f"{technique.name}: {reason}, where it divides nothing.")
         words = launch_words(way.request, way)
         if words is None:
             reason = "a configuration alone has no weights, so there is no command to train it"
@@ -280,7 +290,7 @@ def _short_path(path: Path) -> str:
 def in_lines(words: list[str]) -> str:
     """A command as text to paste into a shell, in lines that fit a narrow terminal; a flag and its
     value stay together."""
-    pieces: list[str] = []
+    pieces = list[str]()
     for word in words:
         begins = word.startswith("--") or not pieces
         if begins or word in (CAUSAL_SCRIPT, T5_SCRIPT):

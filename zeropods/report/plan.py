@@ -79,8 +79,9 @@ class PlanReport:
         parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n"]
         if request.remark:
             parts.append(f"Note: {request.remark}.\n")
-        if not request.techniques:
-            parts.append(not_planned_yet())
+        unplanned = not_planned_yet()
+        if unplanned and not request.techniques:
+            parts.append(unplanned)
         if self.published:
             parts.append(str(self.reference))
             parts.append("".join(f"{wrapped(row.note())}\n" for row in self.published))

@@ -136,6 +136,7 @@ REFUSED = [
     ("plan --model t5-small --global-batch 96 --batch-size 9", "3 processes of 9 rows a pass ... 81 or 108, or fewer"),
     ("plan --model t5-small --global-batch 96 --gradient-accumulation 2", "passes follow from the rows; leave one"),
     ("plan --model t5-small --save-seconds . --mtbf 1", "record.json"),
+    ("plan --model t5-small --save-seconds nowhere --mtbf 1", "'nowhere'; expected seconds above 0, or the folder of"),
     ("plan --model t5-small --save-seconds 5", "needs --mtbf HOURS too"),
     ("plan --model bloom-560m --source-length 9", "bloom-560m is a causal model; give --seq-length and --label-length"),
     ("plan --model t5-small --seq-length 96", "t5-small is an encoder-decoder; give --source-length"),

@@ -22,7 +22,7 @@ from zeropods.train.flags import SCRIPTS, parse_flags
 
 DATA = Path(__file__).parents[1] / "data"
 REPORTS = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"
-COLUMNS, SCREEN = 80, 52
+COLUMNS, SCREEN = 80, 57
 STYLE = re.compile("\x1b[^m]*m")
 
 

@@ -192,6 +192,9 @@ def document(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
         (("t5-3b", "--technique", "zero3", "--pods", "2", "--gpu-memory", "14"), "5 pods"),
         (("t5-3b", "--technique", "zero3", "--gpu-memory", "14"), "GPUs of 22.49 GiB (A10)"),
         (("t5-3b", "--technique", "zero3_offload", "--host-memory", "8"), "21 GiB of host memory a pod"),
+        (("mistral-7b", "--gpu", "4090", "--pods", "1", "--host-memory", "64"), "LoRA"),
+        (("mistral-7b", "--gpu", "4090", "--pods", "1", "--technique", "zero1_offload", "--precision", "fp32"),
+         "QLoRA"),
     ],
 )  # fmt: skip
 def test_what_is_not_possible_has_a_change_that_makes_it_so(
@@ -266,6 +269,11 @@ def test_what_a_flag_says_is_kept_in_the_table_and_the_best_is_free(capsys: pyte
     assert advice["best"]["samples_per_second"] > 2 * advice["ways"][0]["samples_per_second"]
     kept = document(capsys, *argv, "--gradient-checkpointing", "True")["advice"]
     assert {way["gradient_checkpointing"] for way in kept["ways"]} == {True}
+
+
+def test_a_way_that_is_planned_only_has_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "mistral-7b", "--gpu", "4090", "--pods", "1", "--adapter", "lora", "--precision", "bf16")
+    assert "--adapter lora: planned only" in text and "zeropods launch" not in text and "Best: none" in text
 
 
 @pytest.mark.parametrize(

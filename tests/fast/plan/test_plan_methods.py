@@ -11,7 +11,7 @@ from zeropods.errors import UserError
 from zeropods.plan.activations import Activations
 from zeropods.plan.estimate import plan, request_for
 from zeropods.plan.facts import shape_named
-from zeropods.plan.machines import step_time
+from zeropods.plan.machines import step_time, traffic
 from zeropods.plan.memory import PlannedMemory, plan_memory
 from zeropods.plan.methods import FSDP2, Method
 from zeropods.plan.workload import Saved, Workload
@@ -163,3 +163,19 @@ def test_a_plan_of_what_this_project_does_not_train_says_so_and_has_the_techniqu
     arguments = parser().parse_args([*argv[:5], "--technique", "fsdp2"])
     found = arguments.run(arguments)
     assert "Note: --technique fsdp2: planned only" in arguments.readable(found)
+
+
+def test_zeropp_keeps_a_second_share_and_gathers_it_within_a_pod() -> None:
+    # Two pods of two processes; half of 2 B x 136 stays in each, and is gathered over PCIe, 64 B/s, half of it.
+    settings = replace(PLAIN, live_elements=0, secondary_ranks=2)
+    zero3 = replace(LLAMA_WORK, technique=technique_named("zero3"), ranks=4, zero=replace(PLAIN, live_elements=0))
+    zeropp = replace(zero3, technique=technique_named("zero3++"), zero=settings)
+    plain, second = plan_memory(zero3).parts()["buffers"], plan_memory(zeropp).parts()["buffers"]
+    assert second - plain == 2 * P // 2
+    machines = replace(LINKED, slots=2)
+    everywhere, within = 3 / 4 * 2 * P / 100, 1 / 2 * 2 * P / 64
+    assert traffic(zero3, machines) == pytest.approx((everywhere, 2 * everywhere, 0), rel=1e-3)
+    assert traffic(zeropp, machines) == pytest.approx((everywhere, within + everywhere, 0), rel=1e-3)
+    # Of four passes the first alone gathers from all.
+    passes = traffic(replace(zeropp, gradient_accumulation=4), machines)
+    assert passes.forward == pytest.approx((everywhere + 3 * within) / 4, rel=1e-3)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from zeropods.cli import parser
-from zeropods.errors import UserError
 from zeropods.plan.estimate import Estimate, plan, request_for
 from zeropods.plan.machines import Machines
 from zeropods.report.plan import length_plans
@@ -43,11 +42,11 @@ def test_every_technique_has_the_promised_keys() -> None:
     assert all(promised <= set(each) and set(each["bytes"]) == PARTS for each in techniques)
 
 
-def test_a_technique_that_is_not_planned_yet_is_named_and_refused() -> None:
-    assert "\nzero3++: not planned yet.\n" in result("t5-small", "--all")["text"]
-    assert "not planned" not in result("t5-small", "--technique", "zero3", "--all")["text"]
-    with pytest.raises(UserError, match=r"technique 'zero3\+\+': not planned yet; expected one of none, ddp, zero1,"):
-        result("t5-small", "--technique", "zero3++")
+def test_zeropp_is_planned_where_it_divides_anything_otherwise_or_is_named() -> None:
+    assert "zero3++" not in result("t5-small", "--all")["text"]
+    assert "zero3++" in by_name("t5-small", "--slots", "2")
+    alone = result("t5-small", "--technique", "zero3++", "--technique", "zero3")["techniques"]
+    assert alone[0]["bytes"] == alone[1]["bytes"]
 
 
 def test_all_promised_options_are_taken() -> None:
