@@ -268,8 +268,11 @@ class Site:
                 tables = self.tables(label)
                 table = tables.table(id_)
                 example = tables.expected(table, line)
-                example = example or tables.expected(table, decimal_points(line))
-                line = example.question if example else line
+                if example is None:
+                    # The data set writes numbers with a point, a visitor perhaps with a comma.
+                    example = tables.expected(table, decimal_points(line))
+                if example is not None:
+                    line = example.question
         except UserError as error:
             return html("message", str(error))
         answers: dict[str, ModelAnswer | str] = {}
