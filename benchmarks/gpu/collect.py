@@ -128,6 +128,7 @@ def read_parts(folder: Path) -> list[Part]:
 
 
 def _documents(archive: Path, prefix: str) -> dict[str, Any]:
+    """The JSON files of an archive that lie below `prefix`, as `Part.documents` has them."""
     documents = {}
     remedy = "fetch it again, or run that part again"
     try:
@@ -137,8 +138,10 @@ def _documents(archive: Path, prefix: str) -> dict[str, Any]:
                 if not member.isfile() or path.suffix != ".json":
                     continue
                 name = str(path.relative_to(prefix).with_suffix(""))
+                # Below `runs/` lie the records of training, from which those of the cells are made.
+                is_document = "/" not in name or name.startswith(CELLS)
                 content = packed.extractfile(member)
-                if content is not None and ("/" not in name or name.startswith(CELLS)):
+                if content is not None and is_document:
                     documents[name] = json.loads(content.read())
     except (OSError, EOFError, ValueError, tarfile.TarError) as error:
         raise UserError(f"{archive}: cannot be read ({error}); {remedy}") from None
@@ -149,14 +152,15 @@ def _documents(archive: Path, prefix: str) -> dict[str, Any]:
 
 def write_results(collected: Iterable[Part], folder: Path) -> str:
     """Write the page, all figures, and what each cell measured; returns the page."""
-    collected = list(collected)
+    all_parts = list(collected)
     figures = {}
-    for part in collected:
-        for path, document in part.documents.items():
-            if path != "summary":
-                target = folder / f"part-{part.name}" / f"{path}.json"
-                target.parent.mkdir(parents=True, exist_ok=True)
-                files.write_json(target, document)
+    for part in all_parts:
+        for name, document in part.documents.items():
+            # The figures below, made anew from the records, take the place of a call's summary.
+            if name != "summary":
+                path = folder / f"part-{part.name}" / f"{name}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write_json(path, document)
         figures[part.name] = {
             "machine": part.documents["machine"],
             "facts": part.documents.get("facts"),
@@ -164,7 +168,7 @@ def write_results(collected: Iterable[Part], folder: Path) -> str:
             "missing": part.missing,
         }
     files.write_json(folder / FIGURES, figures)
-    page = "\n".join(_page(collected)) + "\n"
+    page = "\n".join(_page(all_parts)) + "\n"
     files.write_text(folder / PAGE, page)
     return page
 
