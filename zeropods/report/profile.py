@@ -99,9 +99,10 @@ class ProfileReport:
         """
         by_macs = by_class(self._root())
         by_time = sorted(by_macs, key=lambda share: share.latency_seconds, reverse=True)
+        top_classes = [*by_time[:top], *by_macs[:top]]
         lines = []
-        for place, share in enumerate(by_time):
-            if place < top or share in by_macs[:top]:
+        for share in by_time:
+            if share in top_classes:
                 lines.append(
                     {
                         "class": share.class_name,
