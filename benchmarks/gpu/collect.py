@@ -279,15 +279,15 @@ def _profiles(measured: Iterable[Record]) -> Iterable[str]:
 
 
 def _remarks(part: Part, measured: Iterable[Record]) -> Iterable[str]:
-    far = []
+    far_from_plan = []
     for row in measured:
         ratio = row["measured_to_planned"]
         # A run that never came to a second step has not met its largest batch.
         has_met_it = bool(row["median_step_seconds"])
         if has_met_it and ratio is not None and abs(ratio - 1) > NEAR:
-            far.append(f"{row['cell']} {ratio:.2f}")
-    if far:
-        yield f"\nOutside {NEAR:.0%} of the planned peak: {', '.join(far)}."
+            far_from_plan.append(f"{row['cell']} {ratio:.2f}")
+    if far_from_plan:
+        yield f"\nOutside {NEAR:.0%} of the planned peak: {', '.join(far_from_plan)}."
     for row in measured:
         if row["reason"]:
             reason = " ".join(row["reason"].split())

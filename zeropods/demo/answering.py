@@ -380,11 +380,11 @@ def _add_examples(examples: dict[str, list[Example]], data: Path, split: str) ->
     Examples of another table that has a known id are left out.
     """
     for example in read_split(data, split):
-        of_table = examples.get(example.table.id)
-        if of_table is None:
+        examples_of_table = examples.get(example.table.id)
+        if examples_of_table is None:
             examples[example.table.id] = [example]
-        elif of_table[0].table.header == example.table.header:
-            of_table.append(example)
+        elif examples_of_table[0].table.header == example.table.header:
+            examples_of_table.append(example)
 
 
 def _add_labels(

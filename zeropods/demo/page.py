@@ -391,8 +391,8 @@ def _components() -> Components:
 
 def _connect(page: Blocks, parts: Components, site: Site) -> None:
     """Say what happens when the page is opened, and on each choice and click."""
-    of_table = [parts.preview, parts.examples, parts.question, parts.answer]
-    shown = [parts.uploaded_file, parts.file, *of_table]
+    parts_of_table = [parts.preview, parts.examples, parts.question, parts.answer]
+    shown = [parts.uploaded_file, parts.file, *parts_of_table]
     lists = [parts.model, parts.other, parts.table]
     chosen = [parts.model, parts.table]
     asking: dict[str, Any] = {
@@ -411,7 +411,7 @@ def _connect(page: Blocks, parts: Components, site: Site) -> None:
     model_chosen = parts.model.input(site.choose_model, parts.model, parts.table, **quick)
     model_chosen.then(site.choose_table, chosen, shown, **quick)
     parts.table.input(site.choose_table, chosen, shown, **quick)
-    parts.file.upload(site.upload, parts.file, [parts.uploaded_file, *of_table], **quick)
+    parts.file.upload(site.upload, parts.file, [parts.uploaded_file, *parts_of_table], **quick)
     parts.file.clear(site.choose_table, chosen, shown, **quick)
     example_chosen = parts.examples.click(
         site.choose_example, [*chosen, parts.examples], parts.question, **quick
