@@ -40,9 +40,9 @@ NAMES = (
 def main() -> None:
     """Run the named benchmarks, or all of them if none is named."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=", ".join(NAMES)
-    )
+    # Without a name, argparse looks for the empty list among the choices.
+    choices = [*NAMES, []]
+    parser.add_argument("names", nargs="*", choices=choices, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
     arguments = parser.parse_args()
     wait_passively()
@@ -63,11 +63,13 @@ def _keep(name: str, figures: list[dict[str, object]], out: Path) -> None:
         "git_revision": environment.git_revision(Path(__file__).parent),
         "figures": figures,
     }
+    # In the order of the names, without what is measured no longer.
     in_order = {known: document[known] for known in NAMES if known in document}
     files.write_json(out, in_order)
 
 
 def _measured(name: str) -> list[dict[str, object]]:
+    """The figures of a benchmark as plain values; they are printed too."""
     with tempfile.TemporaryDirectory(prefix="zeropods-bench-") as work:
         figures = importlib.import_module(f"benchmarks.{name}").measure(Path(work))
     for figure in figures:

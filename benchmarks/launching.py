@@ -112,12 +112,12 @@ def _alternating(
     rounds: int, first: Callable[[int], float], second: Callable[[int], float]
 ) -> tuple[float, float]:
     """The medians of the first and of the second, whose rounds alternate."""
-    of_first = []
-    of_second = []
+    first_seconds = []
+    second_seconds = []
     for round_ in range(rounds):
-        of_first.append(first(round_))
-        of_second.append(second(round_))
-    return statistics.median(of_first), statistics.median(of_second)
+        first_seconds.append(first(round_))
+        second_seconds.append(second(round_))
+    return statistics.median(first_seconds), statistics.median(second_seconds)
 
 
 def _start_seconds(count: int) -> float:

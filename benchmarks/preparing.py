@@ -57,6 +57,6 @@ def _bytes_of_files(folder: Path) -> int:
 def _seconds_of_help() -> list[float]:
     seconds = []
     for _ in range(STARTS):
-        of_call, _ = called("--help")
-        seconds.append(of_call)
+        call_seconds, _ = called("--help")
+        seconds.append(call_seconds)
     return seconds

@@ -50,8 +50,8 @@ def _many_runs(work: Path) -> Figure:
         _write_run(work / "runs" / f"cell-{cell}" / str(repeat), number)
     seconds = []
     for round_ in range(ROUNDS):
-        of_round, _ = called("summary", work / "runs", "--out", work / f"summary-{round_}")
-        seconds.append(of_round)
+        round_seconds, _ = called("summary", work / "runs", "--out", work / f"summary-{round_}")
+        seconds.append(round_seconds)
     _check(work / "summary-0")
     note = f"{RANKS} ranks, {STEPS} steps each"
     return median(f"summary of {RUNS:,} run folders", seconds, "under 3", note)

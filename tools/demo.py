@@ -186,14 +186,17 @@ def _execute(name: str, out: Path) -> None:
 
 
 def _client(notebook: nbformat.NotebookNode) -> _Live:
+    """The client that executes a notebook on a kernel of its own, from the notebooks' folder."""
     client = _Live(
         notebook,
+        # A cell may train for as long as it takes.
         timeout=None,
         kernel_name="python3",
         extra_arguments=["--log-level=ERROR"],
         coalesce_streams=True,
         resources={"metadata": {"path": str(FOLDER)}},
     )
+    # nbclient calls these two where they are set.
     client.on_notebook_start = client.take_interrupts
     client.on_cell_start = client.begin_cell
     return client

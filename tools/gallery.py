@@ -346,8 +346,8 @@ def write_pages(executed: Notebooks, out: Path) -> Path:
     _check_replaceable(out)
     cards = [card(name, notebook) for name, notebook in executed.items()]
     with new_folder(out) as folder:
-        for of_notebook in cards:
-            _write_page(folder, of_notebook, executed[of_notebook.name])
+        for notebook_card in cards:
+            _write_page(folder, notebook_card, executed[notebook_card.name])
         text = (TOOLS / "gallery.html").read_text(encoding="utf-8")
         index = Template(text, autoescape=True, trim_blocks=True)
         (folder / "index.html").write_text(index.render(cards=cards), encoding="utf-8")
@@ -365,13 +365,13 @@ def _check_replaceable(out: Path) -> None:
         raise UserError(f"{out}: holds {content}, not a gallery; name another folder")
 
 
-def _write_page(folder: Path, of_notebook: Card, notebook: NotebookNode) -> None:
+def _write_page(folder: Path, notebook_card: Card, notebook: NotebookNode) -> None:
     exporter = HTMLExporter(extra_template_paths=[str(TOOLS)], template_file="gallery.html.j2")
-    notebook.metadata["title"] = of_notebook.title
+    notebook.metadata["title"] = notebook_card.title
     body, _ = exporter.from_notebook_node(notebook)
-    (folder / f"{of_notebook.name}.html").write_text(body, encoding="utf-8")
-    if of_notebook.picture is not None:
-        (folder / f"{of_notebook.name}.png").write_bytes(of_notebook.picture)
+    (folder / f"{notebook_card.name}.html").write_text(body, encoding="utf-8")
+    if notebook_card.picture is not None:
+        (folder / f"{notebook_card.name}.png").write_bytes(notebook_card.picture)
 
 
 def card(name: str, notebook: NotebookNode) -> Card:

@@ -261,6 +261,7 @@ def _measure_all(
 
 
 def _measured(bench: Bench, cell: Cell) -> dict[str, Any]:
+    """Measure a cell and print how that ended; returns its record."""
     began = time.monotonic()
     try:
         record = bench.measure(cell)
@@ -281,13 +282,16 @@ def _measured(bench: Bench, cell: Cell) -> dict[str, Any]:
 
 
 def _conclude(out: Path, cells: Sequence[Cell], machine: Machine, remarks: Sequence[str]) -> None:
+    """Write the summary and the archive of all records, with a row for each cell of this call too,
+    and print them."""
     from benchmarks.gpu.summary import ARCHIVE, PREFIX, write_archive, write_summary
 
     records = _records(out)
-    known = {*records, *(cell.name for cell in cells)}
+    wanted_or_measured = {*records, *(cell.name for cell in cells)}
     names = []
-    for cell in (*matrix(), *ablation(), *comparison(1)):
-        if cell.name in known:
+    # The number of steps is no part of a name.
+    for cell in (*matrix(), *ablation(), *comparison(steps=1)):
+        if cell.name in wanted_or_measured:
             names.append(cell.name)
     measured = {name: records[name] for name in names if name in records}
     files.write_json(out / "machine.json", asdict(machine))
@@ -320,6 +324,7 @@ def _record_path(out: Path, cell: Cell) -> Path:
 
 
 def _is_done(out: Path, cell: Cell, retry: bool) -> bool:
+    """Whether a cell has a record, and with `retry` one that says `ok`."""
     path = _record_path(out, cell)
     if not path.is_file():
         return False

@@ -128,6 +128,7 @@ def read_parts(folder: Path) -> list[Part]:
 
 
 def _documents(archive: Path, prefix: str) -> dict[str, Any]:
+    """The JSON files of an archive that lie below `prefix`, as `Part.documents` has them."""
     documents = {}
     remedy = "fetch it again, or run that part again"
     try:
@@ -137,8 +138,10 @@ def _documents(archive: Path, prefix: str) -> dict[str, Any]:
                 if not member.isfile() or path.suffix != ".json":
                     continue
                 name = str(path.relative_to(prefix).with_suffix(""))
+                # Below `runs/` lie the records of training, from which those of the cells are made.
+                is_document = "/" not in name or name.startswith(CELLS)
                 content = packed.extractfile(member)
-                if content is not None and ("/" not in name or name.startswith(CELLS)):
+                if content is not None and is_document:
                     documents[name] = json.loads(content.read())
     except (OSError, EOFError, ValueError, tarfile.TarError) as error:
         raise UserError(f"{archive}: cannot be read ({error}); {remedy}") from None
@@ -149,14 +152,15 @@ def _documents(archive: Path, prefix: str) -> dict[str, Any]:
 
 def write_results(collected: Iterable[Part], folder: Path) -> str:
     """Write the page, all figures, and what each cell measured; returns the page."""
-    collected = list(collected)
+    all_parts = list(collected)
     figures = {}
-    for part in collected:
-        for path, document in part.documents.items():
-            if path != "summary":
-                target = folder / f"part-{part.name}" / f"{path}.json"
-                target.parent.mkdir(parents=True, exist_ok=True)
-                files.write_json(target, document)
+    for part in all_parts:
+        for name, document in part.documents.items():
+            # The figures below, made anew from the records, take the place of a call's summary.
+            if name != "summary":
+                path = folder / f"part-{part.name}" / f"{name}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write_json(path, document)
         figures[part.name] = {
             "machine": part.documents["machine"],
             "facts": part.documents.get("facts"),
@@ -164,7 +168,7 @@ def write_results(collected: Iterable[Part], folder: Path) -> str:
             "missing": part.missing,
         }
     files.write_json(folder / FIGURES, figures)
-    page = "\n".join(_page(collected)) + "\n"
+    page = "\n".join(_page(all_parts)) + "\n"
     files.write_text(folder / PAGE, page)
     return page
 
@@ -275,15 +279,15 @@ def _profiles(measured: Iterable[Record]) -> Iterable[str]:
 
 
 def _remarks(part: Part, measured: Iterable[Record]) -> Iterable[str]:
-    far = []
+    far_from_plan = []
     for row in measured:
         ratio = row["measured_to_planned"]
         # A run that never came to a second step has not met its largest batch.
         has_met_it = bool(row["median_step_seconds"])
         if has_met_it and ratio is not None and abs(ratio - 1) > NEAR:
-            far.append(f"{row['cell']} {ratio:.2f}")
-    if far:
-        yield f"\nOutside {NEAR:.0%} of the planned peak: {', '.join(far)}."
+            far_from_plan.append(f"{row['cell']} {ratio:.2f}")
+    if far_from_plan:
+        yield f"\nOutside {NEAR:.0%} of the planned peak: {', '.join(far_from_plan)}."
     for row in measured:
         if row["reason"]:
             reason = " ".join(row["reason"].split())

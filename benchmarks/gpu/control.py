@@ -40,7 +40,7 @@ class _Clock(TrainerCallback):
 
     def __init__(self, seconds: float) -> None:
         self.clock = StepClock()
-        self.left = seconds
+        self.most_seconds = seconds
         self.began = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -50,7 +50,7 @@ class _Clock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.clock.lap(Tokens(0, 0, 0))
         # The trainer has already set this at its last step.
-        control.should_training_stop |= time.monotonic() - self.began >= self.left
+        control.should_training_stop |= time.monotonic() - self.began >= self.most_seconds
 
 
 def main() -> None:

@@ -95,7 +95,12 @@ _waiting: list[WarmProcess] = []
 
 def _started(words: Sequence[str], output: IO[bytes], variables: Mapping[str, str]) -> Started:
     """Start a script or module: as a fork where there is a server for it, in a process that waits
-    for it, or anew."""
+    for it, or else anew.
+
+    Args:
+        words: a script and its flags, or `-m`, a module and its words.
+    """
+    # A process that is there already cannot be given `-m`: a script runs the module in it.
     script = list(words)
     if words[0] == "-m":
         script = [str(RUN_MODULE), *words[1:]]
@@ -107,9 +112,11 @@ def _started(words: Sequence[str], output: IO[bytes], variables: Mapping[str, st
         if server is not None:
             started = fork(server, script, environment, streams)
         elif _waiting:
+            # The next one imports while this one runs.
             started = _waiting.pop().run(script, variables, streams)
             _waiting.append(WarmProcess())
     if started is None:
+        # There is neither, or it cannot run this: see `fork` and `WarmProcess.run`.
         argv = [sys.executable, *words]
         started = start_bound(argv, stdout=output, stderr=subprocess.STDOUT, env=environment)
     return started

@@ -249,6 +249,7 @@ class Bench:
         status, answer = call("zeropods", words, self.limit_seconds, _variables(cell))
         if status != 0:
             return {"status": "failed", "reason": f"status {status}: {answer}"}
+        # The document stands at the end of the output; it holds no other object.
         speed, _ = json.JSONDecoder().raw_decode(answer[answer.rindex("{") :])
         return {
             "status": "ok",
@@ -343,6 +344,7 @@ def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str,
     """
     from zeropods.measure.planned_runs import planned_memory
 
+    # Of a run that left no measurement, every figure is that of an empty one: not measured.
     rank = RankMeasurement(rank=0, host="")
     if record.ranks:
         rank = record.ranks[0]

@@ -75,8 +75,8 @@ def code_digest(project: Path = PROJECT) -> str:
     for path in sorted(paths):
         name = path.relative_to(project)
         # Compiled files, and hidden folders of tools: a copy of the tracked files has neither.
-        kept = not any(part == "__pycache__" or part.startswith(".") for part in name.parts)
-        if path.is_file() and kept:
+        is_of_tools = any(part == "__pycache__" or part.startswith(".") for part in name.parts)
+        if path.is_file() and not is_of_tools:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{name} {content}\n".encode())
     return digest.hexdigest()
@@ -134,6 +134,7 @@ def make_pack(out: Path, data: Path, python: str) -> dict[str, Any]:
 
 
 def _check_data(data: Path) -> None:
+    """Refuse a folder that lacks one of the data sets or tokenizers."""
     needed = ("wikisql/train.jsonl", "wikisql/dev.jsonl", "squad", "t5/spiece.model", "gpt2")
     missing = [name for name in needed if not (data / name).exists()]
     if missing:

@@ -126,8 +126,8 @@ def _precision(cell: Cell) -> str:
 def _host_seconds(cell: Cell) -> float:
     """Seconds that the host needs for a step: for Python, and to launch its operations."""
     shape = shape_named(cell.model)
-    of_layers = LEFT[cell.compile] * PER_LAYER * shape.layers[0]
-    launches = OUTSIDE_LAYERS + of_layers + OPTIMIZER_LAUNCHES
+    launches_of_layers = LEFT[cell.compile] * PER_LAYER * shape.layers[0]
+    launches = OUTSIDE_LAYERS + launches_of_layers + OPTIMIZER_LAUNCHES
     if cell.needs_deepspeed:
         matrices = sum(weight.is_matrix for weight in shape.weights)
         launches += DEEPSPEED_LAUNCHES * matrices

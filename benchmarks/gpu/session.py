@@ -95,26 +95,32 @@ class Session:
             self._pack()
 
     def _outcome(self, step: Step) -> str:
+        """Run a step within its limit and what is left of the call; returns in words how it
+        ended."""
         if any(cell.offloads for cell in step.cells):
-            # A run would wait for it within its own limit.
+            # A run would wait for the compiled operation within its own limit.
+            spare_seconds = max(0.0, self.clock.left() - step.least_seconds)
             with suppress(subprocess.TimeoutExpired):
-                self.compiling.wait(max(0.0, self.clock.left() - step.least_seconds))
+                self.compiling.wait(spare_seconds)
         left = self.clock.left()
         if left < step.least_seconds:
             return f"skipped, it needs {step.least_seconds:g} s and {max(0.0, left):.0f} are left"
-        ends = time.monotonic() + min(left, step.most_seconds)
+        step_ends = time.monotonic() + min(left, step.most_seconds)
         if not step.cells:
-            return self._facts(ends - time.monotonic())
+            return self._facts(step_ends - time.monotonic())
+        least_seconds_of_cell = step.least_seconds / len(step.cells)
         outcomes = []
         for cell in step.cells:
-            seconds = ends - time.monotonic()
-            if seconds < step.least_seconds / len(step.cells):
+            seconds = step_ends - time.monotonic()
+            if seconds < least_seconds_of_cell:
                 outcomes.append(f"{cell.name} skipped")
                 continue
             outcomes.append(self._measure(cell, seconds))
         return ", ".join(outcomes)
 
     def _measure(self, cell: Cell, seconds: float) -> str:
+        """Measure a cell within so many seconds, and write its record; returns in words what came
+        of it."""
         # A program that is ended at its limit takes some seconds more to write what it measured.
         limit = max(seconds - min(ENDING_SECONDS, seconds / 4), 1.0)
         bench = replace(self.bench, limit_seconds=limit)
@@ -137,6 +143,7 @@ class Session:
         return f"{outcome} {rate:.4g}/s"
 
     def _facts(self, seconds: float) -> str:
+        """Write the facts of the machine, in a process of their own; returns how that ended."""
         path = self.out / FACTS
         status, answer = call("benchmarks.gpu.facts", [str(path)], seconds)
         if status != 0:
@@ -144,6 +151,8 @@ class Session:
         return "ok"
 
     def _pack(self) -> None:
+        """Write the summary and the archive of all that was measured so far, earlier calls of this
+        part included."""
         records = {}
         for path in sorted((self.out / "cells").glob("[!.]*.json")):
             records[path.stem] = json.loads(path.read_text(encoding="utf-8"))
@@ -253,6 +262,7 @@ def _bench(flags: argparse.Namespace, out: Path, cells: Sequence[Cell]) -> Bench
 
 
 def _steps(part: str, device: str) -> list[Step]:
+    """The steps of a part; on a CPU, with small models and few optimizer steps."""
     steps = parts()[part]
     if device == "cuda":
         return list(steps)
@@ -264,6 +274,8 @@ def _steps(part: str, device: str) -> list[Step]:
 
 
 def _failures(out: Path) -> list[str]:
+    """A remark that names the cells that did not end well; none where all did. Too little memory is
+    a result."""
     failed = []
     for path in sorted((out / "cells").glob("[!.]*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))

@@ -27,6 +27,8 @@ ASKED = {
     "t5-large-none-best": "MFU 25 % (40 %)",
     "t5-small-none-best": "3 epochs under 60 s",
 }
+"""What cells were to reach, by name: a multiple of the control's rate, a time, a share of the peak;
+in brackets what was hoped for."""
 UNKNOWN = "-"
 
 
@@ -44,11 +46,12 @@ def _row(
     peak = record.get("peak_allocated_bytes")
     planned = record.get("planned_peak_allocated_bytes")
     planned_device = record.get("planned_device_bytes")
-    for_its_batch = record.get("planned_for_its_batch")
-    if for_its_batch is not None:
+    plan_for_its_batch = record.get("planned_for_its_batch")
+    if plan_for_its_batch is not None:
         # The batches that a short run met are not the largest of an epoch.
-        planned = for_its_batch["peak_allocated_bytes"]
-        planned_device = for_its_batch["device_bytes"]
+        planned = plan_for_its_batch["peak_allocated_bytes"]
+        planned_device = plan_for_its_batch["device_bytes"]
+    # The one that was measured, the one that was chosen for the machine, or the one of the cell.
     precision = record.get("run_precision") or record.get("precision") or cell["precision"]
     control = records.get(f"{first_words(name)}-control")
     three_epochs = None
@@ -121,7 +124,8 @@ def false_fits(record: Record, machine: Machine) -> bool:
     if any(other["status"] == "oom" for other in record.get("tries", [])):
         return True
     planned = record.get("planned_device_bytes")
-    return record["status"] == "oom" and planned is not None and planned <= machine.memory_bytes
+    was_to_fit = planned is not None and planned <= machine.memory_bytes
+    return record["status"] == "oom" and was_to_fit
 
 
 def first_words(name: str) -> str:

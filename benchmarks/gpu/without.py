@@ -52,6 +52,7 @@ def whole_logits(
 
 
 def _take_label_positions() -> None:
+    """Compute logits at all positions."""
     setattr(T5ForTextToSQL, "forward", whole_logits)  # noqa: B010
 
 
@@ -69,21 +70,23 @@ def _take_running_ahead() -> None:
             use_cache=False,
         ).last_hidden_state
 
-    def waiting(made: TrainingArguments) -> None:
-        made.accelerator_config.non_blocking = False
+    def waiting(settings: TrainingArguments) -> None:
+        settings.accelerator_config.non_blocking = False
 
     setattr(T5ForTextToSQL, "_decode", decode)  # noqa: B010
     _change_settings(waiting)
 
 
 def _take_fused_adamw() -> None:
+    """Let AdamW step each tensor by several operations."""
     ours = ddp.adamw_settings
 
     def unfused_settings(arguments: RunArguments) -> dict[str, object]:
         return {**ours(arguments), "fused": False}
 
-    def unfused(made: TrainingArguments) -> None:
-        made.optim = OptimizerNames.ADAMW_TORCH
+    # What transformers makes where the engine, as DeepSpeed's does, brings no optimizer.
+    def unfused(settings: TrainingArguments) -> None:
+        settings.optim = OptimizerNames.ADAMW_TORCH
 
     setattr(ddp, "adamw_settings", unfused_settings)  # noqa: B010
     _change_settings(unfused)
@@ -94,9 +97,9 @@ def _change_settings(change: Callable[[TrainingArguments], None]) -> None:
     ours = run.training_arguments
 
     def changed(task: Task) -> TrainingArguments:
-        made = ours(task)
-        change(made)
-        return made
+        settings = ours(task)
+        change(settings)
+        return settings
 
     setattr(run, "training_arguments", changed)  # noqa: B010
 

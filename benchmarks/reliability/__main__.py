@@ -213,7 +213,8 @@ class Trials:
             is_by_launcher = self.flags.launcher in (None, outcome["launcher"])
             if not is_as_busy or not is_by_launcher:
                 continue
-            if not self.flags.alone or outcome["goodput"] is not None:
+            lacks_goodput = self.flags.alone and outcome["goodput"] is None
+            if not lacks_goodput:
                 counted.append(outcome)
         return counted
 
@@ -240,8 +241,8 @@ class Trials:
         }
         with chain(self.data, setting, launcher, random) as broken:
             has_survived = self._break(broken, about)
-            # Beside busy processes it takes long, and the losses are the same.
             has_had_all_faults = broken.faults == FAULTS_OF_A_RUN
+            # Beside busy processes its end takes long, and the losses are the same.
             if has_survived and has_had_all_faults and not self.flags.busy:
                 until(broken.is_over, WHOLE_RUN_SECONDS)
                 broken.log.read()
@@ -283,8 +284,8 @@ def _try_a_fault(
 ) -> dict[str, Any] | None:
     """Try one of the faults that were tried least in this setting, and of these least of all; None
     where the run has ended."""
-    able = [name for name in faults if broken.has_spare or not FAULTS[name].costs_a_pod]
-    if not able:
+    affordable = [name for name in faults if broken.has_spare or not FAULTS[name].costs_a_pod]
+    if not affordable:
         names = " ".join(faults)
         raise UserError(
             f"--faults {names}: none can be tried, since each costs a pod and none is left"
@@ -293,12 +294,14 @@ def _try_a_fault(
     tried_here = Counter(
         outcome["fault"] for outcome in done if outcome.get("setting") == broken.setting.name
     )
-    counts = {name: (tried_here[name], tried[name]) for name in able}
+    # Pairs are compared by their first number, and by the second where the first are equal.
+    counts = {name: (tried_here[name], tried[name]) for name in affordable}
     least = min(counts.values())
-    name = broken.random.choice([name for name in able if counts[name] == least])
+    name = broken.random.choice([name for name in affordable if counts[name] == least])
     try:
         return trial(broken, name, undisturbed)
     except UserError as error:
+        # Nothing was measured; what went wrong is kept in place of what the run said.
         return {
             **dict.fromkeys(MEASURED),
             "fault": name,

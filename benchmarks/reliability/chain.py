@@ -138,6 +138,7 @@ class Chain:
             self.cluster.down()
             self.cluster = None
         if self.cluster is None:
+            # A backend of the tests, in which each pod has a network of its own.
             BACKENDS["namespaces"] = Namespaces
             backend = "namespaces" if are_possible() else "local"
             count = self.setting.pods + SPARE
@@ -182,6 +183,7 @@ class Chain:
         """The words that launch the run on the pods of a cluster, after `python -m`."""
         count = str(self.setting.pods)
         timeout = str(self.setting.step_timeout)
+        # A restart takes as many pods as before: a spare one in place of one that is lost.
         restarts = ["--restarts", "1000", "--min-pods", count, "--step-timeout", timeout]
         if self.launcher in ("deepspeed", "agents"):
             over = "agents" if self.launcher == "agents" else "pdsh"
@@ -201,23 +203,24 @@ def chain(data: Path, setting: Setting, launcher: str, random: Random) -> Iterat
     area = Path(tempfile.mkdtemp(prefix="reliability-"))
     (area / "disk").mkdir()
     os.environ["ZEROPODS_HOME"] = str(area / "home")
-    rooted = may_mount()
-    if rooted:
+    has_own_disk = may_mount()
+    if has_own_disk:
         # Mounted before the pods start: each has its own view of the file systems.
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(area / "disk")],
             check=True,
         )
-    made = Chain(area, data, setting, launcher, random)
+    run = Chain(area, data, setting, launcher, random)
     try:
-        made.renew()
-        made.begin()
-        yield made
+        run.renew()
+        run.begin()
+        yield run
     finally:
+        # An interrupt waits until nothing is left.
         with deferred():
-            made.close()
-            _keep_words(made)
-            if rooted:
+            run.close()
+            _keep_words(run)
+            if has_own_disk:
                 subprocess.run(["umount", "--lazy", str(area / "disk")], check=True)
             shutil.rmtree(area, ignore_errors=True)
 

@@ -119,6 +119,11 @@ def _restore_between(scene: Scene) -> None:
 
 
 def _routes(scene: Scene, verb: str) -> None:
+    """Add or delete, in each pod, a route that drops what goes to another one.
+
+    Args:
+        verb: `add` or `del`; a route that is to be deleted may be gone with its pod.
+    """
     for address, other in permutations(map(scene.address, scene.used), 2):
         command = ["ip", "route", verb, "blackhole", f"{other}/32"]
         argv = _network(scene).command(address, command)
@@ -136,6 +141,7 @@ SAVED_SECONDS = 60.0
 
 
 def _flip(path: Path, random: Random) -> None:
+    """Change one bit of a file, chosen at random."""
     with open(path, "r+b") as file:
         file.seek(random.randrange(path.stat().st_size))
         (byte,) = file.read(1)
@@ -155,20 +161,21 @@ def _delete(path: Path, random: Random) -> None:
 def _damage(damage: Callable[[Path, Random], None], scene: Scene) -> str:
     """Kill all ranks, so that nothing newer is saved, then damage a file of the newest checkpoint.
 
-    Waits for the first save of a run, which may still be under way.
+    Where the run has no checkpoint yet, its first one is waited for.
     """
-    until(lambda: bool(_complete(scene.folder)), SAVED_SECONDS)
+    until(lambda: bool(_complete_checkpoints(scene.folder)), SAVED_SECONDS)
     for beat in read_beats(scene.folder).values():
         os.kill(beat.pid, signal.SIGKILL)
-    newest = _complete(scene.folder)[0]
+    newest = _complete_checkpoints(scene.folder)[0]
     saved_files = read_manifest(newest).files
+    # An empty file has nothing to flip or to cut off.
     names = sorted(name for name, saved in saved_files.items() if saved.bytes)
     path = newest / scene.random.choice(names)
     damage(path, scene.random)
     return str(path.relative_to(newest.parent))
 
 
-def _complete(folder: Path) -> list[Path]:
+def _complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run that have a manifest, the newest first."""
     saved = folder / "checkpoints"
     places = [saved / name_of(step) for step in saved_steps(saved)]
@@ -195,8 +202,9 @@ def may_mount() -> bool:
 def _fill_disk(scene: Scene) -> str:
     left = scene.random.randrange(200_000, FREE_BYTES)
     with open(scene.folder.parent / FILLER, "wb") as file:
-        while not _takes_all_but(left, file.fileno()):
-            pass
+        is_full = False
+        while not is_full:
+            is_full = _takes_all_but(left, file.fileno())
     return f"{left} bytes left"
 
 

@@ -98,35 +98,43 @@ class Called:
 def trial(chain: Chain, name: str, undisturbed: Losses) -> dict[str, Any] | None:
     """Break the run at a random moment, and wait until it trains again; None where it ended before
     that."""
-    if not comes_to(chain, VERIFIED_STEPS + chain.random.randrange(INTERVAL + 3)):
+    # At any step between two checkpoints, and at any moment within the step.
+    steps = VERIFIED_STEPS + chain.random.randrange(INTERVAL + 3)
+    if not comes_to(chain, steps):
         return None
     time.sleep(chain.random.random() / 2)
+
     fault = FAULTS[name]
     scene = chain.scene()
-    goes_on = changed(chain.folder / "restarts.json")
+    has_restarted = changed(chain.folder / "restarts.json")
     broken = _break(name, fault, scene)
     if broken is None:
         return None
-    if not until(lambda: goes_on() or chain.is_over(), WAIT_SECONDS):
+    is_noticed = until(lambda: has_restarted() or chain.is_over(), WAIT_SECONDS)
+    if not is_noticed:
         raise UserError(
             f"{chain.folder}: {name}: not found within {WAIT_SECONDS:.0f} s; see {chain.area}/said"
         )
     if fault.costs_a_pod and broken.what is not None:
         chain.lost.add(broken.what)
+
     called: Called | None
-    if goes_on():
+    if has_restarted():
         called = _went_on(chain)
     else:
         called = _called_again(chain, broken, lambda: fault.heal(scene))
     if called is None:
         return None
-    came = comes_to(chain, VERIFIED_STEPS) or chain.is_finished()
-    left = called.left
-    if left is None:
-        left = len(ended(broken.victims, LEFT_SECONDS))
+    trains_again = comes_to(chain, VERIFIED_STEPS) or chain.is_finished()
+    left_over = called.left
+    if left_over is None:
+        left_over = len(ended(broken.victims, LEFT_SECONDS))
     if called.by_itself:
+        # Where the command was called again, that had to be done before.
         fault.heal(scene)
-    return _outcome(chain, broken, called, undisturbed, came=came, left=left)
+    return _outcome(
+        chain, broken, called, undisturbed, trains_again=trains_again, left_over=left_over
+    )
 
 
 def comes_to(chain: Chain, steps: int, seconds: float = WAIT_SECONDS) -> bool:
@@ -145,17 +153,19 @@ def _break(name: str, fault: Fault, scene: Scene) -> Broken | None:
     if len(ranks) < len(scene.used):
         return None
     processes = [*ranks, *processes_of(ranks, scene.launch)]
-    of_pods = {}
+    # Looked up before, since the fault itself chooses the pod, and ends them.
+    processes_by_pod = {}
     if fault.ends_a_pod:
-        of_pods = {pod: _pod_processes(scene, pod) for pod in scene.used}
-    at = time.time()
+        processes_by_pod = {pod: _pod_processes(scene, pod) for pod in scene.used}
+    broken_at = time.time()
     what = fault.act(scene)
     if what is not None:
-        processes += of_pods.get(what, [])
+        processes += processes_by_pod.get(what, [])
+    # A process may have been found in several ways.
     victims = {process.pid: process for process in processes}
     return Broken(
         name=name,
-        unix_seconds=at,
+        unix_seconds=broken_at,
         what=what,
         victims=list(victims.values()),
         used=scene.used,
@@ -172,58 +182,75 @@ def _pod_processes(scene: Scene, pod: str) -> list[Process]:
 
 def _went_on(chain: Chain) -> Called:
     """How the run continued where the launch itself found the fault and began the next attempt."""
-    entry = read_json(chain.folder / "restarts.json")["restarts"][-1]
-    done = max(chain.log.read())
+    restart = read_json(chain.folder / "restarts.json")["restarts"][-1]
+    last_step = max(chain.log.read())
+    # From now on the log has the losses of the next attempt.
     chain.log.forget()
-    chain.used = tuple(entry["pods"])
+    chain.used = tuple(restart["pods"])
     return Called(
         by_itself=True,
-        found_unix_seconds=entry["found_unix_seconds"],
-        unix_seconds=entry["found_unix_seconds"],
-        steps_done=done,
-        ending=entry,
+        found_unix_seconds=restart["found_unix_seconds"],
+        unix_seconds=restart["found_unix_seconds"],
+        steps_done=last_step,
+        ending=restart,
     )
 
 
 def _called_again(chain: Chain, broken: Broken, heal: Callable[[], object]) -> Called | None:
     """Call the same command again after the launch and its processes have ended; None where the run
     was finished."""
-    noticed = time.time()
-    left = len(ended(broken.victims, LEFT_SECONDS))
+    noticed_at = time.time()
+    left_over = len(ended(broken.victims, LEFT_SECONDS))
     if broken.name == SUPERVISOR:
-        noticed = time.time()
-    found_at = first_word(chain.folder, broken.unix_seconds) or noticed
-    done = max(chain.log.read())
+        # Here the fault ends the launch itself: it is the pods that notice, and end the ranks.
+        noticed_at = time.time()
+    found_at = first_word(chain.folder, broken.unix_seconds) or noticed_at
+    last_step = max(chain.log.read())
     if chain.is_finished():
         return None
     record = chain.folder / "record.json"
+    # An older record is that of an earlier attempt.
     is_new = record.is_file() and record.stat().st_mtime >= broken.unix_seconds
     ending = None
     if is_new:
         ending = read_json(record)
+    # From now on the log has the losses of the next attempt.
     chain.log.forget()
     heal()
     chain.renew()
-    at = time.time()
+    called_at = time.time()
     chain.begin()
     return Called(
         by_itself=False,
         found_unix_seconds=found_at,
-        unix_seconds=at,
-        steps_done=done,
+        unix_seconds=called_at,
+        steps_done=last_step,
         ending=ending,
-        left=left,
+        left=left_over,
     )
 
 
 def _outcome(
-    chain: Chain, broken: Broken, called: Called, undisturbed: Losses, *, came: bool, left: int
+    chain: Chain,
+    broken: Broken,
+    called: Called,
+    undisturbed: Losses,
+    *,
+    trains_again: bool,
+    left_over: int,
 ) -> dict[str, Any]:
+    """What came of a trial, by its keys in `results/reliability.json`.
+
+    Args:
+        undisturbed: the losses of a run that nothing disturbed.
+        trains_again: whether the run has done the steps that are compared, or has finished.
+        left_over: number of processes left over.
+    """
     losses = dict(chain.log.read())
-    resumed = chain.log.first_unix_seconds
-    far = difference(losses.items(), undisturbed)
-    is_same = far is None or far <= SAME
-    survived = came and is_same and _is_passed_over(chain, broken)
+    first_loss_at = chain.log.first_unix_seconds
+    largest_difference = difference(losses.items(), undisturbed)
+    is_same = largest_difference is None or largest_difference <= SAME
+    survived = trains_again and is_same and _is_passed_over(chain, broken)
     ending = None
     if called.ending is not None:
         ending = {key: called.ending[key] for key in SAID}
@@ -231,8 +258,8 @@ def _outcome(
     if losses:
         steps_lost = called.steps_done - min(losses) + 1
     seconds_to_resume = None
-    if resumed is not None:
-        seconds_to_resume = resumed - called.unix_seconds
+    if first_loss_at is not None:
+        seconds_to_resume = first_loss_at - called.unix_seconds
     return {
         "fault": broken.name,
         "what": broken.what,
@@ -245,8 +272,8 @@ def _outcome(
         "steps_lost": steps_lost,
         "seconds_to_find": max(0.0, called.found_unix_seconds - broken.unix_seconds),
         "seconds_to_resume": seconds_to_resume,
-        "left_over": left,
-        "largest_difference": far,
+        "left_over": left_over,
+        "largest_difference": largest_difference,
         "goodput": None,
     }
 

@@ -142,7 +142,9 @@ def _run_prepare(arguments: argparse.Namespace) -> Result:
             tasks = " and ".join(tasks_by_flag[name])
             reason = f"a flag of task {tasks}, not of {arguments.task}"
             raise UserError(f"{flag} {value}: {reason}; leave it out")
-    settings["complete_vocabulary"] = not settings.pop("plain_vocabulary", False)
+    # A preparation has the opposite of this flag in its place.
+    is_plain = settings.pop("plain_vocabulary", False)
+    settings["complete_vocabulary"] = not is_plain
     for name in ("task", "data", "tokenizer", "limit"):
         settings[name] = getattr(arguments, name)
     preparation = Preparation(**settings)

@@ -58,7 +58,7 @@ def _add_predict(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--unconstrained", action="store_true", help=unconstrained_help)
     _split_flags(flag, "WikiSQL's layout, or SQuAD's (default: its own)", required=False)
     batch = "questions (default: 64 for queries, 16 for answers)"
-    _model_flags(flag, batch, "examples", "auto")
+    _model_flags(flag, batch=batch, limited="examples", usual_precision="auto")
 
 
 def _add_score(verbs: Any, add: Callable[..., Any]) -> None:
@@ -86,7 +86,12 @@ def _add_perplexity(verbs: Any, add: Callable[..., Any]) -> None:
     out_help = "write score.SPLIT.json there too (default: nowhere)"
     flag("--out", type=out_folder, metavar="DIR", help=out_help)
     _split_flags(flag, "prepared set, or raw text, as `prepare --task lm` takes it")
-    _model_flags(flag, "blocks (default: 4)", "blocks, or documents of raw text", "fp32")
+    _model_flags(
+        flag,
+        batch="blocks (default: 4)",
+        limited="blocks, or documents of raw text",
+        usual_precision="fp32",
+    )
 
 
 def _add_export(verbs: Any, add: Callable[..., Any]) -> None:
@@ -121,14 +126,21 @@ def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) 
     flag("--split", required=required, choices=SPLITS, help=split_help)
 
 
-def _model_flags(flag: Callable[..., Any], batch: str, unit: str, precision: str) -> None:
-    """Add the flags of every verb that runs a model on a split."""
+def _model_flags(
+    flag: Callable[..., Any], *, batch: str, limited: str, usual_precision: str
+) -> None:
+    """Add the flags of every verb that runs a model on a split.
+
+    Args:
+        batch: what a batch holds, and how many of it, for its help.
+        limited: what `--limit` limits, for its help.
+    """
     flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens (default: as trained)")
     flag("--batch-size", type=whole, metavar="N", help=f"per batch: {batch}")
     precisions = ["auto", "fp32", "bf16", "fp16"]
     precision_help = "of the arithmetic; auto: bf16 where it is fast"
-    flag("--precision", choices=precisions, default=precision, help=precision_help)
-    flag("--limit", type=whole, metavar="N", help=f"only the first N {unit} (default: all)")
+    flag("--precision", choices=precisions, default=usual_precision, help=precision_help)
+    flag("--limit", type=whole, metavar="N", help=f"only the first N {limited} (default: all)")
 
 
 def _predict(arguments: argparse.Namespace) -> Result:
@@ -169,6 +181,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
         from zeropods.measure.score_json import near_zero_text, record_beside
 
         scored = score(out, arguments.data, split)
+        # The remark is for people alone: it is no part of the result.
         remark = near_zero_text(scored, record_beside(model))
         arguments.readable = partial(predict_text, remark=remark)
         result["score"] = asdict(scored)
@@ -233,6 +246,7 @@ def _score(arguments: argparse.Namespace) -> Result:
         bar.update(result.examples)
     from zeropods.measure.score_json import near_zero_text, record_beside
 
+    # The remark is for people alone: it is no part of the result.
     remark = near_zero_text(result, record_beside(predictions.parent))
     arguments.readable = partial(score_text, remark=remark)
     return asdict(result)

@@ -92,14 +92,15 @@ def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
     """
     models: dict[Path, TrainedModel] = {}
     for folder in map(Path, folders):
-        whole = folder.resolve()
-        is_model = (whole / "config.json").is_file() and any(whole.glob("*.safetensors"))
-        runs = {whole.name: whole} if is_model else find_runs([folder])
+        resolved = folder.resolve()
+        is_model = (resolved / "config.json").is_file() and any(resolved.glob("*.safetensors"))
+        runs = {resolved.name: resolved} if is_model else find_runs([folder])
         for name, run in runs.items():
             try:
                 model = _model(run, name)
             except (UserError, OSError):
-                if run == whole:
+                was_named = run == resolved
+                if was_named:
                     raise
                 # Among many runs, one of another task, or one that failed or still trains and has
                 # no model, is no error.
@@ -136,6 +137,7 @@ def _model(folder: Path, name: str) -> TrainedModel:
         raise UserError(f"{folder}: does not record its prompt; train it with textsql_train.py")
     # For a model folder, the entry says nothing.
     entry = read_entry(folder, name)
+    accuracy = _accuracy(entry) or 0.0
     losses = entry.record.eval_losses if entry.record else []
     last_loss = losses[-1].loss if losses else math.inf
     prepared = _prepared(entry)
@@ -145,7 +147,7 @@ def _model(folder: Path, name: str) -> TrainedModel:
         name=name,
         folder=folder,
         about=_about(entry),
-        order=(-(_accuracy(entry) or 0.0), last_loss, -written),
+        order=(-accuracy, last_loss, -written),
         prepared=prepared,
         trained_on=entry.config.dataset.get("path") if entry.config else None,
         source_limit=source_limit or MAX_SOURCE_TOKENS[prompt],
@@ -355,6 +357,7 @@ def tables_in(data: Path) -> Tables:
     labels: dict[str, str] = {}
     splits: list[str] = []
     splits_there = [split for split in SPLITS_BY_PREFERENCE if has_split(data, split)]
+    # Where there is none, reading the first one says what is wrong with the folder.
     for split in splits_there or SPLITS_BY_PREFERENCE[:1]:
         if len(examples) >= MOST_TABLES:
             break
@@ -377,11 +380,11 @@ def _add_examples(examples: dict[str, list[Example]], data: Path, split: str) ->
     Examples of another table that has a known id are left out.
     """
     for example in read_split(data, split):
-        of_table = examples.get(example.table.id)
-        if of_table is None:
+        examples_of_table = examples.get(example.table.id)
+        if examples_of_table is None:
             examples[example.table.id] = [example]
-        elif of_table[0].table.header == example.table.header:
-            of_table.append(example)
+        elif examples_of_table[0].table.header == example.table.header:
+            examples_of_table.append(example)
 
 
 def _add_labels(
@@ -414,9 +417,11 @@ def tables_of(model: TrainedModel) -> Tables:
 
     Otherwise they are those of the embedded data set, whose description then says so.
     """
-    raw = raw_data_of(model.prepared, SPLITS_BY_PREFERENCE) if model.prepared else None
-    if raw is not None:
-        return tables_in(raw[0])
+    if model.prepared is not None:
+        data_and_split = raw_data_of(model.prepared, SPLITS_BY_PREFERENCE)
+        if data_and_split is not None:
+            data, _ = data_and_split
+            return tables_in(data)
     embedded = sample_tables()
     if model.trained_on is None:
         return embedded

@@ -268,8 +268,11 @@ class Site:
                 tables = self.tables(label)
                 table = tables.table(id_)
                 example = tables.expected(table, line)
-                example = example or tables.expected(table, decimal_points(line))
-                line = example.question if example else line
+                if example is None:
+                    # The data set writes numbers with a point, a visitor perhaps with a comma.
+                    example = tables.expected(table, decimal_points(line))
+                if example is not None:
+                    line = example.question
         except UserError as error:
             return html("message", str(error))
         answers: dict[str, ModelAnswer | str] = {}
@@ -388,8 +391,8 @@ def _components() -> Components:
 
 def _connect(page: Blocks, parts: Components, site: Site) -> None:
     """Say what happens when the page is opened, and on each choice and click."""
-    of_table = [parts.preview, parts.examples, parts.question, parts.answer]
-    shown = [parts.uploaded_file, parts.file, *of_table]
+    parts_of_table = [parts.preview, parts.examples, parts.question, parts.answer]
+    shown = [parts.uploaded_file, parts.file, *parts_of_table]
     lists = [parts.model, parts.other, parts.table]
     chosen = [parts.model, parts.table]
     asking: dict[str, Any] = {
@@ -408,7 +411,7 @@ def _connect(page: Blocks, parts: Components, site: Site) -> None:
     model_chosen = parts.model.input(site.choose_model, parts.model, parts.table, **quick)
     model_chosen.then(site.choose_table, chosen, shown, **quick)
     parts.table.input(site.choose_table, chosen, shown, **quick)
-    parts.file.upload(site.upload, parts.file, [parts.uploaded_file, *of_table], **quick)
+    parts.file.upload(site.upload, parts.file, [parts.uploaded_file, *parts_of_table], **quick)
     parts.file.clear(site.choose_table, chosen, shown, **quick)
     example_chosen = parts.examples.click(
         site.choose_example, [*chosen, parts.examples], parts.question, **quick

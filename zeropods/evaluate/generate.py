@@ -123,12 +123,12 @@ class Answerer(ABC):
         how = how or self.usual
         prompts = self._encoded(examples, how)
         answers: dict[int, Prediction] = {}
-        for places in _batches(prompts, how.batch_size):
-            batch_examples = [examples[i] for i in places]
-            batch_prompts = [prompts[i] for i in places]
+        for indices in _batches(prompts, how.batch_size):
+            batch_examples = [examples[i] for i in indices]
+            batch_prompts = [prompts[i] for i in indices]
             batch_answers = self._batch(batch_examples, batch_prompts, how)
-            answers.update(zip(places, batch_answers, strict=True))
-            progress(len(places))
+            answers.update(zip(indices, batch_answers, strict=True))
+            progress(len(indices))
         return [answers[i] for i in range(len(examples))]
 
     def timed(
@@ -264,6 +264,7 @@ class QueryAnswerer(Answerer):
         last_tokens = torch.full((len(prompts), 1), first_token, device=mask.device)
         states = [automaton.start for automaton in automata]
         answers: list[list[int]] = [[] for _ in prompts]
+        # The answers of the rows that have not ended: the same lists, which grow in place.
         unfinished = answers
         for _ in range(how.max_new_tokens):
             decoded = self.model.decoder(
@@ -280,8 +281,9 @@ class QueryAnswerer(Answerer):
             if not staying:
                 break
             if how.constrained:
-                following = [states[row].next(tokens[row]) for row in staying]
-                states = [state for state in following if state is not None]
+                # No state is None: only tokens that are allowed were chosen from.
+                next_states = [states[row].next(tokens[row]) for row in staying]
+                states = [state for state in next_states if state is not None]
             last_tokens = torch.tensor([[tokens[row]] for row in staying], device=mask.device)
             if len(staying) < len(unfinished):
                 unfinished = [unfinished[row] for row in staying]
@@ -300,6 +302,7 @@ class QueryAnswerer(Answerer):
         weights = self.model.get_output_embeddings().weight
         if how.constrained:
             allowed = [state.allowed for state in states]
+            # One column for each token that any row may take; a row gets 0 where it may take it.
             tokens, columns = np.unique(np.concatenate(allowed), return_inverse=True)
             rows = np.repeat(np.arange(len(allowed)), [len(row) for row in allowed])
             added = np.full((len(allowed), len(tokens)), -np.inf, np.float32)
@@ -309,6 +312,7 @@ class QueryAnswerer(Answerer):
             tokens = np.arange(len(weights), dtype=np.int64)
             added = np.zeros((1, len(weights)), np.float32)
         if how.fixed_length:
+            # A finite amount: where nothing but the end is allowed, the row ends all the same.
             added[:, tokens == self.vocabulary.eos] -= UNWANTED
         scores = linear(decoded, weights) + torch.from_numpy(added).to(weights.device)
         # On a CPU `max` takes a sixth of the time of `argmax`.
@@ -423,9 +427,9 @@ def predict(
     out = Path(out)
     check_place(out)
     task = answer_task(model, task)
-    given = {name: value for name, value in options.items() if value is not None}
-    _check_options(task, given, how)
-    answerer: Answerer = ANSWERERS[task].load(model, precision, **given)
+    given_options = {name: value for name, value in options.items() if value is not None}
+    _check_options(task, given_options, how)
+    answerer: Answerer = ANSWERERS[task].load(model, precision, **given_options)
     answers, speed = answerer.timed(_examples(task, Path(data), split, limit), how, progress)
     write_predictions(out, answers)
     if out.name == f"predictions.{split}.jsonl":
@@ -435,9 +439,10 @@ def predict(
     return speed
 
 
-def _check_options(task: str, given: Iterable[str], how: Generation | None) -> None:
+def _check_options(task: str, given_options: Iterable[str], how: Generation | None) -> None:
     """Refuse an option that is for another task."""
-    options = list(given)
+    options = list(given_options)
+    # This one is no argument of `load`, but part of how answers are generated.
     if how is not None and not how.constrained:
         options.append("unconstrained")
     for name in options:
@@ -552,12 +557,12 @@ def _score_blocks(
     """The score of blocks, in batches of similar length; nats are summed in the blocks' order."""
     nats = [0.0] * len(blocks)
     tokens = 0
-    for places in _batches([ids for ids, _ in blocks], batch_size):
-        batch = _nats(saved, [blocks[i] for i in places])
-        for i, (block_nats, block_tokens) in zip(places, batch, strict=True):
+    for indices in _batches([ids for ids, _ in blocks], batch_size):
+        batch = _nats(saved, [blocks[i] for i in indices])
+        for i, (block_nats, block_tokens) in zip(indices, batch, strict=True):
             nats[i] = block_nats
             tokens += block_tokens
-        progress(len(places))
+        progress(len(indices))
     return text_score(sum(nats), tokens)
 
 
@@ -573,8 +578,10 @@ def _nats(saved: SavedModel, blocks: Sequence[Block]) -> list[tuple[float, int]]
     with torch.inference_mode():
         # Padding is on the right, where a causal model sees it after all that is predicted.
         logits = saved.model(input_ids=inputs.to(saved.model.device), use_cache=False).logits
+        # The logits at one token are about the next one.
+        rows_and_targets = zip(logits[:, :-1], labels[:, 1:], strict=True)
         # Row by row: in FP32 all logits of a batch would be in memory a second time.
-        for row, targets in zip(logits[:, :-1], labels[:, 1:], strict=True):
+        for row, targets in rows_and_targets:
             # The row in FP32 has no name, so that it is freed before the next one is made.
             nats = float(cross_entropy(row.float(), targets.to(row.device), reduction="sum"))
             predicted = int((targets >= 0).sum())

@@ -179,6 +179,7 @@ def with_llmsql(
     """
     verdicts = []
     beyond_form = 0
+    # The file may be of the first part of the split only.
     last = max(answers)
     with closing(Database(questions_path.with_name(DATABASE_FILE))) as database:
         for question in questions[: last + 1]:

@@ -184,6 +184,7 @@ def _official_pairs(
         has_failed = line.error is not NO_ERROR_KEY and bool(line.error)
         query = None if has_failed else line.query
         header = example.table.header
+        # A query on columns that the table does not have cannot be written with their names.
         text = ""
         if query is not None and query.fits(len(header)):
             text = format_query(query, header)
@@ -244,7 +245,9 @@ def paired(
             fault = f"index {prediction.index}; the examples of {split} are 0 to {last}"
             raise UserError(f"{place}: {fault}")
         has_other_question = prediction.question != example.question
-        if has_other_question or prediction.id != getattr(example, "id", None):
+        # SQuAD's questions have an id; several of them have the same words.
+        has_other_id = prediction.id != getattr(example, "id", None)
+        if has_other_question or has_other_id:
             id_ = "" if prediction.id is None else f" of id {prediction.id!r:.60}"
             raise UserError(
                 f"{place}: question {prediction.question!r:.60}{id_}, but example "
@@ -257,6 +260,7 @@ def paired(
 
 def _query_score(request: ScoreRequest) -> QueryScore:
     """The score of text-to-SQL."""
+    # All tables of train are known: it is not divided by them.
     known_tables = set[str]()
     if request.split != "train":
         known_tables = table_ids(request.data, "train")
@@ -323,11 +327,11 @@ def _group_scores(
     """Scores of the examples on tables of train, and of the others; None unless there are both."""
     known = []
     unseen = []
-    for place, example in enumerate(examples):
+    for number, example in enumerate(examples):
         if example.table.id in known_tables:
-            known.append(place)
+            known.append(number)
         else:
-            unseen.append(place)
+            unseen.append(number)
     if not known or not unseen:
         return None
     return {
@@ -340,20 +344,21 @@ def _kind_scores(graded: Graded, examples: Sequence[Example]) -> dict[str, Query
     """Scores by the gold query's aggregate, then by its number of conditions."""
     by_aggregate = defaultdict[int, list[int]](list)
     by_conditions = defaultdict[int, list[int]](list)
-    for place, example in enumerate(examples):
-        by_aggregate[example.query.agg].append(place)
-        by_conditions[len(example.query.conds)].append(place)
+    for number, example in enumerate(examples):
+        by_aggregate[example.query.agg].append(number)
+        by_conditions[len(example.query.conds)].append(number)
     scores = {}
-    for aggregate, places in sorted(by_aggregate.items()):
+    for aggregate, numbers in sorted(by_aggregate.items()):
         name = AGGREGATES[aggregate] or "no aggregate"
-        scores[name] = _accuracies(graded, places)
-    for number, places in sorted(by_conditions.items()):
-        name = counted(number, "condition")
-        scores[name] = _accuracies(graded, places)
+        scores[name] = _accuracies(graded, numbers)
+    for conditions, numbers in sorted(by_conditions.items()):
+        name = counted(conditions, "condition")
+        scores[name] = _accuracies(graded, numbers)
     return scores
 
 
 def _graded_queries(pairs: Sequence[tuple[Prediction, Example]]) -> Graded:
+    """The grades of answers of text-to-SQL by WikiSQL's rules, without ROUGE."""
     references = []
     for _, example in pairs:
         query = json.dumps(example.query.to_json())
@@ -368,11 +373,12 @@ def _graded_queries(pairs: Sequence[tuple[Prediction, Example]]) -> Graded:
     return graded
 
 
-def _accuracies(graded: Graded, places: Sequence[int]) -> QueryScore:
-    """The score of the graded predictions in some places, at least one."""
+def _accuracies(graded: Graded, numbers: Sequence[int]) -> QueryScore:
+    """The score of the graded predictions of these numbers, from 0; at least one."""
     measured: Graded = {}
     for name, values in graded.items():
-        measured[name] = [values[i] for i in places if values[i] is not None]
+        measured[name] = [values[i] for i in numbers if values[i] is not None]
+    # Only this one may lack values, even all: where the gold query finds nothing.
     executed = measured["execution_accuracy"]
     shares = ("exact_match", "logical_form_accuracy", "execution_accuracy")
     rouge = {}
@@ -380,7 +386,7 @@ def _accuracies(graded: Graded, places: Sequence[int]) -> QueryScore:
         if name.startswith("rouge"):
             rouge[name] = fmean(values)
     return QueryScore(
-        examples=len(places),
+        examples=len(numbers),
         exact_match=fmean(measured["exact_match"]),
         logical_form_accuracy=fmean(measured["logical_form_accuracy"]),
         execution_accuracy=fmean(executed) if executed else None,
@@ -573,6 +579,7 @@ def check_place(path: Path) -> None:
     """Refuse a path where a file that holds no predictions would be replaced."""
     if not path.is_file() or path.stat().st_size == 0:
         return
+    # The first line is enough: it shows whether `write_predictions` made the file.
     try:
         _, first = next(validated_lines(dict[str, object], path, "predict again"))
         has_predictions = {"index", "prediction"} <= first.keys()
@@ -611,8 +618,7 @@ class _OfficialLine:
 
 
 MEND_OFFICIAL = "correct it, or write the file again"
-
-
+"""What to do about a fault in a file of the official form."""
 LineType = type[_QueryLine | _AnswerLine | _TaskLine | _OfficialLine | Completion]
 
 
@@ -623,9 +629,12 @@ def _line_type(path: Path) -> LineType:
         UserError: the first line is of no known form, or the file is empty.
     """
     place, first = next(validated_lines(dict[str, object], path, "predict again"))
-    if "index" in first or "prediction" in first:
+    # Either key is enough: whoever reads the line then says which one is missing.
+    is_of_predict = "index" in first or "prediction" in first
+    if is_of_predict:
         if "task" in first:
             return _TaskLine
+        # Of the tasks whose lines do not name them, only text-to-SQL has queries.
         is_answer = "id" in first and "query" not in first
         return _AnswerLine if is_answer else _QueryLine
     if "query" in first or "error" in first:

@@ -73,9 +73,11 @@ class Calibration:
         if residuals is None:
             return None
         scale = self.factors.get(gpu, {}).get(quantity, 1.0) * planned
-        inner = quantiles(residuals, n=round(2 / (1 - HELD)))
-        outer = quantiles(residuals, n=round(1 / (1 - ENOUGH_FOR)))
-        return Span(low=inner[0] * scale, high=inner[-1] * scale, most=outer[-1] * scale)
+        # Cut into parts so that half of the remaining share lies before the first cut, and as much
+        # behind the last one; and, for the most, the whole of it behind the last one.
+        low, *_, high = quantiles(residuals, n=round(2 / (1 - HELD)))
+        *_, most = quantiles(residuals, n=round(1 / (1 - ENOUGH_FOR)))
+        return Span(low=low * scale, high=high * scale, most=most * scale)
 
     def _residuals_of_kind(self, gpu: str, work: Workload, quantity: str) -> list[float] | None:
         """The residuals of runs of the same GPU, technique and family, or of wider kinds where too

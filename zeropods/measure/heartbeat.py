@@ -77,6 +77,7 @@ def write_beat(folder: Path, beat: Beat) -> None:
     stack = list(beat.stack[:FRAMES])
     text = _encoded(beat, stack)
     while len(text) > BEAT_BYTES and stack:
+        # The outermost frames are left out until the rest fits.
         stack.pop()
         text = _encoded(beat, stack)
     handle = os.open(beat_file(folder, beat.rank), os.O_WRONLY | os.O_CREAT, 0o644)

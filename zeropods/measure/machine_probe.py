@@ -52,7 +52,13 @@ class MachineProbe:
 
     def is_of(self, machine: Mapping[str, object]) -> bool:
         """Whether a machine, given by its hardware, is of the same kind as the probed one."""
-        return all((self.hardware.get(key) or None) == (machine.get(key) or None) for key in ALIKE)
+        for key in ALIKE:
+            # No GPU may be an empty list, or none at all.
+            probed = self.hardware.get(key) or None
+            given = machine.get(key) or None
+            if probed != given:
+                return False
+        return True
 
     @property
     def name(self) -> str:

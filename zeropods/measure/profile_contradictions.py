@@ -596,9 +596,9 @@ def _larger_inside(report: Report) -> Iterator[Fault]:
             if excess is not None:
                 excesses.append(excess)
         for name in ("part_exceeds_whole", "parts_exceed_whole"):
-            of_name = [excess for excess in excesses if excess.name == name]
-            if of_name:
-                yield _fault_of_excesses(of_name, figure, unit)
+            excesses_of_name = [excess for excess in excesses if excess.name == name]
+            if excesses_of_name:
+                yield _fault_of_excesses(excesses_of_name, figure, unit)
 
 
 def _fault_of_excesses(excesses: list[Excess], figure: str, unit: str) -> Fault:

@@ -549,9 +549,9 @@ def compose_record(
         steps=max((measured.step for measured in ranks), default=0),
         train_seconds=train_seconds(ranks),
         samples_per_second=samples_per_second(ranks, config.effective_batch_size),
+        # All ranks have the same losses: the record has them once.
         losses=ranks[0].losses if ranks else [],
         eval_losses=ranks[0].eval_losses if ranks else [],
-        # All ranks have the same losses.
         ranks=[replace(measured, losses=[], eval_losses=[]) for measured in ranks],
         measured_precision=precision_of_ranks(ranks),
     )

@@ -67,7 +67,9 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
         raise UserError(
             f"{folder}: a finished run is never overwritten; choose another --outputdir"
         )
-    changed = _changes(config.identity, json.loads(json.dumps(dict(identity))))
+    # As it would be read from `config.json`, where tuples are lists.
+    identity_as_read = json.loads(json.dumps(dict(identity)))
+    changed = _changes(config.identity, identity_as_read)
     if changed and not is_claimed(folder):
         # Remove what a run that has done no step wrote about itself.
         (folder / RECORD).unlink()
@@ -114,6 +116,7 @@ def is_claimed(folder: Path) -> bool:
     paths = [folder / RECORD, *(folder / "attempts").glob("*.json")]
     records = [read_json(path) for path in paths if path.is_file()]
     if len(records) < len(paths):
+        # The last attempt runs or was killed: how far it has come is not known.
         return True
     for record in records:
         did_nothing = record.get("steps") == 0 and record.get("ranks")

@@ -90,9 +90,9 @@ class Sampler:
         copies = {column: values[:] for column, values in self._values.items()}
         statistics = {}
         for column, values in copies.items():
-            of_column = Statistics.of(values[::2], values[1::2])
-            if of_column is not None:
-                statistics[column] = of_column
+            statistics_of_column = Statistics.of(values[::2], values[1::2])
+            if statistics_of_column is not None:
+                statistics[column] = statistics_of_column
         return statistics
 
     def _run(self) -> None:

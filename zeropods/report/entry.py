@@ -231,9 +231,9 @@ def read_timeline(entry: Entry, label: str) -> Timeline:
             fault = f"{path}: left out {lines} without a valid sample"
             faults.append(one_line(fault, entry.folder))
         begin = began.get(number, 0.0) - SLACK_SECONDS
-        of_last_attempt = valid[valid["unix_seconds"] >= begin]
-        if len(of_last_attempt):
-            ranks[number] = _thinned(of_last_attempt)
+        samples_of_attempt = valid[valid["unix_seconds"] >= begin]
+        if len(samples_of_attempt):
+            ranks[number] = _thinned(samples_of_attempt)
     return Timeline(label, ranks, tuple(faults))
 
 
@@ -345,8 +345,8 @@ def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Accuracy
     groups_of_scores = [_groups(score) for score in scores]
     for group in groups_of_scores[0]:
         if all(group in groups for groups in groups_of_scores):
-            of_group = [groups[group] for groups in groups_of_scores]
-            yield _mean_accuracy(split, group.removesuffix("_tables"), of_group)
+            scores_of_group = [groups[group] for groups in groups_of_scores]
+            yield _mean_accuracy(split, group.removesuffix("_tables"), scores_of_group)
 
 
 def _groups(score: Score) -> Mapping[str, QueryScore]:

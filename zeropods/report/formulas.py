@@ -22,6 +22,7 @@ from zeropods.measure.record import (
 )
 from zeropods.plan.facts import shape_recorded
 from zeropods.plan.gpus import published_flops
+from zeropods.plan.memory import PlannedMemory
 from zeropods.report.row import Figures
 
 DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserved", "resident"
@@ -132,7 +133,9 @@ def _speed(record: Record) -> Figures:
     # Without rows to evaluate, there is no rate, rather than a rate of 0.
     dev_rows = record.dev_rows or None
     evaluations = of_ranks(record, lambda rank: rank.evaluate_seconds) or ()
-    seconds_of_evaluation = max((of_rank.mean for of_rank in evaluations), default=None)
+    seconds_of_evaluation = max(
+        (evaluations_of_rank.mean for evaluations_of_rank in evaluations), default=None
+    )
     return Figures(
         duration_seconds=duration,
         steps=record.steps,
@@ -252,14 +255,14 @@ def _peak_flops(record: Record, best: tuple[float, str] | None) -> _Peak:
     if known and all_are_known:
         return _Peak(sum(known), PUBLISHED_PEAK)
 
-    of_one_device = record.matmul_flops_per_second
+    flops_of_one_device = record.matmul_flops_per_second
     run = None
-    if of_one_device is not None and best is not None:
-        of_one_device, run = best
+    if flops_of_one_device is not None and best is not None:
+        flops_of_one_device, run = best
     devices = len(gpus) if gpus else machines(record)
-    if of_one_device is None or devices is None:
+    if flops_of_one_device is None or devices is None:
         return _Peak()
-    return _Peak(of_one_device * devices, MEASURED_PEAK, run)
+    return _Peak(flops_of_one_device * devices, MEASURED_PEAK, run)
 
 
 def machines(record: Record) -> int | None:
@@ -358,7 +361,7 @@ def _with_memory(known: Figures, record: Record) -> Figures:
     with the states on CPUs, of the rank that needed most.
     """
     peaks = _peaks_of_ranks(record)
-    largest = {kind: max(of_kind, default=None) for kind, of_kind in peaks.items()}
+    largest = {kind: max(peaks_of_kind, default=None) for kind, peaks_of_kind in peaks.items()}
     kind = _first_measured(peaks, (DEVICE_USED, ALLOCATED, RESIDENT))
     pods = None
     if kind == RESIDENT:
@@ -369,14 +372,7 @@ def _with_memory(known: Figures, record: Record) -> Figures:
     states = of_ranks(record, _live_bytes)
     plan = planned_memory(record)
     activations = None if plan is None else plan.parts()["activations"] * record.slots
-    if of_ranks(record, lambda rank: rank.gpu):
-        planned_kind = DEVICE_USED
-        planned_bytes = None if plan is None else plan.device_bytes
-        measured_bytes = largest[DEVICE_USED]
-    else:
-        planned_kind = LIVE_STATES
-        planned_bytes = None if plan is None else plan.state_bytes
-        measured_bytes = max(states or (), default=None)
+    beside_plan = _beside_plan(record, plan, largest[DEVICE_USED], states)
     known = replace(
         known,
         pod_memory_bytes=pods,
@@ -389,13 +385,41 @@ def _with_memory(known: Figures, record: Record) -> Figures:
         peak_reserved_bytes=largest[RESERVED],
         peak_allocated_bytes=largest[ALLOCATED],
         peak_resident_bytes=largest[RESIDENT],
-        planned_kind=planned_kind,
-        planned_bytes=planned_bytes,
-        measured_bytes=measured_bytes,
+        planned_kind=beside_plan.kind,
+        planned_bytes=beside_plan.planned_bytes,
+        measured_bytes=beside_plan.measured_bytes,
     )
     if kind is not None:
         known = _with_samples(known, samples_of(record, COLUMN_OF_KIND[kind]))
     return _with_phases(known, record, peaks)
+
+
+class _BesidePlan(NamedTuple):
+    """What is planned of a run's memory, and what was measured of the same kind."""
+
+    kind: str
+    planned_bytes: float | None
+    measured_bytes: float | None
+    """That of the rank that needed most."""
+
+
+def _beside_plan(
+    record: Record,
+    plan: PlannedMemory | None,
+    most_device_used: float | None,
+    states: Sequence[int] | None,
+) -> _BesidePlan:
+    """All memory in use where there are GPUs, elsewhere the states alone.
+
+    Args:
+        most_device_used: peak of the device-used memory of the fullest rank.
+        states: bytes of the states of each rank.
+    """
+    if of_ranks(record, lambda rank: rank.gpu):
+        device_bytes = None if plan is None else plan.device_bytes
+        return _BesidePlan(DEVICE_USED, device_bytes, most_device_used)
+    state_bytes = None if plan is None else plan.state_bytes
+    return _BesidePlan(LIVE_STATES, state_bytes, max(states or (), default=None))
 
 
 def _first_measured(peaks: Mapping[str, Sequence[float]], kinds: Iterable[str]) -> str | None:
@@ -433,7 +457,7 @@ def _of_pods(
     pods: dict[int, list[float]] = {}
     for rank, value in zip(record.ranks, values, strict=True):
         pods.setdefault(rank.rank // record.slots, []).append(value)
-    return [rule(of_pod) for of_pod in pods.values()]
+    return [rule(values_of_pod) for values_of_pod in pods.values()]
 
 
 def _with_samples(known: Figures, sampled: Sequence[Statistics]) -> Figures:
@@ -590,7 +614,7 @@ def agreed(values: Sequence[Any]) -> Any:
 
 def _most_of_each_pod(runs: Sequence[Sequence[float]]) -> list[float]:
     """The largest value of each pod, from lists of one value for each pod."""
-    return [max(of_pod) for of_pod in zip(*runs, strict=True)]
+    return [max(values_of_pod) for values_of_pod in zip(*runs, strict=True)]
 
 
 RULES: dict[str, Callable[[Sequence[Any]], Any]] = {

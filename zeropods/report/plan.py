@@ -286,8 +286,8 @@ class LengthPlans:
         """A table with a line for each technique, way of training and length."""
         request = self.request
         lines = []
-        for by_length in zip(*self.estimates.values(), strict=True):
-            for length, estimate in zip(self.estimates, by_length, strict=True):
+        for estimates_of_way in self._by_way():
+            for length, estimate in zip(self.estimates, estimates_of_way, strict=True):
                 parts = estimate.memory.parts()
                 line = {
                     "way": name(estimate),
@@ -311,9 +311,10 @@ class LengthPlans:
         _, (axes,) = new_axes(WIDE, 5.0)
         lengths = list(self.estimates)
         names_of_curves: dict[tuple[float, ...], list[str]] = {}
-        for by_length in zip(*self.estimates.values(), strict=True):
-            sizes = tuple(estimate.memory.device_bytes / GIB for estimate in by_length)
-            names_of_curves.setdefault(sizes, []).append(name(by_length[0]))
+        for estimates_of_way in self._by_way():
+            sizes = tuple(estimate.memory.device_bytes / GIB for estimate in estimates_of_way)
+            # The name does not depend on the length.
+            names_of_curves.setdefault(sizes, []).append(name(estimates_of_way[0]))
         for sizes, names in names_of_curves.items():
             axes.plot(lengths, sizes, marker="o", label="\nor ".join(names))
         size = self.request.gpu_memory_bytes / GIB
@@ -330,6 +331,11 @@ class LengthPlans:
         axes.yaxis.set_major_formatter("{x:,g}")
         text = f"planned memory of one GPU at {', '.join(map(str, lengths))} tokens"
         return _finished(axes, f"{self.request.model}: planned memory by length", text)
+
+    def _by_way(self) -> list[tuple[Estimate, ...]]:
+        """The estimates of each technique and way of training: one for each length, in the order
+        of `estimates`."""
+        return list(zip(*self.estimates.values(), strict=True))
 
     def _repr_html_(self) -> str:
         return self.table.to_html()

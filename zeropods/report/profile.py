@@ -99,9 +99,10 @@ class ProfileReport:
         """
         by_macs = by_class(self._root())
         by_time = sorted(by_macs, key=lambda share: share.latency_seconds, reverse=True)
+        top_classes = [*by_time[:top], *by_macs[:top]]
         lines = []
-        for place, share in enumerate(by_time):
-            if place < top or share in by_macs[:top]:
+        for share in by_time:
+            if share in top_classes:
                 lines.append(
                     {
                         "class": share.class_name,
@@ -323,8 +324,8 @@ class ReportPair:
         seconds = {name: _seconds_by_class(report) for name, report in reports.items()}
         classes = _slowest_classes(seconds.values())[:CLASSES_COMPARED]
         series: dict[str, list[float | None]] = {}
-        for name, of_classes in seconds.items():
-            series[name] = [of_classes.get(class_name) for class_name in classes]
+        for name, seconds_of_classes in seconds.items():
+            series[name] = [seconds_of_classes.get(class_name) for class_name in classes]
         # The first three colours are those of the iteration's parts above it.
         bars_beside(bottom, classes, series, 1e-3, first_color=len(ITERATION_PARTS))
         bottom.set_xlabel("ms, without the modules inside")
@@ -485,9 +486,9 @@ def _iteration_bars(
     Args:
         columns: number of columns of the legend.
     """
-    of_reports = [report.milliseconds for report in reports.values()]
-    by_part = {part: [parts[part] for parts in of_reports] for part in ITERATION_PARTS}
-    totals = [sum(parts.values()) for parts in of_reports]
+    times_of_reports = [report.milliseconds for report in reports.values()]
+    by_part = {part: [parts[part] for parts in times_of_reports] for part in ITERATION_PARTS}
+    totals = [sum(parts.values()) for parts in times_of_reports]
     least_labelled = LABELLED_SHARE * max(totals)
     containers = stacked_bars(axes, list(reports), by_part)
     for bars, milliseconds in zip(containers, by_part.values(), strict=True):

@@ -137,16 +137,16 @@ def _is_of_precision(name: str) -> bool:
     return name == "precision" or name.startswith(PRECISION_PREFIX)
 
 
-def is_of(name: str, of_run: Settings) -> bool:
+def is_of(name: str, settings_of_run: Settings) -> bool:
     """Whether a run has a setting, even by default: no buckets without ZeRO, no DeepSpeed keys
     without DeepSpeed."""
-    if name in of_run:
+    if name in settings_of_run:
         return True
     if name.startswith((*ONLY_WITH, PRECISION_PREFIX)) or name in BUCKETS:
         return False
     if name.startswith(DEEPSPEED_PREFIX):
         # With DeepSpeed, a run has every key, by default those that its configuration lacks.
-        return f"{DEEPSPEED_PREFIX}optimizer.type" in of_run
+        return f"{DEEPSPEED_PREFIX}optimizer.type" in settings_of_run
     return True
 
 

@@ -216,9 +216,11 @@ class ValueSpelling(Spelling):
         for ids, _ in self.vocabulary.prefixes(" ", 0):
             yield ids, AFTER_SPACE
         for start in self.starts:
+            # The space that the piece begins with is put in front; no piece is longer than this.
             folded = " " + self.folded[start : start + self.vocabulary.longest]
             for ids, end in self.vocabulary.prefixes(folded, 0):
-                if end > 1:
+                is_more_than_the_space = end > 1
+                if is_more_than_the_space:
                     yield ids, start + end - 1
 
 
@@ -309,21 +311,24 @@ class QueryAutomaton:
         the first id that is not allowed; what is complete up to there counts, and an incomplete
         condition is dropped.
         """
-        text, ends = self._spelled_text(ids)
-        # A value may hold AND, and a text cut there would be read as if its last condition belonged
-        # to that value.
-        texts = []
-        for end in _cuts(text):
-            if end in ends:
-                texts.append(text[:end])
-        texts += [f"{text} FROM table", self._shortest_query(text)]
+        text, ends_of_queries = self._spelled_text(ids)
+        # The longest first: the more of the text is read, the better.
+        candidates = []
+        for cut in _cuts(text):
+            # A value may hold AND, and a text cut there would be read as if its last condition
+            # belonged to that value: only a cut where a whole query ends is one.
+            if cut in ends_of_queries:
+                candidates.append(text[:cut])
+        # Cut short within the selection, it may at least name a column, or else an aggregate.
+        candidates.append(f"{text} FROM table")
+        candidates.append(self._shortest_query(text))
         # A column without a name occurs in no text.
         names = [name or UNKNOWN * 2 for name in self._names]
-        for candidate in texts:
+        for candidate in candidates:
             query = parse_query(candidate, names)
             if query is not None:
                 return self._with_question_s_values(query)
-        raise AssertionError(f"{texts[-1]!r} is not read as a query")
+        raise AssertionError(f"{candidates[-1]!r} is not read as a query")
 
     def _spelled_text(self, ids: Iterable[int]) -> tuple[str, set[int]]:
         """The text of the ids that are allowed, up to the first that is not, and the ends of whole
@@ -335,10 +340,10 @@ class QueryAutomaton:
             is_leading_pad = state is self.start and id_ == self.vocabulary.pad
             if is_leading_pad:
                 continue
-            following = state.next(id_)
-            if following is None or following.ended:
+            next_state = state.next(id_)
+            if next_state is None or next_state.ended:
                 break
-            state = following
+            state = next_state
             text += self.vocabulary.pieces[id_]
             if state.is_complete:
                 ends.add(len(text))
@@ -371,8 +376,10 @@ class QueryAutomaton:
         """The parts that can begin where a reading's part ends."""
         role = reading.part.role
         if role == "operator":
+            # A value is a span of this question; all other parts belong to the table.
             return (self._value,)
         has_all_conditions = role == "value" and reading.conditions == MOST_CONDITIONS
+        # A question in which no value can start has none to compare with.
         can_have_no_condition = role == "from" and not self._has_values
         if has_all_conditions or can_have_no_condition:
             return ()
@@ -392,13 +399,13 @@ def _followers(vocabulary: Vocabulary, names: tuple[str, ...]) -> dict[Role, tup
     aside."""
 
     def parts(role: Role, texts: Iterable[str]) -> tuple[Part, ...]:
-        made = []
+        parts_of_role = []
         for text in texts:
             # A keyword with a character that no piece has is not offered: a small vocabulary may
             # lack the X of MAX.
             if vocabulary.spelled(text) == text:
-                made.append(Part(role, spelling(vocabulary, f" {text}")))
-        return tuple(made)
+                parts_of_role.append(Part(role, spelling(vocabulary, f" {text}")))
+        return tuple(parts_of_role)
 
     if not names:
         raise ValueError("a header without a name; expected at least one column with a name")

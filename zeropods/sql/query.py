@@ -194,11 +194,13 @@ class _Reading:
         self.empty = _Chain(0, len(self.words))
         self.following = [self.empty] * (len(self.words) + 1)
         """For each word, the longest chain whose `AND` stands there or later."""
+        # From the last word: a chain is made of those that begin after it.
         for index in reversed(range(len(self.words))):
             later = self.following[index + 1]
             here = self.empty
             if self.words[index] == "AND":
                 here = self._longest(index)
+            # Of equal lengths the earlier keyword wins: the value before it is shorter.
             self.following[index] = later if later.length > here.length else here
 
     def query(self) -> Query | None:
@@ -239,8 +241,11 @@ class _Reading:
             if value >= len(self.words) or self.words[operator] not in OPERATORS:
                 continue
             rest = self.following[value + 1]
-            if rest.length < best.length:
+            # Of equal lengths the first chain stays, whose column has the longer name.
+            is_longer = rest.length + 1 > best.length
+            if not is_longer:
                 continue
+            # The value goes as far as the keyword of the rest, or to the end of the text.
             value_start, _ = self.spans[value]
             _, value_end = self.spans[rest.keyword - 1]
             text = self.text[value_start:value_end]

@@ -315,10 +315,12 @@ def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
     except ValidationError as error:
         raise UserError(f"{place}: {_first_fault(error)}") from None
     if not matrix.prompt:
-        matrix = matrix.model_copy(update={"prompt": _prompts_of(matrix)[:1]})
-    fault = next(_faults(matrix), None)
-    if fault is not None:
-        raise UserError(f"{place}: {fault}")
+        # Where the file names no prompt, it is the script's default, the first that it knows.
+        default_prompt = _prompts_of(matrix)[:1]
+        matrix = matrix.model_copy(update={"prompt": default_prompt})
+    first_fault = next(_faults(matrix), None)
+    if first_fault is not None:
+        raise UserError(f"{place}: {first_fault}")
     return matrix
 
 
@@ -357,10 +359,11 @@ def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
         if "model" in part:
             part["model"] = [tiny_name(model) for model in part["model"]]
     for part in document.get("cells", ()):
-        if "flags" in part:
+        entry_flags = part.get("flags", {})
+        for name, value in tiny_flags.items():
             # What an entry sets itself would win over the common flags.
-            replaced = {name: tiny_flags[name] for name in tiny_flags if name in part["flags"]}
-            part["flags"].update(replaced)
+            if name in entry_flags:
+                entry_flags[name] = value
     if matrix.questions is not None:
         document["questions"] = min(matrix.questions, TINY_SCALE_QUESTIONS)
     document["data"] = GENERATED_DATA

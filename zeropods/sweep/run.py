@@ -260,14 +260,15 @@ def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None
         are_prepared: whether the sweep has prepared its own data meanwhile: then models and data
             are looked at again, the sweep's own data for the first time.
     """
+    # Repeats of a cell are refused alike: one of them is enough.
     trial_of_cell = {trial.cell: trial for trial in trials}
     for trial in trial_of_cell.values():
         try:
             if not are_prepared:
                 command.check_arguments(trial.launch)
             # The data that lie there may have been prepared by an earlier matrix.
-            data = are_prepared or not trial.is_prepared
-            command.check_inputs(trial.launch.call, data=data)
+            looks_at_data = are_prepared or not trial.is_prepared
+            command.check_inputs(trial.launch.call, data=looks_at_data)
         except UserError as error:
             raise UserError(f"{trial.cell.name}: {error}") from None
 
@@ -283,6 +284,7 @@ def refuse_other_runs(trials: Sequence[Trial]) -> None:
         new = _values_by_flag(command.identity(trial.launch))
         changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if changed:
+            # One is enough to show that it is another run.
             difference = told_differences(old, new, changed[:1])
             raise UserError(
                 f"{folder}: was run with other settings ({difference}); choose another --out"
@@ -504,8 +506,8 @@ def trials(matrix: Matrix, out: Path) -> list[Trial]:
     is_prepared = matrix.data is not None
     planned = []
     for repeat in range(1, matrix.repeats + 1):
-        for place in order_of(len(cells), repeat):
-            cell = cells[place]
+        for number in order_of(len(cells), repeat):
+            cell = cells[number]
             launch = _launch_of(matrix, script, cell, repeat, out)
             planned.append(Trial(cell=cell, repeat=repeat, launch=launch, is_prepared=is_prepared))
     return planned
@@ -577,11 +579,11 @@ def order_of(cells: int, repeat: int) -> tuple[int, ...]:
     """
     shift, backwards = divmod(repeat - 1, 2)
     # 0, 1, n - 1, 2, n - 2 ...: all differences between neighbours are different, modulo n.
-    first = []
+    first_row = []
     for place in range(cells):
         if place % 2 == 1:
-            first.append((place + 1) // 2)
+            first_row.append((place + 1) // 2)
         else:
-            first.append(-(place // 2))
-    forwards = tuple((cell + shift) % cells for cell in first)
+            first_row.append(-(place // 2))
+    forwards = tuple((cell + shift) % cells for cell in first_row)
     return forwards[::-1] if backwards else forwards

@@ -80,13 +80,13 @@ class Causal(Task):
 
     def __init__(self, arguments: CausalArguments) -> None:
         super().__init__(arguments)
-        given = Path(arguments.data)
-        self.is_prepared = (given / FILE).is_file()
+        data = Path(arguments.data)
+        self.is_prepared = (data / FILE).is_file()
         """Whether `--data` is a prepared set."""
         self.set = self.folder / OWN
         """The folder where the prepared set is, or will be."""
         if self.is_prepared:
-            self.set = given
+            self.set = data
 
     def check_model(self) -> None:
         """Refuse an attention implementation that cannot run here.
@@ -236,7 +236,9 @@ class Causal(Task):
         losses: dict[str, SummedLoss] = {}
         """Loss by split."""
         has_answers = task_or_unknown(self.data.manifest.task).has_answers
-        if not has_answers and self.arguments.max_eval_steps is None:
+        is_whole_evaluation = self.arguments.max_eval_steps is None
+        # Answers are scored by `zeropods score`; of a part of a split there is no perplexity.
+        if not has_answers and is_whole_evaluation:
             if dev_loss is not None:
                 losses["dev"] = dev_loss
             test = load_split(self.data.folder, "test")
@@ -281,10 +283,12 @@ def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
     labels, _ = padded([row_labels for _, row_labels in rows], -100)
     labels[:, 0] = -100
     has_label = labels.ravel() != -100
+    # The flags begin one later, so that the positions are those of the tokens before.
+    next_has_label = has_label[1:]
     batch = {
         "input_ids": torch.from_numpy(ids),
         "labels": torch.from_numpy(labels),
-        "label_positions": torch.from_numpy(np.flatnonzero(has_label[1:])),
+        "label_positions": torch.from_numpy(np.flatnonzero(next_has_label)),
     }
     if not is_token.all():
         batch["attention_mask"] = torch.from_numpy(is_token.astype(np.int64))
@@ -309,14 +313,17 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
     """
     is_random = arguments.init == "random"
     if is_random:
+        # The name of a shape that is known here.
         name = arguments.model_id
         options = {}
     else:
+        # A folder, or an id of the hub.
         name = arguments.source
         options = source_options(name)
     config = _configuration(arguments, tokenizer, options)
     if arguments.dropout is not None:
         set_dropout(config, arguments.dropout)
+    # What the configuration shows is checked before any weight is made or read.
     model_class = _class_of(name, config)
     sizes = config.get_text_config()
     vocabularies = None
@@ -435,6 +442,7 @@ def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
             "name the original model"
         )
     if getattr(config, "output_router_logits", False):
+        # It adds a loss of the router, which the loss that is used here would leave out.
         raise UserError(
             f"{FLAG} {name!r}: output_router_logits is not supported; "
             "set it to false in its config.json"

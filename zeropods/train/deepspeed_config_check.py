@@ -476,11 +476,11 @@ def _faults_of_profiler(config: Config, arguments: Mapping[str, Any]) -> Faults:
 def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Faults:
     """Keys whose value, or whose absence, is not what their flag says."""
     kind = str(lookup(config, "scheduler.type"))
-    _, of_schedule = SCHEDULES.get(kind, ("", frozenset[str]()))
+    _, names_of_schedule = SCHEDULES.get(kind, ("", frozenset[str]()))
     for key, (expected, because) in _expected(arguments).items():
         block, _, name = key.rpartition(".")
         has_no_block = block != "" and block.split(".")[0] not in config
-        is_of_another_schedule = block == SCHEDULER and name not in of_schedule
+        is_of_another_schedule = block == SCHEDULER and name not in names_of_schedule
         if has_no_block or is_of_another_schedule:
             continue
         value = lookup(config, key)

@@ -126,11 +126,12 @@ def faults_of(
         script: name of the script.
     """
     faults = []
-    for number, word in enumerate(words):
+    # Behind the last word there is none, which is no value either.
+    next_words = [*words[1:], "--"]
+    for word, next_word in zip(words, next_words, strict=False):
         name = word.removeprefix("--").partition("=")[0]
         is_flag = word.startswith("--") and name != ""
-        following = words[number + 1 : number + 2]
-        has_no_value = not following or following[0].startswith("--")
+        has_no_value = next_word.startswith("--")
         if word == "--deepspeed" and has_no_value:
             faults.append(BARE_DEEPSPEED)
         elif is_flag and name not in (*flags, "help"):

@@ -58,7 +58,8 @@ UNCHANGED = (
 STRATEGIES = {None: "epoch", 0: "no"}
 """Strategies of transformers for `--eval_steps` and `--save_steps`.
 
-The first is for a flag that is not given, the second for one that is 0.
+The first is for a flag that is not given, the second for one that is 0. For any other number of
+steps it is `steps`.
 """
 UNUSED_SAVE_STEPS = 500
 """`save_steps` where no checkpoint is saved by steps: transformers' own default."""
@@ -351,24 +352,33 @@ def _remedy_for_batch(rows_per_step: int, ranks: int, rows: int) -> str:
 
 
 def training_arguments(task: Task) -> TrainingArguments:
-    """Make transformers' arguments, and connect the processes."""
+    """Make transformers' arguments, and connect the processes.
+
+    Making the arguments may itself start the process group, so the engine prepares the process
+    before, and connects afterwards where they have not done so.
+    """
+    arguments = task.arguments
     task.engine.prepare_process()
     settings = TrainingArguments(
         output_dir=str(task.folder / "checkpoints"),
-        num_train_epochs=task.arguments.epochs,
-        **{name: getattr(task.arguments, name) for name in UNCHANGED},
-        **checkpointing_settings(task.arguments.gradient_checkpointing),
-        **_evaluation_and_saving(task.arguments),
+        num_train_epochs=arguments.epochs,
+        **{name: getattr(arguments, name) for name in UNCHANGED},
+        **checkpointing_settings(arguments.gradient_checkpointing),
+        **_evaluation_and_saving(arguments),
         **task.engine.settings(task.precision),
         fp16=task.precision == "fp16",
+        # Curves are drawn by a callback of our own.
         report_to=[],
+        # Rows are pairs of arrays, and have no columns that transformers could take away.
         remove_unused_columns=False,
         label_names=["labels"],
         **_device_settings(),
+        # All are used; looking for others would take time in each step.
         ddp_find_unused_parameters=False,
         logging_first_step=True,
         # The filter would wait for the device in each step, and log another number in place of NaN.
         logging_nan_inf_filter=False,
+        # Steps are shown by a callback of our own.
         disable_tqdm=True,
     )
     _correct_device(settings)

@@ -114,7 +114,9 @@ class Meter(TrainerCallback):
         return self
 
     def __exit__(self, *about: object) -> None:
-        if about[0] is not None:
+        error_type = about[0]
+        if error_type is not None:
+            # Where an inner phase has failed, it is known already.
             self.failed_in = self.failed_in or self.phases.phase
         self.sampler.__exit__(*about)
         self.heartbeat.__exit__(*about)
@@ -145,11 +147,15 @@ class Meter(TrainerCallback):
             self.clock.restart()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.measured.first_step = self.measured.step = state.global_step
+        # Not 0 where the attempt goes on from a checkpoint.
+        self.measured.first_step = state.global_step
+        self.measured.step = state.global_step
         self.heartbeat.mark(state.global_step)
         self.heartbeat.training = True
+        # Entering a phase ends the one before, `load`.
         self.phases.enter("first_step")
-        self.measured.start_seconds = self.phases.measured()[0]["load"].seconds
+        by_phase, _peaks = self.phases.measured()
+        self.measured.start_seconds = by_phase["load"].seconds
         self.clock.restart()
 
     def count(self, inputs: dict[str, Tensor]) -> None:
@@ -226,9 +232,9 @@ class Meter(TrainerCallback):
         measured.source_tokens = int(steps["source_tokens"].sum())
         measured.target_tokens = int(steps["target_tokens"].sum())
         measured.padded_tokens = int(steps["padded_tokens"].sum())
-        measured.phases, most = self.phases.measured()
+        measured.phases, peaks = self.phases.measured()
         for key in PEAKS:
-            setattr(measured, key, getattr(most, key))
+            setattr(measured, key, getattr(peaks, key))
         measured.wall_seconds = sum(phase.seconds for phase in measured.phases.values())
         measured.sampled = self.sampler.statistics()
         energy = self._energy_joules()
@@ -321,8 +327,11 @@ class StepClock:
         self._mark = mark
         self._began = mark()
         self._laps: dict[int, tuple[Mark, Mark, Tokens]] = {}
+        """Beginning, end and tokens of each step that the device may still be at, by its number."""
         self._count = 0
+        """Number of steps that have ended here."""
         self._done = array("d")
+        """Values of the steps that the device has done."""
 
     def restart(self) -> None:
         """Begin a step here; the time before it belongs to no step."""
@@ -341,6 +350,7 @@ class StepClock:
         An interruption anywhere leaves them right.
         """
         while True:
+            # `_done` has the values of one step after the other, `len(STEP)` of each.
             number = len(self._done) // len(STEP)
             lap = self._laps.get(number)
             if lap is None:
@@ -357,7 +367,8 @@ class StepClock:
             # All four values at once: an interruption cannot come between them.
             self._done.extend(step)
             del self._laps[number]
-        return np.array(self._done[len(STEP) * first :]).view(STEP)
+        values_from_first = self._done[len(STEP) * first :]
+        return np.array(values_from_first).view(STEP)
 
 
 # Bytes of a model's tensors while it trains: what ZeRO divides, as it is held in memory.
@@ -386,11 +397,11 @@ class LiveBytesRecorder(TrainerCallback):
     """Bytes of parameters and of gradients just before the optimizer's step, once counted."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        wanted = self.measured.first_step
+        counted_step = self.measured.first_step
         has_second_step = state.max_steps > self.measured.first_step + 1
         if has_second_step:
-            wanted += 1
-        self.due = state.global_step == wanted
+            counted_step += 1
+        self.due = state.global_step == counted_step
         if not self.due:
             return
 
@@ -505,21 +516,22 @@ class Curves(TrainerCallback):
         Those are the mean seconds, the samples of all ranks per second, and the share of padding
         among this rank's tokens.
         """
-        fresh = self.meter.clock.steps(self.drawn)
-        self.drawn += len(fresh)
+        new_steps = self.meter.clock.steps(self.drawn)
+        self.drawn += len(new_steps)
         now = {**self.meter.sampler.last, **held_bytes()}
         figures: dict[str, float] = {}
         for key in USE:
             value = now.get(key)
             if value is not None:
                 figures[key] = value
-        if len(fresh):
-            seconds = float(fresh["seconds"].sum())
-            real_tokens = float(fresh["source_tokens"].sum())
+        if len(new_steps):
+            seconds = float(new_steps["seconds"].sum())
+            real_tokens = float(new_steps["source_tokens"].sum())
             # Where a row is one text, its label tokens are among the source tokens.
             if not self.meter.is_one_text:
-                real_tokens += float(fresh["target_tokens"].sum())
-            figures["step_seconds"] = seconds / len(fresh)
-            figures["samples_per_second"] = self.effective_batch_size * len(fresh) / seconds
-            figures["padding_share"] = 1 - real_tokens / float(fresh["padded_tokens"].sum())
+                real_tokens += float(new_steps["target_tokens"].sum())
+            padded_tokens = float(new_steps["padded_tokens"].sum())
+            figures["step_seconds"] = seconds / len(new_steps)
+            figures["samples_per_second"] = self.effective_batch_size * len(new_steps) / seconds
+            figures["padding_share"] = 1 - real_tokens / padded_tokens
         return figures

@@ -110,6 +110,7 @@ def _fine_tune_in_folder(
         lacks_dev = processes.on_every_rank(lambda: task.data.dev is None)
         if any(lacks_dev):
             settings.eval_strategy = IntervalStrategy.NO
+        # Each pod once, in the order of ranks.
         hosts = list(dict.fromkeys(processes.gathered(environment.host())))
         opening = processes.on_rank_zero(
             lambda: open_folder(task, argv, hosts, settings.device.type)
@@ -146,6 +147,7 @@ def train_and_record(
     with train_log(task.folder), contextlib.ExitStack() as ending:
         meter = _meter_of(task, measured, age_seconds)
         attempt = Attempt(task, settings, opening, save_signal, measured, meter)
+        # Only then may rank 0 wait for the others: one that has failed would never come.
         all_ranks_end_here = False
         score = ""
         try:
@@ -153,8 +155,10 @@ def train_and_record(
             measured.status = "ok"
             all_ranks_end_here = True
         except BaseException as error:
+            # Until the record is written, also where it is raised on.
             ending.enter_context(processes.undisturbed())
             measured.status, measured.reason = outcome(error, meter)
+            # All ranks save at the same step, and end after it.
             all_ranks_end_here = isinstance(error, SavedOnSignalError)
             if measured.status == "oom":
                 remedy = _remedy_for_memory(meter)
@@ -205,15 +209,18 @@ def _record(task: Task, measured: RankMeasurement, score: str) -> Record:
         measured: what rank 0, this one, has measured.
         score: what the run has scored in words; empty where it was not scored.
     """
+    # Written at once: this process may be ended while it waits for others.
     record = compose_record(task.folder)
     write_record(task.folder, record)
+    # A lost connection is what a rank sees where another one has failed, which says more.
     if lost_connection(measured.reason) and await_others(task.folder, processes.world_size()):
         record = compose_record(task.folder)
         write_record(task.folder, record)
     if record.status == "ok":
         print(closing_line(task.folder, record, score))
     has_checkpoint = any(task.folder.glob(f"checkpoints/*/{MANIFEST}"))
-    if record.status == "interrupted" and has_checkpoint and task.arguments.resume == "auto":
+    is_resumable = has_checkpoint and task.arguments.resume == "auto"
+    if record.status == "interrupted" and is_resumable:
         print(f"{task.folder}: the same command resumes from the last checkpoint", file=sys.stderr)
     return record
 
@@ -225,13 +232,13 @@ def await_others(folder: Path, world_size: int) -> bool:
     """
     deadline = time.monotonic() + OTHERS_SECONDS
 
-    def written() -> int:
+    def number_written() -> int:
         return len(list((folder / "ranks").glob("*.json")))
 
-    before = written()
-    while written() < world_size and time.monotonic() < deadline:
+    number_before = number_written()
+    while number_written() < world_size and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
-    return written() > before
+    return number_written() > number_before
 
 
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
@@ -261,11 +268,11 @@ def _peak_text(meter: Meter) -> str:
 
     It is that of what was allocated, or without a GPU of what was resident.
     """
-    _, most = meter.phases.measured()
-    if most.peak_allocated_bytes is not None:
-        return f", peak allocated {most.peak_allocated_bytes / GIB:.2f} GiB"
-    if most.peak_resident_bytes is not None:
-        return f", peak resident {most.peak_resident_bytes / GIB:.2f} GiB"
+    _, peaks = meter.phases.measured()
+    if peaks.peak_allocated_bytes is not None:
+        return f", peak allocated {peaks.peak_allocated_bytes / GIB:.2f} GiB"
+    if peaks.peak_resident_bytes is not None:
+        return f", peak resident {peaks.peak_resident_bytes / GIB:.2f} GiB"
     return ""
 
 
@@ -326,7 +333,7 @@ class Attempt:
         has_dev = task.data.dev is not None
         if is_first:
             measured.matmul_flops_per_second = max(matmul_rates(task.precision).values())
-        # Otherwise the other ranks would take cores from what is measured.
+        # All wait here: otherwise the other ranks would take cores from what is measured.
         processes.gathered(None)
         trainer = self._trainer(self._model())
         trainer.add_callback(
@@ -419,7 +426,9 @@ def _shown_steps(task: Task, trainer: MeasuredTrainer) -> Iterator[None]:
 
 def _is_evaluated(trainer: MeasuredTrainer, measured: RankMeasurement) -> bool:
     """Whether the last evaluation was that of the weights that the model now has."""
-    if trainer.args.load_best_model_at_end or not measured.eval_losses:
+    # The best model has taken the place of the last one, which was evaluated.
+    has_other_weights = trainer.args.load_best_model_at_end
+    if has_other_weights or not measured.eval_losses:
         return False
     return measured.eval_losses[-1].step == trainer.state.global_step
 

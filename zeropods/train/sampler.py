@@ -70,6 +70,7 @@ class LengthGroupedSampler(Sampler[int]):
         """(steps, effective batch size) row indices of the epoch."""
         generator = np.random.default_rng((self.seed, self.epoch))
         shuffled = generator.permutation(len(self.lengths))
+        # `resize` goes on from the beginning where the rows are used up.
         rows = np.resize(shuffled, len(self))
         rows = self._sorted_in_groups(rows, POOL, SOURCE)
         rows = self._sorted_in_groups(rows, LIKE, TARGET)
@@ -246,8 +247,8 @@ def evaluation_batches(
 
     order = sorted(range(len(rows)), key=lengths)
     batches = [order[start : start + size] for start in range(0, len(order), size)]
-    weighted = [(batch, 1) for batch in batches[rank::ranks]]
+    batches_of_rank = [(batch, 1) for batch in batches[rank::ranks]]
     most_batches = math.ceil(len(batches) / ranks)
-    if len(weighted) < most_batches:
-        weighted.append((batches[0], 0))
-    return weighted
+    if len(batches_of_rank) < most_batches:
+        batches_of_rank.append((batches[0], 0))
+    return batches_of_rank

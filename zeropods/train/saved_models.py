@@ -44,8 +44,8 @@ def model_folder(folder: Path) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: {no_folder(folder)}; expected a run or model folder")
-    of_run = folder / "model"
-    with_weights = of_run if of_run.is_dir() else folder
+    model_of_run = folder / "model"
+    with_weights = model_of_run if model_of_run.is_dir() else folder
     if not has_weights(with_weights):
         fault = "no trained model (*.safetensors) there"
         raise UserError(f"{folder}: {fault}; expected a run or model folder")
@@ -204,11 +204,11 @@ def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | Non
     split = next((split for split in splits if split in splits_there), None)
     if split is None:
         return None
-    of_split = {name: digest for name, digest in digests.items() if split_of(name) == split}
+    digests_of_split = {name: digest for name, digest in digests.items() if split_of(name) == split}
     for folder in chain([Path(manifest.data)], _near(prepared)):
         # Another user's folder nearby may not be readable.
         with contextlib.suppress(PermissionError):
-            if _has_files(folder, of_split):
+            if _has_files(folder, digests_of_split):
                 return folder, split
     return None
 

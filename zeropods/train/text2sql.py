@@ -105,6 +105,7 @@ class TextToSQL(Task):
         if self.arguments.dropout is not None:
             options["dropout_rate"] = self.arguments.dropout
         model = load_weights(T5ForTextToSQL, name, flag=self.arguments.model_flag, **options)
+        # The tokenizer of a hub id is not fetched for this check alone.
         vocabularies = None
         if _has_tokenizer(Path(name)):
             vocabularies = Vocabularies(

@@ -98,10 +98,11 @@ class MeasuredTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimizer, with groups of different rates where that was asked for."""
         if self.optimizer is None and self.run_arguments.scaled_rates:
-            chosen = self.optimizer_cls_and_kwargs
-            if not chosen:
-                chosen = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            optimizer_class, options = chosen
+            class_and_options = self.optimizer_cls_and_kwargs
+            if not class_and_options:
+                # The engine has chosen none, so it is transformers' choice.
+                class_and_options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            optimizer_class, options = class_and_options
             groups = rate_groups(self.model, options["lr"], self.args.weight_decay)
             self.optimizer = optimizer_class(groups, **options)
         return super().create_optimizer(model)
@@ -117,12 +118,13 @@ class MeasuredTrainer(Trainer):
 
                 It decays over steps or over seconds, whichever is further.
                 """
-                done = max(step / num_training_steps, time_limit.share())
-                remaining = 1.0 - min(1.0, done)
-                warmed_up = min(1.0, (step + 1) / warmup_steps)
-                return remaining * warmed_up
+                share_done = max(step / num_training_steps, time_limit.share())
+                share_left = 1.0 - min(1.0, share_done)
+                share_of_warmup = min(1.0, (step + 1) / warmup_steps)
+                return share_left * share_of_warmup
 
             self.lr_scheduler = LambdaLR(optimizer or self.optimizer, rate_factor)
+            # As transformers notes where it makes one itself.
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
@@ -187,6 +189,7 @@ class MeasuredTrainer(Trainer):
                 self.model, self.optimizer, is_writer=self.args.should_save
             )
             if weights is None:
+                # transformers saves what the model holds, by `_save` below.
                 super().save_model(output_dir, _internal_call)
             else:
                 self._save(output_dir, weights)
@@ -219,7 +222,8 @@ class MeasuredTrainer(Trainer):
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
         open_to_readers(folder)
-        # The project's own classes differ only in their loss from those of transformers.
+        # The project's own classes differ only in their loss from those of transformers, so the
+        # nearest class of transformers among their bases can load what is saved.
         classes = type(self.model).__mro__
         library_classes = [base for base in classes if base.__module__.startswith("transformers.")]
         config = self.model.config
@@ -270,8 +274,8 @@ class MeasuredTrainer(Trainer):
         if resumed is None or resumed.saved.origin.world_size == args.world_size:
             super()._load_rng_state(checkpoint)
             return
-        place = (args.seed, resumed.saved.step, args.world_size, args.process_index)
-        seed = np.random.SeedSequence(place).generate_state(1)[0]
+        entropy = (args.seed, resumed.saved.step, args.world_size, args.process_index)
+        (seed,) = np.random.SeedSequence(entropy).generate_state(1)
         set_seed(int(seed))
 
     def _load_best_model(self) -> None:
@@ -281,6 +285,8 @@ class MeasuredTrainer(Trainer):
         with self.meter.within("load"):
             manifest = self.checkpoints.check(Path(best), best, remedy)
             fitted = str(self.checkpoints.fitted(Path(best), manifest))
+            # transformers loads what the state names: for the moment it is the form that this
+            # number of ranks can load.
             self.state.best_model_checkpoint = fitted
             if fitted == best:
                 super()._load_best_model()

@@ -140,8 +140,8 @@ def a_set(folder: Path, raw: Path) -> Path:
     digests = {path.name: sha256(path) for path in raw.iterdir()}
     manifest = Manifest(
         schema_version=SCHEMA_VERSION, content_key="c" * 16, task="text2sql", prompt="schema", tokenizer="t5-tiny",
-        tokenizer_fingerprint="0", vocabulary_size=100, max_source_tokens=256, max_target_tokens=96, limit=None, copies=1,
-        source_sha256=digests, splits={}, versions={}, data=str(raw),
+        tokenizer_fingerprint="0", vocabulary_size=100, max_source_tokens=256, max_target_tokens=96, limit=None,
+        copies=1, source_sha256=digests, splits={}, versions={}, data=str(raw),
     )  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(asdict(manifest)))
     return folder

@@ -139,7 +139,8 @@ class Engine:
     def correct_universal(self, wrapped: object) -> None:
         """Correct what a wrapped model has loaded from a universal checkpoint."""
 
-    # What this rank holds, for the meter: tensors, among which there may be None.
+    # The moment at which the meter counts, and what it counts: tensors that this rank holds, among
+    # which there may be None.
 
     def call_before_step(self, wrapped: object, act: Callable[[], None]) -> None:
         """Call `act` once, between the reduction of the gradients and the optimizer's next step,
@@ -169,16 +170,22 @@ def held_tensors(optimizer: object, names: Iterable[str]) -> Iterator[Tensor]:
 
     accelerate's optimizer wraps DeepSpeed's, which wraps torch's.
     """
-    seen: list[object] = []
-    while optimizer is not None and not any(optimizer is known for known in seen):
-        seen.append(optimizer)
-        values = [getattr(optimizer, name, None) for name in names]
-        while values:
-            value = values.pop()
-            if isinstance(value, Tensor):
-                yield value
-            elif isinstance(value, dict):
-                values.extend(value.values())
-            elif isinstance(value, list | tuple):
-                values.extend(value)
+    # By identity, so that each optimizer is asked once, even where two refer to one another.
+    seen_ids = set[int]()
+    while optimizer is not None and id(optimizer) not in seen_ids:
+        seen_ids.add(id(optimizer))
+        yield from _tensors_within([getattr(optimizer, name, None) for name in names])
         optimizer = getattr(optimizer, "optimizer", None)
+
+
+def _tensors_within(values: list[object]) -> Iterator[Tensor]:
+    """Tensors among values, and in the dicts, lists and tuples among them; the last value first."""
+    waiting = [*values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -139,18 +138,20 @@ def _executed(
 
     Each table is loaded once.
     """
+    numbers_by_table: dict[str, list[int]] = {}
+    for number, table in enumerate(tables):
+        if table.rows:
+            numbers_by_table.setdefault(table.id, []).append(number)
     results: Values = [None] * len(gold)
-    with_rows = [i for i, table in enumerate(tables) if table.rows]
-    by_table = sorted(with_rows, key=lambda i: tables[i].id)
-    for _, group in groupby(by_table, key=lambda i: tables[i].id):
-        places = list(group)
-        with closing(Execution(tables[places[0]])) as execution:
-            for i in places:
-                expected = execution.execute(gold[i])
-                if not is_usable(gold[i], expected):
+    for numbers in numbers_by_table.values():
+        table = tables[numbers[0]]
+        with closing(Execution(table)) as execution:
+            for number in numbers:
+                expected = execution.execute(gold[number])
+                if not is_usable(gold[number], expected):
                     continue
-                query = queries[i]
-                results[i] = query is not None and execution.execute(query) == expected
+                query = queries[number]
+                results[number] = query is not None and execution.execute(query) == expected
     return results
 
 
