@@ -348,13 +348,13 @@ def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
 
 
 def _orders(
-    cluster: Cluster, master: tuple[str, int], authorized_key: str, waiting: _Waiting
+    cluster: Cluster, master: tuple[str, int], authorized_key: str | None, waiting: _Waiting
 ) -> dict[str, object]:
     """The fields of an agent's `Orders` that are the same for all.
 
     Args:
         master: address and port of the rendezvous.
-        authorized_key: public key of the cluster.
+        authorized_key: public key of the cluster; None where it has no ssh.
     """
     return {
         "master": master,
@@ -438,8 +438,11 @@ def replace_lost_pods(cluster: Cluster, names: Collection[str]) -> Cluster:
     workers = workers_of(cluster)
     lost_pods = [pod for pod in cluster.pods if pod.name in names]
     waiting = _Waiting(_wait_seconds(None, cluster.backend), replace_lost=False)
+    authorized_key = None
     key_file = cluster.folder / f"{KEY_FILE}.pub"
-    authorized_key = " ".join(key_file.read_text(encoding="utf-8").split()[:2])
+    # A cluster without ssh has none.
+    if key_file.is_file():
+        authorized_key = " ".join(key_file.read_text(encoding="utf-8").split()[:2])
     address = workers.master_address()
     rendezvous = Rendezvous(secret=cluster.secret, count=len(lost_pods), address=address, port=None)
     with locked(cluster.folder, LOCK_SECONDS), rendezvous:
