@@ -114,9 +114,9 @@ def test_prepare_and_score_speak_in_sentences_and_json_is_asked_for(
     assert main(["data", "sample", "--out", "data"]) == 0
     made = capsys.readouterr().out
     assert re.fullmatch(r"data: written; questions: train [\d,]+, dev \d+, test \d+; .*\n", made), made
-    words = ["prepare", "--data", "data", "--tokenizer", "t5-tiny", "--limit", "20", "--out", "set"]
+    words = ["prepare", "--data", "data", "--tokenizer", "trained", "--limit", "20", "--out", "set"]
     said = in_terminal(*words)
-    assert re.match(r"set: prepared; task text2sql, prompt schema, tokenizer t5-tiny of [\d,]+ tokens\n", said)
+    assert re.match(r"set: prepared; task text2sql, prompt schema, tokenizer trained of [\d,]+ tokens\n", said)
     assert re.search(r"\ntrain: 20 rows; source [\d.]+ tokens on average, \d+ at most; target ", said)
     asked = [json.loads(line) for line in Path("data/test.jsonl").read_text().splitlines()[:4]]
     answers = [
