@@ -30,8 +30,8 @@ class Session:
     spaces: tuple[str, ...]
 
     def inside(self, argv: list[str]) -> list[str]:
-        """The command as it is run in the session."""
-        return ["nsenter", "--target", str(self.pid), *self.spaces, *argv]
+        """The command as it is run in the session, in this working folder."""
+        return ["nsenter", "--target", str(self.pid), *self.spaces, f"--wd={os.getcwd()}", *argv]
 
     def zeropods(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """What a call of the command line came to there."""

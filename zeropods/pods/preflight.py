@@ -593,7 +593,8 @@ def _judged(
             pod,
             checks=(*pod.checks, *checks, clock),
             gpus=tuple(answer["gpus"]),
-            gpu_models=tuple(answer["gpu_models"]),
+            # Another version of zeropods, which a check names, may not say this.
+            gpu_models=tuple(answer.get("gpu_models", ())),
             hostname=answer["hostname"],
         )
     except (ValueError, KeyError, TypeError):

