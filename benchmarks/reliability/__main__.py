@@ -208,7 +208,8 @@ class Trials:
         counted = []
         for outcome in self.results["trials"]:
             is_as_busy = outcome["busy"] == self.flags.busy
-            if is_as_busy and (not self.flags.alone or outcome["goodput"] is not None):
+            lacks_goodput = self.flags.alone and outcome["goodput"] is None
+            if is_as_busy and not lacks_goodput:
                 counted.append(outcome)
         return counted
 

@@ -93,7 +93,8 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
     late_found = _count_over(trials, "seconds_to_find", FIND_SECONDS)
     late_resumed = _count_over(trials, "seconds_to_resume", RESUME_SECONDS)
     launchers = Counter(trial["launcher"] for trial in trials)
-    far = max((_difference(measured) for measured in [*trials, *runs]), default=0.0)
+    differences = [_difference(measured) for measured in [*trials, *runs]]
+    largest_difference = max(differences, default=0.0)
     lines = (
         f"**{counted(len(trials), 'trial')}, {survived} survived, "
         f"{left_over} processes left over.**",
@@ -104,7 +105,7 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
         f"{_count_of_lost_steps(trials)} lost more steps than an interval, "
         "or two where the newest checkpoint was damaged.",
         _sentence_on_runs(runs),
-        f"The largest relative difference of any step's loss is {far:.1e}.",
+        f"The largest relative difference of any step's loss is {largest_difference:.1e}.",
         f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, "
         f"pdsh itself, which is quicker, {launchers['pdsh']}.",
     )
