@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.files import has_weights
 from zeropods.plan.advice import Advice, Way
-from zeropods.plan.estimate import MEMORY_ERROR, NO, TIGHT, Request
+from zeropods.plan.estimate import MEMORY_ERROR, NO, TIGHT, Estimate, Request
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, hub_id
 from zeropods.plan.machines import GIGA
 from zeropods.plan.workload import ZeroSettings
@@ -148,30 +148,34 @@ class AdviceReport:
         shown += [change.way for change in self.advice.changes]
         if not shown:
             return []
-        machines = self.request.machines
         estimates = [way.estimate for way in shown]
-        assumed = []
-        if not {"gpu", "flops"} & set(self.given):
-            assumed.append(f"the speed of an {machines.gpu} (no --gpu)")
-        crosses_network = any(estimate.pods > 1 for estimate in estimates)
-        if crosses_network and "bandwidth" not in self.given:
-            gigabits = BITS * machines.bandwidth / GIGA
-            wire = "10 Gbit/s" if 7 < gigabits <= 10 else f"{gigabits:.3g} Gbit/s"
-            assumed.append(f"a network of {wire} between pods (no --bandwidth)")
-        stays_in_pod = any(estimate.pods == 1 and estimate.slots > 1 for estimate in estimates)
-        if stays_in_pod and machines.peer_bandwidth is None:
-            assumed.append("PCIe between a pod's GPUs (no --peer-bandwidth)")
-        uses_pcie = any(estimate.technique.offloads for estimate in estimates)
-        if (uses_pcie or stays_in_pod) and "pcie_bandwidth" not in self.given:
-            gigabytes = machines.pcie_bandwidth / GIGA
-            assumed.append(f"PCIe of {gigabytes:.3g} GB/s (no --pcie-bandwidth)")
         sentences = []
+        assumed = self._assumed_speeds(estimates)
         if assumed:
             sentences.append(f"Times assume {', '.join(assumed)}.")
         offloads = any(estimate.technique.offloads for estimate in estimates)
         if offloads and self.request.host_memory_bytes is None:
             sentences.append("Host memory was not checked (no --host-memory).")
         return sentences
+
+    def _assumed_speeds(self, estimates: Sequence[Estimate]) -> list[str]:
+        """The speeds that these estimates depend on and that nobody gave, each with its flag."""
+        machines = self.request.machines
+        assumed = []
+        if not {"gpu", "flops"} & set(self.given):
+            assumed.append(f"the speed of an {machines.gpu} (no --gpu)")
+        crosses_network = any(estimate.pods > 1 for estimate in estimates)
+        if crosses_network and "bandwidth" not in self.given:
+            network = _network_text(machines.bandwidth)
+            assumed.append(f"a network of {network} between pods (no --bandwidth)")
+        stays_in_pod = any(estimate.pods == 1 and estimate.slots > 1 for estimate in estimates)
+        if stays_in_pod and machines.peer_bandwidth is None:
+            assumed.append("PCIe between a pod's GPUs (no --peer-bandwidth)")
+        uses_pcie = stays_in_pod or any(estimate.technique.offloads for estimate in estimates)
+        if uses_pcie and "pcie_bandwidth" not in self.given:
+            gigabytes = machines.pcie_bandwidth / GIGA
+            assumed.append(f"PCIe of {gigabytes:.3g} GB/s (no --pcie-bandwidth)")
+        return assumed
 
     # How to run it.
 
@@ -200,6 +204,14 @@ class AdviceReport:
             size = f"reduce_bucket_size {zero.reduce_elements}"
             remarks = [f"Run it {named}, in a copy with {size}:"]
         return f"{wrapped(remarks[0])}\n\n{in_lines(words)}"
+
+
+def _network_text(bytes_per_second: float) -> str:
+    """The speed of a network by its usual name: of 10 Gbit/s, 7 to 10 reach the program."""
+    gigabits = BITS * bytes_per_second / GIGA
+    if 7 < gigabits <= 10:
+        return "10 Gbit/s"
+    return f"{gigabits:.3g} Gbit/s"
 
 
 def described(way: Way) -> str:
