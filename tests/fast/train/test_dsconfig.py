@@ -149,7 +149,16 @@ def test_which_keys_of_zeropp_a_run_had_is_said_with_its_technique() -> None:
     assert technique_text("zero3++", config) == "zero3++ (zero_hpz_partition_size 2)"
     config = edited("zero3", zero_optimization__zero_quantized_weights=True)
     assert technique_text("zero3++", config) == "zero3++ (zero_quantized_weights true)"
-    assert planned_memory(recorded(technique="zero3++", deepspeed=config)) is None
+
+
+def test_a_second_partition_within_the_pod_is_planned_where_a_run_had_one() -> None:
+    quantized = edited("zero3", zero_optimization__zero_quantized_weights=True)
+    divided_twice = edited("zero3++", zero_optimization__zero_hpz_partition_size=2)
+    for config, is_planned in ((quantized, False), (divided_twice, True)):
+        planned = planned_memory(recorded(technique="zero3++", deepspeed=config))
+        assert planned is not None
+        second = [term for term in planned.terms if term.name.startswith("second partition")]
+        assert bool(second) == is_planned
 
 
 @pytest.mark.parametrize("name", CAUSAL)
