@@ -167,7 +167,7 @@ COPIES = 4
 one of them varied, it gets better at tables that it does not know."""
 FROM_BASE: Flags = {
     "init": "pretrained",
-    "max_steps": 600,
+    "max_steps": 1_200,
     "per_device_train_batch_size": 16,
     "learning_rate": 5e-4,
     "scaled_rates": True,
@@ -175,7 +175,7 @@ FROM_BASE: Flags = {
     "threads": 1,
     "warmup_steps": 20,
     "dropout": 0.0,
-    "eval_steps": 100,
+    "eval_steps": 300,
 }
 """Flags for a model that goes on from the base that comes with the package. It ends after its
 steps, so that its accuracy does not depend on how busy the machine is."""
