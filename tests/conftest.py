@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_configure(config: pytest.Config) -> None:
     """Heed SIGINT: if a script starts the tests in the background, they and all that they start would ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tables in a pipe follow it; a test that looks at them sets it itself.
+    os.environ.pop("COLUMNS", None)
     if is_worker():
         # Several processes share the cores; torch would start a thread for each core in each of them.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -120,7 +120,7 @@ ONLY_PARSED = {
     # Many minutes.
     r".*tools/demo\.py.*": "takes minutes; tests/full/project/test_notebooks.py executes the notebooks",
     r".*tools/gallery\.py": "executes notebooks that have changed; tests/full/project/test_gallery.py",
-    r"(ZEROPODS_SOAK=1 )?\S+ -m pytest .*": "runs all tests, this one too",
+    r"(ZEROPODS_\w+=\S+ )?\S+ -m pytest .*": "runs all tests, this one too",
     r"\S+ -m (ruff|mypy|nbstripout|pre_commit) .*": "checks the whole project; tests/fast/project/test_make.py",
     r"\S+ -m mypy": "checks the whole project",
     r"\S+ tools/house\.py": "tests/fast/project/test_house.py runs what it does",

@@ -168,10 +168,13 @@ class Preparation:
         return TASK_DATA[self.task].open(self)
 
     def rows(self) -> int:
-        """text2sql: number of examples requested, in all splits together."""
+        """text2sql: number of rows requested, in all splits together."""
         folder = Path(self.data)
-        counts = [count_examples(folder, split, self.limit) for split in wikisql_splits(folder)]
-        return sum(counts)
+        rows = 0
+        for split in wikisql_splits(folder):
+            copies = self.copies if split == "train" else 1
+            rows += copies * count_examples(folder, split, self.limit)
+        return rows
 
 
 def _check_least(flag: str, value: int | None, least: int) -> None:

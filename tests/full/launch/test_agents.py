@@ -37,7 +37,6 @@ from zeropods.launch.outcome import failure
 from zeropods.launch.probe import probe
 from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import run_launch
-from zeropods.measure.record import read_record
 from zeropods.pods.cluster import SECRET_FILE, Cluster
 from zeropods.pods.wire import RefusedError, WireError, ask_all
 
@@ -210,20 +209,6 @@ def test_pdsh_is_refused_in_one_line_where_it_is_not(two: Cluster, tmp_path: Pat
     with pytest.raises(UserError, match="--launcher pdsh: there is no pdsh and no ssh here; leave it out"):
         plan_launch(two, call, launcher=PDSH)
     assert plan_launch(two, call).launcher == AGENTS
-
-
-def test_losses_are_those_of_the_same_run_over_pdsh(cluster: Cluster, prepared: Path, tmp_path: Path) -> None:
-    losses = {}
-    for launcher in (PDSH, AGENTS):
-        folder = tmp_path / launcher
-        given = [*TINY, "--max_steps", 3, "--eval_steps", 3, "--threads", 1, "--dataset_path", prepared]
-        config = ["--deepspeed", ROOT / "dsconfig" / "zero1.json", "--outputdir", folder]
-        call = ScriptCall.of("textsql_train.py", [str(word) for word in (*given, *config)])
-        run = run_launch(plan_launch(cluster, call, pods=2, launcher=launcher), cluster)
-        assert (run.status, run.pods) == ("ok", 2), failure(folder, run)
-        found = read_record(folder)
-        losses[launcher] = (found.losses, found.eval_losses)
-    assert losses[PDSH] == losses[AGENTS] and losses[PDSH][0]
 
 
 def test_machines_are_probed_by_agents(two: Cluster) -> None:
