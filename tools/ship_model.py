@@ -1,6 +1,6 @@
 """Put a trained t5-tiny into the package, as the base that `--model_id t5-tiny` starts from.
 
-    tools/ship_model.py runs/wikisql/t5-tiny-none-1-pod-schema/1 --wikisql data/wikisql
+    tools/ship_model.py runs/wikisql/t5-tiny-ddp-1-pod-schema/1 --wikisql data/wikisql
 
 The weights become FP16, answer all questions of WikiSQL's dev and test, where they are there, as
 they will be shipped, and get a card with data, licence, revision and scores.
@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+from base_data import QUESTIONS
+
+from zeropods.data.manifest import read_manifest
 from zeropods.data.sample import read_facts
 from zeropods.data.wikisql import wikisql_splits
 from zeropods.errors import guarded
 from zeropods.export import export
 from zeropods.files import open_to_readers, write_text
-from zeropods.measure.record import read_config
+from zeropods.measure.record import read_config, read_record
 from zeropods.measure.score_json import QueryScore
 from zeropods.outputs import new_folder
 from zeropods.shipped_models import MODELS, SHIPPED
@@ -42,7 +47,7 @@ weights are FP16; they are loaded as FP32.
   facts in `tools/base_facts/`; of each question {copies} rows, all but the first with columns in
   another order or of other names, and other values.
 * **Command**: `make wikisql` (`matrices/wikisql.yaml`), revision {revision}, {steps:,} steps of
-  {rows} rows, seed {seed}, on {cores} cores of {processor} at {speed:,.0f} questions/s.
+  {rows} rows, seed {seed}, on {cores} cores of {processor} at {speed:,.0f} rows/s.
 * **Scores** of these FP16 weights, all questions, constrained decoding, one beam, with 95 %
   intervals:
 
@@ -81,9 +86,6 @@ def main() -> None:
 
 def _score(model: Path, wikisql: Path, split: str) -> QueryScore:
     """The score of a model's answers to all questions of a split."""
-    import tempfile
-    from dataclasses import replace
-
     from zeropods.evaluate.generate import ANSWERERS, predict
     from zeropods.evaluate.score import score
 
@@ -97,11 +99,7 @@ def _score(model: Path, wikisql: Path, split: str) -> QueryScore:
 
 
 def _card(name: str, run: Path, parameters: int, scores: dict[str, QueryScore]) -> str:
-    from base_data import QUESTIONS
-
-    from zeropods.data.manifest import read_manifest
-    from zeropods.measure.record import read_record
-
+    """The text of a model's card, from its run and its scores by split."""
     config = read_config(run)
     record = read_record(run)
     manifest = read_manifest(Path(config.dataset["path"]))

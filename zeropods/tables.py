@@ -205,7 +205,9 @@ class Table:
         """Text as wide as there is room for in a terminal, or where `COLUMNS` says so; elsewhere
         Markdown."""
         columns = columns_to_fill()
-        return self.to_markdown() if columns is None else self.to_text(columns)
+        if columns is None:
+            return self.to_markdown()
+        return self.to_text(columns)
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,10 @@ def columns_to_fill() -> int | None:
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isdecimal() and int(columns) > 0 else None
+    is_width = columns.isdecimal() and int(columns) > 0
+    if is_width:
+        return int(columns)
+    return None
 
 
 def wrapped(text: str, indent: str = "") -> str:

@@ -404,16 +404,22 @@ class Workload:
         """Bytes of a trained element's master; 0 where the optimizer steps the weights."""
         if self.technique.uses_deepspeed:
             return 2 if self.method.masters == BF16_MASTERS else MASTER
-        if self.is_fsdp or self.method.adapter is not None:
+        # FSDP keeps FP32 weights and casts them; adapters are FP32 themselves.
+        is_stepped_itself = self.is_fsdp or self.method.adapter is not None
+        has_masters = self.is_half and self.method.masters == FP32_MASTERS
+        if is_stepped_itself or not has_masters:
             return 0
-        return MASTER if self.is_half and self.method.masters == FP32_MASTERS else 0
+        return MASTER
 
     @property
     def moment_bytes(self) -> float:
         """Bytes of both moments of a trained element: they are of the type of what is stepped."""
         if self.method.optimizer == EIGHT_BIT:
             return EIGHT_BIT_MOMENTS
-        return 2 * (self.master_bytes or self.trained_bytes)
+        stepped_bytes = self.master_bytes
+        if stepped_bytes == 0:
+            stepped_bytes = self.trained_bytes
+        return 2 * stepped_bytes
 
     @property
     def kernel(self) -> str:
