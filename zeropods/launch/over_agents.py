@@ -37,8 +37,9 @@ START_SECONDS = 20.0
 ANSWER_SECONDS = HOLD_SECONDS + 5.0
 """Seconds that an agent may take to answer about output."""
 GONE_SECONDS = 3.0
-"""Seconds without an answer after which a pod's launcher counts as lost; its supervisor then waits
-less long for the pod itself."""
+"""Seconds for which an agent is asked again, counted from the first of its answers that failed to
+come; then the pod's launcher counts as lost, and its supervisor waits less long for the pod
+itself."""
 PAUSE_SECONDS = 0.5
 LOST = 255
 """Exit status that stands for a lost launcher, as it does for ssh."""
@@ -78,7 +79,7 @@ class _Session:
         `WireError` where its agent does not answer, or has no such launcher.
         """
         received = 0
-        answered_at = time.monotonic()
+        failing_since: float | None = None
         while True:
             try:
                 request = {"do": "output", "received": received}
@@ -86,11 +87,16 @@ class _Session:
             except RefusedError:
                 raise
             except WireError:
-                if time.monotonic() - answered_at > GONE_SECONDS:
+                # Not counted from the last answer: where nothing is written, an answer is held for
+                # longer than an agent is asked again.
+                now = time.monotonic()
+                if failing_since is None:
+                    failing_since = now
+                if now - failing_since > GONE_SECONDS:
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            answered_at = time.monotonic()
+            failing_since = None
             if answer["number"] > received:
                 received = answer["number"]
                 self._take(base64.b64decode(answer["output"]))
