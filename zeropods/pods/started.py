@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ HOLD_SECONDS = 5.0
 DRAIN_SECONDS = 0.5
 """Seconds to wait, after a process's end, for output that is still in its pipe: what it has left
 running may keep it open."""
+KEEP_SECONDS = 60.0
+"""Seconds for which what a launcher has written is kept after its end, for a master that was cut
+off or is late."""
 MOST_OUTPUT_BYTES = 8_192
 MOST_ERROR_BYTES = 2_048
 """Bytes of a check's output and of its errors that are kept, the last ones; JSON may make six times
@@ -89,6 +93,7 @@ class Started:
         self._reader = asyncio.StreamReader()
         self._transport: asyncio.ReadTransport | None = None
         self._status: int | None = None
+        self._ended_at: float | None = None
         self._ended = asyncio.Event()
         self._piece = b""
         self._number = 0
@@ -106,9 +111,17 @@ class Started:
         """Whether the process has ended."""
         return self._status is not None
 
+    @property
+    def seconds_since_end(self) -> float:
+        """Seconds since its end; 0 while it runs."""
+        if self._ended_at is None:
+            return 0.0
+        return time.monotonic() - self._ended_at
+
     def note_end(self, status: int) -> None:
         """Note that the process was reaped, with its exit status, negative for a signal."""
         self._status = status
+        self._ended_at = time.monotonic()
         # Python then does not try to reap it too.
         self._popen.returncode = status
         self._ended.set()
@@ -224,7 +237,7 @@ class StartedProcesses:
             reason = f"agents start scripts of the project folder only, which is {ROOT} here"
             remedy = "copy the script there, or launch it over pdsh"
             raise RefusedOrderError(f"{script}: {reason}; {remedy}")
-        self._forget_ended_launchers()
+        self._forget_old_launchers()
         world = base64.urlsafe_b64encode(json.dumps(order.world).encode()).decode()
         argv = [
             *(sys.executable, "-u", "-m", *self._modules.launcher),
@@ -283,9 +296,9 @@ class StartedProcesses:
             "errors": written.decode(errors="replace"),
         }
 
-    def _forget_ended_launchers(self) -> None:
+    def _forget_old_launchers(self) -> None:
         for run, launcher in list(self._launchers.items()):
-            if launcher.has_ended:
+            if launcher.seconds_since_end > KEEP_SECONDS:
                 launcher.close()
                 del self._launchers[run]
 

@@ -17,6 +17,7 @@ import pytest
 from zeropods.files import ROOT
 from zeropods.launch import light
 from zeropods.pods import processes
+from zeropods.pods import started as started_module
 from zeropods.pods.started import Modules, RefusedOrderError, StartedProcesses
 
 MODULES = Modules(fork_server="none", launcher=("tests.said", "launcher"), checks=("tests.said",))
@@ -53,6 +54,11 @@ def reaped(started: StartedProcesses) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGCHLD)
+
+
+def processes_of_this_one() -> list[processes.Process]:
+    """The children of this process that have not been reaped."""
+    return processes.Process().children()
 
 
 async def written(started: StartedProcesses, run: str) -> tuple[bytes, int]:
@@ -138,6 +144,26 @@ def test_a_run_has_one_launcher() -> None:
         with pytest.raises(RefusedOrderError, match="its launcher was started before"):
             await started.launch("f00d", ORDER)
         await written(started, "f00d")
+
+    on_a_pod(work)
+
+
+def test_what_a_launcher_wrote_can_be_fetched_for_a_while_after_another_run_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(started: StartedProcesses) -> None:
+        await started.launch("f00d", {**ORDER, "arguments": ["write", "5"]})
+        # It ends without anybody to ask for its output.
+        while processes_of_this_one():
+            await asyncio.sleep(0.01)
+        await started.launch("beef", ORDER)
+        assert await written(started, "f00d") == (b"an error\nxxxxx", 3)
+        await written(started, "beef")
+        monkeypatch.setattr(started_module, "KEEP_SECONDS", 0.0)
+        await started.launch("cafe", ORDER)
+        with pytest.raises(RefusedOrderError, match="run f00d: has no launcher here"):
+            await started.output("f00d", 0)
+        await written(started, "cafe")
 
     on_a_pod(work)
 
