@@ -3,6 +3,7 @@ nothing of it behind."""
 
 from __future__ import annotations
 
+import math
 import secrets
 import signal
 import subprocess
@@ -150,7 +151,8 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
             if calls_for_another(outcome) and current.restarts < restarts:
                 left = _still_answering(left, outcome)
                 if may_replace and len(left.pods) < len(planned.hosts):
-                    left = _with_new_pods(planned, cluster, left)
+                    left_seconds = _with_time_left(supervision, began).timeout_seconds
+                    left = _with_new_pods(planned, cluster, left, left_seconds)
                     may_replace = False
                 following_launch = next_attempt(planned, left, min_pods or 1, opened=has_opened)
             if isinstance(following_launch, str):
@@ -173,6 +175,9 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
             files.write_json(planned.folder / JOURNAL, {"restarts": journal})
             how = f"restart {current.restarts} of {restarts}"
             print(f"{planned.folder}: {restart_line(entry, how)}", file=sys.stderr)
+            if current.launcher != planned.launcher:
+                reason = f"{left.why_not_pdsh()}, so the pods' agents start the ranks"
+                print(f"{planned.folder}: {reason}", file=sys.stderr)
 
 
 def _with_time_left(supervision: Supervision, began: float) -> Supervision:
@@ -240,15 +245,23 @@ def _still_answering(cluster: Cluster, outcome: Record | UnopenedError) -> Clust
     return _with_ready_pods(cluster, statuses)
 
 
-def _with_new_pods(planned: Launch, cluster: Cluster, left: Cluster) -> Cluster:
+def _with_new_pods(
+    planned: Launch, cluster: Cluster, left: Cluster, seconds: float | None
+) -> Cluster:
     """The cluster with new pods in the place of those that are not left; as it is left where they
-    do not come up, of which a line on stderr says why."""
+    do not come up, of which a line on stderr says why.
+
+    Args:
+        seconds: time that is left for the run; None for no limit.
+    """
     names_left = [pod.name for pod in left.pods]
     lost = [pod.name for pod in cluster.pods if pod.name not in names_left]
     try:
-        return replace_lost_pods(cluster, lost)
-    except UserError as error:
-        print(f"{planned.folder}: {', '.join(lost)}: not replaced: {error}", file=sys.stderr)
+        return replace_lost_pods(cluster, lost, math.inf if seconds is None else seconds)
+    except (UserError, OSError) as error:
+        # CML's own calls raise errors of a connection, whose text may have several lines.
+        reason = " ".join(str(error).split())
+        print(f"{planned.folder}: {', '.join(lost)}: not replaced: {reason}", file=sys.stderr)
         return left
 
 

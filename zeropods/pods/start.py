@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -390,6 +390,10 @@ def _gather(
     deadline = time.monotonic() + waiting.seconds
     count = len(awaited)
     replacements: set[str] = set()
+    failed = f"cluster {cluster.name}"
+    is_up = bool(cluster.pods)
+    if not is_up:
+        failed += " did not come up"
     with progress("pods", "pods", count) as bar:
         while True:
             pods = rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))
@@ -401,9 +405,10 @@ def _gather(
             for worker in started:
                 if not worker.has_ended:
                     continue
-                may_be_replaced = waiting.replace_lost and worker.id not in replacements
-                if not may_be_replaced:
-                    raise UserError(f"cluster {cluster.name} did not come up: {worker.description}")
+                is_new = worker.id in replacements
+                may_replace = waiting.replace_lost and workers.may_replace(worker.id)
+                if is_new or not may_replace:
+                    raise UserError(f"{failed}: {worker.description}")
                 cluster, new_worker = _with_replacement(cluster, workers, worker, orders)
                 rendezvous.forget(worker.id)
                 others = [other for other in awaited if other != worker.id]
@@ -423,21 +428,49 @@ def _gather(
 # New workers in the place of lost ones
 
 
-def replace_lost_pods(cluster: Cluster, names: Collection[str]) -> Cluster:
+def replace_lost_pods(
+    cluster: Cluster, names: Collection[str], seconds: float = math.inf
+) -> Cluster:
     """Start a new worker for each of a cluster's pods that are lost, and wait until all of them are
     pods, with the names and places of the lost ones.
 
+    Pods that another process has replaced meanwhile are left as they are now.
+
     Args:
         names: of the lost pods.
+        seconds: time to wait at most, if that is less than new pods are waited for anyway.
+
+    Returns:
+        The cluster as its state says now.
 
     Raises:
-        UserError: a worker cannot be replaced, or its new one did not become ready. Then the
-            cluster has the pods that it had; new workers that are still to come end by themselves.
+        UserError: the cluster was taken down, a worker cannot be replaced, or its new one did not
+            become ready. Then the cluster has the pods that it had, and the new workers are ended.
+        OSError: CML does not answer. New workers that it could not be told to end are kept in the
+            cluster's state, and are ended with the cluster.
     """
     require_this_machine(cluster)
-    workers = workers_of(cluster)
+    seconds = min(seconds, _wait_seconds(None, cluster.backend))
     lost_pods = [pod for pod in cluster.pods if pod.name in names]
-    waiting = _Waiting(_wait_seconds(None, cluster.backend), replace_lost=False)
+    with locked(cluster.folder, min(seconds, LOCK_SECONDS)):
+        now = cluster.state_now()
+        if now is None:
+            raise UserError(f"cluster {cluster.name}: was taken down meanwhile")
+        # Another run's launch may have been first.
+        still_lost = [pod for pod in lost_pods if pod in now.pods]
+        if not still_lost:
+            return now
+        return _with_new_pods(now, still_lost, _Waiting(seconds, replace_lost=False))
+
+
+def _with_new_pods(cluster: Cluster, lost_pods: Sequence[Pod], waiting: _Waiting) -> Cluster:
+    """The cluster, whose lock is held, with new pods in the place of lost ones; all of them or none
+    are written."""
+    workers = workers_of(cluster)
+    for pod in lost_pods:
+        if not workers.may_replace(pod.worker):
+            reason = "is the session's own pod, which no worker can replace"
+            raise UserError(f"cluster {cluster.name}: {pod.name} ({pod.address}) {reason}")
     authorized_key = None
     key_file = cluster.folder / f"{KEY_FILE}.pub"
     # A cluster without ssh has none.
@@ -445,7 +478,8 @@ def replace_lost_pods(cluster: Cluster, names: Collection[str]) -> Cluster:
         authorized_key = " ".join(key_file.read_text(encoding="utf-8").split()[:2])
     address = workers.master_address()
     rendezvous = Rendezvous(secret=cluster.secret, count=len(lost_pods), address=address, port=None)
-    with locked(cluster.folder, LOCK_SECONDS), rendezvous:
+    with ExitStack() as undo, rendezvous:
+        undo.callback(_withdraw_new_workers, workers, cluster)
         orders = _orders(cluster, (address, rendezvous.port), authorized_key, waiting)
         awaited: tuple[str, ...] = ()
         for pod in lost_pods:
@@ -459,7 +493,21 @@ def replace_lost_pods(cluster: Cluster, names: Collection[str]) -> Cluster:
         cluster = replace(cluster, pods=tuple(pods.values()))
         write_access_files(cluster, workers.accounts())
         write_cluster(cluster)
+        undo.pop_all()
     return cluster
+
+
+def _withdraw_new_workers(workers: Backend, before: Cluster) -> None:
+    """End the workers that a cluster has got and that are no pods, and write its state as it was
+    before."""
+    now = read_cluster(before.folder)
+    if now is None:
+        return
+    new_workers = [worker for worker in now.workers if worker not in before.workers]
+    with deferred():
+        workers.withdraw(new_workers)
+        write_access_files(before, workers.accounts())
+        write_cluster(before)
 
 
 def _with_replacement(
@@ -473,9 +521,8 @@ def _with_replacement(
         if ids:
             cluster = replace(cluster, workers=(*others, *ids))
             write_cluster(cluster)
-    if workers.failure is not None:
-        raise UserError(f"cluster {cluster.name}: {lost.description}; {workers.failure}")
-    if not ids:
-        raise UserError(f"cluster {cluster.name} did not come up: {lost.description}")
+    if workers.failure is not None or not ids:
+        reason = workers.failure or "no worker was created in its place"
+        raise UserError(f"cluster {cluster.name}: {lost.description}; {reason}")
     said_above(f"cluster {cluster.name}: {lost.description}; a new one takes its place")
     return cluster, ids[0]
