@@ -41,6 +41,9 @@ GONE_SECONDS = 3.0
 come; then the pod's launcher counts as lost, and its supervisor waits less long for the pod
 itself."""
 PAUSE_SECONDS = 0.5
+MOST_LINE_BYTES = 65_536
+"""Bytes of a line that are kept until its end comes; what has more is written in several lines, so
+that a rank that never ends its line takes no memory here."""
 LOST = 255
 """Exit status that stands for a lost launcher, as it does for ssh."""
 
@@ -110,6 +113,9 @@ class _Session:
 
     def _take(self, output: bytes) -> None:
         *lines, self._unfinished = (self._unfinished + output).split(b"\n")
+        if len(self._unfinished) >= MOST_LINE_BYTES:
+            lines.append(self._unfinished)
+            self._unfinished = b""
         self._write(lines)
 
     def _write(self, lines: Sequence[bytes]) -> None:

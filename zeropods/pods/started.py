@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from zeropods.files import ROOT
+from zeropods.pods.hostfile import world_info
 from zeropods.pods.processes import RUN
 from zeropods.pods.wire import Message
 
@@ -40,6 +40,9 @@ MOST_OUTPUT_BYTES = 8_192
 MOST_ERROR_BYTES = 2_048
 """Bytes of a check's output and of its errors that are kept, the last ones; JSON may make six times
 as many of them."""
+MOST_SHOWN = 200
+"""Most characters of a value that a refusal shows."""
+OTHER_VERSION = "is the sender's zeropods a different version?"
 LOGIN_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "TZ")
 """Variables of the agent's own environment that its processes get, as sshd sets them for a session;
 the others stay with the agent, since secrets such as `CDSW_API_KEY` are among them."""
@@ -228,7 +231,7 @@ class StartedProcesses:
             RefusedOrderError: the run has a launcher, the order is not one of this version, or its
                 script is none of the project folder's.
         """
-        order = _launcher_order(fields)
+        order = launcher_order(fields)
         if run in self._launchers:
             raise RefusedOrderError(f"run {run}: its launcher was started before")
         script = Path(order.script)
@@ -238,10 +241,9 @@ class StartedProcesses:
             remedy = "copy the script there, or launch it over pdsh"
             raise RefusedOrderError(f"{script}: {reason}; {remedy}")
         self._forget_old_launchers()
-        world = base64.urlsafe_b64encode(json.dumps(order.world).encode()).decode()
         argv = [
             *(sys.executable, "-u", "-m", *self._modules.launcher),
-            f"--world_info={world}",
+            f"--world_info={world_info(order.world)}",
             f"--node_rank={order.node_rank}",
             f"--master_addr={order.master_addr}",
             f"--master_port={order.master_port}",
@@ -280,7 +282,11 @@ class StartedProcesses:
         """
         if module not in self._modules.checks:
             known = ", ".join(self._modules.checks)
-            raise RefusedOrderError(f"module {module}: is none that checks a pod; expected {known}")
+            raise RefusedOrderError(
+                f"module {module:.{MOST_SHOWN}}: is none that checks a pod; expected {known}"
+            )
+        values = {"arguments": arguments, "folder": folder, "variables": variables}
+        _check_values(values, CHECK_VALUES)
         if not os.access(folder, os.R_OK | os.X_OK):
             folder = "/"
         argv = [sys.executable, "-m", module, *arguments]
@@ -288,8 +294,9 @@ class StartedProcesses:
             started = self._start(argv, folder, variables, errors)
             await started.open()
             status, output = await started.to_end(seconds)
-            errors.seek(0)
-            written = errors.read()[-MOST_ERROR_BYTES:]
+            size = errors.seek(0, os.SEEK_END)
+            errors.seek(max(0, size - MOST_ERROR_BYTES))
+            written = errors.read(MOST_ERROR_BYTES)
         return {
             "status": status,
             "output": output.decode(errors="replace"),
@@ -322,8 +329,10 @@ class StartedProcesses:
                 start_new_session=True,
             )
         except OSError as error:
+            # Where the system has no room for a process, no file is to blame.
+            place = error.filename or argv[0]
             reason = error.strerror or "cannot be started"
-            raise RefusedOrderError(f"{error.filename}: {reason} on this pod") from None
+            raise RefusedOrderError(f"{place}: {reason} on this pod") from None
         except (TypeError, ValueError) as error:
             raise RefusedOrderError(f"{argv[-1]!r}: {error}; give another argument") from None
         # Known before anything else has its turn, which may be to reap it.
@@ -331,9 +340,74 @@ class StartedProcesses:
         return self._running[popen.pid]
 
 
-def _launcher_order(fields: Mapping[str, Any]) -> LauncherOrder:
+# What an order may hold
+
+
+def launcher_order(fields: Mapping[str, Any]) -> LauncherOrder:
+    """The order that has these fields; `RefusedOrderError` where it is not one of this version."""
     try:
-        return LauncherOrder(**fields)
+        order = LauncherOrder(**fields)
     except TypeError as error:
-        remedy = "is the sender's zeropods a different version?"
-        raise RefusedOrderError(f"not a known order: {error}; {remedy}") from None
+        raise RefusedOrderError(f"not a known order: {error}; {OTHER_VERSION}") from None
+    _check_values(fields, LAUNCHER_VALUES)
+    return order
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a text that a program can be given."""
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_variables(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _is_world(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(slots, list) for slots in value.values())
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of values."""
+
+    words: str
+    includes: Callable[[object], bool]
+    """Whether a value is of this kind."""
+
+
+_TEXT = _Kind("a text without NUL", _is_text)
+_TEXTS = _Kind("a list of texts without NUL", _is_texts)
+_NUMBER = _Kind("a whole number", _is_number)
+_VARIABLES = _Kind("texts without NUL, by names", _is_variables)
+LAUNCHER_VALUES = {
+    "world": _Kind("lists of slots, by addresses", _is_world),
+    "node_rank": _NUMBER,
+    "master_addr": _TEXT,
+    "master_port": _NUMBER,
+    "folder": _TEXT,
+    "script": _TEXT,
+    "arguments": _TEXTS,
+    "variables": _VARIABLES,
+}
+"""What each field of a `LauncherOrder` has to be. Pydantic, which would tell, may not be on a
+pod."""
+CHECK_VALUES = {"arguments": _TEXTS, "folder": _TEXT, "variables": _VARIABLES}
+"""The same for a check."""
+
+
+def _check_values(values: Mapping[str, Any], kinds: Mapping[str, _Kind]) -> None:
+    """Refuse the first value that is not of its kind."""
+    for name, kind in kinds.items():
+        if not kind.includes(values[name]):
+            shown = repr(values[name])[:MOST_SHOWN]
+            raise RefusedOrderError(
+                f"order: {name} is {shown}, expected {kind.words}; {OTHER_VERSION}"
+            )

@@ -84,3 +84,13 @@ def test_a_connection_that_breaks_while_nothing_is_written_is_made_again(
     agent = Agent([b"one\n", b"two\n"], broken=2, held_seconds=2 * over_agents.GONE_SECONDS)
     assert followed(agent) == 0
     assert capfd.readouterr().out == f"{ADDRESS}: one\n{ADDRESS}: two\n"
+
+
+def test_a_line_without_an_end_is_written_in_parts(
+    followed: Callable[[Agent], int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    piece = b"\rat work" * 4_000
+    assert followed(Agent([piece] * 10)) == 0
+    written = capfd.readouterr().out.removesuffix("\n").split("\n")
+    assert max(map(len, written)) < over_agents.MOST_LINE_BYTES + 2 * len(piece)
+    assert "".join(line.removeprefix(f"{ADDRESS}: ") for line in written).encode() == piece * 10
