@@ -33,7 +33,6 @@ from zeropods.report.plots import WIDE, Plot, new_axes
 from zeropods.report.run import Run
 from zeropods.sql.query import Execution, Query, cells_text, execute
 from zeropods.tables import GIB, Table, progress
-from zeropods.train.sampler import load_split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,6 +89,8 @@ def length_histograms(prepared: Path, split: str = "train") -> Plot:
 def longest_row(prepared: Path, split: str = "train") -> Table:
     """The row with the longest source: its number of tokens, and both texts as the model sees
     them."""
+    from zeropods.train.sampler import load_split
+
     rows = load_split(prepared, split)
     if rows is None:
         raise UserError(_no_split(prepared, split))
