@@ -36,7 +36,7 @@ START_SECONDS = 20.0
 """Seconds that an agent may take to start a launcher."""
 ANSWER_SECONDS = HOLD_SECONDS + 5.0
 """Seconds that an agent may take to answer about output."""
-GONE_SECONDS = 3.0
+AGENT_GONE_SECONDS = 3.0
 """Seconds for which an agent is asked again, counted from the first of its answers that failed to
 come; then the pod's launcher counts as lost, and its supervisor waits less long for the pod
 itself."""
@@ -95,7 +95,7 @@ class _Session:
                 now = time.monotonic()
                 if failing_since is None:
                     failing_since = now
-                if now - failing_since > GONE_SECONDS:
+                if now - failing_since > AGENT_GONE_SECONDS:
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue

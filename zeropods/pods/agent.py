@@ -27,7 +27,7 @@ from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import RUN_SECONDS, Leases
 from zeropods.pods.machine import show_life
 from zeropods.pods.processes import ENDING, Process, descendants
-from zeropods.pods.rendezvous import REGISTRATION, Pod, register
+from zeropods.pods.rendezvous import MASTER_GONE_SECONDS, REGISTRATION, Pod, register
 from zeropods.pods.ssh import (
     FORKS,
     HOST_KEY,
@@ -277,7 +277,10 @@ class _Agent:
             host_key=self._host_key,
             control_port=self._port,
         )
-        await register(orders.master, self._secret, pod, orders.register_seconds)
+        gone_seconds = min(MASTER_GONE_SECONDS, orders.lease_seconds)
+        await register(
+            orders.master, self._secret, pod, orders.register_seconds, gone_seconds=gone_seconds
+        )
         self._leases.open(orders.lease, orders.lease_seconds)
         if ssh_port is None:
             self._say("ready, without sshd")

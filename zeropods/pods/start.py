@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
+from zeropods.files import PLAIN
 from zeropods.pods.backends import BACKEND_NAMES
 from zeropods.pods.backends.base import Backend, Settings, Worker
 from zeropods.pods.backends.local import SSH_PORT
@@ -22,6 +23,7 @@ from zeropods.pods.cluster import (
     BACKENDS,
     KEY_FILE,
     LOCK_SECONDS,
+    PROGRAMS_OF_PDSH,
     SECRET_FILE,
     SSH_CONFIG,
     Cluster,
@@ -126,11 +128,8 @@ def up(
     backend_name = _backend_for(hosts, backend)
     of_cml = {"accelerator_label": accelerator_label, "resource_profile": resource_profile}
     BACKENDS[backend_name].check_request(nvidia_gpu, **of_cml)
-    if lease not in LEASES:
-        raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
-    if replace_lost and not BACKENDS[backend_name].can_replace:
-        raise UserError("--replace: is for CML workers; leave it out")
-    wait_seconds = _wait_seconds(seconds, backend_name)
+    _check_choices(backend_name, lease, replace_lost=replace_lost)
+    waiting = _Waiting(_wait_seconds(seconds, backend_name), replace_lost)
     number = len(hosts) or count or 0
     settings = Settings(
         count=number,
@@ -147,14 +146,10 @@ def up(
         **of_cml,
     )
     folder = folder_of(name_of_process("kernel") if name is None else name)
-    pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder whose path pdsh cannot take
-    if hosts:
-        # Their workers are started over the user's own ssh.
-        required_programs("ssh")
+    _check_programs(folder, hosts)
     remove_ended_clusters()
     with ending_in_order(), locked(folder):
         standing = _standing(folder, settings)
-        waiting = _Waiting(wait_seconds, replace_lost)
         cluster = standing or _make(folder, settings, port, waiting)
     if lease == "kernel":
         hold(cluster, end_at_exit=standing is None)
@@ -178,6 +173,25 @@ def _check_numbers(nvidia_gpu: int | None, **positive: float | None) -> None:
             raise UserError(f"--{flag} {number}; expected a positive number")
     if nvidia_gpu is not None and nvidia_gpu < 0:
         raise UserError(f"--nvidia-gpu {nvidia_gpu}; expected at least 0")
+
+
+def _check_choices(backend: str, lease: str, *, replace_lost: bool) -> None:
+    """Refuse a lease that there is not, and new workers from a backend that has none. Arguments as
+    those of `up`."""
+    if lease not in LEASES:
+        raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
+    if replace_lost and not BACKENDS[backend].can_replace:
+        raise UserError("--replace: is for CML workers; leave it out")
+
+
+def _check_programs(folder: Path, hosts: tuple[Host, ...]) -> None:
+    """Refuse a cluster's folder whose path pdsh cannot take, where there is pdsh, and hosts where
+    there is no ssh."""
+    if all(map(find_program, PROGRAMS_OF_PDSH)):
+        pdsh_ssh_arguments(folder / SSH_CONFIG)
+    if hosts:
+        # Their workers are started over the user's own ssh.
+        required_programs("ssh")
 
 
 def _wait_seconds(seconds: float | None, backend: str) -> float:
@@ -326,7 +340,7 @@ def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
     settings = cluster.settings
     workers = workers_of(cluster)
     authorized_key = None
-    if all(map(find_program, PROGRAMS_OF_SSH)) and has_account():
+    if _can_have_ssh(cluster.folder):
         authorized_key = make_key(cluster.folder / KEY_FILE, f"zeropods {cluster.name}")
     secret = _make_secret(cluster.folder / SECRET_FILE)
     address = workers.master_address()
@@ -345,6 +359,14 @@ def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
         write_access_files(cluster, workers.accounts())
         write_cluster(cluster)
     return cluster
+
+
+def _can_have_ssh(folder: Path) -> bool:
+    """Whether somebody here can log in on the pods of a cluster with this folder, whose path ssh's
+    configuration then holds."""
+    has_programs = all(map(find_program, PROGRAMS_OF_SSH))
+    is_plain = PLAIN.fullmatch(str(folder.absolute())) is not None
+    return has_programs and is_plain and has_account()
 
 
 def _orders(
@@ -390,15 +412,12 @@ def _gather(
     deadline = time.monotonic() + waiting.seconds
     count = len(awaited)
     replacements: set[str] = set()
-    failed = f"cluster {cluster.name}"
-    is_up = bool(cluster.pods)
-    if not is_up:
-        failed += " did not come up"
     with progress("pods", "pods", count) as bar:
         while True:
             pods = rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))
             if pods is not None:
-                break
+                bar.update(count - bar.n)
+                return cluster, pods
             registered = rendezvous.registered
             bar.update(len(registered) - bar.n)
             started = [worker for worker in workers.list() if worker.id in awaited]
@@ -406,9 +425,8 @@ def _gather(
                 if not worker.has_ended:
                     continue
                 is_new = worker.id in replacements
-                may_replace = waiting.replace_lost and workers.may_replace(worker.id)
-                if is_new or not may_replace:
-                    raise UserError(f"{failed}: {worker.description}")
+                if not _may_replace(workers, worker, waiting, is_new=is_new):
+                    raise UserError(f"{_failed(cluster)}: {worker.description}")
                 cluster, new_worker = _with_replacement(cluster, workers, worker, orders)
                 rendezvous.forget(worker.id)
                 others = [other for other in awaited if other != worker.id]
@@ -417,12 +435,27 @@ def _gather(
             missing = [worker for worker in started if worker.id not in registered]
             bar.set_postfix(Counter(worker.status for worker in missing if worker.status))
             if time.monotonic() >= deadline:
-                descriptions = [worker.description for worker in missing]
-                reason = "; ".join(descriptions) or "they did not become ready"
                 number = f"{len(registered)} of {count} pods after {waiting.seconds:g} s"
-                raise UserError(f"cluster {cluster.name}: {number}: {reason}")
-        bar.update(count - bar.n)
-    return cluster, pods
+                raise UserError(f"cluster {cluster.name}: {number}: {_why_not_ready(missing)}")
+
+
+def _may_replace(workers: Backend, ended: Worker, waiting: _Waiting, *, is_new: bool) -> bool:
+    """Whether a worker that has ended gets another in its place; one that is new gets none."""
+    return waiting.replace_lost and not is_new and workers.may_replace(ended.id)
+
+
+def _failed(cluster: Cluster) -> str:
+    """The beginning of a message about a worker that has ended before it was a pod."""
+    place = f"cluster {cluster.name}"
+    # One that has pods is up, and only gets new ones.
+    if cluster.pods:
+        return place
+    return f"{place} did not come up"
+
+
+def _why_not_ready(missing: Sequence[Worker]) -> str:
+    descriptions = [worker.description for worker in missing]
+    return "; ".join(descriptions) or "they did not become ready"
 
 
 # New workers in the place of lost ones

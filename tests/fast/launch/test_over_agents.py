@@ -80,8 +80,8 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Agent
 def test_a_connection_that_breaks_while_nothing_is_written_is_made_again(
     followed: Callable[[Agent], int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(over_agents, "GONE_SECONDS", 0.2)
-    agent = Agent([b"one\n", b"two\n"], broken=2, held_seconds=2 * over_agents.GONE_SECONDS)
+    monkeypatch.setattr(over_agents, "AGENT_GONE_SECONDS", 0.2)
+    agent = Agent([b"one\n", b"two\n"], broken=2, held_seconds=2 * over_agents.AGENT_GONE_SECONDS)
     assert followed(agent) == 0
     assert capfd.readouterr().out == f"{ADDRESS}: one\n{ADDRESS}: two\n"
 

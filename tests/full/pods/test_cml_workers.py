@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -265,6 +267,59 @@ def test_a_new_worker_that_does_not_come_is_ended_and_the_session_s_own_pod_is_n
     assert loss.cml.status("cml00000000002") == "stopped"
     assert read_cluster(cluster.folder) == cluster
     cluster.down()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_call_that_is_ended_while_workers_are_pending_leaves_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    double = CmlDouble(quota=1)
+    double.install(monkeypatch)
+
+    def end() -> None:
+        until(lambda: {worker["status"] for worker in double.list_workers()} == {"running", "scheduling"})
+        os.kill(os.getpid(), signum)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        pods.up(3, cpu=1, memory=2)
+    thread.join()
+    assert [worker["status"] for worker in double.list_workers()] == ["stopped", "stopped"]
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+STARTER = """
+import json, threading
+import pytest
+from tests.full.cml_double import CmlDouble
+from tests.full.launches import until
+from zeropods import pods
+
+double = CmlDouble(quota=0)
+double.install(pytest.MonkeyPatch())
+
+def tell():
+    until(lambda: double.calls)
+    print(json.dumps(double.calls[0]), flush=True)
+
+threading.Thread(target=tell).start()
+pods.up(2, cpu=1, memory=2, name="killed", lease_seconds=3)
+"""
+"""A session that waits for its pending worker, and says what it has asked CML for."""
+
+
+def test_a_worker_that_starts_once_its_session_was_killed_ends_by_itself_as_does_the_session_s_pod(
+    home: Path, cml: CmlDouble
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout is not None
+        call = json.loads(session.stdout.readline())
+        session.kill()
+    # CML goes on with what it was asked for.
+    (worker,) = cml.launch_workers(call["n"], cpu=1, memory=1, code=call["code"], env=call["env"])
+    until(lambda: cml.status(worker["id"]) == "failed" and not processes_of(home))
+    assert take_down("killed") and not list(home.iterdir())
 
 
 def test_workers_that_could_not_be_stopped_are_kept_and_stopped_by_down(
