@@ -17,9 +17,10 @@ from tests.full.clusters import processes_of, ssh
 from tests.full.cml_double import NO_LABEL, CmlDouble
 from tests.full.launches import RANK, ROOT, train, until
 from tests.full.over_pdsh import pdsh_argv
+from tests.full.without_ssh import path_without_ssh
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.launch.command import AGENTS, PDSH, plan_launch, runner_argv
+from zeropods.launch.command import AGENTS, PDSH, Launch, plan_launch, runner_argv
 from zeropods.launch.notebook import launch
 from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import Supervision, run_launch
@@ -182,6 +183,8 @@ class Loss:
     cml: CmlDouble
     cluster: Cluster
     folder: Path
+    path: str | None = None
+    """PATH of this session from the loss on, if it then is another."""
 
     @property
     def worker(self) -> str:
@@ -192,21 +195,28 @@ class Loss:
     def of_this_session(self) -> Sequence[WorkerProcess]:
         return workers_of(self.cluster).processes()
 
-    def run(self, launcher: str) -> Record:
+    def run(self, launcher: str | None) -> Record:
         """Run with a restart; the second attempt takes longer than the lease, which is renewed meanwhile."""
+
+        def argv(planned: Launch, hostfile: Path) -> list[str]:
+            if planned.launcher == PDSH:
+                return pdsh_argv(planned, hostfile)
+            return runner_argv(planned, hostfile)
+
         again = 2.5 * self.cluster.settings.lease_seconds
         words = ["--outputdir", str(self.folder), "--seconds", "600", "--seconds_again", str(again)]
         batch = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"]
         planned = plan_launch(self.cluster, ScriptCall.of(RANK, [*words, *batch]), launcher=launcher)
         loser = threading.Thread(target=self._lose)
         loser.start()
-        argv = pdsh_argv if launcher == PDSH else runner_argv
         record = run_launch(planned, self.cluster, Supervision(argv=argv, restarts=1, replace_lost=True))
         loser.join()
         return record
 
     def _lose(self) -> None:
         train(self.folder, 2)
+        if self.path is not None:
+            os.environ["PATH"] = self.path
         self.cml.lose(self.worker)
 
 
@@ -217,15 +227,23 @@ def loss(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loss:
     return Loss(double, pods.up(2, cpu=1, memory=2, lease_seconds=10), tmp_path / "run")
 
 
-@pytest.mark.parametrize("launcher", [PDSH, AGENTS])
+@pytest.mark.parametrize("launcher", [PDSH, AGENTS, None])
 def test_a_run_whose_worker_is_lost_goes_on_with_a_new_one_in_its_place_as_does_its_cluster(
-    loss: Loss, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], launcher: str
-) -> None:
+    loss: Loss, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    launcher: str | None,
+) -> None:  # fmt: skip
     cluster = loss.cluster
+    if launcher is None:
+        # pdsh is taken, and is gone once a worker is lost.
+        monkeypatch.setenv("PATH", os.environ["PATH"])
+        loss.path = path_without_ssh(tmp_path / "programs")
     (lost,) = [pod for pod in cluster.pods if pod.worker == loss.worker]
     record = loss.run(launcher)
     assert (record.status, record.pods, record.restarts) == ("ok", 2, 1)
-    assert f"{lost.name} ({lost.address}) is lost; a new one takes its place\n" in capfd.readouterr().err
+    written = capfd.readouterr().err
+    assert f"{lost.name} ({lost.address}) is lost; a new one takes its place\n" in written
+    by_agents = f"{loss.folder}: there is no pdsh and no ssh here, so the pods' agents start the ranks\n"
+    assert (by_agents in written) == (launcher is None)
     (entry,) = json.loads((loss.folder / "restarts.json").read_text())["restarts"]
     assert (entry["pod"], entry["pods"]) == (lost.name, ["pod1", "pod2"])
     now = read_cluster(cluster.folder)
