@@ -199,7 +199,7 @@ class Rendezvous:
         connections and the server."""
         await self._server.open(sock)
         await asyncio.to_thread(self._left.wait)
-        self._settle("the cluster did not come up")
+        self._settle("it waits for no more pods")
         await self._server.close(FAREWELL_SECONDS)
 
 

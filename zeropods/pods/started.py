@@ -231,7 +231,7 @@ class StartedProcesses:
             RefusedOrderError: the run has a launcher, the order is not one of this version, or its
                 script is none of the project folder's.
         """
-        order = launcher_order(fields)
+        order = _launcher_order(fields)
         if run in self._launchers:
             raise RefusedOrderError(f"run {run}: its launcher was started before")
         script = Path(order.script)
@@ -285,7 +285,12 @@ class StartedProcesses:
             raise RefusedOrderError(
                 f"module {module:.{MOST_SHOWN}}: is none that checks a pod; expected {known}"
             )
-        values = {"arguments": arguments, "folder": folder, "variables": variables}
+        values = {
+            "arguments": arguments,
+            "folder": folder,
+            "variables": variables,
+            "seconds": seconds,
+        }
         _check_values(values, CHECK_VALUES)
         if not os.access(folder, os.R_OK | os.X_OK):
             folder = "/"
@@ -343,7 +348,7 @@ class StartedProcesses:
 # What an order may hold
 
 
-def launcher_order(fields: Mapping[str, Any]) -> LauncherOrder:
+def _launcher_order(fields: Mapping[str, Any]) -> LauncherOrder:
     """The order that has these fields; `RefusedOrderError` where it is not one of this version."""
     try:
         order = LauncherOrder(**fields)
@@ -360,6 +365,10 @@ def _is_text(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int)
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _is_texts(value: object) -> bool:
@@ -399,7 +408,12 @@ LAUNCHER_VALUES = {
 }
 """What each field of a `LauncherOrder` has to be. Pydantic, which would tell, may not be on a
 pod."""
-CHECK_VALUES = {"arguments": _TEXTS, "folder": _TEXT, "variables": _VARIABLES}
+CHECK_VALUES = {
+    "arguments": _TEXTS,
+    "folder": _TEXT,
+    "variables": _VARIABLES,
+    "seconds": _Kind("a number of seconds", _is_seconds),
+}
 """The same for a check."""
 
 
