@@ -269,6 +269,10 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
     call = planned.call
     if planned.launcher != AGENTS:
         check_plain("script", call.script)
+    for argument in call.arguments:
+        if "\0" in argument:
+            reason = "contains NUL, which no program can be given"
+            raise UserError(f"argument {argument!r}: {reason}; take it out")
     values = call.values
     is_ours = call.kind is not None
     if has_no_gpu and is_ours and values["precision"] == "fp16":

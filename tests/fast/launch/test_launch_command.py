@@ -178,6 +178,12 @@ def test_agents_are_told_the_ports_the_file_with_the_secret_and_the_script_s_wor
     assert launcher_variables(BY_AGENTS) == {}
 
 
+def test_an_argument_that_no_program_can_be_given_is_refused(tmp_path: Path) -> None:
+    call = ScriptCall.of("textsql_train.py", ["--outputdir", str(tmp_path), "--said", "a\0b"])
+    with pytest.raises(UserError, match=r"^argument 'a.x00b': contains NUL, which no program can be given; take it "):
+        plan_alone(call, 1)
+
+
 def test_ranks_by_agents_get_the_variables_that_deepspeed_forwards_over_pdsh() -> None:
     here = {"NCCL_DEBUG": "INFO", "MLFLOW_TRACKING_PASSWORD": "x", "PYTHONPATH": "/more", "CDSW_API_KEY": "x"}
     exported = {"OMP_NUM_THREADS": "2"}
