@@ -64,7 +64,8 @@ wikisql: setup ## train the base model t5-tiny on all of WikiSQL, and score it o
 	@$(PYTHON) -m zeropods data get wikisql --out data/wikisql
 	@$(PYTHON) tools/base_data.py --wikisql data/wikisql --out data/base
 	@$(PYTHON) -m zeropods sweep matrices/wikisql.yaml --out runs/wikisql
-	@$(PYTHON) -m zeropods summary runs/wikisql
+	@$(PYTHON) -m zeropods sweep matrices/wikisql_second.yaml --out runs/wikisql-second
+	@$(PYTHON) -m zeropods summary runs/wikisql runs/wikisql-second --out runs/wikisql-second/summary
 
 bench-gpu: ## measure on a machine with a GPU, without a network (OUT=DIR DATA=DIR FLAGS=..., see docs/gpu.md)
 	@test -n "$(OUT)" && test -n "$(DATA)" || { echo "make bench-gpu: say OUT=DIR DATA=DIR; see docs/gpu.md" >&2; exit 2; }

@@ -56,7 +56,7 @@ SUBSTITUTIONS = (
     (r"causal_train\.py ", "causal_train.py --max_train_steps 2 --max_eval_steps 2 --threads 1 "),
     (r"zeropods predict ", "zeropods predict --limit 4 "),
     (r" --limit 100\b", ""),
-    (r"matrices/wikisql\.yaml", "matrices/wikisql.yaml --scale tiny"),
+    (r"matrices/wikisql(_second)?\.yaml", r"\g<0> --scale tiny"),
     (r"--nodes=4 --gpus-per-node=8", "--nodes=3 --gpus-per-node=2"),
     # Machines that are not here: what would be run there is printed.
     (r"(^|&& )cloud/", r"\1DRY_RUN=1 cloud/"),

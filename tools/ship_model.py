@@ -1,6 +1,6 @@
 """Put a trained t5-tiny into the package, as the base that `--model_id t5-tiny` starts from.
 
-    tools/ship_model.py runs/wikisql/t5-tiny-ddp-1-pod-schema/1 --wikisql data/wikisql
+    tools/ship_model.py runs/wikisql-second/t5-tiny-ddp-1-pod-schema/1 --wikisql data/wikisql
 
 The weights become FP16, answer all questions of WikiSQL's dev and test, where they are there, as
 they will be shipped, and get a card with data, licence, revision and scores.
@@ -46,8 +46,8 @@ weights are FP16; they are loaded as FP32.
   BSD-3-Clause), and {questions:,} questions that `tools/base_data.py` makes about the tables of
   facts in `tools/base_facts/`; of each question {copies} rows, all but the first with columns in
   another order or of other names, and other values.
-* **Command**: `make wikisql` (`matrices/wikisql.yaml`), revision {revision}, {steps:,} steps of
-  {rows} rows, seed {seed}, on {cores} cores of {processor} at {speed:,.0f} rows/s.
+* **Command**: `make wikisql` (`matrices/wikisql.yaml`, then `matrices/wikisql_second.yaml`):
+{stages}
 * **Scores** of these FP16 weights, all questions, constrained decoding, one beam, with 95 %
   intervals:
 
@@ -61,6 +61,8 @@ weights are FP16; they are loaded as FP32.
   of its splits: {held_out}.
 * **Licence**: BSD-3-Clause, as WikiSQL.
 """
+STAGE = """  * {steps:,} steps of {rows} rows, learning rate {rate:g}, seed {seed}, revision {revision}, on
+    {cores} cores of {processor} at {speed:,.0f} rows/s."""
 SPLITS = ("dev", "test")
 
 
@@ -101,7 +103,6 @@ def _score(model: Path, wikisql: Path, split: str) -> QueryScore:
 def _card(name: str, run: Path, parameters: int, scores: dict[str, QueryScore]) -> str:
     """The text of a model's card, from its run and its scores by split."""
     config = read_config(run)
-    record = read_record(run)
     manifest = read_manifest(Path(config.dataset["path"]))
     lines = []
     for split, measured in scores.items():
@@ -120,15 +121,37 @@ def _card(name: str, run: Path, parameters: int, scores: dict[str, QueryScore]) 
         vocabulary=manifest.vocabulary_size,
         questions=QUESTIONS,
         copies=manifest.copies,
-        revision=config.git_revision,
+        stages="\n".join(_stage(stage) for stage in _stages(run)),
+        scores="\n".join(lines),
+        held_out=", ".join(sorted(table.id for table in read_facts())),
+    )
+
+
+def _stages(run: Path) -> list[Path]:
+    """The runs that made a model, in their order: each went on with the model of the one before
+    it."""
+    stages = [run]
+    while True:
+        arguments = read_config(stages[0]).argv
+        start = Path(arguments[arguments.index("--init") + 1])
+        if not start.is_dir():
+            return stages
+        stages.insert(0, start)
+
+
+def _stage(run: Path) -> str:
+    """What the card says of one run."""
+    config = read_config(run)
+    record = read_record(run)
+    return STAGE.format(
         steps=record.steps,
         rows=config.effective_batch_size,
+        rate=config.identity["learning_rate"],
         seed=config.identity["seed"],
+        revision=config.git_revision,
         cores=record.hardware["cores"],
         processor=record.hardware["cpu"],
         speed=record.samples_per_second or 0.0,
-        scores="\n".join(lines),
-        held_out=", ".join(sorted(table.id for table in read_facts())),
     )
 
 

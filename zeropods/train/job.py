@@ -258,7 +258,7 @@ def _config(
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "task": manifest.task,
         "model_id": arguments.model_id,
-        "init": Path(arguments.init).resolve().name,
+        "init": _name_of_start(arguments.init),
         "technique": task.technique,
         "pods": ranks // slots,
         "slots": slots,
@@ -281,6 +281,15 @@ def _config(
         "hardware": {**environment.hardware(), "gpus": gpus},
         "device": device,
     }
+
+
+def _name_of_start(init: str) -> str:
+    """What a record calls the weights that a run began with: `random`, `pretrained`, or a run's
+    folder; that of a sweep is named by its cell too, since the folder itself is only a number."""
+    start = Path(init).resolve()
+    if start.name.isdigit():
+        return f"{start.parent.name}/{start.name}"
+    return start.name
 
 
 def _place_of(data: str, folder: Path) -> dict[str, str]:

@@ -224,6 +224,8 @@ def test_a_run_goes_on_with_the_model_of_another_which_must_be_its_own(
     first, before = train(tmp_path / "run", prepared, "--init", trained, "--max_steps", 1), read_record(trained)
     assert (first.init, first.model_id, first.steps) == (trained.name, before.model_id, 1)
     assert losses(first)[0] < losses(before)[0]
+    repeat = shutil.copytree(trained, tmp_path / "cell" / "2")
+    assert train(tmp_path / "next", prepared, "--init", repeat, "--max_steps", 1).init == "cell/2"
     by_path = ("--init", "pretrained", "--model_id", trained / "model", "--max_steps", 1)
     assert losses(first) == losses(train(tmp_path / "same", prepared, *by_path))
     other = ("--dataset_path", prepared, "--outputdir", tmp_path / "other", "--model_id", "t5-small", "--init", trained)
