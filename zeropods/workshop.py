@@ -169,7 +169,7 @@ FROM_BASE: Flags = {
     "init": "pretrained",
     "max_steps": 1_200,
     "per_device_train_batch_size": 16,
-    "learning_rate": 5e-4,
+    "learning_rate": 2.5e-4,
     "scaled_rates": True,
     "adam_beta2": 0.98,
     "threads": 1,
