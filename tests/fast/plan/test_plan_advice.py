@@ -208,6 +208,33 @@ def test_what_is_not_possible_has_a_change_that_makes_it_so(
     assert ": NO\n" in text and f"With {change} it fits: {found[change]['technique']}" in text
 
 
+@pytest.mark.parametrize(
+    ("batch", "pods"),
+    [
+        ((), 7),
+        # Only 1, 2, 3, 4, 6, 8, ... pods share 48 rows evenly; 4 rows a pass allow 1, 2, 3, 4, 6 and 12.
+        (("--global-batch", "1024"), 8),
+        (("--global-batch", "48"), 8),
+        (("--global-batch", "48", "--batch-size", "4"), 12),
+        (("--global-batch", "48", "--batch-size", "12"), None),
+    ],
+)
+def test_as_many_more_pods_are_named_as_are_enough_and_share_the_rows_of_a_step(
+    batch: tuple[str, ...], pods: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("mistral-7b", "--precision", "bf16", "--technique", "zero3", "--gpu-memory", "24",
+            "--seq-length", "2048", *batch)  # fmt: skip
+    changes = document(capsys, *argv, "--pods", "2")["advice"]["changes"]
+    found = [change for change in changes if change["what"].endswith(" pods")]
+    assert [change["what"] for change in found] == ([] if pods is None else [f"{pods} pods"])
+    for change in found:
+        if "--batch-size" in batch:
+            assert change["batch_size"] == 4
+        asked = ("--batch-size", str(change["batch_size"]), "--gradient-checkpointing", "True")
+        enough = document(capsys, *argv, *asked, "--pods", str(pods))
+        assert enough["verdict"] == FITS
+
+
 def test_what_no_change_makes_possible_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "llama-8b", "--technique", "none", "--seq-length", "1e9", "--batch-size", "1")
     assert "Nothing that was asked for fits.\nNo other technique, batch, precision, GPU or number of pods" in text
