@@ -221,6 +221,11 @@ class Request:
                 value = getattr(self, name)
                 if value != getattr(Method(), name):
                     yield f"{_flag(name)} {value}: needs --adapter too; give lora or qlora"
+        has_blank = self.lora_targets.split() != [self.lora_targets]
+        has_empty_name = "" in self.lora_targets.split(",")
+        if has_blank or has_empty_name:
+            place = f"--lora-targets {self.lora_targets!r}"
+            yield f"{place}: has a blank or an empty name; give names such as q_proj,v_proj"
         if self.loss != OF_LABELS and not self.shape.is_decoder_only:
             yield f"--loss {self.loss}: {self.model} is {KINDS[False]}; leave it out"
 
