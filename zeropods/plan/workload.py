@@ -25,8 +25,8 @@ from zeropods.plan.methods import (
 from zeropods.techniques import HPZ, TECHNIQUES, Technique, block
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-MASTER, MOMENTS = 4, 8
-"""Bytes per parameter of an FP32 master, and of Adam's two moments."""
+MASTER = 4
+"""Bytes per parameter of an FP32 master."""
 FORWARD, BACKWARD = 2, 4
 """FLOPs per matmul parameter and token: one product forward, two backward (Kaplan et al. 2020,
 arXiv:2001.08361)."""
@@ -420,6 +420,16 @@ class Workload:
         if stepped_bytes == 0:
             stepped_bytes = self.trained_bytes
         return 2 * stepped_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of a trained element in the model that is saved: of its master, where it has one.
+
+        Adapters are saved as they are used.
+        """
+        if self.method.adapter is not None:
+            return self.trained_bytes
+        return self.master_bytes or self.trained_bytes
 
     @property
     def kernel(self) -> str:

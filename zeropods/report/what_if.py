@@ -18,7 +18,7 @@ from zeropods.plan.gpus import GIGA, TERA, cards, memory_bytes
 from zeropods.plan.machines import Machines
 from zeropods.plan.memory import LOADING
 from zeropods.plan.terms import PARTS, Term, total
-from zeropods.plan.workload import MASTER, MOMENTS, Workload
+from zeropods.plan.workload import MASTER, Workload
 from zeropods.report.plan import TIMES, gib
 from zeropods.tables import GIB, Table, counted, digits
 from zeropods.techniques import TECHNIQUES
@@ -467,17 +467,17 @@ def _saving_phase(
         save_seconds: seconds to save one checkpoint, where they are known.
         host_bytes: bytes of main memory that each pod holds then without what is gathered.
     """
-    weights = _whole_weights(work)
+    model = _saved_model(work)
     checkpoint = _terms_of_a_checkpoint(work)
     if save_seconds is None:
         save_seconds = total(checkpoint) / DISK
     parts = " + ".join(f"{term.name} {term.formula}" for term in checkpoint)
-    gathered = f"on rank 0's pod + {weights.formula} gathered"
+    gathered = f"on rank 0's pod + {model.formula} gathered"
     return LifePhase(
         phase="saving",
-        host_bytes=host_bytes + weights.bytes,
-        seconds=epochs * save_seconds + weights.bytes / DISK,
-        disk_bytes=epochs * total(checkpoint) + weights.bytes,
+        host_bytes=host_bytes + model.bytes,
+        seconds=epochs * save_seconds + model.bytes / DISK,
+        disk_bytes=epochs * total(checkpoint) + model.bytes,
         formula=f"{gathered}; {epochs} x ({parts}) + the model",
     )
 
@@ -500,19 +500,25 @@ def _evaluation_seconds(estimate: Estimate, epochs: float) -> float | None:
     return math.ceil(epochs) * EVALUATED * seconds_per_epoch * forward_share
 
 
+def _saved_model(work: Workload) -> Term:
+    """What is trained, as it is saved: the whole model, or its adapters."""
+    return Term.of("model", work.saved_bytes, work.trained)
+
+
 def _terms_of_a_checkpoint(work: Workload) -> list[Term]:
-    """The parts of one checkpoint, of all ranks together."""
+    """The parts of one checkpoint, of all ranks together.
+
+    With adapters transformers leaves frozen weights out of those of ZeRO too
+    (`exclude_frozen_parameters`).
+    """
     technique = work.technique
-    parameters = work.shape.parameters
-    optimizer_bytes = MOMENTS
-    if technique.uses_deepspeed or work.is_half:
-        optimizer_bytes += MASTER
+    optimizer_bytes = work.master_bytes + work.moment_bytes
     terms = [
-        Term.of("model", MASTER, parameters),
-        Term.of("optimizer", optimizer_bytes, parameters),
+        _saved_model(work),
+        Term.about("optimizer", optimizer_bytes, work.trained),
     ]
     if technique.uses_deepspeed and not technique.divides_parameters:
-        terms.append(Term.of("weights of ZeRO", work.element_bytes, parameters))
+        terms.append(Term.of("weights of ZeRO", work.element_bytes, work.trained))
     return terms
 
 

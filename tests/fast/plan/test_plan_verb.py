@@ -269,6 +269,31 @@ def test_a_checkpoint_takes_what_those_of_runs_take(job: tuple[str, ...], files:
     assert whole["disk_bytes"] == pytest.approx(files + 4_206_848, rel=0.01)
 
 
+LLAMA_P, Q_PROJ_A = 254_272, 2 * 4 * (64 + 64)
+"""Parameters of llama-tiny, and elements of adapters of rank 4 beside the `q_proj` of each of its layers."""
+OF_Q_PROJ = ("--lora-rank", "4", "--lora-targets", "q_proj")
+
+
+@pytest.mark.parametrize(
+    ("job", "checkpoint", "model"),
+    [
+        # peft's adapters are FP32, and so are their moments.
+        (("--technique", "ddp", "--adapter", "lora", *OF_Q_PROJ), (4 + 8) * Q_PROJ_A, 4 * Q_PROJ_A),
+        (("--technique", "none", "--adapter", "qlora", *OF_Q_PROJ), (4 + 8) * Q_PROJ_A, 4 * Q_PROJ_A),
+        # DeepSpeed makes them BF16, and saves those a second time beside FP32 masters and moments.
+        (("--technique", "zero2", "--adapter", "lora", *OF_Q_PROJ), (2 + 12 + 2) * Q_PROJ_A, 2 * Q_PROJ_A),
+        (("--technique", "fsdp2"), (4 + 8) * LLAMA_P, 4 * LLAMA_P),
+        (("--technique", "none", "--masters", "none"), (2 + 4) * LLAMA_P, 2 * LLAMA_P),
+        (("--technique", "zero3", "--masters", "bf16"), (2 + 6) * LLAMA_P, 2 * LLAMA_P),
+        (("--technique", "none", "--optimizer", "adamw_8bit"), (4 + 4 + 2 + 8 / 256) * LLAMA_P, 4 * LLAMA_P),
+    ],
+)
+def test_a_checkpoint_holds_what_its_method_trains(job: tuple[str, ...], checkpoint: float, model: int) -> None:
+    *_, saving, whole = result("llama-tiny", "--precision", "bf16", *job, "--what-if")["life"]
+    assert whole["disk_bytes"] == round(checkpoint) + model
+    assert saving["seconds"] == pytest.approx((checkpoint + model) / 5e8)
+
+
 def test_phases_of_a_run_add_up() -> None:
     found = result(
         "t5-tiny", "--technique", "zero2_offload", "--samples", "960", "--epochs", "2", "--save-seconds", "7",
