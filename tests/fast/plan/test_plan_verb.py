@@ -269,28 +269,29 @@ def test_a_checkpoint_takes_what_those_of_runs_take(job: tuple[str, ...], files:
     assert whole["disk_bytes"] == pytest.approx(files + 4_206_848, rel=0.01)
 
 
-LLAMA_P, Q_PROJ_A = 254_272, 2 * 4 * (64 + 64)
-"""Parameters of llama-tiny, and elements of adapters of rank 4 beside the `q_proj` of each of its layers."""
-OF_Q_PROJ = ("--lora-rank", "4", "--lora-targets", "q_proj")
+MISTRAL_P = 7_241_732_096
+"""Parameters of mistral-7b."""
+LORA_A = 32 * 16 * (2 * (4_096 + 4_096) + 2 * (4_096 + 1_024) + 3 * (4_096 + 14_336))
+"""Elements of adapters of rank 16 beside all linear layers of it."""
 
 
 @pytest.mark.parametrize(
     ("job", "checkpoint", "model"),
     [
         # peft's adapters are FP32, and so are their moments.
-        (("--technique", "ddp", "--adapter", "lora", *OF_Q_PROJ), (4 + 8) * Q_PROJ_A, 4 * Q_PROJ_A),
-        (("--technique", "none", "--adapter", "qlora", *OF_Q_PROJ), (4 + 8) * Q_PROJ_A, 4 * Q_PROJ_A),
+        (("--technique", "ddp", "--adapter", "lora"), (4 + 8) * LORA_A, 4 * LORA_A),
+        (("--technique", "none", "--adapter", "qlora"), (4 + 8) * LORA_A, 4 * LORA_A),
         # DeepSpeed makes them BF16, and saves those a second time beside FP32 masters and moments.
-        (("--technique", "zero2", "--adapter", "lora", *OF_Q_PROJ), (2 + 12 + 2) * Q_PROJ_A, 2 * Q_PROJ_A),
-        (("--technique", "fsdp2"), (4 + 8) * LLAMA_P, 4 * LLAMA_P),
-        (("--technique", "none", "--masters", "none"), (2 + 4) * LLAMA_P, 2 * LLAMA_P),
-        (("--technique", "zero3", "--masters", "bf16"), (2 + 6) * LLAMA_P, 2 * LLAMA_P),
-        (("--technique", "none", "--optimizer", "adamw_8bit"), (4 + 4 + 2 + 8 / 256) * LLAMA_P, 4 * LLAMA_P),
+        (("--technique", "zero2", "--adapter", "lora"), (2 + 12 + 2) * LORA_A, 2 * LORA_A),
+        (("--technique", "fsdp2"), (4 + 8) * MISTRAL_P, 4 * MISTRAL_P),
+        (("--technique", "none", "--masters", "none"), (2 + 4) * MISTRAL_P, 2 * MISTRAL_P),
+        (("--technique", "zero3", "--masters", "bf16"), (2 + 6) * MISTRAL_P, 2 * MISTRAL_P),
+        (("--technique", "none", "--optimizer", "adamw_8bit"), (4 + 4 + 2 + 8 / 256) * MISTRAL_P, 4 * MISTRAL_P),
     ],
 )
 def test_a_checkpoint_holds_what_its_method_trains(job: tuple[str, ...], checkpoint: float, model: int) -> None:
-    *_, saving, whole = result("llama-tiny", "--precision", "bf16", *job, "--what-if")["life"]
-    assert whole["disk_bytes"] == round(checkpoint) + model
+    *_, saving, whole = result("mistral-7b", "--precision", "bf16", *job, "--what-if")["life"]
+    assert whole["disk_bytes"] == round(checkpoint + model)
     assert saving["seconds"] == pytest.approx((checkpoint + model) / 5e8)
 
 
