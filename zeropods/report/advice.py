@@ -144,8 +144,11 @@ class AdviceReport:
     def assumptions(self) -> list[str]:
         """A sentence with the speeds that nobody gave and that times here depend on; none without
         such."""
-        shown = list(self.advice.ways)
-        shown += [change.way for change in self.advice.changes]
+        advice = self.advice
+        shown = [*advice.ways, *(change.way for change in advice.changes)]
+        for chosen in (advice.best, advice.cheapest):
+            if chosen is not None:
+                shown.append(chosen)
         if not shown:
             return []
         estimates = [way.estimate for way in shown]
