@@ -101,6 +101,10 @@ class AdviceReport:
         """What to choose, why nothing fits, and what would."""
         advice = self.advice
         sentences = []
+        otherwise = ""
+        if advice.verdict == NO:
+            sentences.append("Nothing that was asked for fits.")
+            otherwise = " otherwise"
         ways = advice.ways
         if any(way.estimate.work.gradient_accumulation > 1 for way in ways):
             sentences.append("A batch of 8x4 is 8 rows a pass and 4 passes a step.")
@@ -108,13 +112,11 @@ class AdviceReport:
             within = f"within the plan's error of {MEMORY_ERROR:.0%}"
             sentences.append(f"{TIGHT_MARK}: TIGHT, {within}; measure it before you rely on it.")
         if advice.best is not None:
-            sentences.append(f"Best: {self._best(advice.best)}")
+            sentences.append(f"Best{otherwise}: {self._best(advice.best)}")
         if advice.cheapest is not None:
-            sentences.append(f"Cheapest: {_cheapest(advice.cheapest)}")
+            sentences.append(f"Cheapest{otherwise}: {_cheapest(advice.cheapest)}")
         elif self.within_hours is not None:
             sentences.append(f"No way that fits ends within {self.within_hours:g} h.")
-        if advice.verdict == NO:
-            sentences.append("Nothing that was asked for fits.")
         for change in advice.changes:
             fits = "it fits"
             if change.way.estimate.verdict == TIGHT:
@@ -195,8 +197,7 @@ class AdviceReport:
             return wrapped(f"{technique.name}: {reason}, where it divides nothing.")
         words = launch_words(way.request, way)
         if words is None:
-            reason = "a configuration alone has no weights, so there is no command to train it"
-            return wrapped(f"{self.request.model}: {reason}.")
+            return wrapped(_why_no_command(self.request.model))
         file = way.estimate.technique.file
         named = "without a DeepSpeed configuration"
         if file is not None:
@@ -244,7 +245,7 @@ def _cheapest(way: Way) -> str:
 
 
 def launch_words(request: Request, way: Way) -> list[str] | None:
-    """The words of the command that trains in this way; None for a model without weights.
+    """The words of the command that trains in this way; None where no script finds the model.
 
     The data are those that the scripts take where none are named, under these names here.
     """
@@ -279,7 +280,8 @@ def launch_words(request: Request, way: Way) -> list[str] | None:
 
 def model_to_train(model: str) -> str | None:
     """The name by which a training script finds the model of a plan: a hub id for a known name, a
-    folder with weights; None for a configuration without weights."""
+    folder with weights; None for a configuration without weights, and for a tuned model without its
+    organisation."""
     path = Path(model)
     if path.is_file():
         path = path.parent
@@ -292,6 +294,15 @@ def model_to_train(model: str) -> str | None:
         return hub_id(model)
     except UserError:
         return model
+
+
+def _why_no_command(model: str) -> str:
+    """Why no script finds a model by its name, in a sentence."""
+    if Path(model).exists():
+        reason = "a configuration alone has no weights, so there is no command to train it"
+    else:
+        reason = f"for the command to train it give its hub id, --model ORGANISATION/{model}"
+    return f"{model}: {reason}."
 
 
 def _short_path(path: Path) -> str:

@@ -234,6 +234,15 @@ def test_as_many_more_pods_are_named_as_are_enough_and_share_the_rows_of_a_step(
         assert enough["verdict"] == FITS
 
 
+def test_what_fits_otherwise_comes_after_what_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("t5-small", "--gpu", "T4", "--batch-size", "4096", "--samples", "10000", "--gradient-checkpointing", "False")
+    first, second, third = shown(capsys, *argv).split("\n\n")[1].splitlines()[:3]
+    assert first == "Nothing that was asked for fits."
+    assert second.startswith("Best otherwise: ddp ") and third.startswith("Cheapest otherwise: ")
+    text = shown(capsys, *argv[:3])
+    assert "Best: ddp" in text and "otherwise" not in text
+
+
 def test_what_no_change_makes_possible_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "llama-8b", "--technique", "none", "--seq-length", "1e9", "--batch-size", "1")
     assert "Nothing that was asked for fits.\nNo other technique, batch, precision, GPU or number of pods" in text
@@ -370,6 +379,15 @@ def test_several_pods_are_launched_on_and_a_configuration_alone_is_not(
     assert model_to_train(str(config)) is model_to_train(str(tmp_path)) is None
     (tmp_path / "model.safetensors").touch()
     assert model_to_train(str(config)) == model_to_train(str(tmp_path)) == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b-instruct", "Llama-3.1-8B-Instruct"])
+def test_a_tuned_model_is_trained_by_its_hub_id_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--pods", "1", "--gpu", "H100", "--slots", "8")
+    text = shown(capsys, name, *argv)
+    assert "zeropods launch" not in text
+    assert f"{name}: for the command to train it give its hub id, --model ORGANISATION/{name}.\n" in text
+    assert f"--model_name_or_path Qwen/{name} " in shown(capsys, f"Qwen/{name}", *argv).replace(" \\\n    ", " ")
 
 
 # Rows of a step.
