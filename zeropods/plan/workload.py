@@ -346,6 +346,11 @@ class Workload:
         return self.label_tokens
 
     @property
+    def head_tokens(self) -> int:
+        """Tokens per row that the head is multiplied with, padding included."""
+        return self.labels if self.method.loss == OF_LABELS else self.tokens
+
+    @property
     def autocast(self) -> bool:
         """Whether weights and gradients are FP32 and only products FP16, on copies made in each
         pass: transformers' way of FP16 without DeepSpeed."""
@@ -478,7 +483,7 @@ class Workload:
             return 0.0
         shape = self.shape
         products = value_at(shape.products, 1, self.tokens, self.labels)
-        frozen = FORWARD * self.batch_size * (products + shape.embedding * self.labels)
+        frozen = FORWARD * self.batch_size * (products + shape.embedding * self.head_tokens)
         return frozen - (FORWARD + BACKWARD) * self.batch_size * self.tokens * self.trained
 
     def flops(self) -> tuple[float, float]:
@@ -490,6 +495,8 @@ class Workload:
         """
         whole = self.kernel != FUSED
         once = self.shape.training_flops(self.tokens, self.labels, whole=whole)
+        unlabelled = self.head_tokens - self.labels
+        once += (FORWARD + BACKWARD) * self.shape.embedding * unlabelled
         again = 0.0
         if self.checkpointing:
             again = FORWARD * self.shape.layer_products(self.tokens, self.labels, whole=whole)

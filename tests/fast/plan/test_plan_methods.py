@@ -94,6 +94,22 @@ def test_a_frozen_weight_has_no_gradient_to_compute() -> None:
     assert seconds[1] - seconds[0] == pytest.approx(work.frozen_flops() / 1e12)
 
 
+@pytest.mark.parametrize("loss", ["transformers", "fused", "chunked"])
+def test_a_loss_of_all_tokens_multiplies_the_head_with_all(loss: str) -> None:
+    # Of 2 rows of 2 tokens with one label each, the head of 20 is multiplied with 2 tokens more: 6 FLOPs each.
+    work = replace(LLAMA_WORK, batch_size=2)
+    of_all = replace(work, method=Method(loss=loss))
+    assert of_all.flops()[0] - work.flops()[0] == 6 * 20 * 2
+    # As much as where all tokens have labels.
+    assert of_all.flops() == replace(work, labels=2).flops()
+    # With a frozen head 2 of the 6 are saved.
+    frozen = replace(LORA_WORK, batch_size=2)
+    saved = replace(frozen, method=replace(frozen.method, loss=loss)).frozen_flops() - frozen.frozen_flops()
+    assert saved == 2 * 20 * 2
+    seconds = [step_time(each, LINKED).compute_seconds for each in (work, of_all)]
+    assert seconds[1] - seconds[0] == pytest.approx(6 * 20 * 2 / 1e12)
+
+
 def test_adam_moves_what_it_steps() -> None:
     quick = replace(LINKED, launch_seconds=0.0)
     a100 = 1.555e12
