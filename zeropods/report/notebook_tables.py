@@ -86,20 +86,25 @@ def length_histograms(prepared: Path, split: str = "train") -> Plot:
     return Plot(figure, f"histograms of source and target tokens of {split}")
 
 
-def longest_example(prepared: Path, data: Path, split: str = "train") -> Table:
-    """The example with the longest source: its number of tokens, its question, columns and
-    query."""
-    source_lengths = token_lengths(prepared, split, SIDE_COLUMNS["source"])
-    target_lengths = token_lengths(prepared, split, SIDE_COLUMNS["target"])
-    longest = int(source_lengths.argmax())
-    example = next(itertools.islice(read_split(data, split), longest, None))
-    return Table.of_facts(
-        {
-            "source tokens": source_lengths[longest],
-            "target tokens": target_lengths[longest],
-            **_described(example),
-        }
-    )
+def longest_row(prepared: Path, split: str = "train") -> Table:
+    """The row with the longest source: its number of tokens, and both texts as the model sees
+    them."""
+    from zeropods.train.sampler import load_split
+
+    rows = load_split(prepared, split)
+    if rows is None:
+        raise UserError(_no_split(prepared, split))
+    tokenizer = load_tokenizer(str(prepared / "tokenizer"), complete=False)
+    longest = max(range(len(rows)), key=lambda row: len(rows.sources[row]))
+    facts: dict[str, object] = {}
+    for side, ids in (("source", rows.sources[longest]), ("target", rows.targets[longest])):
+        facts[f"{side} tokens"] = len(ids)
+        facts[side] = tokenizer.decode(ids, skip_special_tokens=True)
+    return Table.of_facts(facts)
+
+
+def _no_split(prepared: Path, split: str) -> str:
+    return f"{prepared}: has no split {split!r}; prepare the data set again"
 
 
 def first_examples(data: Path, split: str = "train", count: int = 5) -> Table:
@@ -121,7 +126,7 @@ def _described(example: Example) -> dict[str, str]:
 
 def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "train") -> Table:
     """The text that the tokenizer has no token for, as it appears in sources and targets, and how
-    often."""
+    often; varied copies of the questions are not counted."""
     statistics = manifest.splits[split]
     unknown_tokens = statistics.source.unknown_tokens + statistics.target.unknown_tokens
     # Where the set has no unknown token, no example need be tokenized again.
@@ -174,7 +179,7 @@ def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
 
     folder = Path(prepared) / split
     if not folder.is_dir():
-        raise UserError(f"{prepared}: has no split {split!r}; prepare the data set again")
+        raise UserError(_no_split(prepared, split))
     table = load_from_disk(str(folder)).data.table
     return np.diff(table[column].combine_chunks().offsets.to_numpy())
 

@@ -23,6 +23,7 @@ from zeropods.data.text import hub_corpus, open_corpus
 from zeropods.data.tokenizers import load_causal_tokenizer, load_tokenizer, with_ends
 from zeropods.data.wikisql import read_split, read_tables
 from zeropods.errors import UserError
+from zeropods.report.notebook_tables import longest_row
 from zeropods.train.sampler import load_split
 from zeropods.train.saved_models import raw_data_of
 
@@ -89,6 +90,21 @@ def test_copies_are_further_rows_of_train_and_the_first_rows_are_the_questions_t
             assert all(map(np.array_equal, getattr(rows, column), first))
             later = getattr(more, column)[40:]
             assert len({row.tobytes() for row in later} - {row.tobytes() for row in first}) > 40 or split != "train"
+
+
+def test_the_longest_row_may_be_a_varied_copy_and_is_shown_as_the_model_sees_it(sample: Path, tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    manifest, _ = prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=40, copies=9), out)
+    rows = load_split(out, "train")
+    assert rows is not None
+    lengths = [len(row) for row in rows.sources]
+    assert lengths.index(max(lengths)) >= 40
+    facts = dict(longest_row(out).rows)
+    assert facts["source tokens"] == str(max(lengths)) == str(manifest.splits["train"].source.max)
+    longest = rows.sources[lengths.index(max(lengths))]
+    assert facts["source"] == load_tokenizer(str(out / "tokenizer")).decode(longest, skip_special_tokens=True)
+    with pytest.raises(UserError, match="has no split 'nowhere'; prepare the data set again"):
+        longest_row(out, "nowhere")
 
 
 def test_queries_that_cannot_be_read_back_are_counted_and_the_first_is_shown(
