@@ -46,6 +46,8 @@ FOR_GPUS = (
 )
 """Flags that are refused with `--device cpu`: without a GPU neither times nor what fits are
 planned."""
+OF_ANY_PLAN = ("technique", "trust_remote_code", "formulas")
+"""Flags of a plan that are neither among these nor in `FLAGS`."""
 OF_OTHERS = {
     "--gpus": "--slots",
     "--num_gpus": "--slots",
@@ -61,6 +63,7 @@ FIELDS = {
     "gpu_memory": "gpu_memory_bytes",
     "host_memory": "host_memory_bytes",
     "latency": "latency_seconds",
+    "technique": "techniques",
 }
 """Fields of the request and of its machines by their flags, where the names differ."""
 
@@ -81,7 +84,6 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag(
         "--technique",
         action="append",
-        dest="techniques",
         default=[],
         metavar="NAME",
         help="only this one; repeatable (default: all)",
@@ -134,10 +136,12 @@ def _fit(arguments: argparse.Namespace) -> Result:
     from zeropods.measure.calibration import fit_runs
     from zeropods.report.entry import find_runs
 
-    if arguments.machine is not None:
-        raise UserError(
-            f"--machine {arguments.machine}: is for a plan, not for --fit; leave it out"
-        )
+    names = [_name_of(flag) for flag, *_ in FLAGS]
+    for name in (*names, *FOR_GPUS, *OF_ANY_PLAN):
+        if _is_given(arguments, name):
+            raise UserError(f"{_flag(name)}: is for a plan, not for --fit; leave it out")
+    if arguments.device == "cpu":
+        raise UserError("--device cpu: --fit is for runs on GPUs; leave it out")
     runs = find_runs(arguments.fit)
     return fit_runs(runs.values(), " ".join(map(str, arguments.fit)))
 
@@ -148,8 +152,7 @@ def _plan_states(arguments: argparse.Namespace) -> Result:
     from zeropods.report.states import StatesReport
 
     for name in FOR_GPUS:
-        value = getattr(arguments, name, None)
-        if value is not None and value is not False:
+        if _is_given(arguments, name):
             raise UserError(f"{_flag(name)}: is for --device gpu; leave it out")
     request = request_of(arguments, None)
     report = StatesReport(request, plan_states(request))
@@ -223,7 +226,7 @@ def _given(arguments: argparse.Namespace, probe: MachineProbe | None) -> set[str
     """The fields of the request and of its machines that a flag gave, or a probe measured."""
     given = set[str]()
     for flag, *_ in FLAGS:
-        name = flag.removeprefix("--").replace("-", "_")
+        name = _name_of(flag)
         if name in arguments:
             given.add(FIELDS.get(name, name))
     if probe is not None:
@@ -341,7 +344,7 @@ def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Req
     from zeropods.plan.workload import ZeroSettings
 
     several = [name for name in ("pods", "slots") if getattr(arguments, name, 1) > 1]
-    if several and set(arguments.techniques) == {"none"}:
+    if several and set(arguments.technique) == {"none"}:
         flags = " and ".join(map(_flag, several))
         raise UserError(f"--technique none: runs one process only; leave out {flags}")
 
@@ -380,8 +383,22 @@ def _fields_of(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
+def _is_given(arguments: argparse.Namespace, name: str) -> bool:
+    """Whether a flag was given; for flags without a default value, so not for `--device`."""
+    value = getattr(arguments, name, None)
+    # 0 is given.
+    is_left_out = value is None or value is False or value == []
+    return not is_left_out
+
+
 def _flag(name: str) -> str:
+    """The flag of a name among the arguments."""
     return f"--{name.replace('_', '-')}"
+
+
+def _name_of(flag: str) -> str:
+    """The name of a flag among the arguments."""
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def run_probe(arguments: argparse.Namespace) -> Result:
