@@ -30,6 +30,7 @@ LEAST_NUMBER, MOST_NUMBER = 1e-15, 1e15
 finite."""
 GIB, MIB = 2**30, 2**20
 """Bytes of the units in which people read memory; records hold bytes."""
+SECONDS_PER_HOUR = 3_600
 
 
 def shortened(texts: Sequence[str], most: int) -> list[str]:
@@ -458,7 +459,7 @@ def duration_text(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 7_200:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3_600:.1f} h"
+    return f"{seconds / SECONDS_PER_HOUR:.1f} h"
 
 
 def progress(

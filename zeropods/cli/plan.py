@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zeropods.errors import UserError
 from zeropods.files import given_path, home, write_json
 from zeropods.outputs import out_file
-from zeropods.tables import GIB, not_negative, number, whole, wrapped
+from zeropods.tables import GIB, SECONDS_PER_HOUR, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from zeropods.plan.advice import Choice
     from zeropods.plan.estimate import Estimate, Plan, Request, SpanOfRuns
 
-SECONDS_PER_HOUR = 3_600
 FOR_GPUS = (
     "gpu",
     "gpu_memory",

@@ -42,8 +42,12 @@ from zeropods.tables import GIB, counted
 MOST_STEP_ROWS = 256
 """Rows of all processes in an optimizer step up to which passes are added to it where nobody says
 how many rows a step should have. More passes always take less time a row, but a step of more rows
-learns less from each."""
+learns less from each. The number is a choice."""
 MOST_PODS_OF_A_CHANGE = 1_024
+"""Pods up to which as many are looked for as would be enough. A choice too."""
+EVERY_NUMBER_OF_PODS = 8
+"""Pods up to which the cheapest way is looked for on every number of them. A choice: each number is
+a search of its own."""
 ADAPTER_NAMES = {LORA: "LoRA", QLORA: "QLoRA"}
 SURE, LIKELY, MAYBE = "sure", "likely", "maybe"
 LEVELS = (SURE, LIKELY, MAYBE)
@@ -613,10 +617,10 @@ class _Search:
 
 
 def pods_to_try(most: int) -> list[int]:
-    """Numbers of pods on which the cheapest way is looked for: all up to 8, then those that double,
-    and the most."""
-    pods = set(range(1, min(most, 8) + 1))
-    doubled = 16
+    """Numbers of pods on which the cheapest way is looked for: all up to `EVERY_NUMBER_OF_PODS`,
+    then those that double, and the most."""
+    pods = set(range(1, min(most, EVERY_NUMBER_OF_PODS) + 1))
+    doubled = 2 * EVERY_NUMBER_OF_PODS
     while doubled < most:
         pods.add(doubled)
         doubled *= 2

@@ -35,7 +35,7 @@ from zeropods.plan.methods import (
     planned_techniques,
 )
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
-from zeropods.tables import GIB, counted
+from zeropods.tables import GIB, SECONDS_PER_HOUR, counted
 from zeropods.techniques import HPZ, Technique
 
 BOTH, ALL = "both", "all"
@@ -710,7 +710,7 @@ def _cost(request: Request, pods: int, rate: float, seconds: float | None) -> _C
     """
     if request.price_per_hour is None:
         return _Cost(None, None)
-    price_per_second = pods * request.price_per_hour / 3600
+    price_per_second = pods * request.price_per_hour / SECONDS_PER_HOUR
     per_million_samples = price_per_second * 1_000_000 / rate
     if seconds is None:
         return _Cost(None, per_million_samples)

@@ -14,7 +14,7 @@ from zeropods.plan.estimate import MEMORY_ERROR, NO, TIGHT, Estimate, Request
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, hub_id
 from zeropods.plan.machines import GIGA
 from zeropods.plan.workload import ZeroSettings
-from zeropods.tables import GIB, Table, counted, digits, wrapped
+from zeropods.tables import GIB, SECONDS_PER_HOUR, Table, counted, digits, wrapped
 from zeropods.tasks import CAUSAL_SCRIPT, T5_SCRIPT
 
 TIGHT_MARK = "~"
@@ -24,8 +24,10 @@ T5_DATA = "wikisql_tok_dataset"
 CAUSAL_DATA = "squad"
 """Folders of data that the scripts take where none is named."""
 NOT_TRAINED = "This is planned only: the project does not train so yet."
-SECONDS_OF_AN_HOUR = 3_600
 BITS = 8
+LEAST_OF_TEN_GIGABITS = 7
+"""Gbit/s above which a pod's link is called one of 10 Gbit/s, as its wire is: programs reach 7 to
+10 of them."""
 
 
 @dataclass(frozen=True)
@@ -211,9 +213,9 @@ class AdviceReport:
 
 
 def _network_text(bytes_per_second: float) -> str:
-    """The speed of a network by its usual name: of 10 Gbit/s, 7 to 10 reach the program."""
+    """The speed of a network by its usual name, that of its wire, where it is one of 10 Gbit/s."""
     gigabits = BITS * bytes_per_second / GIGA
-    if 7 < gigabits <= 10:
+    if LEAST_OF_TEN_GIGABITS < gigabits <= 10:
         return "10 Gbit/s"
     return f"{gigabits:.3g} Gbit/s"
 
@@ -237,7 +239,7 @@ def described(way: Way) -> str:
 def _cheapest(way: Way) -> str:
     """The cheapest way, how long it takes, and what it costs."""
     estimate = way.estimate
-    hours = (estimate.total_seconds or 0.0) / SECONDS_OF_AN_HOUR
+    hours = (estimate.total_seconds or 0.0) / SECONDS_PER_HOUR
     sentence = f"{described(way)}: {digits(hours)} h"
     if estimate.cost is not None:
         sentence = f"{sentence}, cost {estimate.cost:.2f}"

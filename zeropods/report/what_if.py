@@ -20,10 +20,11 @@ from zeropods.plan.memory import LOADING
 from zeropods.plan.terms import PARTS, Term, total
 from zeropods.plan.workload import MASTER, Workload
 from zeropods.report.plan import TIMES, gib
-from zeropods.tables import GIB, Table, counted, digits
+from zeropods.tables import GIB, SECONDS_PER_HOUR, Table, counted, digits
 from zeropods.techniques import TECHNIQUES
 
 MOST_PODS = 1 << 14
+"""Pods up to which the fewest are looked for. A choice."""
 UNITS = {"gpu_memory_bytes": GIB, "host_memory_bytes": GIB, "flops": TERA} | dict.fromkeys(
     ("bandwidth", "pcie_bandwidth", "peer_bandwidth"), GIGA
 )
@@ -664,7 +665,7 @@ def saving(
     }
     every = f"Save every {interval:,.0f} s{counted_in}"
     left = f"{goodput:.1%} of the time is left for steps that count"
-    failures = f"with a failure every {mtbf_seconds / 3600:,.4g} h"
+    failures = f"with a failure every {mtbf_seconds / SECONDS_PER_HOUR:,.4g} h"
     took = f"saves of {digits(save_seconds)} s and restarts of {digits(times.restart_seconds)} s"
     sentence = f"{every}: {left}, {failures}, {took} (Young 1974, Daly 2006)"
     return values, f"{sentence}; {times.source}."
