@@ -68,9 +68,19 @@ FIELDS = {
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one. Flags not given are
-    left to the plan."""
-    verb = add(verbs, "plan", "memory and time of each technique, before running", run_plan)
+    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one."""
+    plan_help = "memory and time of each technique, before running"
+    verb = add(verbs, "plan", plan_help, run_plan)
+    verb.foreign = OF_OTHERS
+    _add_flags_of_plan(verb)
+    probe_help = "how fast this kind of machine is, for plans for its GPU; at most 40 s"
+    _add_flags_of_probe(add(verbs, "probe", probe_help, run_probe))
+    profile_help = "a DeepSpeed flops-profiler report as data, checked"
+    _add_flags_of_profile(add(verbs, "profile", profile_help, run_profile))
+
+
+def _add_flags_of_plan(verb: argparse.ArgumentParser) -> None:
+    """Add the flags of a plan; those of `FLAGS` that are not given are left to the plan."""
     flag = verb.add_argument
     for name, read, metavar, text in FLAGS:
         flag(name, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS)
@@ -80,13 +90,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--machine", type=given_path, metavar="FILE", help=machine_help)
     fit_help = "runs on GPUs: learn the plan's error"
     flag("--fit", type=given_path, nargs="+", metavar="RUNS", help=fit_help)
-    flag(
-        "--technique",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this one; repeatable (default: all)",
-    )
+    technique_help = "only this one; repeatable (default: all)"
+    flag("--technique", action="append", default=[], metavar="NAME", help=technique_help)
     flag("--trust-remote-code", action="store_true", help="run code that comes with the model")
     mtbf_help = "between failures: says how often to save"
     flag("--mtbf", type=number, metavar="HOURS", help=mtbf_help)
@@ -98,10 +103,10 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--all", action="store_true", help="every technique as asked for, in every part")
     flag("--what-if", action="store_true", help="other requests, and the run's whole life")
     flag("--formulas", action="store_true", help="print every term with its formula")
-    verb.foreign = OF_OTHERS
 
-    probe_help = "how fast this kind of machine is, for plans for its GPU; at most 40 s"
-    verb = add(verbs, "probe", probe_help, run_probe)
+
+def _add_flags_of_probe(verb: argparse.ArgumentParser) -> None:
+    """Add the flags of a probe."""
     where = verb.add_mutually_exclusive_group()
     pods_help = "the cluster (default: the only one that is up, if any)"
     where.add_argument("--pods", metavar="NAME", help=pods_help)
@@ -109,8 +114,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     out_help = "where to keep it (default: beside the clusters)"
     verb.add_argument("--out", type=out_file, metavar="FILE", help=out_help)
 
-    profile_help = "a DeepSpeed flops-profiler report as data, checked"
-    verb = add(verbs, "profile", profile_help, run_profile)
+
+def _add_flags_of_profile(verb: argparse.ArgumentParser) -> None:
+    """Add the flags of a profile."""
     flag = verb.add_argument
     file_help = "a report, a log that holds one, or a run folder"
     flag("file", type=given_path, metavar="FILE", help=file_help)

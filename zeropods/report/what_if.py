@@ -618,14 +618,7 @@ def measured_saves(run: Path) -> SaveTimes:
 def saving(
     mtbf_seconds: float, times: SaveTimes, best: Estimate | None
 ) -> tuple[dict[str, object], str]:
-    """The time between two checkpoints that leaves the most wall time for steps that count.
-
-    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and
-    failures that are M seconds apart on average; M itself where S is at least 2M.
-
-    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's,
-    doi:10.1145/361147.361115. Each interval loses its save, each failure half an interval and the
-    time of a restart.
+    """How often to save a checkpoint, and what of the time is then left.
 
     Args:
         best: the plan's recommended estimate, in whose steps the interval is counted too.
@@ -635,18 +628,8 @@ def saving(
         the goodput, the share of the wall time that is left: without saves, restarts, and what is
         lost to failures and done again. And the same in a sentence.
     """
-    save_seconds = times.save_seconds
-    # S / 2M of the formula.
-    part = save_seconds / (2 * mtbf_seconds)
-    interval = mtbf_seconds
-    if part < 1:
-        young = math.sqrt(2 * save_seconds * mtbf_seconds)
-        interval = young * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
-    interval_with_save = interval + save_seconds
-    left_by_saves = interval / interval_with_save
-    lost_to_a_failure = interval_with_save / 2 + times.restart_seconds
-    left_by_failures = 1 - lost_to_a_failure / mtbf_seconds
-    goodput = max(0.0, left_by_saves * left_by_failures)
+    interval = interval_between_saves(mtbf_seconds, times.save_seconds)
+    goodput = _goodput(mtbf_seconds, times, interval)
     technique = None
     steps = None
     counted_in = ""
@@ -656,7 +639,7 @@ def saving(
         counted_in = f", {steps:,} steps of {technique}"
     values: dict[str, object] = {
         "mtbf_seconds": mtbf_seconds,
-        "save_seconds": save_seconds,
+        "save_seconds": times.save_seconds,
         "restart_seconds": times.restart_seconds,
         "interval_seconds": interval,
         "goodput": goodput,
@@ -666,6 +649,34 @@ def saving(
     every = f"Save every {interval:,.0f} s{counted_in}"
     left = f"{goodput:.1%} of the time is left for steps that count"
     failures = f"with a failure every {mtbf_seconds / SECONDS_PER_HOUR:,.4g} h"
-    took = f"saves of {digits(save_seconds)} s and restarts of {digits(times.restart_seconds)} s"
-    sentence = f"{every}: {left}, {failures}, {took} (Young 1974, Daly 2006)"
+    saves = f"saves of {digits(times.save_seconds)} s"
+    restarts = f"restarts of {digits(times.restart_seconds)} s"
+    sentence = f"{every}: {left}, {failures}, {saves} and {restarts} (Young 1974, Daly 2006)"
     return values, f"{sentence}; {times.source}."
+
+
+def interval_between_saves(mtbf_seconds: float, save_seconds: float) -> float:
+    """The seconds between two checkpoints that leave the most wall time for steps that count.
+
+    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and
+    failures that are M seconds apart on average; M itself where S is at least 2M.
+
+    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's,
+    doi:10.1145/361147.361115.
+    """
+    # S / 2M of the formula.
+    part = save_seconds / (2 * mtbf_seconds)
+    if part >= 1:
+        return mtbf_seconds
+    young = math.sqrt(2 * save_seconds * mtbf_seconds)
+    return young * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
+
+
+def _goodput(mtbf_seconds: float, times: SaveTimes, interval: float) -> float:
+    """The share of the wall time that is left for steps that count: each interval loses its save,
+    each failure half an interval and the time of a restart."""
+    interval_with_save = interval + times.save_seconds
+    left_by_saves = interval / interval_with_save
+    lost_to_a_failure = interval_with_save / 2 + times.restart_seconds
+    left_by_failures = 1 - lost_to_a_failure / mtbf_seconds
+    return max(0.0, left_by_saves * left_by_failures)
