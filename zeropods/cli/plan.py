@@ -273,6 +273,7 @@ def _what_if(
         life,
         life_table,
         measured_saves,
+        subject,
         what_if_text,
         what_ifs,
     )
@@ -286,7 +287,8 @@ def _what_if(
         "what_if": [answer.to_json() for answer in answers],
         "life": [asdict(phase) for phase in phases],
     }
-    return values, f"{what_if_text(answers)}\n{life_table(phases)}".rstrip()
+    parts = (f"{wrapped(subject(made))}\n", what_if_text(answers), life_table(phases))
+    return values, "\n".join(map(str, parts)).rstrip()
 
 
 class _Basis(NamedTuple):

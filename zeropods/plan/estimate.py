@@ -216,6 +216,11 @@ class Request:
         for flag in needs_bf16:
             if self.precision != "bf16":
                 yield f"{flag}: is planned of weights in BF16; give --precision bf16"
+        yield from self._faults_of_adapter()
+        if self.loss != OF_LABELS and not self.shape.is_decoder_only:
+            yield f"--loss {self.loss}: {self.model} is {KINDS[False]}; leave it out"
+
+    def _faults_of_adapter(self) -> Iterator[str]:
         if self.adapter is None:
             for name in ("lora_rank", "lora_targets"):
                 value = getattr(self, name)
@@ -226,8 +231,6 @@ class Request:
         if has_blank or has_empty_name:
             place = f"--lora-targets {self.lora_targets!r}"
             yield f"{place}: has a blank or an empty name; give names such as q_proj,v_proj"
-        if self.loss != OF_LABELS and not self.shape.is_decoder_only:
-            yield f"--loss {self.loss}: {self.model} is {KINDS[False]}; leave it out"
 
     def _faults_of_lengths(self) -> Iterator[str]:
         shape = self.shape

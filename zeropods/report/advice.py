@@ -123,7 +123,7 @@ class AdviceReport:
             fits = "it fits"
             if change.way.estimate.verdict == TIGHT:
                 fits = "it is a tight fit"
-            sentence = f"With {change.what} {fits}: {described(change.way)}."
+            sentence = f"With {change.what} {fits}: {described(change.way.estimate)}."
             if change.way.request.planned_only:
                 sentence = f"{sentence} {NOT_TRAINED}"
             sentences.append(sentence)
@@ -137,7 +137,7 @@ class AdviceReport:
         tight = ", TIGHT" if estimate.verdict == TIGHT else ""
         speed = f"{digits(estimate.samples_per_second)} samples/s"
         memory = f"{estimate.memory.device_bytes / GIB:.1f} GiB of a GPU{tight}"
-        sentence = f"{described(way)}: {speed}, {memory}."
+        sentence = f"{described(estimate)}: {speed}, {memory}."
         if self.request.global_batch is None:
             step = f"Its steps have {counted(way.step_rows, 'row')}"
             sentence = f"{sentence} {step}; --global-batch N keeps another number."
@@ -220,9 +220,9 @@ def _network_text(bytes_per_second: float) -> str:
     return f"{gigabits:.3g} Gbit/s"
 
 
-def described(way: Way) -> str:
-    """A way in words: `zero3 with checkpointing in BF16, 8 rows x 4 passes on 2 pods of 4`."""
-    estimate = way.estimate
+def described(estimate: Estimate) -> str:
+    """The way of an estimate in words: `zero3 with checkpointing in BF16, 8 rows x 4 passes on 2
+    pods of 4 processes`."""
     work = estimate.work
     text = estimate.technique.name
     if work.checkpointing:
@@ -240,7 +240,7 @@ def _cheapest(way: Way) -> str:
     """The cheapest way, how long it takes, and what it costs."""
     estimate = way.estimate
     hours = (estimate.total_seconds or 0.0) / SECONDS_PER_HOUR
-    sentence = f"{described(way)}: {digits(hours)} h"
+    sentence = f"{described(estimate)}: {digits(hours)} h"
     if estimate.cost is not None:
         sentence = f"{sentence}, cost {estimate.cost:.2f}"
     return f"{sentence}."

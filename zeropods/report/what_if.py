@@ -19,6 +19,7 @@ from zeropods.plan.machines import Machines
 from zeropods.plan.memory import LOADING
 from zeropods.plan.terms import PARTS, Term, total
 from zeropods.plan.workload import MASTER, Workload
+from zeropods.report.advice import described
 from zeropods.report.plan import TIMES, gib
 from zeropods.tables import GIB, SECONDS_PER_HOUR, Table, counted, digits
 from zeropods.techniques import TECHNIQUES
@@ -78,6 +79,15 @@ def what_ifs(first_plan: Plan, ask: Ask = plan, machine: Path | None = None) -> 
         return tuple(answers)
     flag = f" --machine {shlex.quote(str(machine))}"
     return tuple(replace(answer, command=answer.command + flag) for answer in answers)
+
+
+def subject(first_plan: Plan) -> str:
+    """Which way of a plan the questions and the life of the run are about, in a sentence."""
+    which = "the fastest of --all that fits"
+    if first_plan.best is None:
+        which = "the one of --all with the least memory, since none fits"
+    way = described(recommended(first_plan))
+    return f"The tables below are about {way}: {which}."
 
 
 def what_if_table(answers: tuple[WhatIf, ...]) -> Table:

@@ -235,7 +235,8 @@ def test_as_many_more_pods_are_named_as_are_enough_and_share_the_rows_of_a_step(
 
 
 def test_what_fits_otherwise_comes_after_what_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ("t5-small", "--gpu", "T4", "--batch-size", "4096", "--samples", "10000", "--gradient-checkpointing", "False")
+    argv = ("t5-small", "--gpu", "T4", "--batch-size", "4096", "--samples", "10000",
+            "--gradient-checkpointing", "False")  # fmt: skip
     first, second, third = shown(capsys, *argv).split("\n\n")[1].splitlines()[:3]
     assert first == "Nothing that was asked for fits."
     assert second.startswith("Best otherwise: ddp ") and third.startswith("Cheapest otherwise: ")
@@ -320,8 +321,8 @@ def test_a_way_that_is_planned_only_has_no_command(capsys: pytest.CaptureFixture
         (("--gpu", "T4", "--bandwidth", "3", "--technique", "zero2"), []),
         (("--gpu", "T4", "--technique", "zero2_offload"), ["bandwidth", "pcie-bandwidth", "host-memory"]),
         # The cheapest alone, on one pod, depends on the link between its GPUs.
-        (("--gpu", "T4", "--pods", "2", "--slots", "2", "--samples", "10000", "--technique", "ddp", "--bandwidth", "0.1"),
-         ["peer-bandwidth", "pcie-bandwidth"]),
+        (("--gpu", "T4", "--pods", "2", "--slots", "2", "--samples", "10000", "--technique", "ddp",
+          "--bandwidth", "0.1"), ["peer-bandwidth", "pcie-bandwidth"]),
     ],
 )  # fmt: skip
 def test_a_speed_that_nobody_gave_is_named_where_it_is_used_and_nowhere_else(

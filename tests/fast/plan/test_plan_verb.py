@@ -245,10 +245,20 @@ def test_an_answer_says_what_binds(job: tuple[str, ...], question: str, answer: 
     assert answer in found["answer"] and binds in found["binds"]
 
 
+def words_of(text: str) -> str:
+    """A text without its line breaks."""
+    return " ".join(text.split())
+
+
 def test_people_get_both_tables_and_only_where_they_ask() -> None:
     assert "What if" not in result("t5-small")["text"]
     found = result("t5-small", "--gpu", "T4", "--what-if")
     assert "## What if" in found["text"] and "## The whole life of the run" in found["text"]
+    # They are about the batch that was asked for, not about the best one.
+    about = "The tables below are about ddp in FP32, 32 rows on 3 pods of 1 process: "
+    assert f"{about}the fastest of --all that fits." in words_of(found["text"])
+    nothing_fits = result("t5-3b", "--technique", "ddp", "--what-if")["text"]
+    assert f"{about}the one of --all with the least memory, since none fits." in words_of(nothing_fits)
     commands = [each["command"] for each in found["what_if"] if "technique" in each]
     assert [line for line in found["text"].splitlines() if line.startswith("zeropods plan")] == commands
 
