@@ -21,14 +21,18 @@ set -euo pipefail
 : "${NAME_SECONDS:=600}"                      # how long the first pod may take to have an address
 
 # The cluster's DNS knows a pod only once it has an address, which takes as long as its image does to come.
+# SIGTERM, with which Kubernetes ends a pod, ends the waiting, with the status that is not counted as a failure; the first
+# process of a container would ignore it.
 await_first_pod() {
+    trap 'echo "kubernetes: asked to end before $FIRST_POD had an address" >&2; exit 75' TERM
     local deadline=$((SECONDS + NAME_SECONDS))
     until getent hosts "$FIRST_POD" >/dev/null; do
         if [ "$SECONDS" -ge "$deadline" ]; then
             echo "kubernetes: $FIRST_POD: no address after $NAME_SECONDS s; is the Service $SERVICE there?" >&2
             exit 1
         fi
-        sleep 1
+        sleep 1 &
+        wait $!
     done
 }
 

@@ -1,6 +1,6 @@
 """A program that says how it was started, and ends in a way that its last arguments name.
 
-python -m tests.said [WORD ...] [write BYTES | leave | hang]
+python -m tests.said [WORD ...] [write BYTES | complain BYTES | leave | hang]
 """
 
 import json
@@ -17,6 +17,8 @@ def main() -> int:
             print("an error", file=sys.stderr, flush=True)
             sys.stdout.write("x" * int(number))
             return 3
+        case [*_, "complain", number]:
+            print("y" * int(number), file=sys.stderr)
         case [*_, "leave"]:
             left = subprocess.Popen(["sleep", "600"])
             print(left.pid, flush=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 LAUNCHERS = ("pdsh", "agents", "slurm", "none")
-ON_PODS = (None, "pdsh", "agents")
+LAUNCHERS_ON_PODS = (None, "pdsh", "agents")
 """Values of --launcher, or that there is none, where the ranks run on the pods of a cluster."""
 SLURM_FLAGS = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 """Flags of a job, by their names among the arguments."""
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> Result:
     check_inputs(call)
     if arguments.launcher == "slurm":
         result = _as_job(arguments, call, supervision)
-    elif arguments.launcher in ON_PODS:
+    elif arguments.launcher in LAUNCHERS_ON_PODS:
         result = _on_pods(arguments, call, supervision)
     else:
         result = _on_this_machine(arguments, call, supervision)
@@ -170,7 +170,7 @@ def _faults(arguments: argparse.Namespace) -> Iterator[str]:
     yield from _restart_faults(arguments)
 
     slots = arguments.slots
-    if launcher in ON_PODS and slots is not None:
+    if launcher in LAUNCHERS_ON_PODS and slots is not None:
         yield f"--slots {slots}: pods have slots of their own; leave it out"
 
     yield from _slurm_faults(arguments)
@@ -186,8 +186,8 @@ def _restart_faults(arguments: argparse.Namespace) -> Iterator[str]:
     min_pods = arguments.min_pods
     if arguments.launcher == "slurm" and restarts is not None:
         yield f"--restarts {restarts}: SLURM requeues a job by itself; leave it out"
-    if arguments.launcher not in ON_PODS and min_pods is not None:
-        yield f"--min-pods {min_pods}: is for --launcher pdsh; leave it out"
+    if arguments.launcher not in LAUNCHERS_ON_PODS and min_pods is not None:
+        yield f"--min-pods {min_pods}: is for --launcher pdsh or agents; leave it out"
     if restarts is not None and restarts < 0:
         yield f"--restarts {restarts}; expected at least 0"
     if arguments.replace and arguments.launcher in ("slurm", "none"):

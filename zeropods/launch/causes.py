@@ -46,7 +46,8 @@ class RankEnd:
     """Number of optimizer steps that any rank is known to have done, which none can do without the
     others."""
     session: int | None = None
-    """Exit status of its pod's ssh session, if that failed and the pod has no other rank."""
+    """Exit status of the launcher's session on its pod, over ssh or by an agent, if that failed and
+    the pod has no other rank."""
 
     @property
     def exit_status(self) -> int | None:
@@ -133,7 +134,7 @@ class RankEnd:
         if status is None:
             if self.session is None:
                 return UNSAID
-            return f"its ssh session {_of_a_session(self.session)}"
+            return f"its launcher's session {_of_a_session(self.session)}"
         if status == 0:
             return "ended with status 0 before the run was finished"
         if status > 0:

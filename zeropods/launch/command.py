@@ -7,9 +7,7 @@ to be wrong.
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -23,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 from zeropods import files
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
+from zeropods.launch.over_agents import VARIABLES_FILE
 from zeropods.launch.script_call import ScriptCall
 from zeropods.measure.record import RECORD, Record, read_json, read_record
 from zeropods.pods.gpus import VISIBLE, own_gpus
-from zeropods.pods.hostfile import Host, own_slots
+from zeropods.pods.hostfile import Host, own_slots, world_info
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
@@ -74,6 +73,8 @@ with a secret."""
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """Matches what a remote shell, pdsh or DeepSpeed would misread, and what is not UTF-8."""
 BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
+NOT_IN_A_LINE = re.compile(r"[\n\r\0\ud800-\udfff]")
+"""Matches what a line of the file with the variables of ranks by agents cannot hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,8 @@ class Launch:
     master_port: int
     """Port on which rank 0 listens for the other ranks."""
     launcher: str = PDSH
+    requested_launcher: str | None = None
+    """The launcher that the user asked for; None where it was chosen by itself."""
     ssh_config: Path | None = None
     control_ports: tuple[int, ...] = ()
     """Control ports of the pods' agents, in the order of the hosts."""
@@ -155,7 +158,8 @@ def plan_launch(
         launcher: one of `ON_PODS`; if not given, pdsh where it reaches the pods, else the agents.
         global_batch: as for `plan_on`.
     """
-    launcher = launcher_on(cluster, launcher)
+    requested_launcher = launcher
+    launcher = launcher_on(cluster, requested_launcher)
     hosts = cluster.hosts[:pods]
     name = cluster.name
     if pods is not None and len(hosts) != pods:
@@ -173,12 +177,13 @@ def plan_launch(
         cores = len(os.sched_getaffinity(0))
         threads = str(max(1, cores // sum(host.slots for host in hosts)))
     fixed = {} if threads is None else {"OMP_NUM_THREADS": threads}
-    exported = exported_variables(export, fixed)
+    exported = exported_variables(export, fixed, launcher)
     return plan_on(
         hosts,
         call,
         has_no_gpu=cluster.hides_gpus or (cluster.shared_machine and own_gpus() == 0),
         launcher=launcher,
+        requested_launcher=requested_launcher,
         ssh_config=cluster.ssh_config,
         control_ports=tuple(pod.control_port for pod in cluster.pods[:pods]),
         secret_file=cluster.secret_file,
@@ -266,6 +271,10 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
     call = planned.call
     if planned.launcher != AGENTS:
         check_plain("script", call.script)
+    for argument in call.arguments:
+        if "\0" in argument:
+            reason = "contains NUL, which no program can be given"
+            raise UserError(f"argument {argument!r}: {reason}; take it out")
     values = call.values
     is_ours = call.kind is not None
     if has_no_gpu and is_ours and values["precision"] == "fp16":
@@ -376,10 +385,9 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
         # This launcher needs no ssh, starts a process per slot, and ends its children when it is
         # ended.
         places = {"localhost": list(range(launch.world_size))}
-        world_info = base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
         return [
             *(sys.executable, "-u", "-m", LIGHT, "deepspeed.launcher.launch"),
-            f"--world_info={world_info}",
+            f"--world_info={world_info(places)}",
             "--master_addr=127.0.0.1",
             f"--master_port={launch.master_port}",
             str(launch.script),
@@ -424,11 +432,15 @@ def launch_line(launch: Launch, cluster: Cluster, hostfile: Path) -> str:
     agents start only ranks that are supervised, `zeropods launch`."""
     if launch.launcher == PDSH:
         return shell_line(runner_argv(launch, hostfile), launcher_variables(launch))
+    exported = []
+    for name in launch.export:
+        exported += ["--export", name]
     argv = [
         *(sys.executable, "-m", "zeropods", "launch"),
         *("--name", cluster.name),
         *("--launcher", AGENTS),
         *("--num-pods", str(len(launch.hosts))),
+        *exported,
         *("--", str(launch.script)),
         *launch.arguments,
     ]
@@ -438,7 +450,7 @@ def launch_line(launch: Launch, cluster: Cluster, hostfile: Path) -> str:
 def launcher_variables(launch: Launch) -> dict[str, str]:
     """Environment variables that pdsh needs when DeepSpeed's launcher starts it; none for another
     launcher."""
-    if launch.launcher == AGENTS:
+    if launch.launcher != PDSH:
         return {}
     variables = {"PDSH_RCMD_TYPE": "ssh"}
     if launch.ssh_config is not None:
@@ -475,13 +487,22 @@ def check_plain(what: str, path: Path | str) -> None:
 # The environment of the launcher and of every rank
 
 
-def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[str, str]:
+def exported_variables(
+    names: Iterable[str], fixed: Mapping[str, str], launcher: str = PDSH
+) -> dict[str, str]:
     """Variables for every rank: the `fixed` ones, those asked for by name, and those of FORWARDED
     that are set.
 
-    They end up on command lines, so a name that sounds like a secret is refused, as is a value that
-    would not pass through a shell unchanged.
+    They end up on command lines and in the run folder, so a name that sounds like a secret is
+    refused, as is a value that would not arrive unchanged: over pdsh it passes through a shell.
     """
+    where = "on command lines"
+    misread = UNSAFE
+    why_misread = "would be changed by a remote shell"
+    if launcher == AGENTS:
+        where = "in the run folder"
+        misread = NOT_IN_A_LINE
+        why_misread = "cannot be passed on"
     for name in names:
         if name not in os.environ:
             raise UserError(
@@ -501,14 +522,13 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     for name, value in variables.items():
         if SECRET_NAME.search(name):
             raise UserError(
-                f"--export {name}: sounds like a secret, and would be visible on command lines; "
+                f"--export {name}: sounds like a secret, and would be visible {where}; "
                 "put it into a file that the pods see, and export the file's path"
             )
-        unsafe = UNSAFE.search(value)
+        unsafe = misread.search(value)
         if unsafe is not None:
             raise UserError(
-                f"--export {name}: {unsafe[0]!r} in its value would be changed by a remote shell; "
-                "put it into a file"
+                f"--export {name}: {unsafe[0]!r} in its value {why_misread}; put it into a file"
             )
     return variables
 
@@ -517,7 +537,7 @@ def variables_of_ranks(launch: Launch, environment: Mapping[str, str]) -> dict[s
     """The variables in the file from which the launcher on the pods takes those of the ranks.
 
     Over pdsh DeepSpeed's runner adds those that it forwards unasked; here they are added for the
-    agents.
+    agents. `UserError` names one of these that a line of the file cannot hold.
 
     Args:
         environment: this process's environment.
@@ -532,6 +552,11 @@ def variables_of_ranks(launch: Launch, environment: Mapping[str, str]) -> dict[s
     if environment.get("PYTHONPATH"):
         searched.append(environment["PYTHONPATH"])
     variables["PYTHONPATH"] = os.pathsep.join(searched)
+    for name, value in variables.items():
+        broken = NOT_IN_A_LINE.search(value)
+        if broken is not None:
+            reason = f"is passed on to the ranks, and {broken[0]!r} in its value cannot be"
+            raise UserError(f"{name}: {reason}; set it without that")
     return {**variables, **launch.exported}
 
 
@@ -542,7 +567,7 @@ def runner_environment(
     the agents start the ranks.
 
     It holds no secret that the launcher would pass on. `UserError` names a variable that DeepSpeed
-    forwards and whose value a remote shell would change.
+    forwards over pdsh and whose value a remote shell would change.
 
     Args:
         environment: this process's environment, with the programs of its Python first on PATH.
@@ -550,10 +575,10 @@ def runner_environment(
     forwarded = {name for name in environment if name.startswith(FORWARDED_BY_DEEPSPEED)}
     secret = {name for name in forwarded if SECRET_NAME.search(name)}
     for name in sorted(forwarded - secret):
-        if UNSAFE.search(environment[name]):
+        if launch.launcher == PDSH and UNSAFE.search(environment[name]):
             raise UserError(
                 f"{name}: DeepSpeed forwards it, and a remote shell would change its value; "
                 "unset it"
             )
     kept = {name: value for name, value in environment.items() if name not in secret}
-    return {**kept, **launcher_variables(launch), "DS_ENV_FILE": str(env_file)}
+    return {**kept, **launcher_variables(launch), VARIABLES_FILE: str(env_file)}

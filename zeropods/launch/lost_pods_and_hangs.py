@@ -25,10 +25,11 @@ from zeropods.pods.rendezvous import Pod
 LOST_SECONDS = 7.0
 """Seconds without an answer after which a pod counts as lost."""
 GONE_SECONDS = 3.0
-"""The same for a pod whose ssh session is gone too; longer than the time between two answers."""
+"""The same for a pod whose launcher's session is gone too; longer than the time between two
+answers."""
 REPORT_SECONDS = 5.0
-"""Seconds that the ranks of the other pods have to report, after pdsh said that a pod's ranks
-failed."""
+"""Seconds that the ranks of the other pods have to report, after the launcher said that a
+pod's ranks failed."""
 MEASURED_SECONDS = 12.0
 """Seconds to wait for the launcher, or for what the ranks left running, once all ranks have
 measured or ended."""
@@ -94,7 +95,7 @@ def judge(
         launcher_status: exit status of DeepSpeed's launcher, negative for a signal; None while it
             runs.
         signal_name: name of a signal that asks for the end, if one came.
-        failed_sessions: seconds since pdsh reported a failure, by pod.
+        failed_sessions: seconds since the launcher reported a failure, by pod.
         since_start: seconds since the launcher's start.
         timeout_seconds: how many of these seconds the run may take; None for no limit.
         since_measured: seconds since all ranks had finished measuring.
@@ -138,7 +139,7 @@ def _lost_pod(pods: Sequence[PodState], sessions: Mapping[str, float]) -> Ending
             why = "because this launcher was silent for longer than its lease"
             return Ending("failed", f"{name} ended the run, {why}", name)
         silent = now - state.answered_at
-        # A pod whose ssh session is gone too counts as lost sooner.
+        # A pod whose session is gone too counts as lost sooner.
         limit = GONE_SECONDS if name in sessions else LOST_SECONDS
         if silent > limit:
             place = state.error or state.pod.address
@@ -160,7 +161,7 @@ def _end_of_launcher(status: int) -> Ending:
 def _launcher_that_waits(pods: Sequence[PodState], since_measured: float) -> Ending | None:
     """The verdict if the launcher still runs, although the ranks have been done for long."""
     if pods and all(pod.has_long_been_empty for pod in pods):
-        why = "the ranks have ended, but something they left behind keeps their ssh sessions open"
+        why = "the ranks have ended, but something they left behind keeps their output open"
         return Ending(None, why)
     if since_measured > MEASURED_SECONDS:
         why = "all ranks have finished measuring, but something keeps the launcher waiting"
@@ -169,15 +170,15 @@ def _launcher_that_waits(pods: Sequence[PodState], since_measured: float) -> End
 
 
 def _failed_session(sessions: Mapping[str, float]) -> Ending | None:
-    """The verdict if pdsh has reported a failure, and the ranks of the other pods had their time
-    to report."""
+    """The verdict if the launcher has reported a failure, and the ranks of the other pods had their
+    time to report."""
     if not sessions:
         return None
     pod = max(sessions, key=lambda name: sessions[name])
     seconds = sessions[pod]
     if seconds <= REPORT_SECONDS:
         return None
-    why = f"its ranks or its ssh session ended {seconds:.0f} s before the others'"
+    why = f"its ranks or the launcher's session there ended {seconds:.0f} s before the others'"
     return Ending(None, why, pod)
 
 

@@ -86,6 +86,8 @@ def launch(
             if others are dead.
     """
     call = ScriptCall.of(script, train_arguments(**flags))
+    # An earlier launch may have replaced some of its pods.
+    cluster = cluster.now()
     planned = plan_launch(cluster, call, pods=pods, export=export)
     supervision = Supervision(
         timeout_seconds=timeout_seconds,
@@ -116,6 +118,7 @@ def command_line(
     call = ScriptCall.of(script, train_arguments(**flags))
     if cluster is None:
         return shell_line([sys.executable, str(call.script), *call.arguments])
+    cluster = cluster.now()
     planned = plan_launch(cluster, call, pods=pods)
     return command.launch_line(planned, cluster, cluster.hostfile)
 

@@ -59,7 +59,8 @@ class Ranks:
         self.before = written_at(folder / CONFIG)
         """What `written_at` gave for `config.json` when the launch began."""
         self.sessions: Mapping[str, int] = {}
-        """Exit statuses of ssh sessions that failed, by pod, in the order in which they failed."""
+        """Exit statuses of the launcher's sessions that failed, by pod, in the order in which they
+        failed."""
         self._notes: dict[int, ExitNote] = {}
 
     def have_opened_the_run(self) -> bool:
@@ -140,7 +141,8 @@ class Ranks:
         return beat
 
     def _session_of_only_rank(self, pod: str | None) -> int | None:
-        """Exit status of a pod's ssh session, if that failed and the pod has only one rank."""
+        """Exit status of the launcher's session on a pod, if that failed and the pod has only one
+        rank."""
         if pod is None or self.pods.count(pod) > 1:
             return None
         return self.sessions.get(pod)
@@ -240,7 +242,7 @@ def _cause(
 
 
 def _in_order_of_sessions(ends: Sequence[RankEnd], sessions: Mapping[str, int]) -> list[RankEnd]:
-    """Those whose pods' ssh sessions failed first come first, those whose sessions did not fail
+    """Those whose pods' sessions failed first come first, those whose sessions did not fail
     come last."""
     positions = {pod: position for position, pod in enumerate(sessions)}
     return sorted(ends, key=lambda end: positions.get(end.pod or "", len(positions)))
@@ -251,7 +253,7 @@ def _nobody_s_own_cause(ends: Sequence[RankEnd], verdict: Ending) -> Ending:
     its own.
 
     Args:
-        ends: of all ranks, in the order in which their pods' ssh sessions failed.
+        ends: of all ranks, in the order in which their pods' sessions failed.
     """
     if verdict.launcher_was_killed:
         # The ranks ended because it did.

@@ -36,10 +36,14 @@ START_SECONDS = 20.0
 """Seconds that an agent may take to start a launcher."""
 ANSWER_SECONDS = HOLD_SECONDS + 5.0
 """Seconds that an agent may take to answer about output."""
-GONE_SECONDS = 3.0
-"""Seconds without an answer after which a pod's launcher counts as lost; its supervisor then waits
-less long for the pod itself."""
+AGENT_GONE_SECONDS = 3.0
+"""Seconds for which an agent is asked again, counted from the first of its answers that failed to
+come; then the pod's launcher counts as lost, and its supervisor waits less long for the pod
+itself."""
 PAUSE_SECONDS = 0.5
+MOST_LINE_BYTES = 65_536
+"""Bytes of a line that are kept until its end comes; what has more is written in several lines, so
+that a rank that never ends its line takes no memory here."""
 LOST = 255
 """Exit status that stands for a lost launcher, as it does for ssh."""
 
@@ -78,7 +82,7 @@ class _Session:
         `WireError` where its agent does not answer, or has no such launcher.
         """
         received = 0
-        answered_at = time.monotonic()
+        failing_since: float | None = None
         while True:
             try:
                 request = {"do": "output", "received": received}
@@ -86,11 +90,16 @@ class _Session:
             except RefusedError:
                 raise
             except WireError:
-                if time.monotonic() - answered_at > GONE_SECONDS:
+                # Not counted from the last answer: where nothing is written, an answer is held for
+                # longer than an agent is asked again.
+                now = time.monotonic()
+                if failing_since is None:
+                    failing_since = now
+                if now - failing_since > AGENT_GONE_SECONDS:
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            answered_at = time.monotonic()
+            failing_since = None
             if answer["number"] > received:
                 received = answer["number"]
                 self._take(base64.b64decode(answer["output"]))
@@ -104,6 +113,9 @@ class _Session:
 
     def _take(self, output: bytes) -> None:
         *lines, self._unfinished = (self._unfinished + output).split(b"\n")
+        if len(self._unfinished) >= MOST_LINE_BYTES:
+            lines.append(self._unfinished)
+            self._unfinished = b""
         self._write(lines)
 
     def _write(self, lines: Sequence[bytes]) -> None:

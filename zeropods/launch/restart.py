@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, plan_launch
+from zeropods.launch.command import AGENTS, Launch, plan_launch
 from zeropods.launch.outcome import UnopenedError, with_pod
 from zeropods.launch.script_call import ScriptCall, train_arguments
 from zeropods.measure.record import Record
@@ -96,13 +96,26 @@ def next_attempt(original: Launch, left: Cluster, min_pods: int, *, opened: bool
             changes["resume"] = "auto"
         # The last value of a flag counts.
         call = ScriptCall.of(original.script, [*original.arguments, *train_arguments(**changes)])
-        planned = plan_launch(
-            left, call, pods=number, export=original.export, launcher=original.launcher
-        )
+        launcher = _launcher_again(original)
+        try:
+            planned = plan_launch(
+                left, call, pods=number, export=original.export, launcher=launcher
+            )
+        except UserError as error:
+            return str(error)
         return replace(planned, original=original, changed_flags=changes)
     fewer = f", nor among fewer (at least {min_pods})" if len(numbers) > 1 else ""
     why = f"an effective batch of {effective} rows cannot be divided evenly among {pods} pods"
     return f"{why}{fewer}"
+
+
+def _launcher_again(original: Launch) -> str | None:
+    """The launcher that a restart has to take; None where it is chosen anew."""
+    # Agents reach every pod, and may have been given what pdsh could not pass on.
+    if original.launcher == AGENTS:
+        return AGENTS
+    # A pod that is new may have no sshd.
+    return original.requested_launcher
 
 
 def journal_entry(

@@ -3,6 +3,7 @@ nothing of it behind."""
 
 from __future__ import annotations
 
+import math
 import secrets
 import signal
 import subprocess
@@ -75,8 +76,8 @@ measured."""
 LOST_GRACE_SECONDS = 4.0
 """The same where a pod was lost: the ranks of the others wait for it and seldom react to a
 signal."""
-PDSH_SECONDS = 5.0
-"""Seconds that pdsh may take to end after the last rank."""
+LAUNCHER_END_SECONDS = 5.0
+"""Seconds that the launcher may take to end after the last rank."""
 RENEWAL_SECONDS = 1.5
 """Seconds between two renewals of the lease."""
 AGENT_ANSWER_SECONDS = 3.0
@@ -86,7 +87,7 @@ OPEN_SECONDS = 5.0
 RUN_STOP_SECONDS = 15.0
 """Seconds that a pod may take to end a run, after the ranks' grace period."""
 ASK_AGAIN_SECONDS = 300.0
-"""Seconds for which a restart asks again pods that live and do not answer over ssh."""
+"""Seconds for which a restart asks again pods that live and do not answer their checks."""
 ASK_AGAIN_PAUSE_SECONDS = 2.0
 
 
@@ -129,50 +130,104 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     attempt but the last has its record in `attempts/`.
     """
     supervision = supervision or Supervision()
-    restarts = supervision.restarts
-    min_pods = supervision.min_pods
-    check_restarts(planned, restarts, min_pods)
-    may_replace = supervision.replace_lost
-    if may_replace and not cluster.backend_class.can_replace:
+    check_restarts(planned, supervision.restarts, supervision.min_pods)
+    if supervision.replace_lost and not cluster.backend_class.can_replace:
         raise UserError("--replace: is for CML workers; leave it out")
     earlier = command.finished_record(planned)
     if earlier is not None:
         return earlier
-    current, left = _launch_to_begin_with(planned, cluster, min_pods)
-    began = time.monotonic()
-    has_opened = False
-    journal: list[dict[str, object]] = []
+    current, left = _launch_to_begin_with(planned, cluster, supervision.min_pods)
+    attempts = _Attempts(planned, cluster, supervision, left)
     with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
         while True:
-            outcome, decided_at = _attempt(current, left, _with_time_left(supervision, began))
-            has_opened = has_opened or isinstance(outcome, Record)
-            following_launch: Launch | str | None = None
-            if calls_for_another(outcome) and current.restarts < restarts:
-                left = _still_answering(left, outcome)
-                if may_replace and len(left.pods) < len(planned.hosts):
-                    left = _with_new_pods(planned, cluster, left)
-                    may_replace = False
-                following_launch = next_attempt(planned, left, min_pods or 1, opened=has_opened)
-            if isinstance(following_launch, str):
-                print(f"{planned.folder}: not restarted: {following_launch}", file=sys.stderr)
-            if not isinstance(following_launch, Launch):
+            outcome, decided_at = attempts.run(current)
+            following = attempts.following(current, outcome)
+            if following is None:
                 return _record_of(current, outcome)
-            current = replace(following_launch, restarts=current.restarts + 1)
-            entry = journal_entry(
-                planned,
-                current,
-                left,
-                status=outcome.status,
-                pod=outcome.pod,
-                rank=outcome.rank,
-                reason=outcome.reason,
-                steps=outcome.steps,
-                found_unix_seconds=decided_at,
-            )
-            journal.append(entry)
-            files.write_json(planned.folder / JOURNAL, {"restarts": journal})
-            how = f"restart {current.restarts} of {restarts}"
-            print(f"{planned.folder}: {restart_line(entry, how)}", file=sys.stderr)
+            attempts.note_restart(following, outcome, decided_at)
+            current = following
+
+
+class _Attempts:
+    """The attempts of one launch: what they share, and which pods are left for the next one."""
+
+    def __init__(
+        self, planned: Launch, cluster: Cluster, supervision: Supervision, left: Cluster
+    ) -> None:
+        self._planned = planned
+        self._cluster = cluster
+        self._supervision = supervision
+        self._left = left
+        self._began = time.monotonic()
+        self._has_opened = False
+        """Whether an attempt has opened the run."""
+        self._may_replace = supervision.replace_lost
+        self._journal: list[dict[str, object]] = []
+
+    def run(self, launch: Launch) -> tuple[Record | UnopenedError, float]:
+        """Make one attempt; returns as `_attempt`."""
+        supervision = _with_time_left(self._supervision, self._began)
+        outcome, decided_at = _attempt(launch, self._left, supervision)
+        self._has_opened = self._has_opened or isinstance(outcome, Record)
+        return outcome, decided_at
+
+    def following(self, current: Launch, outcome: Record | UnopenedError) -> Launch | None:
+        """The launch with which the run goes on after an attempt; None where it ends with it. Where
+        it cannot go on, a line on stderr says why."""
+        supervision = self._supervision
+        if not calls_for_another(outcome) or current.restarts >= supervision.restarts:
+            return None
+        self._left = _still_answering(self._left, outcome)
+        if self._may_replace and len(self._left.pods) < len(self._planned.hosts):
+            self._replace_lost_pods()
+        following = next_attempt(
+            self._planned, self._left, supervision.min_pods or 1, opened=self._has_opened
+        )
+        if not isinstance(following, Launch):
+            print(f"{self._planned.folder}: not restarted: {following}", file=sys.stderr)
+            return None
+        return replace(following, restarts=current.restarts + 1)
+
+    def _replace_lost_pods(self) -> None:
+        """Put new pods, once, into the place of those that are not left; where they do not come up,
+        a line on stderr says why."""
+        self._may_replace = False
+        names_left = [pod.name for pod in self._left.pods]
+        lost = [pod.name for pod in self._cluster.pods if pod.name not in names_left]
+        seconds = _with_time_left(self._supervision, self._began).timeout_seconds
+        if seconds is None:
+            seconds = math.inf
+        try:
+            self._left = replace_lost_pods(self._cluster, lost, seconds)
+        except (UserError, OSError) as error:
+            # CML's own calls raise errors of a connection, whose text may have several lines.
+            reason = " ".join(str(error).split())
+            place = f"{self._planned.folder}: {', '.join(lost)}"
+            print(f"{place}: not replaced: {reason}", file=sys.stderr)
+
+    def note_restart(
+        self, following: Launch, outcome: Record | UnopenedError, decided_at: float
+    ) -> None:
+        """Write into the journal, and on stderr, what ended an attempt and how the run goes on."""
+        planned = self._planned
+        entry = journal_entry(
+            planned,
+            following,
+            self._left,
+            status=outcome.status,
+            pod=outcome.pod,
+            rank=outcome.rank,
+            reason=outcome.reason,
+            steps=outcome.steps,
+            found_unix_seconds=decided_at,
+        )
+        self._journal.append(entry)
+        files.write_json(planned.folder / JOURNAL, {"restarts": self._journal})
+        how = f"restart {following.restarts} of {self._supervision.restarts}"
+        print(f"{planned.folder}: {restart_line(entry, how)}", file=sys.stderr)
+        if following.launcher != planned.launcher:
+            reason = f"{self._left.why_not_pdsh()}, so the pods' agents start the ranks"
+            print(f"{planned.folder}: {reason}", file=sys.stderr)
 
 
 def _with_time_left(supervision: Supervision, began: float) -> Supervision:
@@ -238,18 +293,6 @@ def _still_answering(cluster: Cluster, outcome: Record | UnopenedError) -> Clust
         if not is_lost:
             statuses.append(status)
     return _with_ready_pods(cluster, statuses)
-
-
-def _with_new_pods(planned: Launch, cluster: Cluster, left: Cluster) -> Cluster:
-    """The cluster with new pods in the place of those that are not left; as it is left where they
-    do not come up, of which a line on stderr says why."""
-    names_left = [pod.name for pod in left.pods]
-    lost = [pod.name for pod in cluster.pods if pod.name not in names_left]
-    try:
-        return replace_lost_pods(cluster, lost)
-    except UserError as error:
-        print(f"{planned.folder}: {', '.join(lost)}: not replaced: {error}", file=sys.stderr)
-        return left
 
 
 def _with_ready_pods(cluster: Cluster, statuses: Sequence[PodStatus]) -> Cluster:
@@ -506,7 +549,7 @@ def _stop(process: subprocess.Popen[bytes], lease: RunLease, *, is_lost: bool) -
         if not is_lost:
             # The launcher's last lines are still on their way.
             with suppress(subprocess.TimeoutExpired):
-                process.wait(PDSH_SECONDS)
+                process.wait(LAUNCHER_END_SECONDS)
     finally:
         if process.poll() is None:
             # pdsh puts each ssh into a session of its own, so a signal to the process group would

@@ -27,7 +27,7 @@ from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import RUN_SECONDS, Leases
 from zeropods.pods.machine import show_life
 from zeropods.pods.processes import ENDING, Process, descendants
-from zeropods.pods.rendezvous import REGISTRATION, Pod, register
+from zeropods.pods.rendezvous import MASTER_GONE_SECONDS, REGISTRATION, Pod, register
 from zeropods.pods.ssh import (
     FORKS,
     HOST_KEY,
@@ -36,7 +36,13 @@ from zeropods.pods.ssh import (
     sshd_last_words,
     start_sshd,
 )
-from zeropods.pods.started import Modules, RefusedOrderError, StartedProcesses
+from zeropods.pods.started import (
+    MOST_SHOWN,
+    OTHER_VERSION,
+    Modules,
+    RefusedOrderError,
+    StartedProcesses,
+)
 from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
 from zeropods.programs import (
     PR_SET_CHILD_SUBREAPER,
@@ -59,7 +65,7 @@ HOW_TO_START = (
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
 POD_GRACE_SECONDS = 2.0
 """Seconds from SIGTERM to SIGKILL when the pod ends."""
-AGENT_SECONDS = 10.0
+AGENT_END_SECONDS = 10.0
 """Seconds from SIGTERM, which the warden passes on to the agent, until it kills the agent and
 everything under it."""
 PROGRAMS_OF_SSHD = ("sshd", "ssh-keygen")
@@ -271,7 +277,10 @@ class _Agent:
             host_key=self._host_key,
             control_port=self._port,
         )
-        await register(orders.master, self._secret, pod, orders.register_seconds)
+        gone_seconds = min(MASTER_GONE_SECONDS, orders.lease_seconds)
+        await register(
+            orders.master, self._secret, pod, orders.register_seconds, gone_seconds=gone_seconds
+        )
         self._leases.open(orders.lease, orders.lease_seconds)
         if ssh_port is None:
             self._say("ready, without sshd")
@@ -307,6 +316,9 @@ class _Agent:
 
     async def _answer_of(self, request: Message) -> Message:
         answer: Message
+        # Without this, a request about a run that has no name would be one about the pod.
+        if not isinstance(request.get("run", ""), str):
+            return _not_known(request)
         match request:
             case {"do": "renew", "run": run}:
                 if request.get("forks"):
@@ -318,14 +330,19 @@ class _Agent:
             case {"do": "stacks", "run": run}:
                 self._leases.ask_for_stacks(run)
                 answer = {}
-            case {"do": "launch", "run": run, "launcher": fields}:
+            case {"do": "launch", "run": run, "launcher": dict(fields)}:
                 # A run that has ended is refused, and one that is new gets the usual lease.
                 answer = self._leases.renew_run(run, RUN_SECONDS)
                 if "error" not in answer:
                     await self._started.launch(run, fields)
-            case {"do": "output", "run": run, "received": received}:
+            case {"do": "output", "run": run, "received": int(received)}:
                 answer = await self._started.output(run, received)
-            case {"do": "check", "module": module, "arguments": arguments, "folder": folder}:
+            case {
+                "do": "check",
+                "module": str(module),
+                "arguments": list(arguments),
+                "folder": folder,
+            }:
                 variables = request.get("variables", {})
                 seconds = request.get("seconds", 0.0)
                 answer = await self._started.check(module, arguments, folder, variables, seconds)
@@ -339,8 +356,7 @@ class _Agent:
             case {"do": "status"}:
                 answer = self._leases.status()
             case _:
-                remedy = "is the sender's zeropods a different version?"
-                answer = {"error": f"{request}: not a known request; {remedy}"}
+                answer = _not_known(request)
         return answer
 
     def _start_fork_server(self) -> None:
@@ -388,6 +404,12 @@ class _Agent:
             print(f"pod {self._orders.address}: {what}", flush=True)
 
 
+def _not_known(request: Message) -> Message:
+    """The answer to a request that no agent of this version knows."""
+    shown = str(request)[:MOST_SHOWN]
+    return {"error": f"{shown}: not a known request; {OTHER_VERSION}"}
+
+
 def _below() -> list[Process]:
     """The processes that live below this one; those that have ended are reaped."""
     processes.reap()
@@ -412,14 +434,14 @@ def _guard(agent: int, pod: str, folder: Path) -> int:
             received = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
             is_asked_to_end = received is not None and received.si_signo in ENDING
             if is_asked_to_end and deadline == math.inf:
-                deadline = time.monotonic() + AGENT_SECONDS
+                deadline = time.monotonic() + AGENT_END_SECONDS
                 os.kill(agent, signal.SIGTERM)
     finally:
         is_clean = processes.end(_below, 0.0) == 0
         shutil.rmtree(folder, ignore_errors=True)
     how = None
     if status is None:
-        how = f"did not end in {AGENT_SECONDS:.0f} s"
+        how = f"did not end in {AGENT_END_SECONDS:.0f} s"
     elif status < 0:
         how = f"was killed by signal {-status}"
     if how is not None:

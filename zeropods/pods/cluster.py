@@ -205,18 +205,33 @@ class Cluster:
             statuses.append(PodStatus(pod.name, pod.address, pod.slots, pod.hostname, **answer))
         return statuses
 
+    def state_now(self) -> Cluster | None:
+        """The cluster as its state says now, since a process that restarts a run may have replaced
+        some of its pods; None where it was taken down, or its name is another cluster's by now."""
+        now = read_cluster(self.folder)
+        if now is not None and _has(now, self.pods):
+            return now
+        return None
+
+    def now(self) -> Cluster:
+        """The cluster as its state says now; as it was where that cannot be told."""
+        with suppress(UserError, OSError):
+            return self.state_now() or self
+        return self
+
     def is_ready(self) -> bool:
         """Whether all pods answer now."""
-        return all(pod.is_ready for pod in self.statuses())
+        return all(pod.is_ready for pod in self.now().statuses())
 
     def list(self) -> Table:
         """Table of the pods and their current state."""
-        return Table.of(map(asdict, self.statuses()), f"Cluster {self.name}")
+        return Table.of(map(asdict, self.now().statuses()), f"Cluster {self.name}")
 
     def check(self) -> Preflight:
         """Check every pod now; shown as pods x checks, and below them the remedy for each check
         that is not ok."""
-        return replace(self.preflight(expected_here()), title=f"Cluster {self.name}, checked")
+        checked = self.now().preflight(expected_here())
+        return replace(checked, title=f"Cluster {self.name}, checked")
 
     def preflight(
         self, expected: Expectation, pods: int | None = None, *, over_ssh: bool | None = None
@@ -559,8 +574,8 @@ def _agents_now(cluster: Cluster) -> tuple[tuple[str, int], ...]:
     """Its agents as its state says now, since a process that restarts a run may have replaced some;
     none where it cannot be read."""
     with suppress(UserError, OSError):
-        now = read_cluster(cluster.folder)
-        if now is not None and _has(now, cluster.pods):
+        now = cluster.state_now()
+        if now is not None:
             return now.agents
     return ()
 

@@ -7,11 +7,13 @@ written into configurations of ssh, sshd and pdsh, and since pods have an IPv4 a
 
 from __future__ import annotations
 
+import base64
 import ipaddress
+import json
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,6 +161,12 @@ def write_hostfile(path: Path, hosts: Iterable[Host]) -> None:
     """Write a hostfile that `read_hostfile` can read back; a reader sees the old or the new one,
     never part of one."""
     files.write_text(path, "".join(f"{host.line()}\n" for host in hosts))
+
+
+def world_info(slots: Mapping[str, Sequence[int]]) -> str:
+    """The slots of each pod by its address, in the order of ranks, as DeepSpeed's launcher on a pod
+    takes them: JSON in base64."""
+    return base64.urlsafe_b64encode(json.dumps(slots).encode()).decode()
 
 
 # What a pod can say about itself: the address at which others reach it, and its slots.

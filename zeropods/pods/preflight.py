@@ -59,7 +59,7 @@ TIMED_OUT = -signal.SIGKILL
 NO_ANSWER = "no answer"
 """What is said of a pod that may live although it did not answer in time begins so."""
 KILLED = f"{NO_ANSWER}: its check was killed, or took more than {PROBE_SECONDS} s"
-AGENT_SECONDS = 5.0
+LATE_ANSWER_SECONDS = 5.0
 """Seconds by which an agent's answer may come later than the end of the check that it was asked
 for."""
 AGENT_REFUSED = 254
@@ -460,7 +460,7 @@ def run_by_agents(
     """
     limited = [{**request, "seconds": seconds} for request in requests]
     ends = []
-    for answer in ask_each(agents, secret, limited, seconds + AGENT_SECONDS):
+    for answer in ask_each(agents, secret, limited, seconds + LATE_ANSWER_SECONDS):
         if isinstance(answer, RefusedError):
             end = CompletedProcess("", AGENT_REFUSED, "", str(answer))
         elif isinstance(answer, WireError):

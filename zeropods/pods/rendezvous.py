@@ -22,6 +22,12 @@ LONGEST_PAUSE_SECONDS = 1.0
 ASK_SECONDS = 60.0
 """Seconds to wait for the master's answer: a connection that dies while all wait would not be
 noticed otherwise."""
+LASTING_SECONDS = 5.0
+"""Seconds that a connection without an answer has lasted if there is a master, which waits for
+other pods or is busy; that to a port where nobody listens fails at once."""
+MASTER_GONE_SECONDS = 30.0
+"""Seconds without a master, which fails every connection at once, until a pod gives up: a pod may
+start long after the process that has asked for it is gone."""
 FAREWELL_SECONDS = 2.0
 OTHER_FILES = 1_024
 """File descriptors left for strangers and the rest of the process; a pod that reconnects has two
@@ -48,7 +54,13 @@ class Pod:
     """`pod1` and so on, in the hostfile's order; assigned by the master when all pods are ready."""
 
 
-async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: float) -> None:
+async def register(
+    master: tuple[str, int],
+    secret: bytes,
+    pod: Pod,
+    seconds: float,
+    gone_seconds: float = MASTER_GONE_SECONDS,
+) -> None:
     """Register a pod that is ready to serve, and return when all pods of its cluster have
     registered.
 
@@ -57,25 +69,35 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
             the pod tries again.
         secret: the cluster's secret; it proves both sides to each other and is never sent.
         seconds: time within which the master's answer has to arrive.
+        gone_seconds: time for which connections may fail at once, one after the other.
 
     Raises:
-        UserError: the master does not answer in time, or refuses the pod.
+        UserError: the master does not answer in time, is gone, or refuses the pod.
     """
     place = f"{master[0]}:{master[1]}"
     clock = asyncio.get_running_loop().time
-    deadline = clock() + seconds
+    began = clock()
+    deadline = began + seconds
+    alive_at = began
     pause = FIRST_PAUSE_SECONDS
     while True:
+        asked_at = clock()
         try:
             # A master that starts many pods may greet late.
-            left = min(ASK_SECONDS, deadline - clock())
+            left = min(ASK_SECONDS, deadline - asked_at)
             answer = await ask(
                 *master, secret, REGISTRATION, asdict(pod), left, greeting_seconds=left
             )
             break
         except WireError as error:
-            if clock() + pause >= deadline:
-                reason = f"no answer from the master in {seconds:g} s ({error})"
+            now = clock()
+            # A connection that lasted was to a master that waits for other pods.
+            if now - asked_at > LASTING_SECONDS:
+                alive_at = now
+            gives_up_at = min(deadline, alive_at + gone_seconds)
+            if now + pause >= gives_up_at:
+                waited = seconds if gives_up_at == deadline else now - began
+                reason = f"no answer from the master in {round(waited, 1):g} s ({error})"
                 remedy = "is it up and reachable, and does this pod have its cluster's secret?"
                 raise UserError(f"{place}: {reason}; {remedy}") from None
         await asyncio.sleep(pause)
@@ -177,7 +199,7 @@ class Rendezvous:
         connections and the server."""
         await self._server.open(sock)
         await asyncio.to_thread(self._left.wait)
-        self._settle("the cluster did not come up")
+        self._settle("it waits for no more pods")
         await self._server.close(FAREWELL_SECONDS)
 
 

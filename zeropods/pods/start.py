@@ -9,12 +9,13 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
+from zeropods.files import PLAIN
 from zeropods.pods.backends import BACKEND_NAMES
 from zeropods.pods.backends.base import Backend, Settings, Worker
 from zeropods.pods.backends.local import SSH_PORT
@@ -22,6 +23,7 @@ from zeropods.pods.cluster import (
     BACKENDS,
     KEY_FILE,
     LOCK_SECONDS,
+    PROGRAMS_OF_PDSH,
     SECRET_FILE,
     SSH_CONFIG,
     Cluster,
@@ -126,11 +128,8 @@ def up(
     backend_name = _backend_for(hosts, backend)
     of_cml = {"accelerator_label": accelerator_label, "resource_profile": resource_profile}
     BACKENDS[backend_name].check_request(nvidia_gpu, **of_cml)
-    if lease not in LEASES:
-        raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
-    if replace_lost and not BACKENDS[backend_name].can_replace:
-        raise UserError("--replace: is for CML workers; leave it out")
-    wait_seconds = _wait_seconds(seconds, backend_name)
+    _check_choices(backend_name, lease, replace_lost=replace_lost)
+    waiting = _Waiting(_wait_seconds(seconds, backend_name), replace_lost)
     number = len(hosts) or count or 0
     settings = Settings(
         count=number,
@@ -147,14 +146,10 @@ def up(
         **of_cml,
     )
     folder = folder_of(name_of_process("kernel") if name is None else name)
-    pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder whose path pdsh cannot take
-    if hosts:
-        # Their workers are started over the user's own ssh.
-        required_programs("ssh")
+    _check_programs(folder, hosts)
     remove_ended_clusters()
     with ending_in_order(), locked(folder):
         standing = _standing(folder, settings)
-        waiting = _Waiting(wait_seconds, replace_lost)
         cluster = standing or _make(folder, settings, port, waiting)
     if lease == "kernel":
         hold(cluster, end_at_exit=standing is None)
@@ -178,6 +173,25 @@ def _check_numbers(nvidia_gpu: int | None, **positive: float | None) -> None:
             raise UserError(f"--{flag} {number}; expected a positive number")
     if nvidia_gpu is not None and nvidia_gpu < 0:
         raise UserError(f"--nvidia-gpu {nvidia_gpu}; expected at least 0")
+
+
+def _check_choices(backend: str, lease: str, *, replace_lost: bool) -> None:
+    """Refuse a lease that there is not, and new workers from a backend that has none. Arguments as
+    those of `up`."""
+    if lease not in LEASES:
+        raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
+    if replace_lost and not BACKENDS[backend].can_replace:
+        raise UserError("--replace: is for CML workers; leave it out")
+
+
+def _check_programs(folder: Path, hosts: tuple[Host, ...]) -> None:
+    """Refuse a cluster's folder whose path pdsh cannot take, where there is pdsh, and hosts where
+    there is no ssh."""
+    if all(map(find_program, PROGRAMS_OF_PDSH)):
+        pdsh_ssh_arguments(folder / SSH_CONFIG)
+    if hosts:
+        # Their workers are started over the user's own ssh.
+        required_programs("ssh")
 
 
 def _wait_seconds(seconds: float | None, backend: str) -> float:
@@ -326,7 +340,7 @@ def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
     settings = cluster.settings
     workers = workers_of(cluster)
     authorized_key = None
-    if all(map(find_program, PROGRAMS_OF_SSH)) and has_account():
+    if _can_have_ssh(cluster.folder):
         authorized_key = make_key(cluster.folder / KEY_FILE, f"zeropods {cluster.name}")
     secret = _make_secret(cluster.folder / SECRET_FILE)
     address = workers.master_address()
@@ -345,6 +359,14 @@ def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
         write_access_files(cluster, workers.accounts())
         write_cluster(cluster)
     return cluster
+
+
+def _can_have_ssh(folder: Path) -> bool:
+    """Whether somebody here can log in on the pods of a cluster with this folder, whose path ssh's
+    configuration then holds."""
+    has_programs = all(map(find_program, PROGRAMS_OF_SSH))
+    is_plain = PLAIN.fullmatch(str(folder.absolute())) is not None
+    return has_programs and is_plain and has_account()
 
 
 def _orders(
@@ -394,16 +416,17 @@ def _gather(
         while True:
             pods = rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))
             if pods is not None:
-                break
+                bar.update(count - bar.n)
+                return cluster, pods
             registered = rendezvous.registered
             bar.update(len(registered) - bar.n)
             started = [worker for worker in workers.list() if worker.id in awaited]
             for worker in started:
                 if not worker.has_ended:
                     continue
-                may_be_replaced = waiting.replace_lost and worker.id not in replacements
-                if not may_be_replaced:
-                    raise UserError(f"cluster {cluster.name} did not come up: {worker.description}")
+                is_new = worker.id in replacements
+                if not _may_replace(workers, worker, waiting, is_new=is_new):
+                    raise UserError(f"{_failed(cluster)}: {worker.description}")
                 cluster, new_worker = _with_replacement(cluster, workers, worker, orders)
                 rendezvous.forget(worker.id)
                 others = [other for other in awaited if other != worker.id]
@@ -412,32 +435,75 @@ def _gather(
             missing = [worker for worker in started if worker.id not in registered]
             bar.set_postfix(Counter(worker.status for worker in missing if worker.status))
             if time.monotonic() >= deadline:
-                descriptions = [worker.description for worker in missing]
-                reason = "; ".join(descriptions) or "they did not become ready"
                 number = f"{len(registered)} of {count} pods after {waiting.seconds:g} s"
-                raise UserError(f"cluster {cluster.name}: {number}: {reason}")
-        bar.update(count - bar.n)
-    return cluster, pods
+                raise UserError(f"cluster {cluster.name}: {number}: {_why_not_ready(missing)}")
+
+
+def _may_replace(workers: Backend, ended: Worker, waiting: _Waiting, *, is_new: bool) -> bool:
+    """Whether a worker that has ended gets another in its place; one that is new gets none."""
+    return waiting.replace_lost and not is_new and workers.may_replace(ended.id)
+
+
+def _failed(cluster: Cluster) -> str:
+    """The beginning of a message about a worker that has ended before it was a pod."""
+    place = f"cluster {cluster.name}"
+    # One that has pods is up, and only gets new ones.
+    if cluster.pods:
+        return place
+    return f"{place} did not come up"
+
+
+def _why_not_ready(missing: Sequence[Worker]) -> str:
+    descriptions = [worker.description for worker in missing]
+    return "; ".join(descriptions) or "they did not become ready"
 
 
 # New workers in the place of lost ones
 
 
-def replace_lost_pods(cluster: Cluster, names: Collection[str]) -> Cluster:
+def replace_lost_pods(
+    cluster: Cluster, names: Collection[str], seconds: float = math.inf
+) -> Cluster:
     """Start a new worker for each of a cluster's pods that are lost, and wait until all of them are
     pods, with the names and places of the lost ones.
 
+    Pods that another process has replaced meanwhile are left as they are now.
+
     Args:
         names: of the lost pods.
+        seconds: time to wait at most, if that is less than new pods are waited for anyway.
+
+    Returns:
+        The cluster as its state says now.
 
     Raises:
-        UserError: a worker cannot be replaced, or its new one did not become ready. Then the
-            cluster has the pods that it had; new workers that are still to come end by themselves.
+        UserError: the cluster was taken down, a worker cannot be replaced, or its new one did not
+            become ready. Then the cluster has the pods that it had, and the new workers are ended.
+        OSError: CML does not answer. New workers that it could not be told to end are kept in the
+            cluster's state, and are ended with the cluster.
     """
     require_this_machine(cluster)
-    workers = workers_of(cluster)
+    seconds = min(seconds, _wait_seconds(None, cluster.backend))
     lost_pods = [pod for pod in cluster.pods if pod.name in names]
-    waiting = _Waiting(_wait_seconds(None, cluster.backend), replace_lost=False)
+    with locked(cluster.folder, min(seconds, LOCK_SECONDS)):
+        now = cluster.state_now()
+        if now is None:
+            raise UserError(f"cluster {cluster.name}: was taken down meanwhile")
+        # Another run's launch may have been first.
+        still_lost = [pod for pod in lost_pods if pod in now.pods]
+        if not still_lost:
+            return now
+        return _with_new_pods(now, still_lost, _Waiting(seconds, replace_lost=False))
+
+
+def _with_new_pods(cluster: Cluster, lost_pods: Sequence[Pod], waiting: _Waiting) -> Cluster:
+    """The cluster, whose lock is held, with new pods in the place of lost ones; all of them or none
+    are written."""
+    workers = workers_of(cluster)
+    for pod in lost_pods:
+        if not workers.may_replace(pod.worker):
+            reason = "is the session's own pod, which no worker can replace"
+            raise UserError(f"cluster {cluster.name}: {pod.name} ({pod.address}) {reason}")
     authorized_key = None
     key_file = cluster.folder / f"{KEY_FILE}.pub"
     # A cluster without ssh has none.
@@ -445,7 +511,8 @@ def replace_lost_pods(cluster: Cluster, names: Collection[str]) -> Cluster:
         authorized_key = " ".join(key_file.read_text(encoding="utf-8").split()[:2])
     address = workers.master_address()
     rendezvous = Rendezvous(secret=cluster.secret, count=len(lost_pods), address=address, port=None)
-    with locked(cluster.folder, LOCK_SECONDS), rendezvous:
+    with ExitStack() as undo, rendezvous:
+        undo.callback(_withdraw_new_workers, workers, cluster)
         orders = _orders(cluster, (address, rendezvous.port), authorized_key, waiting)
         awaited: tuple[str, ...] = ()
         for pod in lost_pods:
@@ -459,7 +526,21 @@ def replace_lost_pods(cluster: Cluster, names: Collection[str]) -> Cluster:
         cluster = replace(cluster, pods=tuple(pods.values()))
         write_access_files(cluster, workers.accounts())
         write_cluster(cluster)
+        undo.pop_all()
     return cluster
+
+
+def _withdraw_new_workers(workers: Backend, before: Cluster) -> None:
+    """End the workers that a cluster has got and that are no pods, and write its state as it was
+    before."""
+    now = read_cluster(before.folder)
+    if now is None:
+        return
+    new_workers = [worker for worker in now.workers if worker not in before.workers]
+    with deferred():
+        workers.withdraw(new_workers)
+        write_access_files(before, workers.accounts())
+        write_cluster(before)
 
 
 def _with_replacement(
@@ -473,9 +554,8 @@ def _with_replacement(
         if ids:
             cluster = replace(cluster, workers=(*others, *ids))
             write_cluster(cluster)
-    if workers.failure is not None:
-        raise UserError(f"cluster {cluster.name}: {lost.description}; {workers.failure}")
-    if not ids:
-        raise UserError(f"cluster {cluster.name} did not come up: {lost.description}")
+    if workers.failure is not None or not ids:
+        reason = workers.failure or "no worker was created in its place"
+        raise UserError(f"cluster {cluster.name}: {lost.description}; {reason}")
     said_above(f"cluster {cluster.name}: {lost.description}; a new one takes its place")
     return cluster, ids[0]

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from zeropods.files import ROOT
+from zeropods.pods.hostfile import world_info
 from zeropods.pods.processes import RUN
 from zeropods.pods.wire import Message
 
@@ -32,10 +33,16 @@ HOLD_SECONDS = 5.0
 DRAIN_SECONDS = 0.5
 """Seconds to wait, after a process's end, for output that is still in its pipe: what it has left
 running may keep it open."""
+KEEP_SECONDS = 60.0
+"""Seconds for which what a launcher has written is kept after its end, for a master that was cut
+off or is late."""
 MOST_OUTPUT_BYTES = 8_192
 MOST_ERROR_BYTES = 2_048
 """Bytes of a check's output and of its errors that are kept, the last ones; JSON may make six times
 as many of them."""
+MOST_SHOWN = 200
+"""Most characters of a value that a refusal shows."""
+OTHER_VERSION = "is the sender's zeropods a different version?"
 LOGIN_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "TZ")
 """Variables of the agent's own environment that its processes get, as sshd sets them for a session;
 the others stay with the agent, since secrets such as `CDSW_API_KEY` are among them."""
@@ -89,6 +96,7 @@ class Started:
         self._reader = asyncio.StreamReader()
         self._transport: asyncio.ReadTransport | None = None
         self._status: int | None = None
+        self._ended_at: float | None = None
         self._ended = asyncio.Event()
         self._piece = b""
         self._number = 0
@@ -106,9 +114,17 @@ class Started:
         """Whether the process has ended."""
         return self._status is not None
 
+    @property
+    def seconds_since_end(self) -> float:
+        """Seconds since its end; 0 while it runs."""
+        if self._ended_at is None:
+            return 0.0
+        return time.monotonic() - self._ended_at
+
     def note_end(self, status: int) -> None:
         """Note that the process was reaped, with its exit status, negative for a signal."""
         self._status = status
+        self._ended_at = time.monotonic()
         # Python then does not try to reap it too.
         self._popen.returncode = status
         self._ended.set()
@@ -224,11 +240,10 @@ class StartedProcesses:
             reason = f"agents start scripts of the project folder only, which is {ROOT} here"
             remedy = "copy the script there, or launch it over pdsh"
             raise RefusedOrderError(f"{script}: {reason}; {remedy}")
-        self._forget_ended_launchers()
-        world = base64.urlsafe_b64encode(json.dumps(order.world).encode()).decode()
+        self._forget_old_launchers()
         argv = [
             *(sys.executable, "-u", "-m", *self._modules.launcher),
-            f"--world_info={world}",
+            f"--world_info={world_info(order.world)}",
             f"--node_rank={order.node_rank}",
             f"--master_addr={order.master_addr}",
             f"--master_port={order.master_port}",
@@ -267,7 +282,16 @@ class StartedProcesses:
         """
         if module not in self._modules.checks:
             known = ", ".join(self._modules.checks)
-            raise RefusedOrderError(f"module {module}: is none that checks a pod; expected {known}")
+            raise RefusedOrderError(
+                f"module {module:.{MOST_SHOWN}}: is none that checks a pod; expected {known}"
+            )
+        values = {
+            "arguments": arguments,
+            "folder": folder,
+            "variables": variables,
+            "seconds": seconds,
+        }
+        _check_values(values, CHECK_VALUES)
         if not os.access(folder, os.R_OK | os.X_OK):
             folder = "/"
         argv = [sys.executable, "-m", module, *arguments]
@@ -275,17 +299,18 @@ class StartedProcesses:
             started = self._start(argv, folder, variables, errors)
             await started.open()
             status, output = await started.to_end(seconds)
-            errors.seek(0)
-            written = errors.read()[-MOST_ERROR_BYTES:]
+            size = errors.seek(0, os.SEEK_END)
+            errors.seek(max(0, size - MOST_ERROR_BYTES))
+            written = errors.read(MOST_ERROR_BYTES)
         return {
             "status": status,
             "output": output.decode(errors="replace"),
             "errors": written.decode(errors="replace"),
         }
 
-    def _forget_ended_launchers(self) -> None:
+    def _forget_old_launchers(self) -> None:
         for run, launcher in list(self._launchers.items()):
-            if launcher.has_ended:
+            if launcher.seconds_since_end > KEEP_SECONDS:
                 launcher.close()
                 del self._launchers[run]
 
@@ -309,8 +334,10 @@ class StartedProcesses:
                 start_new_session=True,
             )
         except OSError as error:
+            # Where the system has no room for a process, no file is to blame.
+            place = error.filename or argv[0]
             reason = error.strerror or "cannot be started"
-            raise RefusedOrderError(f"{error.filename}: {reason} on this pod") from None
+            raise RefusedOrderError(f"{place}: {reason} on this pod") from None
         except (TypeError, ValueError) as error:
             raise RefusedOrderError(f"{argv[-1]!r}: {error}; give another argument") from None
         # Known before anything else has its turn, which may be to reap it.
@@ -318,9 +345,83 @@ class StartedProcesses:
         return self._running[popen.pid]
 
 
+# What an order may hold
+
+
 def _launcher_order(fields: Mapping[str, Any]) -> LauncherOrder:
+    """The order that has these fields; `RefusedOrderError` where it is not one of this version."""
     try:
-        return LauncherOrder(**fields)
+        order = LauncherOrder(**fields)
     except TypeError as error:
-        remedy = "is the sender's zeropods a different version?"
-        raise RefusedOrderError(f"not a known order: {error}; {remedy}") from None
+        raise RefusedOrderError(f"not a known order: {error}; {OTHER_VERSION}") from None
+    _check_values(fields, LAUNCHER_VALUES)
+    return order
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a text that a program can be given."""
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int)
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_variables(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _is_world(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(slots, list) for slots in value.values())
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of values."""
+
+    words: str
+    includes: Callable[[object], bool]
+    """Whether a value is of this kind."""
+
+
+_TEXT = _Kind("a text without NUL", _is_text)
+_TEXTS = _Kind("a list of texts without NUL", _is_texts)
+_NUMBER = _Kind("a whole number", _is_number)
+_VARIABLES = _Kind("texts without NUL, by names", _is_variables)
+LAUNCHER_VALUES = {
+    "world": _Kind("lists of slots, by addresses", _is_world),
+    "node_rank": _NUMBER,
+    "master_addr": _TEXT,
+    "master_port": _NUMBER,
+    "folder": _TEXT,
+    "script": _TEXT,
+    "arguments": _TEXTS,
+    "variables": _VARIABLES,
+}
+"""What each field of a `LauncherOrder` has to be. Pydantic, which would tell, may not be on a
+pod."""
+CHECK_VALUES = {
+    "arguments": _TEXTS,
+    "folder": _TEXT,
+    "variables": _VARIABLES,
+    "seconds": _Kind("a number of seconds", _is_seconds),
+}
+"""The same for a check."""
+
+
+def _check_values(values: Mapping[str, Any], kinds: Mapping[str, _Kind]) -> None:
+    """Refuse the first value that is not of its kind."""
+    for name, kind in kinds.items():
+        if not kind.includes(values[name]):
+            shown = repr(values[name])[:MOST_SHOWN]
+            raise RefusedOrderError(
+                f"order: {name} is {shown}, expected {kind.words}; {OTHER_VERSION}"
+            )

@@ -437,7 +437,7 @@ def sweep_pods(
     def next_cluster() -> Cluster:
         nonlocal sweep_cluster
         if given is not None:
-            return given
+            return given.now()
         if sweep_cluster is None or not sweep_cluster.is_ready():
             if sweep_cluster is not None:
                 sweep_cluster.down()

@@ -53,7 +53,7 @@ REFUSED = [
     ("data sample --out /proc/x/sample", "/proc/x"),
     # Launches.
     (f"{SLURM} --restarts 2 {HUB}", "--restarts 2: SLURM requeues a job by itself"),
-    (f"launch --launcher none --restarts 2 --min-pods 1 {HUB}", "--min-pods 1: is for --launcher pdsh"),
+    (f"launch --launcher none --restarts 2 --min-pods 1 {HUB}", "--min-pods 1: is for --launcher pdsh or agents"),
     (f"launch --restarts -1 {HUB}", "--restarts -1; expected at least 0"),
     (f"launch --replace {HUB}", "--replace: a new worker is started for a restart; give --restarts too"),
     (f"launch --launcher none --restarts 1 --replace {HUB}", "--replace: is for CML workers; leave it out"),

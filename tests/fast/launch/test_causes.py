@@ -173,7 +173,7 @@ def test_a_rank_that_somebody_else_asked_to_end_is_named(broken: Broken) -> None
 def test_where_nobody_watched_the_ranks_the_one_that_left_nothing_is_named_by_its_pods_session(broken: Broken) -> None:
     named = broken.verdict(lost(4.0), Left(), Left(), watched=False, sessions=("pod3", "pod2", "pod1"))
     assert (named.status, named.pod, named.rank) == ("failed", "pod3", 2)
-    assert named.reason == "rank 2 left no measurement: its ssh session ended with status 137, as after SIGKILL"
+    assert named.reason == "rank 2 left no measurement: its launcher's session ended with status 137, as after SIGKILL"
 
 
 def test_a_lost_pod_is_named_with_its_only_rank(broken: Broken) -> None:

@@ -111,6 +111,24 @@ def test_a_variable_that_cannot_be_exported_is_refused(
         exported_variables([name], {})
 
 
+def test_agents_pass_on_what_a_shell_would_change_but_no_second_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = """ $HOME "50%" `id` \\ """
+    monkeypatch.setenv("A", odd)
+    assert exported_variables(["A"], {}, AGENTS)["A"] == odd
+    here = {"NCCL_X": odd}
+    assert variables_of_ranks(BY_AGENTS, here)["NCCL_X"] == odd
+    assert runner_environment(BY_AGENTS, Path("/tmp/environment"), here)["NCCL_X"] == odd
+    for broken in ("a\nb", "a\rb", "\udcff"):
+        monkeypatch.setenv("A", broken)
+        with pytest.raises(UserError, match=r"^--export A: .* in its value cannot be passed on; put it into a file$"):
+            exported_variables(["A"], {}, AGENTS)
+        with pytest.raises(UserError, match=r"^NCCL_X: is passed on to the ranks, and .* in its value cannot be; set "):
+            variables_of_ranks(BY_AGENTS, {"NCCL_X": broken})
+    monkeypatch.setenv("HF_TOKEN", "x")
+    with pytest.raises(UserError, match=r"--export HF_TOKEN: sounds like a secret, and would be visible in the run "):
+        exported_variables(["HF_TOKEN"], {}, AGENTS)
+
+
 def test_the_launchers_environment_has_our_ssh_and_no_secret() -> None:
     here = {"MLFLOW_TRACKING_PASSWORD": "x", "MLFLOW_TRACKING_URI": "http://here", "PATH": "/bin"}
     environment = runner_environment(LAUNCH, Path("/tmp/environment"), here)
@@ -160,6 +178,12 @@ def test_agents_are_told_the_ports_the_file_with_the_secret_and_the_script_s_wor
     assert launcher_variables(BY_AGENTS) == {}
 
 
+def test_an_argument_that_no_program_can_be_given_is_refused(tmp_path: Path) -> None:
+    call = ScriptCall.of("textsql_train.py", ["--outputdir", str(tmp_path), "--said", "a\0b"])
+    with pytest.raises(UserError, match=r"^argument 'a.x00b': contains NUL, which no program can be given; take it "):
+        plan_alone(call, 1)
+
+
 def test_ranks_by_agents_get_the_variables_that_deepspeed_forwards_over_pdsh() -> None:
     here = {"NCCL_DEBUG": "INFO", "MLFLOW_TRACKING_PASSWORD": "x", "PYTHONPATH": "/more", "CDSW_API_KEY": "x"}
     exported = {"OMP_NUM_THREADS": "2"}
@@ -187,10 +211,12 @@ def test_pdsh_is_taken_where_it_reaches_all_pods_and_else_the_agents(
     (tmp_path / "programs" / "pdsh").unlink()
     with pytest.raises(UserError, match=r"^--launcher pdsh: there is no pdsh here; leave it out, so that "):
         plan_launch(one, call, launcher=PDSH)
-    planned = plan_launch(both, call)
+    monkeypatch.setenv("MINE", "1")
+    planned = plan_launch(both, call, export=["MINE"])
     assert (planned.launcher, planned.control_ports) == (AGENTS, (30_001, 30_002))
     line = launch_line(planned, both, both.hostfile)
-    assert "-m zeropods launch \\\n    --name two \\\n    --launcher agents \\\n    --num-pods 2 " in line
+    words = "-m zeropods launch", "--name two", "--launcher agents", "--num-pods 2", "--export MINE", "-- "
+    assert " \\\n    ".join(words) in line
 
 
 def test_an_ended_launcher_of_an_agent_is_told_like_a_broken_session_of_pdsh(tmp_path: Path) -> None:

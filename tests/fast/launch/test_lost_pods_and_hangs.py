@@ -87,7 +87,7 @@ def test_a_run_goes_on(seen: list[Seen], others: dict[str, Any]) -> None:
         ),
         ([pod(1), pod(2)], {"failed_sessions": {"pod2": REPORT_SECONDS + 1}}, None, "pod2", ""),
         ([pod(1)], {"since_measured": MEASURED_SECONDS + 1}, None, None, "keeps the launcher waiting"),
-        ([pod(number, absent=MEASURED_SECONDS + 1) for number in (1, 2)], {}, None, None, "ssh sessions open"),
+        ([pod(number, absent=MEASURED_SECONDS + 1) for number in (1, 2)], {}, None, None, "keeps their output open"),
         (
             [pod(1), NEVER],
             {"since_start": FIRST_RANK_SECONDS + 1},

@@ -9,7 +9,7 @@ import pytest
 from tests.made import SETTINGS, a_pod, a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.launch.command import Launch, plan_launch
+from zeropods.launch.command import AGENTS, PDSH, Launch, plan_launch
 from zeropods.launch.lost_pods_and_hangs import Ending
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.restart import calls_for_another, check_restarts, next_attempt
@@ -95,6 +95,29 @@ def test_a_run_goes_on_with_its_batch_on_the_pods_that_are_left(
 def test_where_a_run_cannot_go_on_it_is_said_why(lost: int, why: str, three: Cluster, tmp_path: Path) -> None:
     _, following = restarted(three, tmp_path, "--per_device_train_batch_size", "5", lost=lost, min_pods=2)
     assert following == why
+
+
+def test_a_launcher_that_was_not_asked_for_is_chosen_anew_for_a_restart(
+    three: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for program in ("pdsh", "ssh"):
+        (tmp_path / program).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    call = ScriptCall.of(TRAIN, ["--outputdir", str(tmp_path / "run")])
+    without_sshd = replace(three, pods=(*three.pods[:2], a_pod(3, ssh_port=None, host_key=None)))
+    for before, launcher, left, again in (
+        (three, None, without_sshd, AGENTS),
+        (three, None, three, PDSH),
+        (three, AGENTS, three, AGENTS),
+        # An argument or a variable may be one that pdsh could not pass on.
+        (without_sshd, None, three, AGENTS),
+    ):
+        first = plan_launch(before, call, launcher=launcher)
+        following = next_attempt(first, left, 1, opened=True)
+        assert isinstance(following, Launch) and following.launcher == again
+    demanded = plan_launch(three, call, launcher=PDSH)
+    refusal = next_attempt(demanded, without_sshd, 1, opened=True)
+    assert isinstance(refusal, str) and refusal.startswith("--launcher pdsh: there is no sshd on pod3; leave it out")
 
 
 def test_more_pods_than_there_are_come_by_the_commands_that_are_named(three: Cluster, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from zeropods.pods.cluster import Cluster
 from zeropods.pods.leases import IDLE_LEASE, KERNEL_LEASE, Leases
 from zeropods.pods.machine import LONG_SILENCE_SECONDS, Machine, this_machine
 from zeropods.pods.processes import RUN, Process
+from zeropods.pods.start import replace_lost_pods
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 PODS = tuple(a_pod(number, slots=2, host_key=KEY) for number in (1, 2))
@@ -90,6 +92,28 @@ def test_pods_of_one_machine_share_it_and_the_backend_names_their_network(
     found = whole("one", settings=replace(SETTINGS, backend=backend), pods=pods)
     assert [host.line() for host in found.hosts] == ["127.0.1.1 slots=2", f"{second} slots=2"]
     assert (found.shared_machine, found.network) == (shared, network)
+
+
+def test_a_pod_that_another_process_has_replaced_is_not_replaced_again_and_none_of_a_cluster_that_is_gone(
+    home: Path,
+) -> None:
+    of_cml = replace(SETTINGS, backend="cml")
+    before = whole("one", settings=of_cml)
+    keep("one")
+    now = replace(before, workers=("w1", "w3"), pods=(PODS[0], replace(PODS[1], worker="w3", control_port=4_000)))
+    cluster.write_cluster(now)
+    assert replace_lost_pods(before, ["pod2"]) == now == cluster.find("one")
+    # Another cluster has the name by now.
+    theirs = replace(now, pods=(replace(PODS[0], control_port=5_000),))
+    for state in (theirs, None):
+        if state is None:
+            shutil.rmtree(home / "one")
+        else:
+            cluster.write_cluster(state)
+        with pytest.raises(UserError, match="cluster one: was taken down meanwhile"):
+            replace_lost_pods(before, ["pod2"])
+        assert cluster.read_cluster(home / "one") == state
+    assert not (home / "one").exists()
 
 
 def test_only_a_pod_whose_whole_tree_is_here_is_killed_on_purpose(tmp_path: Path) -> None:

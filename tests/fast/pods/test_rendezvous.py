@@ -92,6 +92,13 @@ def test_a_pod_of_another_version_and_one_that_cannot_serve_are_named(
         rendezvous.gather(SECONDS)
 
 
+def test_a_pod_whose_master_is_gone_does_not_wait_as_long_as_for_the_other_pods() -> None:
+    with socket.create_server((HERE, 0)) as reserved:
+        port = reserved.getsockname()[1]
+    with pytest.raises(UserError, match=r"no answer from the master in 0\.\d s \(.* refused\)"):
+        asyncio.run(register((HERE, port), SECRET, a_pod(1), 1000.0, gone_seconds=0.5))
+
+
 def test_a_pod_of_another_cluster_does_not_get_in(listening: Opener, start: Start) -> None:
     rendezvous = listening(1)
     with pytest.raises(UserError, match="does this pod have its cluster's secret"):

@@ -4,8 +4,10 @@ import asyncio
 import base64
 import json
 import os
+import resource
 import runpy
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,6 +19,7 @@ import pytest
 from zeropods.files import ROOT
 from zeropods.launch import light
 from zeropods.pods import processes
+from zeropods.pods import started as started_module
 from zeropods.pods.started import Modules, RefusedOrderError, StartedProcesses
 
 MODULES = Modules(fork_server="none", launcher=("tests.said", "launcher"), checks=("tests.said",))
@@ -53,6 +56,11 @@ def reaped(started: StartedProcesses) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGCHLD)
+
+
+def processes_of_this_one() -> list[processes.Process]:
+    """The children of this process that have not been reaped."""
+    return processes.Process().children()
 
 
 async def written(started: StartedProcesses, run: str) -> tuple[bytes, int]:
@@ -118,7 +126,18 @@ def test_a_launcher_has_ended_even_if_what_it_left_behind_keeps_its_output_open(
         ({"script": f"{ROOT}/../rank.py"}, "agents start scripts of the project folder only"),
         ({"script": f"{ROOT}/nothing.py"}, "agents start scripts of the project folder only"),
         ({"folder": "/nowhere"}, "/nowhere: No such file or directory on this pod"),
-        ({"arguments": ["a\0b"]}, "embedded null byte; give another argument"),
+        ({"arguments": ["a\0b"]}, r"order: arguments is \['a\\x00b'\], expected a list of texts without NUL; is the "),
+        ({"arguments": "ab"}, "order: arguments is 'ab', expected a list of texts without NUL; is the sender's "),
+        ({"script": 5}, "order: script is 5, expected a text without NUL; is the sender's zeropods a different "),
+        ({"script": f"{SCRIPT}\0"}, "order: script is '.*', expected a text without NUL; "),
+        ({"folder": None}, "order: folder is None, expected a text without NUL; "),
+        ({"node_rank": "1"}, "order: node_rank is '1', expected a whole number; "),
+        ({"world": {"127.0.0.1": 2}}, r"order: world is \{'127.0.0.1': 2\}, expected lists of slots, by addresses; "),
+        ({"variables": {"A": 1}}, r"order: variables is \{'A': 1\}, expected texts without NUL, by names; "),
+        (
+            {"variables": {"A": ["x" * 999]}},
+            r"^order: variables is \{'A': \['x{1,200}, expected texts without NUL, by ",
+        ),
         ({"argv": ["sh"]}, "not a known order: .* is the sender's zeropods a different version?"),
     ],
 )
@@ -142,6 +161,26 @@ def test_a_run_has_one_launcher() -> None:
     on_a_pod(work)
 
 
+def test_what_a_launcher_wrote_can_be_fetched_for_a_while_after_another_run_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(started: StartedProcesses) -> None:
+        await started.launch("f00d", {**ORDER, "arguments": ["write", "5"]})
+        # It ends without anybody to ask for its output.
+        while processes_of_this_one():
+            await asyncio.sleep(0.01)
+        await started.launch("beef", ORDER)
+        assert await written(started, "f00d") == (b"an error\nxxxxx", 3)
+        await written(started, "beef")
+        monkeypatch.setattr(started_module, "KEEP_SECONDS", 0.0)
+        await started.launch("cafe", ORDER)
+        with pytest.raises(RefusedOrderError, match="run f00d: has no launcher here"):
+            await started.output("f00d", 0)
+        await written(started, "cafe")
+
+    on_a_pod(work)
+
+
 def test_a_check_says_what_it_wrote_and_is_killed_when_its_time_is_up(tmp_path: Path) -> None:
     async def work(started: StartedProcesses) -> None:
         answer = await started.check("tests.said", ["write", "5"], str(ROOT), {}, 60.0)
@@ -154,6 +193,28 @@ def test_a_check_says_what_it_wrote_and_is_killed_when_its_time_is_up(tmp_path: 
         assert json.loads(answer["output"])["folder"] == "/"
         with pytest.raises(RefusedOrderError, match=r"module os: is none that checks a pod; expected tests\.said"):
             await started.check("os", [], "/", {}, 60.0)
+        with pytest.raises(RefusedOrderError, match=r"order: folder is '/..00', expected a text without NUL; "):
+            await started.check("tests.said", [], "/\0", {}, 60.0)
+
+    on_a_pod(work)
+
+
+def test_of_much_that_a_check_wrote_the_end_is_kept_and_a_pod_that_can_start_nothing_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(started: StartedProcesses) -> None:
+        answer = await started.check("tests.said", ["complain", "300000"], str(ROOT), {}, 60.0)
+        assert answer["errors"] == "y" * (started_module.MOST_ERROR_BYTES - 1) + "\n"
+        free = os.dup(0)
+        os.close(free)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # One file can be opened, which is /dev/null, and no pipe.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, before[1]))
+        try:
+            with pytest.raises(RefusedOrderError, match=f"^{sys.executable}: Too many open files on this pod$"):
+                await started.launch("f00d", ORDER)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
     on_a_pod(work)
 

@@ -89,6 +89,17 @@ def test_pods_come_up_without_ssh_and_say_so_and_nothing_of_ssh_is_there(
     assert "down: plain" in capsys.readouterr().out
 
 
+def test_a_folder_that_pdsh_cannot_take_is_taken_where_there_is_no_pdsh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROPODS_HOME", str(tmp_path / "my home"))
+    with pytest.raises(UserError, match="my home/odd/ssh_config: pdsh cannot handle this path; set ZEROPODS_HOME to "):
+        pods.up(1, backend="local", name="odd")
+    with cluster_without_ssh(tmp_path / "programs", 1, "odd") as cluster:
+        assert cluster.check().ok
+    assert not list((tmp_path / "my home").iterdir())
+
+
 def test_a_run_that_ends_well_has_the_record_the_log_and_the_environment_of_one_over_pdsh(
     two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,11 +195,17 @@ def test_an_agent_starts_nothing_for_who_lacks_the_secret_and_no_program_but_our
     module = {"do": "check", "module": "http.server", "arguments": [], "folder": "/", "seconds": 60.0}
     older = {**launch, "launcher": {"argv": ["sh"]}}
     shell = {"do": "launch", "run": "f00d", "argv": ["sh"]}
+    long = {"do": "x" * 9_999}
     for request, reason in (
         (launch, "agents start scripts of the project folder only"),
         (module, "module http.server: is none that checks a pod"),
         (older, "not a known order: .*is the sender's zeropods a different version?"),
         (shell, "not a known request; is the sender's zeropods a different version?"),
+        (long, r"^\S+: \{'do': 'x{192}: not a known request; is the sender's zeropods a different version\?$"),
+        # Neither ends the pod.
+        ({"do": "end", "run": 5}, "not a known request"),
+        ({"do": "end", "run": None}, "not a known request"),
+        ({**launch, "launcher": {**order, "script": 5}}, "order: script is 5, expected a text without NUL; "),
         ({"do": "output", "run": "f00d", "received": 0}, "run f00d: has no launcher here"),
     ):
         for answer in ask_all(two.agents, two.secret, request, WAIT_SECONDS):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -87,6 +88,15 @@ def test_pods_are_nodes_of_one_run_which_saves_when_they_are_to_end_and_goes_on_
     assert [process.returncode for process in again] == [0, 0], said
     ranks = [json.loads((run / "ranks" / f"{number}.json").read_text()) for number in (0, 1)]
     assert [(rank["host"], rank["status"]) for rank in ranks] == [("zeropods-0", "ok"), ("zeropods-1", "ok")]
+
+
+def test_a_pod_that_is_to_end_while_it_waits_for_the_first_one_ends_at_once(tmp_path: Path) -> None:
+    process = pod(1, tmp_path, FIRST_POD="nobody.invalid")
+    until(lambda: "sleep" in [child.name() for child in psutil.Process(process.pid).children()])
+    process.send_signal(signal.SIGTERM)
+    (said,) = ended([process])
+    assert process.returncode == os.EX_TEMPFAIL
+    assert said == "kubernetes: asked to end before nobody.invalid had an address\n"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,12 @@
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,15 +17,20 @@ from tests.full.clusters import processes_of, ssh
 from tests.full.cml_double import NO_LABEL, CmlDouble
 from tests.full.launches import RANK, ROOT, train, until
 from tests.full.over_pdsh import pdsh_argv
+from tests.full.without_ssh import path_without_ssh
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.launch.command import plan_launch
+from zeropods.launch.command import AGENTS, PDSH, Launch, plan_launch, runner_argv
+from zeropods.launch.notebook import launch
 from zeropods.launch.script_call import ScriptCall
 from zeropods.launch.supervisor import Supervision, run_launch
+from zeropods.measure.record import Record
 from zeropods.pods.backends import cml as backend
+from zeropods.pods.backends.base import WorkerProcess
 from zeropods.pods.backends.cml import GIVEN_VARIABLES, RUNNER
 from zeropods.pods.backends.local import WORKER_SCRIPT
-from zeropods.pods.cluster import read_cluster, take_down
+from zeropods.pods.cluster import Cluster, read_cluster, take_down, workers_of
+from zeropods.pods.start import replace_lost_pods
 from zeropods.tables import LINE_SECONDS
 
 SLEEPER = "import time; time.sleep(300)"
@@ -167,39 +176,168 @@ def test_a_worker_is_replaced_once_and_only_where_cml_has_workers(
         pods.up(1, backend="local", replace_lost=True)
 
 
-def test_a_run_whose_worker_is_lost_goes_on_with_a_new_one_in_its_place(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@dataclass
+class Loss:
+    """A run on two pods of which the second loses its worker once it trains."""
+
+    cml: CmlDouble
+    cluster: Cluster
+    folder: Path
+    path: str | None = None
+    """PATH of this session from the loss on, if it then is another."""
+
+    @property
+    def worker(self) -> str:
+        """The worker that is lost."""
+        (worker,) = {pod.worker for pod in self.cluster.pods} - {record.id for record in self.of_this_session()}
+        return worker
+
+    def of_this_session(self) -> Sequence[WorkerProcess]:
+        return workers_of(self.cluster).processes()
+
+    def run(self, launcher: str | None) -> Record:
+        """Run with a restart; the second attempt takes longer than the lease, which is renewed meanwhile."""
+
+        def argv(planned: Launch, hostfile: Path) -> list[str]:
+            if planned.launcher == PDSH:
+                return pdsh_argv(planned, hostfile)
+            return runner_argv(planned, hostfile)
+
+        again = 2.5 * self.cluster.settings.lease_seconds
+        words = ["--outputdir", str(self.folder), "--seconds", "600", "--seconds_again", str(again)]
+        batch = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"]
+        planned = plan_launch(self.cluster, ScriptCall.of(RANK, [*words, *batch]), launcher=launcher)
+        loser = threading.Thread(target=self._lose)
+        loser.start()
+        record = run_launch(planned, self.cluster, Supervision(argv=argv, restarts=1, replace_lost=True))
+        loser.join()
+        return record
+
+    def _lose(self) -> None:
+        train(self.folder, 2)
+        if self.path is not None:
+            os.environ["PATH"] = self.path
+        self.cml.lose(self.worker)
+
+
+@pytest.fixture
+def loss(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loss:
     double = CmlDouble()
     double.install(monkeypatch)
-    cluster = pods.up(2, cpu=1, memory=2, lease_seconds=10)
-    (worker,) = {pod.worker for pod in cluster.pods} & {known["id"] for known in double.list_workers()}
-    (lost,) = [pod for pod in cluster.pods if pod.worker == worker]
-    folder = tmp_path / "run"
-    # Again longer than the lease, which whoever started the cluster keeps renewing, the new pod's too.
-    again = 2.5 * cluster.settings.lease_seconds
-    words = ["--outputdir", str(folder), "--seconds", "600", "--seconds_again", str(again)]
-    batch = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"]
-    planned = plan_launch(cluster, ScriptCall.of(RANK, [*words, *batch]))
+    return Loss(double, pods.up(2, cpu=1, memory=2, lease_seconds=10), tmp_path / "run")
 
-    def lose() -> None:
-        train(folder, 2)
-        double.lose(worker)
 
-    loser = threading.Thread(target=lose)
-    loser.start()
-    supervision = Supervision(argv=pdsh_argv, restarts=1, replace_lost=True)
-    record = run_launch(planned, cluster, supervision)
-    loser.join()
+@pytest.mark.parametrize("launcher", [PDSH, AGENTS, None])
+def test_a_run_whose_worker_is_lost_goes_on_with_a_new_one_in_its_place_as_does_its_cluster(
+    loss: Loss, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    launcher: str | None,
+) -> None:  # fmt: skip
+    cluster = loss.cluster
+    if launcher is None:
+        # pdsh is taken, and is gone once a worker is lost.
+        monkeypatch.setenv("PATH", os.environ["PATH"])
+        loss.path = path_without_ssh(tmp_path / "programs")
+    (lost,) = [pod for pod in cluster.pods if pod.worker == loss.worker]
+    record = loss.run(launcher)
     assert (record.status, record.pods, record.restarts) == ("ok", 2, 1)
-    assert f"{lost.name} ({lost.address}) is lost; a new one takes its place\n" in capfd.readouterr().err
-    (entry,) = json.loads((folder / "restarts.json").read_text())["restarts"]
+    written = capfd.readouterr().err
+    assert f"{lost.name} ({lost.address}) is lost; a new one takes its place\n" in written
+    by_agents = f"{loss.folder}: there is no pdsh and no ssh here, so the pods' agents start the ranks\n"
+    assert (by_agents in written) == (launcher is None)
+    (entry,) = json.loads((loss.folder / "restarts.json").read_text())["restarts"]
     assert (entry["pod"], entry["pods"]) == (lost.name, ["pod1", "pod2"])
     now = read_cluster(cluster.folder)
     assert now is not None and now.is_ready() and [pod.name for pod in now.pods] == ["pod1", "pod2"]
-    assert {pod.worker for pod in now.pods} == set(now.workers) and worker not in now.workers
+    assert {pod.worker for pod in now.pods} == set(now.workers) and lost.worker not in now.workers
+    # Whoever has the cluster as it was, such as a notebook, goes on with it.
+    assert cluster.is_ready() and cluster.check().ok and "no answer" not in str(cluster.list())
+    again = launch(cluster, RANK, outputdir=tmp_path / "again")
+    assert again.record.pods == 2
     cluster.down()
     assert not processes_of(home) and not list(home.iterdir())
+
+
+def test_a_run_goes_on_without_its_lost_worker_where_cml_does_not_answer(
+    loss: Loss, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (lost,) = [pod for pod in loss.cluster.pods if pod.worker == loss.worker]
+    loss.cml.is_unreachable = True
+    record = loss.run(AGENTS)
+    assert (record.status, record.pods, record.restarts) == ("ok", 1, 1)
+    line = f"{loss.folder}: {lost.name}: not replaced: CML does not answer: connection refused\n"
+    assert line in capfd.readouterr().err
+    loss.cluster.down()
+
+
+def test_a_new_worker_that_does_not_come_is_ended_and_the_session_s_own_pod_is_not_replaced(loss: Loss) -> None:
+    cluster = loss.cluster
+    (of_session,) = [pod for pod in cluster.pods if pod.worker != loss.worker]
+    (lost,) = [pod for pod in cluster.pods if pod.worker == loss.worker]
+    loss.cml.lose(lost.worker)
+    place = rf"{of_session.name} \({of_session.address}\)"
+    refusal = rf"cluster \S+: {place} is the session's own pod, which no worker can replace"
+    with pytest.raises(UserError, match=refusal):
+        replace_lost_pods(cluster, [lost.name, of_session.name])
+    assert len(loss.cml.calls) == 1
+    loss.cml.quota = 0
+    with pytest.raises(UserError, match=r"cluster \S+: 0 of 1 pods after 3 s: worker cml00000000002 is scheduling"):
+        replace_lost_pods(cluster, [lost.name], seconds=3.0)
+    assert loss.cml.status("cml00000000002") == "stopped"
+    assert read_cluster(cluster.folder) == cluster
+    cluster.down()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_call_that_is_ended_while_workers_are_pending_leaves_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    double = CmlDouble(quota=1)
+    double.install(monkeypatch)
+
+    def end() -> None:
+        until(lambda: {worker["status"] for worker in double.list_workers()} == {"running", "scheduling"})
+        os.kill(os.getpid(), signum)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        pods.up(3, cpu=1, memory=2)
+    thread.join()
+    assert [worker["status"] for worker in double.list_workers()] == ["stopped", "stopped"]
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+STARTER = """
+import json, threading
+import pytest
+from tests.full.cml_double import CmlDouble
+from tests.full.launches import until
+from zeropods import pods
+
+double = CmlDouble(quota=0)
+double.install(pytest.MonkeyPatch())
+
+def tell():
+    until(lambda: double.calls)
+    print(json.dumps(double.calls[0]), flush=True)
+
+threading.Thread(target=tell).start()
+pods.up(2, cpu=1, memory=2, name="killed", lease_seconds=3)
+"""
+"""A session that waits for its pending worker, and says what it has asked CML for."""
+
+
+def test_a_worker_that_starts_once_its_session_was_killed_ends_by_itself_as_does_the_session_s_pod(
+    home: Path, cml: CmlDouble
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout is not None
+        call = json.loads(session.stdout.readline())
+        session.kill()
+    # CML goes on with what it was asked for.
+    (worker,) = cml.launch_workers(call["n"], cpu=1, memory=1, code=call["code"], env=call["env"])
+    until(lambda: cml.status(worker["id"]) == "failed" and not processes_of(home))
+    assert take_down("killed") and not list(home.iterdir())
 
 
 def test_workers_that_could_not_be_stopped_are_kept_and_stopped_by_down(

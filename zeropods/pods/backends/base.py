@@ -190,14 +190,22 @@ class Backend(ABC):
             orders: the fields of an agent's `Orders` that are the same for all.
         """
 
+    def may_replace(self, worker: str) -> bool:
+        """Whether this worker could be replaced if it were lost."""
+        return False
+
     def replace(self, worker: str, orders: Mapping[str, object]) -> tuple[str, ...]:
-        """Start a new worker in the place of one that is lost, which is ended, and return its id.
+        """Start a new worker in the place of one that is lost and may be replaced, and return its
+        id; the lost one is ended.
 
         Returns:
-            Nothing where this worker cannot be replaced; `failure` says why where the new one could
-            not be created.
+            Nothing where the new one could not be created; `failure` says why.
         """
         return ()
+
+    def withdraw(self, workers: Sequence[str]) -> None:
+        """End new workers that have taken the place of lost ones, and no other."""
+        return
 
     @abstractmethod
     def list(self) -> Sequence[Worker]:

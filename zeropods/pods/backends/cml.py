@@ -112,12 +112,16 @@ class CmlWorkers(ProcessWorkers):
             return in_session
         return (*in_session, *self._launch(self.settings.count - 1, orders))
 
-    def replace(self, worker: str, orders: Mapping[str, object]) -> tuple[str, ...]:
+    def may_replace(self, worker: str) -> bool:
         workers_here = [record.id for record in self.processes()]
-        if worker in workers_here:
-            return ()
+        return worker not in workers_here
+
+    def replace(self, worker: str, orders: Mapping[str, object]) -> tuple[str, ...]:
         self._stop_workers([worker])
         return self._launch(1, orders)
+
+    def withdraw(self, workers: Sequence[str]) -> None:
+        self._stop_workers(workers)
 
     def _launch(self, count: int, orders: Mapping[str, object]) -> tuple[str, ...]:
         """Ask CML for so many workers; return the ids of those that it has created."""
