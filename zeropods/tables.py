@@ -30,6 +30,7 @@ LEAST_NUMBER, MOST_NUMBER = 1e-15, 1e15
 finite."""
 GIB, MIB = 2**30, 2**20
 """Bytes of the units in which people read memory; records hold bytes."""
+SECONDS_PER_HOUR = 3_600
 
 
 def shortened(texts: Sequence[str], most: int) -> list[str]:
@@ -146,7 +147,7 @@ class Table:
         with console.capture() as capture:
             console.print(Text(self.title))
             for columns in self._parts(widths, width):
-                console.print(self._drawing(columns, widths))
+                console.print(self._drawing(columns, widths, width))
         text = capture.get().replace(GLUE, " ").strip("\n ")
         lines = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
         return re.sub(r"\n{3,}", "\n\n", lines)
@@ -167,9 +168,8 @@ class Table:
         keys = self._key_columns()
         parts: list[list[int]] = [[]]
         for column in range(len(self.header)):
-            # Each column has two blanks and a line besides its text.
-            needed = sum(widths[place].least + 3 for place in (*parts[-1], column))
-            if needed >= width and column > keys:
+            has_room = _have_room([*parts[-1], column], widths, width)
+            if not has_room and column > keys:
                 parts.append(list(range(keys)))
             parts[-1].append(column)
         return parts
@@ -182,18 +182,24 @@ class Table:
                 return count
         return 1
 
-    def _drawing(self, columns: Sequence[int], widths: Sequence[_Width]) -> Drawing:
-        """Some columns as a table of rich."""
+    def _drawing(self, columns: Sequence[int], widths: Sequence[_Width], width: int) -> Drawing:
+        """Some columns as a table of rich, in lines of at most `width` characters.
+
+        Where there is no room for them, all but the first are broken within words: rich would cut
+        what is not wrapped.
+        """
         from rich import box
         from rich.table import Table as Drawing
         from rich.text import Text
 
+        has_room = _have_room(columns, widths, width)
         drawing = Drawing(box=box.MARKDOWN)
         for column in columns:
             natural = widths[column].natural
             heading = textwrap.fill(self.header[column], natural)
             is_narrow = natural == widths[column].least
-            drawing.add_column(Text(heading), overflow="fold", no_wrap=is_narrow)
+            is_whole = is_narrow and (has_room or column == 0)
+            drawing.add_column(Text(heading), overflow="fold", no_wrap=is_whole)
         for row in self.rows:
             drawing.add_row(*[Text(_glued(row[column])) for column in columns])
         return drawing
@@ -228,6 +234,13 @@ class _Width:
     def natural(self) -> int:
         """The width in which no cell wraps."""
         return max(self.word, self.line, 1)
+
+
+def _have_room(columns: Sequence[int], widths: Sequence[_Width], width: int) -> bool:
+    """Whether lines of at most `width` characters hold these columns."""
+    # Each column has two blanks and a line besides its text.
+    needed = sum(widths[column].least + 3 for column in columns)
+    return needed < width
 
 
 def _glued(text: str) -> str:
@@ -446,7 +459,7 @@ def duration_text(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 7_200:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3_600:.1f} h"
+    return f"{seconds / SECONDS_PER_HOUR:.1f} h"
 
 
 def progress(

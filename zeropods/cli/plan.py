@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zeropods.errors import UserError
 from zeropods.files import given_path, home, write_json
 from zeropods.outputs import out_file
-from zeropods.tables import GIB, not_negative, number, whole, wrapped
+from zeropods.tables import GIB, SECONDS_PER_HOUR, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from zeropods.plan.advice import Choice
     from zeropods.plan.estimate import Estimate, Plan, Request, SpanOfRuns
 
-SECONDS_PER_HOUR = 3_600
 FOR_GPUS = (
     "gpu",
     "gpu_memory",
@@ -46,6 +45,8 @@ FOR_GPUS = (
 )
 """Flags that are refused with `--device cpu`: without a GPU neither times nor what fits are
 planned."""
+OF_ANY_PLAN = ("technique", "trust_remote_code", "formulas")
+"""Flags of a plan that are neither among these nor in `FLAGS`."""
 OF_OTHERS = {
     "--gpus": "--slots",
     "--num_gpus": "--slots",
@@ -61,14 +62,25 @@ FIELDS = {
     "gpu_memory": "gpu_memory_bytes",
     "host_memory": "host_memory_bytes",
     "latency": "latency_seconds",
+    "technique": "techniques",
 }
 """Fields of the request and of its machines by their flags, where the names differ."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one. Flags not given are
-    left to the plan."""
-    verb = add(verbs, "plan", "memory and time of each technique, before running", run_plan)
+    """Add the verbs and their flags; `add(verbs, name, help, run)` makes one."""
+    plan_help = "memory and time of each technique, before running"
+    verb = add(verbs, "plan", plan_help, run_plan)
+    verb.foreign = OF_OTHERS
+    _add_flags_of_plan(verb)
+    probe_help = "how fast this kind of machine is, for plans for its GPU; at most 40 s"
+    _add_flags_of_probe(add(verbs, "probe", probe_help, run_probe))
+    profile_help = "a DeepSpeed flops-profiler report as data, checked"
+    _add_flags_of_profile(add(verbs, "profile", profile_help, run_profile))
+
+
+def _add_flags_of_plan(verb: argparse.ArgumentParser) -> None:
+    """Add the flags of a plan; those of `FLAGS` that are not given are left to the plan."""
     flag = verb.add_argument
     for name, read, metavar, text in FLAGS:
         flag(name, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS)
@@ -78,14 +90,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--machine", type=given_path, metavar="FILE", help=machine_help)
     fit_help = "runs on GPUs: learn the plan's error"
     flag("--fit", type=given_path, nargs="+", metavar="RUNS", help=fit_help)
-    flag(
-        "--technique",
-        action="append",
-        dest="techniques",
-        default=[],
-        metavar="NAME",
-        help="only this one; repeatable (default: all)",
-    )
+    technique_help = "only this one; repeatable (default: all)"
+    flag("--technique", action="append", default=[], metavar="NAME", help=technique_help)
     flag("--trust-remote-code", action="store_true", help="run code that comes with the model")
     mtbf_help = "between failures: says how often to save"
     flag("--mtbf", type=number, metavar="HOURS", help=mtbf_help)
@@ -97,10 +103,10 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--all", action="store_true", help="every technique as asked for, in every part")
     flag("--what-if", action="store_true", help="other requests, and the run's whole life")
     flag("--formulas", action="store_true", help="print every term with its formula")
-    verb.foreign = OF_OTHERS
 
-    probe_help = "how fast this kind of machine is, for plans for its GPU; at most 40 s"
-    verb = add(verbs, "probe", probe_help, run_probe)
+
+def _add_flags_of_probe(verb: argparse.ArgumentParser) -> None:
+    """Add the flags of a probe."""
     where = verb.add_mutually_exclusive_group()
     pods_help = "the cluster (default: the only one that is up, if any)"
     where.add_argument("--pods", metavar="NAME", help=pods_help)
@@ -108,8 +114,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     out_help = "where to keep it (default: beside the clusters)"
     verb.add_argument("--out", type=out_file, metavar="FILE", help=out_help)
 
-    profile_help = "a DeepSpeed flops-profiler report as data, checked"
-    verb = add(verbs, "profile", profile_help, run_profile)
+
+def _add_flags_of_profile(verb: argparse.ArgumentParser) -> None:
+    """Add the flags of a profile."""
     flag = verb.add_argument
     file_help = "a report, a log that holds one, or a run folder"
     flag("file", type=given_path, metavar="FILE", help=file_help)
@@ -134,10 +141,12 @@ def _fit(arguments: argparse.Namespace) -> Result:
     from zeropods.measure.calibration import fit_runs
     from zeropods.report.entry import find_runs
 
-    if arguments.machine is not None:
-        raise UserError(
-            f"--machine {arguments.machine}: is for a plan, not for --fit; leave it out"
-        )
+    names = [_name_of(flag) for flag, *_ in FLAGS]
+    for name in (*names, *FOR_GPUS, *OF_ANY_PLAN):
+        if _is_given(arguments, name):
+            raise UserError(f"{_flag(name)}: is for a plan, not for --fit; leave it out")
+    if arguments.device == "cpu":
+        raise UserError("--device cpu: --fit is for runs on GPUs; leave it out")
     runs = find_runs(arguments.fit)
     return fit_runs(runs.values(), " ".join(map(str, arguments.fit)))
 
@@ -148,8 +157,7 @@ def _plan_states(arguments: argparse.Namespace) -> Result:
     from zeropods.report.states import StatesReport
 
     for name in FOR_GPUS:
-        value = getattr(arguments, name, None)
-        if value is not None and value is not False:
+        if _is_given(arguments, name):
             raise UserError(f"{_flag(name)}: is for --device gpu; leave it out")
     request = request_of(arguments, None)
     report = StatesReport(request, plan_states(request))
@@ -223,7 +231,7 @@ def _given(arguments: argparse.Namespace, probe: MachineProbe | None) -> set[str
     """The fields of the request and of its machines that a flag gave, or a probe measured."""
     given = set[str]()
     for flag, *_ in FLAGS:
-        name = flag.removeprefix("--").replace("-", "_")
+        name = _name_of(flag)
         if name in arguments:
             given.add(FIELDS.get(name, name))
     if probe is not None:
@@ -265,6 +273,7 @@ def _what_if(
         life,
         life_table,
         measured_saves,
+        subject,
         what_if_text,
         what_ifs,
     )
@@ -278,7 +287,8 @@ def _what_if(
         "what_if": [answer.to_json() for answer in answers],
         "life": [asdict(phase) for phase in phases],
     }
-    return values, f"{what_if_text(answers)}\n{life_table(phases)}".rstrip()
+    parts = (f"{wrapped(subject(made))}\n", what_if_text(answers), life_table(phases))
+    return values, "\n".join(map(str, parts)).rstrip()
 
 
 class _Basis(NamedTuple):
@@ -341,7 +351,7 @@ def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Req
     from zeropods.plan.workload import ZeroSettings
 
     several = [name for name in ("pods", "slots") if getattr(arguments, name, 1) > 1]
-    if several and set(arguments.techniques) == {"none"}:
+    if several and set(arguments.technique) == {"none"}:
         flags = " and ".join(map(_flag, several))
         raise UserError(f"--technique none: runs one process only; leave out {flags}")
 
@@ -380,8 +390,22 @@ def _fields_of(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
+def _is_given(arguments: argparse.Namespace, name: str) -> bool:
+    """Whether a flag was given; for flags without a default value, so not for `--device`."""
+    value = getattr(arguments, name, None)
+    # 0 is given.
+    is_left_out = value is None or value is False or value == []
+    return not is_left_out
+
+
 def _flag(name: str) -> str:
+    """The flag of a name among the arguments."""
     return f"--{name.replace('_', '-')}"
+
+
+def _name_of(flag: str) -> str:
+    """The name of a flag among the arguments."""
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def run_probe(arguments: argparse.Namespace) -> Result:

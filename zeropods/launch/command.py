@@ -246,8 +246,10 @@ def plan_on(
             leaves these as they are.
         more: further fields of `Launch`.
     """
-    if global_batch is not None:
-        ranks = sum(host.slots for host in hosts)
+    ranks = sum(host.slots for host in hosts)
+    if global_batch is None:
+        call = call.with_own_step_rows(ranks)
+    else:
         call = call.with_step_rows(global_batch, ranks)
     planned = Launch(
         call=call,

@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.tables import counted
 from zeropods.train.deepspeed_config import Config, read_config
 from zeropods.train.flags import (
     PASSES,
     PROJECT,
     ROWS,
+    STEP_ROWS,
     RunArguments,
     TextToSQLArguments,
     arguments_of,
     parse_flags,
+    passes_to_reach,
 )
 
 STARTERS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
@@ -85,6 +86,13 @@ class ScriptCall:
             return asdict(self.parsed)
         return {name: _value_of(text) for name, text in self.flag_texts.items()}
 
+    @property
+    def own_step_rows(self) -> int | None:
+        """Rows of an optimizer step by `--global_batch` of one of our scripts; None without it."""
+        if STEP_ROWS not in self.flag_texts or self.parsed is None:
+            return None
+        return self.parsed.global_batch
+
     def with_step_rows(self, step_rows: int, processes: int) -> ScriptCall:
         """The same call with as many passes in an optimizer step as so many processes need for the
         rows of all of them.
@@ -94,24 +102,28 @@ class ScriptCall:
                 the rows of a pass are not known.
         """
         place = f"--global-batch {step_rows}"
+        remedy = "leave one of them out"
         if PASSES in self.flag_texts:
             passes = self.flag_texts[PASSES]
-            remedy = "leave one of them out"
             raise UserError(f"{place}: sets --{PASSES} {passes} too; {remedy}")
+        if self.own_step_rows is not None:
+            raise UserError(f"{place}: the script has --{STEP_ROWS} too; {remedy}")
         rows = self.values.get(ROWS)
         if not isinstance(rows, int) or rows < 1:
             reason = f"{self.script.name} says no --{ROWS}"
             raise UserError(f"{place}: {reason}; give it, or leave this out")
-        of_a_pass = rows * processes
-        if step_rows % of_a_pass != 0:
-            fewer = step_rows // of_a_pass * of_a_pass
-            near = f"{fewer + of_a_pass}"
-            if fewer:
-                near = f"{fewer} or {near}"
-            shared = f"{counted(processes, 'process')} of {counted(rows, 'row')} a pass"
-            raise UserError(f"{place}: {shared} cannot reach it; give {near}, or another --{ROWS}")
-        passes_flag = train_arguments(**{PASSES: step_rows // of_a_pass})
+        passes_flag = train_arguments(**{PASSES: passes_to_reach(step_rows, rows, processes)})
         return ScriptCall(self.script, (*self.arguments, *passes_flag))
+
+    def with_own_step_rows(self, processes: int) -> ScriptCall:
+        """The same call with passes in place of the script's own `--global_batch`, so that a
+        restart knows them; the call itself where one of our scripts is not given that flag.
+        `UserError` as for `with_step_rows`."""
+        step_rows = self.own_step_rows
+        if step_rows is None:
+            return self
+        without = ScriptCall(self.script, without_flag(self.arguments, STEP_ROWS))
+        return without.with_step_rows(step_rows, processes)
 
     @property
     def folder(self) -> Path:
@@ -150,6 +162,22 @@ def flag_values(arguments: Sequence[str]) -> dict[str, str]:
             value = following
         values[name.replace("-", "_")] = value
     return values
+
+
+def without_flag(arguments: Sequence[str], name: str) -> tuple[str, ...]:
+    """The words without a flag and its value, which it has in the same word or in the next."""
+    kept = []
+    is_value = False
+    for argument in arguments:
+        if is_value:
+            is_value = False
+            continue
+        flag_name, equals, _ = argument.partition("=")
+        if flag_name.startswith("--") and flag_name[2:].replace("-", "_") == name:
+            is_value = not equals
+        else:
+            kept.append(argument)
+    return tuple(kept)
 
 
 def find_script(name: str | Path) -> Path:

@@ -42,8 +42,12 @@ from zeropods.tables import GIB, counted
 MOST_STEP_ROWS = 256
 """Rows of all processes in an optimizer step up to which passes are added to it where nobody says
 how many rows a step should have. More passes always take less time a row, but a step of more rows
-learns less from each."""
+learns less from each. The number is a choice."""
 MOST_PODS_OF_A_CHANGE = 1_024
+"""Pods up to which as many are looked for as would be enough. A choice too."""
+EVERY_NUMBER_OF_PODS = 8
+"""Pods up to which the cheapest way is looked for on every number of them. A choice: each number is
+a search of its own."""
 ADAPTER_NAMES = {LORA: "LoRA", QLORA: "QLoRA"}
 SURE, LIKELY, MAYBE = "sure", "likely", "maybe"
 LEVELS = (SURE, LIKELY, MAYBE)
@@ -351,15 +355,16 @@ class _Search:
         return Way(request=request, estimate=estimate)
 
     def any_fits(self, choice: Choice) -> bool:
-        """Whether any way fits, be it with one row a pass where the batch may be chosen."""
+        """Whether any way fits, with any batch that may be chosen."""
         for request in ways_of(self.request, choice):
-            work = _work_of(request)
             if choice.batch and request.global_batch is None:
-                work = replace(work, batch_size=1, gradient_accumulation=1)
-            elif choice.batch:
-                passes = request.passes_of(work.ranks) * work.batch_size
-                work = replace(work, batch_size=1, gradient_accumulation=passes)
-            if self._fits(request, work, SURE):
+                # No batch needs less than one row and one pass.
+                work = replace(_work_of(request), batch_size=1, gradient_accumulation=1)
+                is_enough = self._fits(request, work, SURE)
+            else:
+                batches = self._batches(request, choice, SURE, best=None)
+                is_enough = next(batches, None) is not None
+            if is_enough:
                 return True
         return False
 
@@ -464,7 +469,7 @@ class _Search:
             return None
         candidates = []
         for pods in pods_to_try(self.request.machines.pods):
-            request = self._on(pods)
+            request = self._on(pods, choice)
             if request is None:
                 continue
             search = _Search(request, self.span_of_runs)
@@ -484,11 +489,11 @@ class _Search:
         cheapest = min(candidates, key=price, default=None)
         return None if cheapest is None else self.way(cheapest.request)
 
-    def _on(self, pods: int) -> Request | None:
+    def _on(self, pods: int, choice: Choice) -> Request | None:
         """The request on so many pods; None where these cannot share its batch."""
         machines = replace(self.request.machines, pods=pods)
         changed = _if_possible(partial(replace, self.request, machines=machines))
-        if changed is None:
+        if changed is None and choice.batch:
             # Another number of rows a pass may reach the rows of the step.
             one_row = partial(replace, self.request, machines=machines, batch_size=1)
             changed = _if_possible(one_row)
@@ -559,21 +564,35 @@ class _Search:
 
     def _more_pods(self, choice: Choice) -> Change | None:
         """The fewest pods on which something fits."""
-
-        def is_enough(pods: int) -> bool:
-            request = self._on(pods)
-            return request is not None and _Search(request, self.span_of_runs).any_fits(choice)
-
-        first = self.request.machines.pods + 1
-        if first > MOST_PODS_OF_A_CHANGE or not is_enough(MOST_PODS_OF_A_CHANGE):
+        pods = self._fewest_pods(choice)
+        if pods is None:
             return None
-        between = range(first, MOST_PODS_OF_A_CHANGE)
-        fewest = first + bisect_left(between, True, key=is_enough)
-        request = self._on(fewest)
+        request = self._on(pods, choice)
         if request is None:
             return None
         way = _Search(request, self.span_of_runs).fastest(choice)
-        return None if way is None else Change(what=counted(fewest, "pod"), way=way)
+        return None if way is None else Change(what=counted(pods, "pod"), way=way)
+
+    def _fewest_pods(self, choice: Choice) -> int | None:
+        """The fewest pods, more than there are, on which something fits; None where no number up to
+        `MOST_PODS_OF_A_CHANGE` is enough."""
+
+        def is_enough(pods: int) -> bool:
+            request = self._on(pods, choice)
+            return request is not None and _Search(request, self.span_of_runs).any_fits(choice)
+
+        more_pods = range(self.request.machines.pods + 1, MOST_PODS_OF_A_CHANGE + 1)
+        step_rows = self.request.global_batch
+        if step_rows is not None:
+            # Others cannot share the rows of a step, so that enough pods may be followed by a
+            # number that is not.
+            for pods in divisors(step_rows):
+                if pods in more_pods and is_enough(pods):
+                    return pods
+            return None
+        if not more_pods or not is_enough(more_pods[-1]):
+            return None
+        return more_pods[bisect_left(more_pods, True, key=is_enough)]
 
     def _larger_gpu(self, choice: Choice) -> Change | None:
         """The known GPU with the least memory on which something fits."""
@@ -598,10 +617,10 @@ class _Search:
 
 
 def pods_to_try(most: int) -> list[int]:
-    """Numbers of pods on which the cheapest way is looked for: all up to 8, then those that double,
-    and the most."""
-    pods = set(range(1, min(most, 8) + 1))
-    doubled = 16
+    """Numbers of pods on which the cheapest way is looked for: all up to `EVERY_NUMBER_OF_PODS`,
+    then those that double, and the most."""
+    pods = set(range(1, min(most, EVERY_NUMBER_OF_PODS) + 1))
+    doubled = 2 * EVERY_NUMBER_OF_PODS
     while doubled < most:
         pods.add(doubled)
         doubled *= 2

@@ -35,7 +35,7 @@ from zeropods.plan.methods import (
     planned_techniques,
 )
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
-from zeropods.tables import GIB, counted
+from zeropods.tables import GIB, SECONDS_PER_HOUR, counted
 from zeropods.techniques import HPZ, Technique
 
 BOTH, ALL = "both", "all"
@@ -216,13 +216,21 @@ class Request:
         for flag in needs_bf16:
             if self.precision != "bf16":
                 yield f"{flag}: is planned of weights in BF16; give --precision bf16"
+        yield from self._faults_of_adapter()
+        if self.loss != OF_LABELS and not self.shape.is_decoder_only:
+            yield f"--loss {self.loss}: {self.model} is {KINDS[False]}; leave it out"
+
+    def _faults_of_adapter(self) -> Iterator[str]:
         if self.adapter is None:
             for name in ("lora_rank", "lora_targets"):
                 value = getattr(self, name)
                 if value != getattr(Method(), name):
                     yield f"{_flag(name)} {value}: needs --adapter too; give lora or qlora"
-        if self.loss != OF_LABELS and not self.shape.is_decoder_only:
-            yield f"--loss {self.loss}: {self.model} is {KINDS[False]}; leave it out"
+        has_blank = self.lora_targets.split() != [self.lora_targets]
+        has_empty_name = "" in self.lora_targets.split(",")
+        if has_blank or has_empty_name:
+            place = f"--lora-targets {self.lora_targets!r}"
+            yield f"{place}: has a blank or an empty name; give names such as q_proj,v_proj"
 
     def _faults_of_lengths(self) -> Iterator[str]:
         shape = self.shape
@@ -705,7 +713,7 @@ def _cost(request: Request, pods: int, rate: float, seconds: float | None) -> _C
     """
     if request.price_per_hour is None:
         return _Cost(None, None)
-    price_per_second = pods * request.price_per_hour / 3600
+    price_per_second = pods * request.price_per_hour / SECONDS_PER_HOUR
     per_million_samples = price_per_second * 1_000_000 / rate
     if seconds is None:
         return _Cost(None, per_million_samples)

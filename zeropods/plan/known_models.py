@@ -104,15 +104,15 @@ def known_name(model: str, kind: str | None = None) -> str:
     return name
 
 
-def hub_id(model: str) -> str:
+def hub_id(model: str) -> str | None:
     """The hub id of a model by its known name, or that name for one of our own; a name with an
-    organisation stays. `UserError` where the name is unknown."""
+    organisation stays. None for a tuned model without its organisation: how the hub calls it is not
+    known here. `UserError` where the name is unknown."""
     name = known_name(model)
     if "/" in model:
         return model
-    if model.lower() not in (name, *PUBLISHED_AS):
-        # The tuned one of a name, which is no other's.
-        return model
+    if model.lower().endswith(TUNED):
+        return None
     return ON_HUB.get(name, name)
 
 

@@ -21,8 +21,8 @@ BANDWIDTH = 0.94 * GIGA
 10 Gbit/s network."""
 LAUNCH_SECONDS = 15e-6
 """Seconds of `Machines.launch_seconds`, fitted to two published runs of ZeRO-3 with few tokens, of
-6.86 billion parameters on H100s and 1.84 billion on an A100: with it one is planned too slow by as
-much as the other too fast. An H200's host that was measured took 29 us."""
+6.86 billion parameters on H100s and 1.84 billion on an A100: with it they are planned 3 and 5 % too
+fast. An H200's host that was measured took 29 us."""
 TREE_SHARE = 0.9
 """Share of a link's bandwidth that NCCL assumes for a tree (2.7, src/graph/tuning.cc)."""
 PCIE_LATENCY = 5.7e-6
@@ -81,7 +81,7 @@ ADAM_BYTES = 28
 gradient, each in FP32."""
 HALF_ADAM_BYTES = 44
 """The same on a GPU in BF16 and FP16: the gradient is also widened and its norm taken, and the copy
-of the weight is written."""
+of the weight is written. It stands for BF16 masters and 8-bit moments too, which move less."""
 DDP_BUCKET_BYTES = 25 << 20
 """Default size of a bucket of PyTorch's DistributedDataParallel."""
 GRADIENT_COPY_SHARE = 0.5

@@ -25,8 +25,8 @@ from zeropods.plan.methods import (
 from zeropods.techniques import HPZ, TECHNIQUES, Technique, block
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-MASTER, MOMENTS = 4, 8
-"""Bytes per parameter of an FP32 master, and of Adam's two moments."""
+MASTER = 4
+"""Bytes per parameter of an FP32 master."""
 FORWARD, BACKWARD = 2, 4
 """FLOPs per matmul parameter and token: one product forward, two backward (Kaplan et al. 2020,
 arXiv:2001.08361)."""
@@ -346,6 +346,11 @@ class Workload:
         return self.label_tokens
 
     @property
+    def head_tokens(self) -> int:
+        """Tokens per row that the head is multiplied with, padding included."""
+        return self.labels if self.method.loss == OF_LABELS else self.tokens
+
+    @property
     def autocast(self) -> bool:
         """Whether weights and gradients are FP32 and only products FP16, on copies made in each
         pass: transformers' way of FP16 without DeepSpeed."""
@@ -422,6 +427,16 @@ class Workload:
         return 2 * stepped_bytes
 
     @property
+    def saved_bytes(self) -> int:
+        """Bytes of a trained element in the model that is saved: of its master, where it has one.
+
+        Adapters are saved as they are used.
+        """
+        if self.method.adapter is not None:
+            return self.trained_bytes
+        return self.master_bytes or self.trained_bytes
+
+    @property
     def kernel(self) -> str:
         """The kernel that attention really runs: `FUSED`, `MASKED`, `PLAIN` or `EAGER`.
 
@@ -468,7 +483,7 @@ class Workload:
             return 0.0
         shape = self.shape
         products = value_at(shape.products, 1, self.tokens, self.labels)
-        frozen = FORWARD * self.batch_size * (products + shape.embedding * self.labels)
+        frozen = FORWARD * self.batch_size * (products + shape.embedding * self.head_tokens)
         return frozen - (FORWARD + BACKWARD) * self.batch_size * self.tokens * self.trained
 
     def flops(self) -> tuple[float, float]:
@@ -480,6 +495,8 @@ class Workload:
         """
         whole = self.kernel != FUSED
         once = self.shape.training_flops(self.tokens, self.labels, whole=whole)
+        unlabelled = self.head_tokens - self.labels
+        once += (FORWARD + BACKWARD) * self.shape.embedding * unlabelled
         again = 0.0
         if self.checkpointing:
             again = FORWARD * self.shape.layer_products(self.tokens, self.labels, whole=whole)

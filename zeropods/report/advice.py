@@ -14,7 +14,7 @@ from zeropods.plan.estimate import MEMORY_ERROR, NO, TIGHT, Estimate, Request
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, hub_id
 from zeropods.plan.machines import GIGA
 from zeropods.plan.workload import ZeroSettings
-from zeropods.tables import GIB, Table, counted, digits, wrapped
+from zeropods.tables import GIB, SECONDS_PER_HOUR, Table, counted, digits, wrapped
 from zeropods.tasks import CAUSAL_SCRIPT, T5_SCRIPT
 
 TIGHT_MARK = "~"
@@ -24,8 +24,10 @@ T5_DATA = "wikisql_tok_dataset"
 CAUSAL_DATA = "squad"
 """Folders of data that the scripts take where none is named."""
 NOT_TRAINED = "This is planned only: the project does not train so yet."
-SECONDS_OF_AN_HOUR = 3_600
 BITS = 8
+LEAST_OF_TEN_GIGABITS = 7
+"""Gbit/s above which a pod's link is called one of 10 Gbit/s, as its wire is: programs reach 7 to
+10 of them."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,10 @@ class AdviceReport:
         """What to choose, why nothing fits, and what would."""
         advice = self.advice
         sentences = []
+        otherwise = ""
+        if advice.verdict == NO:
+            sentences.append("Nothing that was asked for fits.")
+            otherwise = " otherwise"
         ways = advice.ways
         if any(way.estimate.work.gradient_accumulation > 1 for way in ways):
             sentences.append("A batch of 8x4 is 8 rows a pass and 4 passes a step.")
@@ -108,18 +114,16 @@ class AdviceReport:
             within = f"within the plan's error of {MEMORY_ERROR:.0%}"
             sentences.append(f"{TIGHT_MARK}: TIGHT, {within}; measure it before you rely on it.")
         if advice.best is not None:
-            sentences.append(f"Best: {self._best(advice.best)}")
+            sentences.append(f"Best{otherwise}: {self._best(advice.best)}")
         if advice.cheapest is not None:
-            sentences.append(f"Cheapest: {_cheapest(advice.cheapest)}")
+            sentences.append(f"Cheapest{otherwise}: {_cheapest(advice.cheapest)}")
         elif self.within_hours is not None:
             sentences.append(f"No way that fits ends within {self.within_hours:g} h.")
-        if advice.verdict == NO:
-            sentences.append("Nothing that was asked for fits.")
         for change in advice.changes:
             fits = "it fits"
             if change.way.estimate.verdict == TIGHT:
                 fits = "it is a tight fit"
-            sentence = f"With {change.what} {fits}: {described(change.way)}."
+            sentence = f"With {change.what} {fits}: {described(change.way.estimate)}."
             if change.way.request.planned_only:
                 sentence = f"{sentence} {NOT_TRAINED}"
             sentences.append(sentence)
@@ -133,7 +137,7 @@ class AdviceReport:
         tight = ", TIGHT" if estimate.verdict == TIGHT else ""
         speed = f"{digits(estimate.samples_per_second)} samples/s"
         memory = f"{estimate.memory.device_bytes / GIB:.1f} GiB of a GPU{tight}"
-        sentence = f"{described(way)}: {speed}, {memory}."
+        sentence = f"{described(estimate)}: {speed}, {memory}."
         if self.request.global_batch is None:
             step = f"Its steps have {counted(way.step_rows, 'row')}"
             sentence = f"{sentence} {step}; --global-batch N keeps another number."
@@ -144,8 +148,11 @@ class AdviceReport:
     def assumptions(self) -> list[str]:
         """A sentence with the speeds that nobody gave and that times here depend on; none without
         such."""
-        shown = list(self.advice.ways)
-        shown += [change.way for change in self.advice.changes]
+        advice = self.advice
+        shown = [*advice.ways, *(change.way for change in advice.changes)]
+        for chosen in (advice.best, advice.cheapest):
+            if chosen is not None:
+                shown.append(chosen)
         if not shown:
             return []
         estimates = [way.estimate for way in shown]
@@ -192,8 +199,7 @@ class AdviceReport:
             return wrapped(f"{technique.name}: {reason}, where it divides nothing.")
         words = launch_words(way.request, way)
         if words is None:
-            reason = "a configuration alone has no weights, so there is no command to train it"
-            return wrapped(f"{self.request.model}: {reason}.")
+            return wrapped(_why_no_command(self.request.model))
         file = way.estimate.technique.file
         named = "without a DeepSpeed configuration"
         if file is not None:
@@ -207,16 +213,16 @@ class AdviceReport:
 
 
 def _network_text(bytes_per_second: float) -> str:
-    """The speed of a network by its usual name: of 10 Gbit/s, 7 to 10 reach the program."""
+    """The speed of a network by its usual name, that of its wire, where it is one of 10 Gbit/s."""
     gigabits = BITS * bytes_per_second / GIGA
-    if 7 < gigabits <= 10:
+    if LEAST_OF_TEN_GIGABITS < gigabits <= 10:
         return "10 Gbit/s"
     return f"{gigabits:.3g} Gbit/s"
 
 
-def described(way: Way) -> str:
-    """A way in words: `zero3 with checkpointing in BF16, 8 rows x 4 passes on 2 pods of 4`."""
-    estimate = way.estimate
+def described(estimate: Estimate) -> str:
+    """The way of an estimate in words: `zero3 with checkpointing in BF16, 8 rows x 4 passes on 2
+    pods of 4 processes`."""
     work = estimate.work
     text = estimate.technique.name
     if work.checkpointing:
@@ -233,15 +239,15 @@ def described(way: Way) -> str:
 def _cheapest(way: Way) -> str:
     """The cheapest way, how long it takes, and what it costs."""
     estimate = way.estimate
-    hours = (estimate.total_seconds or 0.0) / SECONDS_OF_AN_HOUR
-    sentence = f"{described(way)}: {digits(hours)} h"
+    hours = (estimate.total_seconds or 0.0) / SECONDS_PER_HOUR
+    sentence = f"{described(estimate)}: {digits(hours)} h"
     if estimate.cost is not None:
         sentence = f"{sentence}, cost {estimate.cost:.2f}"
     return f"{sentence}."
 
 
 def launch_words(request: Request, way: Way) -> list[str] | None:
-    """The words of the command that trains in this way; None for a model without weights.
+    """The words of the command that trains in this way; None where no script finds the model.
 
     The data are those that the scripts take where none are named, under these names here.
     """
@@ -276,7 +282,8 @@ def launch_words(request: Request, way: Way) -> list[str] | None:
 
 def model_to_train(model: str) -> str | None:
     """The name by which a training script finds the model of a plan: a hub id for a known name, a
-    folder with weights; None for a configuration without weights."""
+    folder with weights; None for a configuration without weights, and for a tuned model without its
+    organisation."""
     path = Path(model)
     if path.is_file():
         path = path.parent
@@ -289,6 +296,15 @@ def model_to_train(model: str) -> str | None:
         return hub_id(model)
     except UserError:
         return model
+
+
+def _why_no_command(model: str) -> str:
+    """Why no script finds a model by its name, in a sentence."""
+    if Path(model).exists():
+        reason = "a configuration alone has no weights, so there is no command to train it"
+    else:
+        reason = f"for the command to train it give its hub id, --model ORGANISATION/{model}"
+    return f"{model}: {reason}."
 
 
 def _short_path(path: Path) -> str:

@@ -24,6 +24,7 @@ from zeropods.plan.facts import shape_recorded
 from zeropods.plan.gpus import published_flops
 from zeropods.plan.memory import PlannedMemory
 from zeropods.report.row import Figures
+from zeropods.tables import SECONDS_PER_HOUR
 
 DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserved", "resident"
 """Kinds of memory. They are four different things and are never mixed."""
@@ -37,7 +38,6 @@ LIVE_STATES = "live states"
 PUBLISHED_PEAK = "published"
 MEASURED_PEAK = "measured matmul"
 JOULES_PER_KWH = 3.6e6
-SECONDS_PER_HOUR = 3_600
 
 Value = TypeVar("Value")
 

@@ -15,7 +15,7 @@ from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA, Machines
 from zeropods.plan.terms import PARTS, STATES
 from zeropods.plan.workload import ZeroSettings
-from zeropods.tables import GIB, Table, counted, digits, wrapped
+from zeropods.tables import GIB, SECONDS_PER_HOUR, Table, counted, digits, wrapped
 from zeropods.techniques import not_planned_yet
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _line_of(estimate: Estimate) -> dict[str, object]:
     if labels:
         line["tokens/s"] = digits(estimate.tokens_per_second)
     if estimate.total_seconds is not None:
-        line["training (h)"] = digits(estimate.total_seconds / 3600)
+        line["training (h)"] = digits(estimate.total_seconds / SECONDS_PER_HOUR)
     if estimate.cost_per_million_samples is not None:
         line["cost of 1 M samples"] = f"{estimate.cost_per_million_samples:.2f}"
     if estimate.cost is not None:

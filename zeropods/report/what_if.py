@@ -18,12 +18,14 @@ from zeropods.plan.gpus import GIGA, TERA, cards, memory_bytes
 from zeropods.plan.machines import Machines
 from zeropods.plan.memory import LOADING
 from zeropods.plan.terms import PARTS, Term, total
-from zeropods.plan.workload import MASTER, MOMENTS, Workload
+from zeropods.plan.workload import MASTER, Workload
+from zeropods.report.advice import described
 from zeropods.report.plan import TIMES, gib
-from zeropods.tables import GIB, Table, counted, digits
+from zeropods.tables import GIB, SECONDS_PER_HOUR, Table, counted, digits
 from zeropods.techniques import TECHNIQUES
 
 MOST_PODS = 1 << 14
+"""Pods up to which the fewest are looked for. A choice."""
 UNITS = {"gpu_memory_bytes": GIB, "host_memory_bytes": GIB, "flops": TERA} | dict.fromkeys(
     ("bandwidth", "pcie_bandwidth", "peer_bandwidth"), GIGA
 )
@@ -77,6 +79,15 @@ def what_ifs(first_plan: Plan, ask: Ask = plan, machine: Path | None = None) -> 
         return tuple(answers)
     flag = f" --machine {shlex.quote(str(machine))}"
     return tuple(replace(answer, command=answer.command + flag) for answer in answers)
+
+
+def subject(first_plan: Plan) -> str:
+    """Which way of a plan the questions and the life of the run are about, in a sentence."""
+    which = "the fastest of --all that fits"
+    if first_plan.best is None:
+        which = "the one of --all with the least memory, since none fits"
+    way = described(recommended(first_plan))
+    return f"The tables below are about {way}: {which}."
 
 
 def what_if_table(answers: tuple[WhatIf, ...]) -> Table:
@@ -467,17 +478,17 @@ def _saving_phase(
         save_seconds: seconds to save one checkpoint, where they are known.
         host_bytes: bytes of main memory that each pod holds then without what is gathered.
     """
-    weights = _whole_weights(work)
+    model = _saved_model(work)
     checkpoint = _terms_of_a_checkpoint(work)
     if save_seconds is None:
         save_seconds = total(checkpoint) / DISK
     parts = " + ".join(f"{term.name} {term.formula}" for term in checkpoint)
-    gathered = f"on rank 0's pod + {weights.formula} gathered"
+    gathered = f"on rank 0's pod + {model.formula} gathered"
     return LifePhase(
         phase="saving",
-        host_bytes=host_bytes + weights.bytes,
-        seconds=epochs * save_seconds + weights.bytes / DISK,
-        disk_bytes=epochs * total(checkpoint) + weights.bytes,
+        host_bytes=host_bytes + model.bytes,
+        seconds=epochs * save_seconds + model.bytes / DISK,
+        disk_bytes=epochs * total(checkpoint) + model.bytes,
         formula=f"{gathered}; {epochs} x ({parts}) + the model",
     )
 
@@ -500,19 +511,25 @@ def _evaluation_seconds(estimate: Estimate, epochs: float) -> float | None:
     return math.ceil(epochs) * EVALUATED * seconds_per_epoch * forward_share
 
 
+def _saved_model(work: Workload) -> Term:
+    """What is trained, as it is saved: the whole model, or its adapters."""
+    return Term.of("model", work.saved_bytes, work.trained)
+
+
 def _terms_of_a_checkpoint(work: Workload) -> list[Term]:
-    """The parts of one checkpoint, of all ranks together."""
+    """The parts of one checkpoint, of all ranks together.
+
+    With adapters transformers leaves frozen weights out of those of ZeRO too
+    (`exclude_frozen_parameters`).
+    """
     technique = work.technique
-    parameters = work.shape.parameters
-    optimizer_bytes = MOMENTS
-    if technique.uses_deepspeed or work.is_half:
-        optimizer_bytes += MASTER
+    optimizer_bytes = work.master_bytes + work.moment_bytes
     terms = [
-        Term.of("model", MASTER, parameters),
-        Term.of("optimizer", optimizer_bytes, parameters),
+        _saved_model(work),
+        Term.about("optimizer", optimizer_bytes, work.trained),
     ]
     if technique.uses_deepspeed and not technique.divides_parameters:
-        terms.append(Term.of("weights of ZeRO", work.element_bytes, parameters))
+        terms.append(Term.of("weights of ZeRO", work.element_bytes, work.trained))
     return terms
 
 
@@ -611,14 +628,7 @@ def measured_saves(run: Path) -> SaveTimes:
 def saving(
     mtbf_seconds: float, times: SaveTimes, best: Estimate | None
 ) -> tuple[dict[str, object], str]:
-    """The time between two checkpoints that leaves the most wall time for steps that count.
-
-    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and
-    failures that are M seconds apart on average; M itself where S is at least 2M.
-
-    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's,
-    doi:10.1145/361147.361115. Each interval loses its save, each failure half an interval and the
-    time of a restart.
+    """How often to save a checkpoint, and what of the time is then left.
 
     Args:
         best: the plan's recommended estimate, in whose steps the interval is counted too.
@@ -628,18 +638,8 @@ def saving(
         the goodput, the share of the wall time that is left: without saves, restarts, and what is
         lost to failures and done again. And the same in a sentence.
     """
-    save_seconds = times.save_seconds
-    # S / 2M of the formula.
-    part = save_seconds / (2 * mtbf_seconds)
-    interval = mtbf_seconds
-    if part < 1:
-        young = math.sqrt(2 * save_seconds * mtbf_seconds)
-        interval = young * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
-    interval_with_save = interval + save_seconds
-    left_by_saves = interval / interval_with_save
-    lost_to_a_failure = interval_with_save / 2 + times.restart_seconds
-    left_by_failures = 1 - lost_to_a_failure / mtbf_seconds
-    goodput = max(0.0, left_by_saves * left_by_failures)
+    interval = interval_between_saves(mtbf_seconds, times.save_seconds)
+    goodput = _goodput(mtbf_seconds, times, interval)
     technique = None
     steps = None
     counted_in = ""
@@ -649,7 +649,7 @@ def saving(
         counted_in = f", {steps:,} steps of {technique}"
     values: dict[str, object] = {
         "mtbf_seconds": mtbf_seconds,
-        "save_seconds": save_seconds,
+        "save_seconds": times.save_seconds,
         "restart_seconds": times.restart_seconds,
         "interval_seconds": interval,
         "goodput": goodput,
@@ -658,7 +658,35 @@ def saving(
     }
     every = f"Save every {interval:,.0f} s{counted_in}"
     left = f"{goodput:.1%} of the time is left for steps that count"
-    failures = f"with a failure every {mtbf_seconds / 3600:,.4g} h"
-    took = f"saves of {digits(save_seconds)} s and restarts of {digits(times.restart_seconds)} s"
-    sentence = f"{every}: {left}, {failures}, {took} (Young 1974, Daly 2006)"
+    failures = f"with a failure every {mtbf_seconds / SECONDS_PER_HOUR:,.4g} h"
+    saves = f"saves of {digits(times.save_seconds)} s"
+    restarts = f"restarts of {digits(times.restart_seconds)} s"
+    sentence = f"{every}: {left}, {failures}, {saves} and {restarts} (Young 1974, Daly 2006)"
     return values, f"{sentence}; {times.source}."
+
+
+def interval_between_saves(mtbf_seconds: float, save_seconds: float) -> float:
+    """The seconds between two checkpoints that leave the most wall time for steps that count.
+
+    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and
+    failures that are M seconds apart on average; M itself where S is at least 2M.
+
+    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's,
+    doi:10.1145/361147.361115.
+    """
+    # S / 2M of the formula.
+    part = save_seconds / (2 * mtbf_seconds)
+    if part >= 1:
+        return mtbf_seconds
+    young = math.sqrt(2 * save_seconds * mtbf_seconds)
+    return young * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
+
+
+def _goodput(mtbf_seconds: float, times: SaveTimes, interval: float) -> float:
+    """The share of the wall time that is left for steps that count: each interval loses its save,
+    each failure half an interval and the time of a restart."""
+    interval_with_save = interval + times.save_seconds
+    left_by_saves = interval / interval_with_save
+    lost_to_a_failure = interval_with_save / 2 + times.restart_seconds
+    left_by_failures = 1 - lost_to_a_failure / mtbf_seconds
+    return max(0.0, left_by_saves * left_by_failures)

@@ -42,12 +42,12 @@ def run_script() -> int:
     from zeropods.train.deepspeed_config_check import check_run
     from zeropods.train.flags import SCRIPTS, parse_flags
 
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     try:
-        flags = parse_flags(SCRIPTS[Path(sys.argv[0]).name], sys.argv[1:])
+        flags = parse_flags(SCRIPTS[Path(sys.argv[0]).name], sys.argv[1:]).divided_among(ranks)
         if is_first:
             if flags.deepspeed is not None:
                 config = read_config(Path(flags.deepspeed))
-                ranks = int(os.environ.get("WORLD_SIZE", "1"))
                 check_run(config, flags, ranks)
             flags.check_inputs()
     except UserError as error:
@@ -98,7 +98,8 @@ def run_argv(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0
     from zeropods.train.processes import SharedError
     from zeropods.train.run import fine_tune
 
-    flags = parse_flags(SCRIPTS[Path(argv[0]).name], argv[1:])
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    flags = parse_flags(SCRIPTS[Path(argv[0]).name], argv[1:]).divided_among(ranks)
     try:
         task = resolve_name(flags.task_class)(flags)
         fine_tune(task, list(argv), age_seconds())

@@ -12,10 +12,10 @@ import operator
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_type_hints
 
 from zeropods import tasks
 from zeropods.data.manifest import FILE, Manifest, read_manifest
@@ -33,7 +33,7 @@ from zeropods.measure.record import read_config
 from zeropods.outputs import writing_fault
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.shipped_models import model_source
-from zeropods.tables import Help
+from zeropods.tables import Help, counted
 from zeropods.techniques import technique_of
 from zeropods.train.foreign_flags import faults_of
 
@@ -74,8 +74,10 @@ NO_SETTINGS = (
     "memory_interval",
     "save_total_limit",
     "save_model",
+    "global_batch",
 )
-"""Flags that change where and how a run is recorded, not what it does."""
+"""Flags that change where and how a run is recorded, not what it does; and the rows of a step,
+which other flags have by then."""
 NOT_NAMED = ("auto", "never")
 """Values of `--resume` that name no checkpoint."""
 RESUME_REMEDY = "give auto, never or the folder of a complete checkpoint"
@@ -173,6 +175,9 @@ class RunArguments:
     )
     per_device_eval_batch_size: int = flag(64, "the same for evaluation", least=1, most=MOST_ROWS)
     gradient_accumulation_steps: int = flag(1, "passes per optimizer step", least=1, most=MOST_ROWS)
+    global_batch: int | None = flag(
+        None, "rows per step, sets passes (default: none)", least=1, most=MOST_ROWS
+    )
     gradient_checkpointing: bool = flag(False, "recompute activations")
     deepspeed: str | None = flag(None, "dsconfig/TECHNIQUE.json (default: none)")
     precision: str = flag("auto", "fp32 | bf16 | fp16 | auto", ("auto", "fp32", "bf16", "fp16"))
@@ -245,6 +250,18 @@ class RunArguments:
                 faults.append(f"--{flag_field.name} {fault}")
         if faults:
             raise UserError("; ".join(faults))
+
+    def divided_among(self, ranks: int) -> Self:
+        """The same flags with the passes by which so many processes reach the rows of
+        `--global_batch`, in its place; without it, these flags.
+
+        Raises:
+            UserError: no whole number of passes reaches them.
+        """
+        if self.global_batch is None:
+            return self
+        passes = passes_to_reach(self.global_batch, self.per_device_train_batch_size, ranks)
+        return replace(self, gradient_accumulation_steps=passes, global_batch=None)
 
     @property
     def model_flag(self) -> str:
@@ -650,6 +667,7 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
     # A flag's name may be written with dashes instead of underscores.
     words = [re.sub(r"^--[\w-]+", _with_underscores, word) for word in argv]
     _check_names(kind, words)
+    _check_batch(words)
     try:
         values, unknown = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
@@ -715,6 +733,13 @@ def _check_names(kind: type[RunArguments], words: Sequence[str]) -> None:
         raise UserError("; ".join(faults))
 
 
+def _check_batch(words: Sequence[str]) -> None:
+    """Refuse passes of a step beside the rows of a step, which set them."""
+    names = {word.partition("=")[0] for word in words}
+    if {f"--{STEP_ROWS}", f"--{PASSES}"} <= names:
+        raise UserError(f"--{STEP_ROWS}: sets --{PASSES} too; leave one of them out")
+
+
 @dataclass(frozen=True)
 class _Unreadable:
     """Stands for a flag's value that cannot be read, so that all of them can be named at once."""
@@ -739,6 +764,8 @@ ROWS = "per_device_train_batch_size"
 """Flag of a training script for the rows of a rank in a forward pass."""
 PASSES = "gradient_accumulation_steps"
 """Flag for the number of these passes in an optimizer step."""
+STEP_ROWS = "global_batch"
+"""Flag for the rows of all ranks in an optimizer step, from which the passes follow."""
 
 
 @dataclass(frozen=True)
@@ -777,3 +804,25 @@ def batch_on(ranks: int, effective: int, most_rows: int) -> Batch | None:
     while share % rows != 0:
         rows -= 1
     return Batch(rows, share // rows)
+
+
+def passes_to_reach(step_rows: int, rows: int, ranks: int) -> int:
+    """The passes of an optimizer step in which so many ranks reach its rows.
+
+    Args:
+        step_rows: rows of all ranks in a step.
+        rows: rows of a rank in a pass.
+
+    Raises:
+        UserError: no whole number of passes reaches them.
+    """
+    of_a_pass = rows * ranks
+    if step_rows % of_a_pass == 0:
+        return step_rows // of_a_pass
+    fewer = step_rows // of_a_pass * of_a_pass
+    near = f"{fewer + of_a_pass}"
+    if fewer:
+        near = f"{fewer} or {near}"
+    shared = f"{counted(ranks, 'process')} of {counted(rows, 'row')} a pass"
+    place = f"--global-batch {step_rows}"
+    raise UserError(f"{place}: {shared} cannot reach it; give {near}, or another --{ROWS}")

@@ -75,6 +75,29 @@ WIDE = {
 }
 
 
+@pytest.mark.parametrize("columns", [30, 40])
+def test_what_is_too_wide_for_a_narrow_pipe_is_broken_and_not_cut(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    argv = ["plan", "--model", "t5-small", "--gpu", "T4", "--pods", "2", "--technique", "zero3_offload"]
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    assert all(len(line) <= columns for line in text.splitlines() if line.startswith("|"))
+    headings = set()
+    for part in text.split("\n\n"):
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:1] == "|"]
+        if not rows:
+            continue
+        rule = next(place for place, row in enumerate(rows) if set(row[0]) == {"-"})
+        headings |= {"".join(pieces).replace(" ", "") for pieces in zip(*rows[:rule], strict=True)}
+        # The first column, which the rows are told apart by, is whole.
+        assert {row[0] for row in rows[rule + 1 :] if row[0]} == {"zero3_offload"}
+    assert headings == {
+        "technique", "checkpointing", "memory(GiB)", "host(GiB)", "batchsize(rows)", "step(s)", "samples/s",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("arguments", "words"), WIDE.values(), ids=WIDE)
 def test_no_table_is_wider_than_the_terminal_and_nothing_is_lost(
     arguments: list[object],

@@ -151,10 +151,9 @@ def test_the_cheapest_way_is_that_of_all_numbers_of_pods(name: str) -> None:
     hurried = 0.9 * (cheapest.estimate.total_seconds or 0.0)
     in_time = [price for price, seconds in prices if seconds <= hurried]
     quicker = advise(request, choice, within_seconds=hurried).cheapest
-    if in_time:
-        assert quicker is not None and quicker.estimate.total_seconds is not None
-        assert quicker.estimate.total_seconds <= hurried
-        assert quicker.estimate.pods / quicker.estimate.samples_per_second == pytest.approx(min(in_time), rel=1e-9)
+    assert in_time and quicker is not None and quicker.estimate.total_seconds is not None
+    assert quicker.estimate.total_seconds <= hurried
+    assert quicker.estimate.pods / quicker.estimate.samples_per_second == pytest.approx(min(in_time), rel=1e-9)
     assert advise(request, choice, within_seconds=1.0).cheapest is None
 
 
@@ -206,6 +205,43 @@ def test_what_is_not_possible_has_a_change_that_makes_it_so(
     assert change in found and all(each["verdict"] != NO for each in found.values())
     text = shown(capsys, *argv)
     assert ": NO\n" in text and f"With {change} it fits: {found[change]['technique']}" in text
+
+
+@pytest.mark.parametrize(
+    ("batch", "pods"),
+    [
+        ((), 7),
+        # Only 1, 2, 3, 4, 6, 8, ... pods share 48 rows evenly; 4 rows a pass allow 1, 2, 3, 4, 6 and 12.
+        (("--global-batch", "1024"), 8),
+        (("--global-batch", "48"), 8),
+        (("--global-batch", "48", "--batch-size", "4"), 12),
+        (("--global-batch", "48", "--batch-size", "12"), None),
+    ],
+)
+def test_as_many_more_pods_are_named_as_are_enough_and_share_the_rows_of_a_step(
+    batch: tuple[str, ...], pods: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("mistral-7b", "--precision", "bf16", "--technique", "zero3", "--gpu-memory", "24",
+            "--seq-length", "2048", *batch)  # fmt: skip
+    changes = document(capsys, *argv, "--pods", "2")["advice"]["changes"]
+    found = [change for change in changes if change["what"].endswith(" pods")]
+    assert [change["what"] for change in found] == ([] if pods is None else [f"{pods} pods"])
+    for change in found:
+        if "--batch-size" in batch:
+            assert change["batch_size"] == 4
+        asked = ("--batch-size", str(change["batch_size"]), "--gradient-checkpointing", "True")
+        enough = document(capsys, *argv, *asked, "--pods", str(pods))
+        assert enough["verdict"] == FITS
+
+
+def test_what_fits_otherwise_comes_after_what_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("t5-small", "--gpu", "T4", "--batch-size", "4096", "--samples", "10000",
+            "--gradient-checkpointing", "False")  # fmt: skip
+    first, second, third = shown(capsys, *argv).split("\n\n")[1].splitlines()[:3]
+    assert first == "Nothing that was asked for fits."
+    assert second.startswith("Best otherwise: ddp ") and third.startswith("Cheapest otherwise: ")
+    text = shown(capsys, *argv[:3])
+    assert "Best: ddp" in text and "otherwise" not in text
 
 
 def test_what_no_change_makes_possible_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,24 +313,31 @@ def test_a_way_that_is_planned_only_has_no_command(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("argv", "assumed", "known"),
+    ("argv", "not_given"),
     [
-        (("--gpu-memory", "24"), ("speed of an A100-40GB (no --gpu)", "10 Gbit/s between pods"), ("a pod's GPUs",)),
-        (("--gpu", "T4", "--pods", "1"), (), ("--gpu)", "--bandwidth", "--peer-bandwidth")),
-        (("--gpu", "T4", "--pods", "1", "--slots", "2"), ("(no --peer-bandwidth)", "(no --pcie-bandwidth)"),
-         ("--gpu)", "--bandwidth)")),
-        (("--gpu", "T4", "--bandwidth", "3", "--technique", "zero2"), (), ("Times assume",)),
-        (("--gpu", "T4", "--technique", "zero2_offload"), ("no --host-memory", "12 GB/s"), ()),
+        (("--gpu-memory", "24"), ["gpu", "bandwidth", "pcie-bandwidth", "host-memory"]),
+        (("--gpu", "T4", "--pods", "1"), ["pcie-bandwidth", "host-memory"]),
+        (("--gpu", "T4", "--pods", "1", "--slots", "2"), ["peer-bandwidth", "pcie-bandwidth", "host-memory"]),
+        (("--gpu", "T4", "--bandwidth", "3", "--technique", "zero2"), []),
+        (("--gpu", "T4", "--technique", "zero2_offload"), ["bandwidth", "pcie-bandwidth", "host-memory"]),
+        # The cheapest alone, on one pod, depends on the link between its GPUs.
+        (("--gpu", "T4", "--pods", "2", "--slots", "2", "--samples", "10000", "--technique", "ddp",
+          "--bandwidth", "0.1"), ["peer-bandwidth", "pcie-bandwidth"]),
     ],
 )  # fmt: skip
-def test_a_speed_that_nobody_gave_is_named_where_it_is_used(
-    argv: tuple[str, ...], assumed: tuple[str, ...], known: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+def test_a_speed_that_nobody_gave_is_named_where_it_is_used_and_nowhere_else(
+    argv: tuple[str, ...], not_given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(capsys, "t5-small", *argv)
-    assert all(words in text for words in assumed)
-    assert not any(f"no {words}" in text or words in text.split("Best:")[1] for words in known if "(" not in words)
-    if "--gpu" not in argv:
-        assert "3 pods of 1 GPU (24 GiB each)" in text
+    assert re.findall(r"\(no --([a-z-]+)\)", text) == not_given
+    assert ("Times assume" in text) == (not_given != [])
+
+
+def test_an_assumed_speed_is_named_with_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "t5-small", "--gpu-memory", "24")
+    assert "3 pods of 1 GPU (24 GiB each)" in text
+    assert "the speed of an A100-40GB (no --gpu), a network of 10 Gbit/s between pods (no --bandwidth)" in text
+    assert "PCIe of 12 GB/s (no --pcie-bandwidth)" in text
 
 
 @pytest.mark.parametrize(
@@ -337,6 +380,15 @@ def test_several_pods_are_launched_on_and_a_configuration_alone_is_not(
     assert model_to_train(str(config)) is model_to_train(str(tmp_path)) is None
     (tmp_path / "model.safetensors").touch()
     assert model_to_train(str(config)) == model_to_train(str(tmp_path)) == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b-instruct", "Llama-3.1-8B-Instruct"])
+def test_a_tuned_model_is_trained_by_its_hub_id_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--pods", "1", "--gpu", "H100", "--slots", "8")
+    text = shown(capsys, name, *argv)
+    assert "zeropods launch" not in text
+    assert f"{name}: for the command to train it give its hub id, --model ORGANISATION/{name}.\n" in text
+    assert f"--model_name_or_path Qwen/{name} " in shown(capsys, f"Qwen/{name}", *argv).replace(" \\\n    ", " ")
 
 
 # Rows of a step.

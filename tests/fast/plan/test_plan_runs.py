@@ -205,7 +205,12 @@ def test_a_gpu_of_any_name_is_planned_by_its_probe(machine: Path, capsys: pytest
         ([*ON_CPU, "--what-if"], "--what-if: is for --device gpu; leave it out"),
         ([*ON_CPU, "--precision", "fp8"], "fp8; expected fp32 or bf16"),
         (["--fit", "few"], "too few runs to fit; expected at least 9 runs with sampled memory on one kind of GPU"),
-        (["--fit", "few", "--machine", "gpu.json"], "gpu.json: is for a plan, not for --fit; leave it out"),
+        (["--fit", "few", "--machine", "gpu.json"], "--machine: is for a plan, not for --fit; leave it out"),
+        (["--fit", "few", "--check"], "--check: is for a plan, not for --fit; leave it out"),
+        (["--fit", "few", "--within", "2", "--samples", "9"], "--samples: is for a plan, not for --fit; leave it out"),
+        (["--fit", "few", "--technique", "zero1"], "--technique: is for a plan, not for --fit; leave it out"),
+        (["--fit", "few", "--latency", "0"], "--latency: is for a plan, not for --fit; leave it out"),
+        (["--fit", "few", "--device", "cpu"], "--device cpu: --fit is for runs on GPUs; leave it out"),
         (["--fit", "nowhere"], "nowhere: no such folder"),
     ],
 )  # fmt: skip

@@ -245,10 +245,20 @@ def test_an_answer_says_what_binds(job: tuple[str, ...], question: str, answer: 
     assert answer in found["answer"] and binds in found["binds"]
 
 
+def words_of(text: str) -> str:
+    """A text without its line breaks."""
+    return " ".join(text.split())
+
+
 def test_people_get_both_tables_and_only_where_they_ask() -> None:
     assert "What if" not in result("t5-small")["text"]
     found = result("t5-small", "--gpu", "T4", "--what-if")
     assert "## What if" in found["text"] and "## The whole life of the run" in found["text"]
+    # They are about the batch that was asked for, not about the best one.
+    about = "The tables below are about ddp in FP32, 32 rows on 3 pods of 1 process: "
+    assert f"{about}the fastest of --all that fits." in words_of(found["text"])
+    nothing_fits = result("t5-3b", "--technique", "ddp", "--what-if")["text"]
+    assert f"{about}the one of --all with the least memory, since none fits." in words_of(nothing_fits)
     commands = [each["command"] for each in found["what_if"] if "technique" in each]
     assert [line for line in found["text"].splitlines() if line.startswith("zeropods plan")] == commands
 
@@ -267,6 +277,32 @@ def test_a_checkpoint_takes_what_those_of_runs_take(job: tuple[str, ...], files:
     *_, whole = result("t5-tiny", *job, "--what-if")["life"]
     # The trained model lies beside the checkpoint.
     assert whole["disk_bytes"] == pytest.approx(files + 4_206_848, rel=0.01)
+
+
+MISTRAL_P = 7_241_732_096
+"""Parameters of mistral-7b."""
+LORA_A = 32 * 16 * (2 * (4_096 + 4_096) + 2 * (4_096 + 1_024) + 3 * (4_096 + 14_336))
+"""Elements of adapters of rank 16 beside all linear layers of it."""
+
+
+@pytest.mark.parametrize(
+    ("job", "checkpoint", "model"),
+    [
+        # peft's adapters are FP32, and so are their moments.
+        (("--technique", "ddp", "--adapter", "lora"), (4 + 8) * LORA_A, 4 * LORA_A),
+        (("--technique", "none", "--adapter", "qlora"), (4 + 8) * LORA_A, 4 * LORA_A),
+        # DeepSpeed makes them BF16, and saves those a second time beside FP32 masters and moments.
+        (("--technique", "zero2", "--adapter", "lora"), (2 + 12 + 2) * LORA_A, 2 * LORA_A),
+        (("--technique", "fsdp2"), (4 + 8) * MISTRAL_P, 4 * MISTRAL_P),
+        (("--technique", "none", "--masters", "none"), (2 + 4) * MISTRAL_P, 2 * MISTRAL_P),
+        (("--technique", "zero3", "--masters", "bf16"), (2 + 6) * MISTRAL_P, 2 * MISTRAL_P),
+        (("--technique", "none", "--optimizer", "adamw_8bit"), (4 + 4 + 2 + 8 / 256) * MISTRAL_P, 4 * MISTRAL_P),
+    ],
+)
+def test_a_checkpoint_holds_what_its_method_trains(job: tuple[str, ...], checkpoint: float, model: int) -> None:
+    *_, saving, whole = result("mistral-7b", "--precision", "bf16", *job, "--what-if")["life"]
+    assert whole["disk_bytes"] == round(checkpoint + model)
+    assert saving["seconds"] == pytest.approx((checkpoint + model) / 5e8)
 
 
 def test_phases_of_a_run_add_up() -> None:
