@@ -164,13 +164,15 @@ class Table:
 
     def _parts(self, widths: Sequence[_Width], width: int) -> list[list[int]]:
         """The columns of each part of the table, as wide as there is room for."""
-        keys = self._key_columns()
+        key_count = self._key_columns()
         parts: list[list[int]] = [[]]
         for column in range(len(self.header)):
             # Each column has two blanks and a line besides its text.
             needed = sum(widths[place].least + 3 for place in (*parts[-1], column))
-            if needed >= width and column > keys:
-                parts.append(list(range(keys)))
+            is_too_wide = needed >= width
+            # Each part begins with the key columns, and has at least one more.
+            if is_too_wide and column > key_count:
+                parts.append(list(range(key_count)))
             parts[-1].append(column)
         return parts
 
@@ -378,6 +380,7 @@ class ProgressLines:
         self._postfix = "".join(f", {name} {value}" for name, value in values.items())
 
     def _write(self) -> None:
+        """Print how far the work is at regular intervals, until it is over."""
         began = time.monotonic()
         # Nobody may read any more what is said here, which is no reason for the work to end.
         with suppress(OSError, ValueError):

@@ -323,6 +323,8 @@ class Execution:
         return [self._table.rows[row_id - 1] for row_id in row_ids]
 
     def _select(self, selected: str, query: Query) -> list[Any] | None:
+        """What SQLite selects from the rows that meet the query's conditions; None as for
+        `execute`."""
         if not query.fits(len(self._table.header)):
             return None
         conditions = []
