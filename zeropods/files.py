@@ -254,8 +254,9 @@ def validated(
     except ValidationError as error:
         fault = _first_fault(error)
         raise UserError(f"{place}: {fault}; {remedy}") from None
-    # A field of a number has refused them by its key; this is for fields that take any value. An
-    # object of any keys is judged by who asked for it: configurations of models may hold Infinity.
+    # A dataclass's fields of numbers have refused NaN and Infinity by now, and named the key; this
+    # is for its fields that take any value. An object of any keys may have them: configurations of
+    # models hold Infinity.
     if get_origin(kind) is not dict:
         _refuse_constants(place, content)
     return value

@@ -165,12 +165,13 @@ class Table:
 
     def _parts(self, widths: Sequence[_Width], width: int) -> list[list[int]]:
         """The columns of each part of the table, as wide as there is room for."""
-        keys = self._key_columns()
+        key_count = self._key_columns()
         parts: list[list[int]] = [[]]
         for column in range(len(self.header)):
             has_room = _have_room([*parts[-1], column], widths, width)
-            if not has_room and column > keys:
-                parts.append(list(range(keys)))
+            # Each part begins with the key columns, and has at least one more.
+            if not has_room and column > key_count:
+                parts.append(list(range(key_count)))
             parts[-1].append(column)
         return parts
 
@@ -391,6 +392,7 @@ class ProgressLines:
         self._postfix = "".join(f", {name} {value}" for name, value in values.items())
 
     def _write(self) -> None:
+        """Print how far the work is at regular intervals, until it is over."""
         began = time.monotonic()
         # Nobody may read any more what is said here, which is no reason for the work to end.
         with suppress(OSError, ValueError):

@@ -206,6 +206,7 @@ class Encoder:
         for step in pre_tokenizer.get("pretokenizers", ()):
             steps.append((step["type"], step.get("prepend_scheme")))
         self._splits_at_spaces = steps == [("WhitespaceSplit", None), ("Metaspace", "always")]
+        """Whether the tokenizer is of T5's kind; the texts of any other are encoded whole."""
 
     def __call__(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, the end token last."""

@@ -100,7 +100,14 @@ def read_questions(questions: Path) -> Iterator[SQLQuestion]:
                 f"{place}: table_id {line.table_id!r} is missing from {TABLES_FILE} beside it"
             )
         query = query_of_statement(line.sql, table)
-        yield SQLQuestion(index, line.question_id, line.question, table, line.sql, query)
+        yield SQLQuestion(
+            index=index,
+            question_id=line.question_id,
+            question=line.question,
+            table=table,
+            sql=line.sql,
+            query=query,
+        )
 
 
 def _tables_by_id(path: Path) -> dict[str, SQLTable]:

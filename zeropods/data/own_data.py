@@ -104,17 +104,12 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
     columns = [_Column(rows, index, may_have_commas) for index in range(len(header))]
     has_commas = any(column.has_decimal_commas for column in columns)
     types: list[Literal["text", "real"]] = []
-    odd_cells = []
     for index, column in enumerate(columns):
         has_points_instead = has_commas and not column.not_decimal_commas
         if has_points_instead:
-            for _, cells in rows:
-                cells[index] = _with_point(cells[index])
+            _replace_commas(rows, index)
         is_of_numbers = has_points_instead or not column.not_numbers
         types.append("real" if column.cells and is_of_numbers else "text")
-        odd = column.odd_cell()
-        if odd is not None:
-            odd_cells.append(_remark_on(path.name, odd, header[index]))
     body = []
     for _, cells in rows:
         body.append(tuple(cell or None for cell in cells))
@@ -124,8 +119,24 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
         tuple(types),
         tuple(body),
         has_commas=has_commas,
-        odd_cells=tuple(odd_cells),
+        odd_cells=tuple(_remarks_on_odd_cells(path.name, header, columns)),
     )
+
+
+def _replace_commas(rows: Sequence[NumberedLine], index: int) -> None:
+    """Write the numbers in a column with a point, in place."""
+    for _, cells in rows:
+        cells[index] = _with_point(cells[index])
+
+
+def _remarks_on_odd_cells(
+    file_name: str, header: Sequence[str], columns: Sequence[_Column]
+) -> Iterator[str]:
+    """A remark on each column that is text only because of a few cells."""
+    for name, column in zip(header, columns, strict=True):
+        odd_cell = column.odd_cell()
+        if odd_cell is not None:
+            yield _remark_on(file_name, odd_cell, name)
 
 
 def _remark_on(file_name: str, odd_cell: NumberedCell, column: str) -> str:
@@ -348,6 +359,7 @@ def _syntax_fault(sql: str, error: Exception) -> str:
     near = place.get("highlight", sql)
     before_comma = re.search(r"[\d.]+,$", place.get("start_context", ""))
     if before_comma and near.isdigit():
+        # A comma for a point divides a number in two, and the second one is the fault.
         number = f"{before_comma[0]}{near}"
         return f"not valid SQL near {number!r}; write {_with_point(number)}"
     return f"not valid SQL near {shown(near)!r}; {QUOTES}"

@@ -168,6 +168,7 @@ def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
     rng.shuffle(tables)
     held_out: dict[str, list[FactTable]] = {}
     for split, number in HELD_OUT_TABLES.items():
+        # What is popped here is in no other split.
         held_out[split] = [tables.pop() for _ in range(number)]
 
     wordings: set[str] = set()
@@ -175,9 +176,9 @@ def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
     table_ids = {}
     for split in reversed(SPLITS):
         subjects = _subjects(split, tables, held_out.get(split, []))
-        of_split = [_new_question(table, wordings, rng) for table in subjects]
-        rng.shuffle(of_split)
-        questions[split] = of_split
+        questions_of_split = [_new_question(table, wordings, rng) for table in subjects]
+        rng.shuffle(questions_of_split)
+        questions[split] = questions_of_split
         table_ids[split] = {table.id for table in subjects}
 
     files: dict[str, bytes] = {}
@@ -188,12 +189,9 @@ def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
         counts["questions"][split] = len(questions[split])
         counts["tables"][split] = len(table_ids[split])
     for split in HELD_OUT_TABLES:
-        about_held_out = [
-            question
-            for question in questions[split]
-            if question["table_id"] not in table_ids["train"]
-        ]
-        counts["held_out_questions"][split] = len(about_held_out)
+        ids_asked_about = [question["table_id"] for question in questions[split]]
+        held_out_ids = [id_ for id_ in ids_asked_about if id_ not in table_ids["train"]]
+        counts["held_out_questions"][split] = len(held_out_ids)
     return files, counts
 
 
@@ -250,7 +248,10 @@ def read_facts(folder: Path = FACTS_FOLDER) -> list[FactTable]:
 
 
 def _fact_table(lines: Sequence[str]) -> FactTable:
-    (id_, singular, plural), names, kinds, phrases, *cells_of_rows = csv.reader(lines)
+    """The table in lines of CSV: what its rows are about, then its columns' names, kinds and
+    phrases, then its rows."""
+    subject, names, kinds, phrases, *cells_of_rows = csv.reader(lines)
+    id_, singular, plural = subject
     columns = []
     types: list[Literal["text", "real"]] = []
     for kind, phrases_of_column in zip(kinds, phrases, strict=True):
@@ -263,7 +264,15 @@ def _fact_table(lines: Sequence[str]) -> FactTable:
         for column, cell in zip(columns, cells, strict=True):
             row.append(json.loads(cell) if column.is_number else cell)
         rows.append(tuple(row))
-    return FactTable(id_, tuple(names), tuple(types), tuple(rows), singular, plural, tuple(columns))
+    return FactTable(
+        id=id_,
+        header=tuple(names),
+        types=tuple(types),
+        rows=tuple(rows),
+        singular=singular,
+        plural=plural,
+        columns=tuple(columns),
+    )
 
 
 def _by_mark(phrases: Sequence[str]) -> dict[str, list[str]]:
@@ -291,8 +300,8 @@ def _words(file: str = "questions") -> dict[str, Any]:
 def draw(table: FactTable, rng: Random) -> tuple[Query, int] | None:
     """A random query and the number of rows that it matches, or None if what was drawn makes no
     sense for the table."""
-    agg = rng.choices(range(6), AGGREGATE_WEIGHTS)[0]
-    number = rng.choices(range(5), CONDITION_WEIGHTS)[0]
+    agg = rng.choices(range(len(AGGREGATES)), AGGREGATE_WEIGHTS)[0]
+    number = rng.choices(range(len(CONDITION_WEIGHTS)), CONDITION_WEIGHTS)[0]
     kinds = SELECTABLE[AGGREGATES[agg]]
     selectable = [i for i, column in enumerate(table.columns) if column.kind in kinds]
     if not selectable:
@@ -301,9 +310,10 @@ def draw(table: FactTable, rng: Random) -> tuple[Query, int] | None:
     columns = _draw_columns(table, agg, sel, number, rng)
     if columns is None:
         return None
-    row = rng.choice(table.rows)
-    conditions = [_draw_condition(table, column, row[column], rng) for column in columns]
-    matches = sum(_meets_all(table, other, conditions) for other in table.rows)
+    # All conditions are made for one row, so that at least this one meets them.
+    model_row = rng.choice(table.rows)
+    conditions = [_draw_condition(table, column, model_row[column], rng) for column in columns]
+    matches = sum(_meets_all(table, row, conditions) for row in table.rows)
     if not _makes_sense(table, agg, conditions, matches):
         return None
     return Query(sel, agg, tuple(conditions)), matches
@@ -334,17 +344,20 @@ def _draw_condition(table: FactTable, column: int, cell: Cell, rng: Random) -> C
     values = sorted({Decimal(str(row[column])) for row in table.rows})
     if len(values) < 2:
         return equality
-    quartiles = sorted({(len(values) - 1) * quarter // 4 for quarter in (1, 2, 3)})
+    # A cut lies between the value of its index and the next one.
+    cuts = sorted({(len(values) - 1) * quarter // 4 for quarter in (1, 2, 3)})
     position = values.index(Decimal(str(cell)))
-    cuts = {
-        ">": [cut for cut in quartiles if cut < position],
-        "<": [cut for cut in quartiles if cut >= position],
+    cuts_by_symbol = {
+        ">": [cut for cut in cuts if cut < position],
+        "<": [cut for cut in cuts if cut >= position],
     }
-    if not cuts[symbol]:
+    if not cuts_by_symbol[symbol]:
         symbol = "<" if symbol == ">" else ">"
-    cut = rng.choice(cuts[symbol])
+    cut = rng.choice(cuts_by_symbol[symbol])
     limit = _roundest_between(values[cut], values[cut + 1], symbol)
-    return Condition(column, OPERATORS.index(symbol), f"{limit.normalize() + 0:f}")
+    # The sum with 0 turns -0 into 0.
+    plain_limit = limit.normalize() + 0
+    return Condition(column, OPERATORS.index(symbol), f"{plain_limit:f}")
 
 
 def _roundest_between(low: Decimal, high: Decimal, symbol: str) -> Decimal:
@@ -404,24 +417,41 @@ def ask(table: FactTable, query: Query, matches: int, rng: Random) -> tuple[str,
     rng.shuffle(conditions)
     has_several = matches > 1
     template = rng.choice(_templates(table, query, has_several, rng))
-    order = conditions
-    if "{mods}" in template or "preds}" in template:
-        is_plural = "{many}" in template or ("{entity}" in template and has_several)
-        predicates = _predicates(table, conditions, rng)
-        slots = _spoken(table, predicates, is_plural, rng)
-        if "{mods}" in template and rng.random() < WHOSE_SHARE:
-            slots["mods"] = _joined(_clauses(table, conditions, "whose", rng))
-        else:
-            order = [predicate.condition for predicate in predicates]
-    else:
-        slots = {"clause": _joined(_clauses(table, conditions, "the", rng))}
-    slots |= _nouns(table, query, has_several, rng)
+    slots, conditions_as_named = _condition_slots(table, template, conditions, has_several, rng)
+    slots |= _noun_slots(table, query, has_several, rng)
     question = template.format(**slots)
     bare = question.rstrip("?.")
     question = rng.choices((question, bare, bare.lower()), STYLE_WEIGHTS)[0]
     for number, condition in enumerate(conditions):
         question = question.replace(VALUE_PLACEHOLDER.format(number), condition.value)
-    return question, replace(query, conds=tuple(order))
+    return question, replace(query, conds=tuple(conditions_as_named))
+
+
+def _condition_slots(
+    table: FactTable,
+    template: str,
+    conditions: Sequence[Condition],
+    has_several: bool,
+    rng: Random,
+) -> tuple[dict[str, str], Sequence[Condition]]:
+    """The slots of a template that hold the conditions, and the conditions in the order in which
+    they are named there.
+
+    The placeholder of a value has the number of its condition among `conditions`.
+    """
+    has_mods = "{mods}" in template
+    has_predicates = "{preds}" in template or "{many_preds}" in template
+    if not has_mods and not has_predicates:
+        clauses = _clauses(table, conditions, "the", rng)
+        return {"clause": _joined(clauses)}, conditions
+    is_plural = "{many}" in template or ("{entity}" in template and has_several)
+    predicates = _predicates(table, conditions, rng)
+    slots = _predicate_slots(table, predicates, is_plural, rng)
+    if has_mods and rng.random() < WHOSE_SHARE:
+        clauses = _clauses(table, conditions, "whose", rng)
+        slots["mods"] = _joined(clauses)
+        return slots, conditions
+    return slots, [predicate.condition for predicate in predicates]
 
 
 def _templates(table: FactTable, query: Query, has_several: bool, rng: Random) -> list[str]:
@@ -461,23 +491,32 @@ def _templates_of_things(column: FactColumn, query: Query, has_several: bool) ->
     return templates
 
 
-def _nouns(table: FactTable, query: Query, has_several: bool, rng: Random) -> dict[str, str]:
+def _noun_slots(table: FactTable, query: Query, has_several: bool, rng: Random) -> dict[str, str]:
     """The slots that do not depend on the conditions."""
     column = table.columns[query.sel]
     noun = rng.choice(column.phrases[""])
-    determiner = rng.choice(("each", "every")) if has_several else "the"
+    noun_of_value = f"number of {noun}" if column.kind == "count" else noun
+    if has_several:
+        entity = table.plural
+        determiner = rng.choice(("each", "every"))
+    else:
+        entity = table.singular
+        determiner = "the"
     key = rng.choice(table.columns[KEY_COLUMN].phrases[""])
-    words_by_aggregate = _words()["year_words" if column.kind == "year" else "words"]
+    words_by_aggregate = _words()["words"]
+    if column.kind == "year":
+        words_by_aggregate = _words()["year_words"]
+    word = rng.choice(words_by_aggregate.get(AGGREGATES[query.agg], ("",)))
     return {
         "value": VALUE_PLACEHOLDER.format(0),
-        "noun": f"number of {noun}" if column.kind == "count" else noun,
+        "noun": noun_of_value,
         "things": noun,
         "one": table.singular,
         "many": table.plural,
-        "entity": table.plural if has_several else table.singular,
+        "entity": entity,
         "whom": f"{determiner} {table.singular}",
         "key": key,
-        "word": rng.choice(words_by_aggregate.get(AGGREGATES[query.agg], ("",))),
+        "word": word,
     }
 
 
@@ -551,13 +590,14 @@ def _clause(table: FactTable, condition: Condition, number: int, rng: Random) ->
     return f"{noun} is {relation}{VALUE_PLACEHOLDER.format(number)}"
 
 
-def _spoken(
+def _predicate_slots(
     table: FactTable, predicates: Sequence[Predicate], is_plural: bool, rng: Random
 ) -> dict[str, str]:
     """The slots for predicates: `is wide and has a height`, `in China with a height`."""
     singular = _joined([f"{verb} {rest}" for verb, rest, _ in predicates])
     plural = _joined([f"{PLURAL_VERBS.get(verb, verb)} {rest}" for verb, rest, _ in predicates])
     fitting = plural if is_plural else singular
+
     can_be_without_verb = all(predicate.verb in PLURAL_VERBS for predicate in predicates)
     if can_be_without_verb and rng.random() < WITHOUT_VERB_SHARE:
         mods = _without_verbs(predicates)
@@ -565,6 +605,7 @@ def _spoken(
         mods = f"who {fitting}"
     else:
         mods = f"that {fitting}"
+
     return {"preds": fitting, "many_preds": plural, "mods": mods}
 
 
@@ -641,13 +682,12 @@ def _draw_facts(rng: Random) -> list[Fact]:
             "pet": f"a {rng.choice(words['colours'])} {rng.choice(words['pets'])}",
         }
         for sentence, answer, questions in rng.sample(words["said"], FACTS_OF_PERSON):
-            facts.append(
-                Fact(
-                    sentence.format(**slots),
-                    answer.format(**slots),
-                    [question.format(**slots) for question in questions],
-                )
+            fact = Fact(
+                sentence=sentence.format(**slots),
+                answer=answer.format(**slots),
+                questions=[question.format(**slots) for question in questions],
             )
+            facts.append(fact)
     return facts
 
 

@@ -335,7 +335,9 @@ class SquadData:
             squad_rows = encoder.rows(chunk, keep_answer=split == "train")
             answers = []
             for row in squad_rows:
-                answers.append(row.ids[len(row.ids) - row.answer : -1].tolist())
+                start = len(row.ids) - row.answer
+                # Without the end token.
+                answers.append(row.ids[start:-1].tolist())
             decoded = tokenizer.backend_tokenizer.decode_batch(answers, skip_special_tokens=True)
             targets_lost += count_lost([example.answers[0] for example in chunk], decoded)
             rows.inputs_cut += sum(row.cut for row in squad_rows)

@@ -260,13 +260,14 @@ def folder_corpus(folder: Path, text_field: str) -> Corpus:
     _check_splits(folder, by_split, unnamed)
 
     def read(split: str) -> Iterator[str]:
+        """The documents of a split; all of them where no file's name mentions a split."""
         for path in by_split.get(split, unnamed):
             yield from _documents_of(path, text_field)
 
     splits = [split for split in SPLITS if split in by_split]
     by_hash = False
     if unnamed:
-        # A single text, or a few that all fall on one side, go to train.
+        # Dev is chosen by hash. A single text, or a few that all fall on one side, go to train.
         sides = {split_by_hash(text) for text in read("train") if text.strip()}
         by_hash = sides == {"train", "dev"}
         splits = ["train", "dev"] if by_hash else ["train"]
@@ -369,6 +370,7 @@ def hub_corpus(name: str, config: str | None, field: str, revision: str | None) 
         is_by_line = name.rpartition("/")[2] == BY_LINE
         try:
             if is_by_line:
+                # A blank line of the original file is an empty text at the hub.
                 yield from articles(text or " \n" for text in texts(split))
             else:
                 yield from texts(split)
@@ -416,11 +418,13 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
     table.
     """
     article: list[str] = []
-    is_title_before = False
     is_blank_before = True
+    # Whether the line before would be a title if this one is blank.
+    is_title_before = False
     for line in lines:
         is_blank = not line.strip()
         if is_title_before and is_blank and len(article) > 1:
+            # The line before begins the next article.
             title = article.pop()
             has_text = any(part.strip() for part in article)
             if has_text:

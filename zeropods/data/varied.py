@@ -34,32 +34,43 @@ NamesByType = Mapping[str, Sequence[str]]
 
 def names_of_columns(examples: Iterable[Example]) -> NamesByType:
     """The names that the columns of some examples have, each once, in the order of the examples."""
-    names: dict[str, dict[str, None]] = {}
+    # Dicts without values: unlike sets, they keep the order of the examples.
+    names_by_type: dict[str, dict[str, None]] = {}
     for example in examples:
         for name, kind in zip(example.table.header, example.table.types, strict=True):
-            if 0 < len(name.split()) <= MOST_WORDS_OF_NAME:
-                names.setdefault(kind, {})[name] = None
-    return {kind: tuple(names_of_kind) for kind, names_of_kind in names.items()}
+            is_short = 0 < len(name.split()) <= MOST_WORDS_OF_NAME
+            if is_short:
+                names_by_type.setdefault(kind, {})[name] = None
+    return {kind: tuple(names) for kind, names in names_by_type.items()}
 
 
 def varied(example: Example, rng: Random, names: NamesByType) -> Example:
     """A varied copy of an example, whose table has no rows; `names` are names for its columns."""
-    question = example.question
-    conditions = []
-    for condition in example.query.conds:
-        cell = _other_cell(example.table, condition, rng)
-        if cell is not None and rng.random() < OTHER_VALUE_SHARE:
-            question, condition = _with_value(question, condition, cell)
-        conditions.append(condition)
-    query = replace(example.query, conds=tuple(conditions))
+    question, query = _with_other_values(example.question, example.query, example.table, rng)
     question, table = _with_other_names(question, example.table, query, names, rng)
     table, query = _with_other_columns(table, query, rng)
     return replace(example, question=question, table=table, query=query)
 
 
-def _other_cell(table: SQLTable, condition: Condition, rng: Random) -> str | None:
-    """The text of another cell in a condition's column; None where there is none to put into a
-    question."""
+# Other values.
+
+
+def _with_other_values(
+    question: str, query: Query, table: SQLTable, rng: Random
+) -> tuple[str, Query]:
+    """Question and query with other values in some of the conditions."""
+    conditions = []
+    for condition in query.conds:
+        value = _other_value(table, condition, rng)
+        if value is not None and rng.random() < OTHER_VALUE_SHARE:
+            question, condition = _with_value(question, condition, value)
+        conditions.append(condition)
+    return question, replace(query, conds=tuple(conditions))
+
+
+def _other_value(table: SQLTable, condition: Condition, rng: Random) -> str | None:
+    """The text of a random cell in a condition's column; None where it is the old value, or nothing
+    to put into a question."""
     if not table.rows:
         return None
     text = _text(rng.choice(table.rows)[condition.column])
@@ -77,23 +88,33 @@ def _text(cell: Cell) -> str:
     return " ".join(str(cell).split())
 
 
-def _with_value(question: str, condition: Condition, text: str) -> tuple[str, Condition]:
+def _with_value(question: str, condition: Condition, value: str) -> tuple[str, Condition]:
     """Question and condition with another value; unchanged unless the question has the old one
     once, as whole words."""
-    value = condition.value
-    whole_words = re.compile(rf"(?<!\w){re.escape(value)}(?!\w)", re.IGNORECASE)
+    old_value = condition.value
+    whole_words = re.compile(rf"(?<!\w){re.escape(old_value)}(?!\w)", re.IGNORECASE)
     places = list(whole_words.finditer(question))
     if len(places) != 1:
         return question, condition
-    if text == text.lower() and value != value.lower():
+    has_no_capitals = value == value.lower()
+    had_capitals = old_value != old_value.lower()
+    if has_no_capitals and had_capitals:
         # WikiSQL's cells are in lower case, the names in its questions often are not.
-        text = text.title()
-    start, end = places[0].span()
-    words = text
-    is_lowered = question[start:end] == value.lower()
+        value = value.title()
+    reworded = _reworded(question, places[0], old_value, value)
+    return reworded, condition._replace(value=value)
+
+
+def _reworded(question: str, place: re.Match[str], old: str, new: str) -> str:
+    """The question with a new value or name in the place of the old one; in lower case where the
+    old one is in lower case there."""
+    is_lowered = place[0] == old.lower()
     if is_lowered:
-        words = text.lower()
-    return question[:start] + words + question[end:], condition._replace(value=text)
+        new = new.lower()
+    return question[: place.start()] + new + question[place.end() :]
+
+
+# Other names of columns.
 
 
 def _with_other_names(
@@ -120,22 +141,22 @@ def _with_name(
     the query has a word of it; or where neither question nor query have to do with the column.
     """
     old_name = header[column]
-    taken = {other.lower() for other in header}
-    if not old_name.strip() or name.lower() in taken or _places(name, question):
+    has_old_name = bool(old_name.strip())
+    is_taken = name.lower() in {other.lower() for other in header}
+    if not has_old_name or is_taken:
+        return None
+    # The question would seem to ask about the column.
+    if _places(name, question):
         return None
     places = _places(old_name, question)
-    needed = {query.sel, *(condition.column for condition in query.conds)}
-    if not places and column not in needed:
+    if not places and column not in query.columns:
         return question
-    is_in_a_value = any(_words(old_name) & _words(condition.value) for condition in query.conds)
-    if len(places) != 1 or is_in_a_value:
+    if len(places) != 1:
         return None
-    start, end = places[0].span()
-    words = name
-    is_lowered = question[start:end] == old_name.lower()
-    if is_lowered:
-        words = name.lower()
-    return question[:start] + words + question[end:]
+    is_in_a_value = any(_words(old_name) & _words(condition.value) for condition in query.conds)
+    if is_in_a_value:
+        return None
+    return _reworded(question, places[0], old_name, name)
 
 
 def _places(name: str, question: str) -> list[re.Match[str]]:
@@ -149,18 +170,24 @@ def _words(text: str) -> set[str]:
     return set(text.lower().split())
 
 
+# Other columns, in another order.
+
+
 def _with_other_columns(table: SQLTable, query: Query, rng: Random) -> tuple[SQLTable, Query]:
     """The table with its columns in another order, some of them left out, and the query on it."""
-    needed = {query.sel, *(condition.column for condition in query.conds)}
+    needed = set(query.columns)
     others = [column for column in range(len(table.header)) if column not in needed]
     if others and rng.random() < LEFT_OUT_SHARE:
-        others = rng.sample(others, rng.randrange(len(others)))
+        # Fewer than there are: at least one is left out.
+        number_kept = rng.randrange(len(others))
+        others = rng.sample(others, number_kept)
     order = [*sorted(needed), *others]
     rng.shuffle(order)
     return _reordered(table, order), _renumbered(query, order)
 
 
 def _reordered(table: SQLTable, order: Sequence[int]) -> SQLTable:
+    """The table with these of its columns, in this order, and without rows."""
     header = tuple(table.header[column] for column in order)
     types = tuple(table.types[column] for column in order)
     return SQLTable(table.id, header, types, rows=())
@@ -168,7 +195,9 @@ def _reordered(table: SQLTable, order: Sequence[int]) -> SQLTable:
 
 def _renumbered(query: Query, order: Sequence[int]) -> Query:
     """The query with the numbers that its columns have in a new order."""
+    selected = order.index(query.sel)
     conditions = []
     for condition in query.conds:
-        conditions.append(condition._replace(column=order.index(condition.column)))
-    return replace(query, sel=order.index(query.sel), conds=tuple(conditions))
+        column = order.index(condition.column)
+        conditions.append(condition._replace(column=column))
+    return replace(query, sel=selected, conds=tuple(conditions))

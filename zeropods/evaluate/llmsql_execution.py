@@ -208,6 +208,7 @@ def with_llmsql(
 
 
 def _verdict(question: SQLQuestion, answer: str, database: Database) -> _Verdict:
+    """Hold what the statements in an answer select against what the right statement selects."""
     database.check_table(question)
     gold = database.rows(question.sql)
     results = []

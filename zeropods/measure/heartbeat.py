@@ -152,6 +152,7 @@ class HeartbeatWriter:
             self.step = step
 
     def _run(self) -> None:
+        """Write a heartbeat at regular intervals until the block ends."""
         while True:
             # A separate function looks at the main thread's frames. If they were kept while this
             # thread writes or waits, they would keep alive what they work on, such as all gradients
@@ -167,6 +168,7 @@ class HeartbeatWriter:
                 return
 
     def _beat(self) -> Beat:
+        """The heartbeat of this moment, with the stack of the main thread."""
         self._alive += 1
         phase = self._phase()
         main = sys._current_frames().get(self._main)

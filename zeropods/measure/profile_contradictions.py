@@ -165,7 +165,15 @@ def fault_of_line(report: Report, name: str, key: str, right: float | None, reas
     missing."""
     first_line = (report.number + 1, FIGURES[key].label)
     number, label = report.lines.get(key, first_line)
-    return Fault(name, number, label, report.summary[key], right, FIGURES[key].unit, reason)
+    return Fault(
+        name=name,
+        line=number,
+        where=label,
+        said=report.summary[key],
+        corrected=right,
+        unit=FIGURES[key].unit,
+        reason=reason,
+    )
 
 
 def _of_line(
@@ -207,7 +215,15 @@ def _impossible_modules(report: Report) -> Iterator[Fault]:
             value = getattr(module, figure)
             if value is not None and value < 0:
                 reason = REASONS_OF_CONTRADICTIONS[name].format(text=f"{value:g} {unit}")
-                yield Fault(name, module.number, where, value, None, unit, reason)
+                yield Fault(
+                    name=name,
+                    line=module.number,
+                    where=where,
+                    said=value,
+                    corrected=None,
+                    unit=unit,
+                    reason=reason,
+                )
 
 
 def _parallel_size_faults(report: Report) -> Iterator[Fault]:
@@ -612,7 +628,15 @@ def _fault_of_excesses(excesses: list[Excess], figure: str, unit: str) -> Fault:
     )
     module = worst.module
     where = worst.path or module.class_name
-    return Fault(worst.name, module.number, where, getattr(module, figure), None, unit, reason)
+    return Fault(
+        name=worst.name,
+        line=module.number,
+        where=where,
+        said=getattr(module, figure),
+        corrected=None,
+        unit=unit,
+        reason=reason,
+    )
 
 
 def _excess(path: str, module: Module, figure: str) -> Excess | None:
@@ -632,12 +656,26 @@ def _excess(path: str, module: Module, figure: str) -> Excess | None:
         unsure += SHARED_TIME * whole
     base = max(whole, unsure)
     if largest > whole + unsure:
-        return Excess(largest / base, "part_exceeds_whole", path, module, largest_name, largest)
+        return Excess(
+            times=largest / base,
+            name="part_exceeds_whole",
+            path=path,
+            module=module,
+            part=largest_name,
+            amount=largest,
+        )
     if together <= whole + unsure:
         return None
     if figure == "parameters" and _are_shared(module, together - whole, unsure):
         return None
-    return Excess(together / base, "parts_exceed_whole", path, module, "", together)
+    return Excess(
+        times=together / base,
+        name="parts_exceed_whole",
+        path=path,
+        module=module,
+        part="",
+        amount=together,
+    )
 
 
 def _are_shared(module: Module, excess: float, unsure: float) -> bool:

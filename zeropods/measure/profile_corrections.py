@@ -490,11 +490,11 @@ REASONS_OF_FAULTS = {
     "unusual_step": (
         "a single step, quicker than the run's usual one even with the profiler: its batch had "
         "fewer tokens, or the time between two steps is not included; the right value is the "
-        "median of the run's own timed steps{passes}"
+        "median of the run's own timed steps{remark}"
     ),
     "profiler_overhead": (
         "a single step, with a profiler that stops at every module and without the time between "
-        "two steps; the right value is the median of the run's own timed steps{passes}"
+        "two steps; the right value is the median of the run's own timed steps{remark}"
     ),
     "recomputation_left_out": (
         "gradient checkpointing was on: the backward pass also runs the forward pass again, so it "
@@ -522,8 +522,15 @@ def _faults(corrected: _Corrected) -> Iterator[Fault]:
         yield _of_line(report, "profiled_step", "step", None, step=step, before=step - 1)
     if report.reports > 1:
         name = "several_reports"
-        reason = REASONS_OF_FAULTS[name]
-        yield Fault(name, report.number, "the file", report.reports, None, "", reason)
+        yield Fault(
+            name=name,
+            line=report.number,
+            where="the file",
+            said=report.reports,
+            corrected=None,
+            unit="",
+            reason=REASONS_OF_FAULTS[name],
+        )
 
 
 def _time_of_day_faults(checked: Checked) -> Iterator[Fault]:
@@ -542,22 +549,22 @@ def _time_of_day_faults(checked: Checked) -> Iterator[Fault]:
         number = checked.passes or "unknown number of"
         reason = f"{reason}, divided by the {number} passes of a step"
     yield Fault(
-        "root_latency",
-        root.number,
-        root.class_name,
-        root.latency_seconds,
-        corrected_root.latency_seconds,
-        "s",
-        reason,
+        name="root_latency",
+        line=root.number,
+        where=root.class_name,
+        said=root.latency_seconds,
+        corrected=corrected_root.latency_seconds,
+        unit="s",
+        reason=reason,
     )
     yield Fault(
-        "root_flops_per_second",
-        root.number,
-        root.class_name,
-        root.flops_per_second,
-        corrected_root.flops_per_second,
-        "FLOP/s",
-        REASONS_OF_FAULTS["root_flops_per_second"],
+        name="root_flops_per_second",
+        line=root.number,
+        where=root.class_name,
+        said=root.flops_per_second,
+        corrected=corrected_root.flops_per_second,
+        unit="FLOP/s",
+        reason=REASONS_OF_FAULTS["root_flops_per_second"],
     )
 
 
@@ -594,23 +601,30 @@ def _parameter_faults(checked: Checked, missing: int) -> Iterator[Fault]:
     for depth in report.depths:
         for class_name, parameters in depth.parameters.items():
             if parameters > model + rounding(parameters) + rounding(model):
-                reason = REASONS_OF_FAULTS[name].format(name=class_name)
-                where = f"depth {depth.depth}, {class_name}"
-                yield Fault(name, depth.number, where, parameters, None, "parameters", reason)
+                yield Fault(
+                    name=name,
+                    line=depth.number,
+                    where=f"depth {depth.depth}, {class_name}",
+                    said=parameters,
+                    corrected=None,
+                    unit="parameters",
+                    reason=REASONS_OF_FAULTS[name].format(name=class_name),
+                )
 
 
 # A report and the run whose record lies beside it.
 
 
 def _unlike(report: Report, record: Record) -> dict[str, float | None]:
-    """Figures of a summary that are not those of the run whose record lies beside it, with the
-    run's."""
-    profile_step = (record.deepspeed or {}).get("flops_profiler", {}).get("profile_step")
+    """The figures of the run whose record lies beside a report, where the report's summary has
+    others: it is then of another run."""
     expected = {
         "world_size": record.world_size,
         "batch_size_per_gpu": record.per_device_train_batch_size,
     }
+    profile_step = (record.deepspeed or {}).get("flops_profiler", {}).get("profile_step")
     if profile_step is not None:
+        # DeepSpeed profiles the step after it.
         expected["step"] = profile_step + 1
     unlike: dict[str, float | None] = {}
     for key, value in expected.items():
@@ -668,22 +682,27 @@ def _usual_figures(checked: Checked, record: Record) -> Figures:
 
 
 def _faults_of_step(report: Report, usual: Figures, passes: int) -> list[Fault]:
-    """A fault for the time and one for the rows per second of a profiled step that are not near
-    those of the run's usual step, of so many passes."""
+    """Faults of a profiled step: its time, and its rows per second, are not the run's usual ones.
+
+    Args:
+        usual: the run's usual figures, but for those that the profiled step is near to.
+        passes: number of forward and backward passes of a step.
+    """
     printed_seconds = report.summary["iteration_seconds"] or 0.0
     usual_seconds = usual.get("iteration_seconds") or 0.0
+    is_quicker = printed_seconds < usual_seconds
     name = "profiler_overhead"
-    if printed_seconds < usual_seconds and passes == 1:
+    if is_quicker and passes == 1:
         name = "unusual_step"
     faults = []
     if "iteration_seconds" in usual:
         seconds = usual["iteration_seconds"]
-        faults.append(_of_line(report, name, "iteration_seconds", seconds, passes=""))
+        faults.append(_of_line(report, name, "iteration_seconds", seconds, remark=""))
     if "samples_per_second" in usual:
         # DeepSpeed counts the rows of one pass in the time of a whole step.
-        of_passes = ""
+        remark = ""
         if passes > 1:
-            of_passes = f"; as printed it has the rows of one pass of {passes}"
+            remark = f"; as printed it has the rows of one pass of {passes}"
         rate = usual["samples_per_second"]
-        faults.append(_of_line(report, name, "samples_per_second", rate, passes=of_passes))
+        faults.append(_of_line(report, name, "samples_per_second", rate, remark=remark))
     return faults

@@ -91,20 +91,20 @@ class Statistics(StrictPart):
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Statistics | None:
-        """Statistics of figures, None for none; a percentile is the least that its share of them
-        does not exceed."""
+        """Statistics of figures, None where there are none; a percentile is the smallest figure
+        that 50 or 95 % of all figures, by weight, do not exceed."""
         import numpy as np
 
         figures = np.asarray(values, dtype=float)
         if not figures.size:
             return None
-        weight_of_each = None if weights is None else np.asarray(weights, dtype=float)
-        quantiles = np.quantile(figures, (0.5, 0.95), weights=weight_of_each, method="inverted_cdf")
+        weight_array = None if weights is None else np.asarray(weights, dtype=float)
+        quantiles = np.quantile(figures, (0.5, 0.95), weights=weight_array, method="inverted_cdf")
         median, p95 = quantiles.tolist()
         return cls(
             samples=figures.size,
             peak=float(figures.max()),
-            mean=float(np.average(figures, weights=weight_of_each)),
+            mean=float(np.average(figures, weights=weight_array)),
             minimum=float(figures.min()),
             p95=p95,
             median=median,

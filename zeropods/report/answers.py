@@ -300,7 +300,9 @@ def _smallest(rows: Sequence[Row]) -> list[Row]:
     none where their sizes are of different kinds."""
     sized = [row for row in rows if row.figures.measured_bytes]
     kinds = {row.figures.planned_kind for row in sized}
-    return _alike(sized, _measured, min) if len(kinds) == 1 else []
+    if len(kinds) != 1:
+        return []
+    return _near(sized, _measured, min(map(_measured, sized)))
 
 
 def _time(row: Row) -> str:
@@ -333,16 +335,18 @@ def _scored(rows: Sequence[Row]) -> list[Row]:
 
 
 def _reached(base: Row, equal: Sequence[Row]) -> str:
-    """What rows of one score have reached; of shares of right answers, 0 has words of its own.
+    """The sentence that says which score some rows have reached.
 
     Args:
-        base: one of the rows.
+        base: one of them.
+        equal: all of them; their scores are equal.
     """
     measure = base.accuracy.judged_by
     text = inference_text(base.accuracy)
     names = _names(equal)
     is_one = len(equal) == 1
-    if measure is not None and measure.is_share and _result(base) == 0:
+    is_share_of_answers = measure is not None and measure.is_share
+    if is_share_of_answers and _result(base) == 0:
         verb = "answers" if is_one else "answer"
         return f"{names} {verb} nothing right: {text}."
     verb = "reaches" if is_one else "reach"
@@ -423,23 +427,25 @@ def _measured(row: Row) -> float:
     return row.figures.measured_bytes or 0.0
 
 
-def _alike(
-    rows: Sequence[Row], size: Callable[[Row], float], choose: Callable[..., float]
-) -> list[Row]:
-    """The row with the smallest or largest size, and the rows whose size is not notably
-    different."""
-    chosen = choose((size(row) for row in rows), default=0.0)
-    return [row for row in rows if abs(size(row) - chosen) <= NOTABLE * chosen]
+def _near(rows: Sequence[Row], size_of: Callable[[Row], float], bytes_: float) -> list[Row]:
+    """The rows whose size is not notably different from a number of bytes."""
+    return [row for row in rows if abs(size_of(row) - bytes_) <= NOTABLE * bytes_]
 
 
-def _span(rows: Sequence[Row], size: Callable[[Row], float], unit: int, name: str) -> str:
-    """The smallest and the largest size, and the rows that have them where they differ notably."""
-    low = digits(min(size(row) for row in rows) / unit)
-    high = digits(max(size(row) for row in rows) / unit)
+def _span(rows: Sequence[Row], size_of: Callable[[Row], float], unit: int, name: str) -> str:
+    """The smallest and the largest size, and the rows that have them where they differ notably.
+
+    Args:
+        unit: number of bytes of the unit in which sizes are written, and `name` is its name.
+    """
+    sizes = [size_of(row) for row in rows]
+    low = digits(min(sizes) / unit)
+    high = digits(max(sizes) / unit)
     if low == high:
         return f"{low} {name}"
-    smallest = _alike(rows, size, min)
-    largest = _alike(rows, size, max)
-    if any(row in largest for row in smallest):
+    smallest = _near(rows, size_of, min(sizes))
+    largest = _near(rows, size_of, max(sizes))
+    are_alike = any(row in largest for row in smallest)
+    if are_alike:
         return f"{low} to {high} {name}"
     return f"{low} {name} ({_names(smallest)}) to {high} {name} ({_names(largest)})"

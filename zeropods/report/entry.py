@@ -45,8 +45,8 @@ from zeropods.tasks import TASKS, LearningTask, Measure
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SIGNS = {LOCK, RECORD}
-"""Files that mark a run folder, which has at least one of them."""
+FILES_OF_RUN = {LOCK, RECORD}
+"""Files of which a run folder, and no other, has at least one."""
 MEMORY_COLUMNS = {
     "device_used_bytes": "GiB device-used",
     "allocated_bytes": "GiB allocated",
@@ -172,7 +172,8 @@ def _runs_below(top: str) -> Iterator[str]:
             path = os.path.join(place, child)
             if os.path.islink(path) and _is_run(path):
                 links.append(path)
-        if not SIGNS.isdisjoint(files):
+        is_run = any(name in files for name in FILES_OF_RUN)
+        if is_run:
             # Nothing inside a run is searched, except such links.
             children.clear()
             yield place
@@ -180,7 +181,7 @@ def _runs_below(top: str) -> Iterator[str]:
 
 
 def _is_run(folder: str) -> bool:
-    return any(os.path.isfile(os.path.join(folder, name)) for name in SIGNS)
+    return any(os.path.isfile(os.path.join(folder, name)) for name in FILES_OF_RUN)
 
 
 @dataclass(frozen=True)

@@ -473,10 +473,10 @@ def _with_samples(known: Figures, sampled: Sequence[Statistics]) -> Figures:
 
 
 def _with_phases(known: Figures, record: Record, peaks: Mapping[str, Sequence[float]]) -> Figures:
-    """Add the peak within each phase of the rank that needed most; None if a rank has none.
+    """Add the peak within each phase, which is that of the rank that needed most.
 
-    They are of allocated memory on GPUs and of resident memory on CPUs; their counters are reset in
-    between.
+    It is None for a phase that a rank has not measured. Peaks are of allocated memory on GPUs and
+    of resident memory on CPUs; a rank's counter of them begins anew with each phase.
     """
     kind = None
     if any(rank.phases for rank in record.ranks):
@@ -495,6 +495,8 @@ def _with_phases(known: Figures, record: Record, peaks: Mapping[str, Sequence[fl
 
 
 def _peak_of_phase(record: Record, phase: str, kind: str) -> int | None:
+    """The largest peak of memory of a kind that a rank had in a phase; None where it is not known
+    of every rank."""
     sizes = []
     for rank in record.ranks:
         peak = rank.phases.get(phase)

@@ -124,7 +124,8 @@ def compare(old: Sequence[Values], new: Sequence[Values]) -> GateVerdict:
         now = next((row for row in comparable if is_done(row["status"])), None)
         if now is None:
             status = comparable[0]["status"] if comparable else None
-            worse.append(Worse(name, "status", before["status"], status, "ok"))
+            ended = Worse(row=name, figure="status", old=before["status"], new=status, allowed="ok")
+            worse.append(ended)
             continue
         worse_figures, unmeasured = _judge_figures(before, now)
         worse += worse_figures
@@ -169,7 +170,10 @@ def _judge_figures(before: Values, now: Values) -> tuple[list[Worse], list[str]]
                 higher_is_better = figure == RATE
             is_worse = value < allowed if higher_is_better else value > allowed
             if is_worse:
-                worse.append(Worse(name, figure, before[figure], value, allowed))
+                worse_figure = Worse(
+                    row=name, figure=figure, old=before[figure], new=value, allowed=allowed
+                )
+                worse.append(worse_figure)
     return worse, unmeasured
 
 
@@ -233,9 +237,10 @@ def _allowed(figure: str, before: Values, now: Values) -> float:
 
 def _allowed_accuracy(measure: Measure, before: Values) -> float:
     """The worst value of a measure that passes: the worse end of the old interval; without one, the
-    old value but for a tolerance."""
+    old value with a tolerance; for an exponential, what follows from the tolerance of a loss."""
     old: float = before[measure.key]
     if measure.exponential_of is not None:
+        # The exponent may grow by this share.
         return float(max(old, 1.0) ** (1 + LOSS_TOLERANCE))
     interval = before.get(f"{measure.key}_interval")
     if interval:

@@ -170,8 +170,8 @@ def bars_beside(
     axes.margins(x=0.15, y=0.02)
     axes.locator_params(axis="x", nbins=5)
     axes.invert_yaxis()
-    is_any_drawn = any(any(values) for values in series.values())
-    if not is_any_drawn:
+    drawn_series = [name for name, values in series.items() if any(values)]
+    if not drawn_series:
         _write_instead(axes, "not measured")
 
 
@@ -211,12 +211,18 @@ def _set_limits(axes: Axes, which: str, values: Sequence[float], top: float = 0.
     values lie far apart."""
     least = min(values)
     most = max(values)
-    if most > LONG_RATIO * least > 0:
+    if _lie_far_apart(values):
         _set_logarithmic(axes, which)
         limits = (least / 1.5, max(most * 1.7, top))
     else:
         limits = (0, max(1.15 * most, 1.03 * top))
     axes.set(**{f"{which}lim": limits})
+
+
+def _lie_far_apart(values: Sequence[float]) -> bool:
+    """Whether values need a logarithmic scale, which none can have that is not above 0."""
+    least = min(values)
+    return least > 0 and max(values) > LONG_RATIO * least
 
 
 def _set_logarithmic(axes: Axes, which: str) -> None:
@@ -227,7 +233,10 @@ def _set_logarithmic(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     least, most = axis.get_data_interval()
     is_crowded = which == "x" and most > CROWDED_RATIO * least
-    axis.set_major_locator(LogLocator(subs=(1,) if is_crowded else (1, 2, 5)))
+    labelled_multiples: tuple[int, ...] = (1, 2, 5)
+    if is_crowded:
+        labelled_multiples = (1,)
+    axis.set_major_locator(LogLocator(subs=labelled_multiples))
     axis.set_major_formatter("{x:,g}")
     axis.set_minor_formatter(NullFormatter())
 
@@ -236,13 +245,17 @@ def _set_logarithmic(axes: Axes, which: str) -> None:
 
 
 def _of_main_kind(
-    rows: Sequence[Row], kind: Callable[[Row], str | None]
+    rows: Sequence[Row], kind_of: Callable[[Row], str | None]
 ) -> tuple[str | None, list[Row | None]]:
     """The kind of memory that most rows have; and the rows in their order, with None in place of
     each one of another kind, which is not drawn."""
-    kinds = Counter(kind(row) for row in rows if kind(row) is not None)
-    main_kind = max(kinds, key=kinds.__getitem__, default=None)
-    return main_kind, [row if kind(row) == main_kind else None for row in rows]
+    kinds = [kind_of(row) for row in rows]
+    counts = Counter(kind for kind in kinds if kind is not None)
+    main_kind = max(counts, key=counts.__getitem__, default=None)
+    rows_of_main_kind: list[Row | None] = []
+    for row, kind in zip(rows, kinds, strict=True):
+        rows_of_main_kind.append(row if kind == main_kind else None)
+    return main_kind, rows_of_main_kind
 
 
 def _figures(rows: Sequence[Row | None]) -> list[Figures]:
@@ -405,14 +418,14 @@ def _write_letters(
 
 
 def _numbers_by_place(places: Sequence[tuple[float, float]]) -> list[list[int]]:
-    """The numbers of the places in lists: within half a marker of the first place of a list are all
-    others of it."""
+    """The numbers of the places in groups: a place joins the first group whose first place lies
+    within half a marker of it."""
     groups: list[list[int]] = []
     radius = MARKER_POINTS / 2
     for number, place in enumerate(places):
-        near = [group for group in groups if math.dist(places[group[0]], place) < radius]
-        if near:
-            near[0].append(number)
+        near_groups = [group for group in groups if math.dist(places[group[0]], place) < radius]
+        if near_groups:
+            near_groups[0].append(number)
         else:
             groups.append([number])
     return groups
@@ -431,6 +444,7 @@ def _free_place(
 
 
 def _text_area(place: tuple[float, float], offset: tuple[int, int], text: str) -> Area:
+    """The area of a text at an offset from a place, all in points."""
     x, y = place
     right, up = offset
     width = LETTER_WIDTH * len(text)
@@ -502,8 +516,7 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
     axes.xaxis.set_major_formatter("{x:,g}")
     if curves:
         _set_logarithmic(axes, "y")
-        last_steps = [curve.last_step for curve in curves]
-        if max(last_steps) > LONG_RATIO * min(last_steps) > 0:
+        if _lie_far_apart([curve.last_step for curve in curves]):
             # On a linear scale the longest run would leave no room for the shortest.
             _set_logarithmic(axes, "x")
         legend_below(figure)
@@ -645,15 +658,15 @@ def scaling_plot(rows: Sequence[Row]) -> Plot:
             points = curves.setdefault((config.technique, base), [])
             points.append((config.world_size, efficiency))
     shown = dict(list(curves.items())[:SHOWN_CURVES])
-    bases: list[str] = []
-    for _, base in curves:
-        if base not in bases:
-            bases.append(base)
+    # Each once, in the order of the curves.
+    bases = list(dict.fromkeys(base for _, base in curves))
 
     figure, (axes,) = new_axes(PAGE_WIDTH, 3.4)
     axes.axhline(1.0, color="0.5", linestyle="--", linewidth=1, label="ideal")
     for (technique, base), points in shown.items():
-        name = technique if len(bases) == 1 else f"{technique}, baseline {base}"
+        name = technique
+        if len(bases) > 1:
+            name = f"{technique}, baseline {base}"
         processes, efficiencies = zip(*sorted(points), strict=True)
         axes.plot(
             processes,
@@ -666,7 +679,9 @@ def scaling_plot(rows: Sequence[Row]) -> Plot:
     axes.set(xlabel="processes", ylabel="scaling efficiency")
     _set_title(axes, "Speed-up over the baseline, per process", len(shown), len(curves), "curves")
     if curves:
-        world_sizes = {world_size for points in shown.values() for world_size, _ in points}
+        world_sizes = set[int]()
+        for points in shown.values():
+            world_sizes.update(world_size for world_size, _ in points)
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted(world_sizes))
         legend_below(figure)
@@ -712,7 +727,8 @@ def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
     columns = max(1, min(PANEL_COLUMNS, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
     figure, panels = new_axes(PAGE_WIDTH, 1.1 + PANEL_INCHES * rows, columns=columns, rows=rows)
-    for number, (axes, (timeline, column)) in enumerate(zip(panels, shown, strict=False)):
+    for number, (timeline, column) in enumerate(shown):
+        axes = panels[number]
         _draw_panel(axes, timeline, column, unit)
         top = PERCENT_TOP
         if what == "memory":
@@ -727,7 +743,8 @@ def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
     # What is left of the last row of panels; the only panel where there is nothing to draw.
     unused_panels = panels[len(shown) :]
     for axes in unused_panels:
-        _write_instead(axes, "" if shown else f"no run has samples of its {what}")
+        if not shown:
+            _write_instead(axes, f"no run has samples of its {what}")
         axes.set_axis_off()
 
     title = f"{what.capitalize()} of each rank over time"

@@ -551,7 +551,13 @@ def boxes(
         return
     is_list = module.class_name in ("ModuleList", "ModuleDict")
     if not is_list:
-        yield Box(label or module.class_name, module.class_name, depth, left, width)
+        yield Box(
+            label=label or module.class_name,
+            class_name=module.class_name,
+            depth=depth,
+            left=left,
+            width=width,
+        )
     depth_of_children = depth if is_list else depth + 1
     for child in module.children:
         name = f"{label}.{child.name}" if is_list else child.name

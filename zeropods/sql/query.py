@@ -59,10 +59,14 @@ class Query:
         conditions = [list(condition) for condition in self.conds]
         return {"sel": self.sel, "agg": self.agg, "conds": conditions}
 
-    def fits(self, columns: int) -> bool:
+    @property
+    def columns(self) -> list[int]:
+        """The columns that the query names: the selected one, then those of its conditions."""
+        return [self.sel, *(condition.column for condition in self.conds)]
+
+    def fits(self, number_of_columns: int) -> bool:
         """Whether a table with this number of columns has all that the query names."""
-        named = [self.sel, *(condition.column for condition in self.conds)]
-        return max(named) < columns
+        return max(self.columns) < number_of_columns
 
 
 # A query to text, and back.
@@ -76,6 +80,7 @@ def format_query(query: Query, header: Sequence[str]) -> str:
         conditions.append(f"{header[column]} {OPERATORS[operator]} {value}")
     if conditions:
         words += ["WHERE", " AND ".join(conditions)]
+    # Empty are the name of no aggregate, and that of a column without a name.
     return " ".join(word for word in words if word)
 
 
@@ -174,7 +179,7 @@ class _Chain(NamedTuple):
     """A condition, and the longest chain of conditions that can follow it."""
 
     length: int
-    keyword: int
+    keyword_at: int
     """Index of the word that is its `WHERE` or `AND`; for the empty chain, the number of words."""
     condition: Condition | None = None
     rest: _Chain | None = None
@@ -187,14 +192,15 @@ class _Reading:
         self.text = text
         self.spans = [match.span() for match in _WORD.finditer(text)]
         self.words = tuple(text[start:end] for start, end in self.spans)
-        columns: dict[tuple[str, ...], int] = {}
-        for column, name in enumerate(header):
-            columns.setdefault(tuple(name.split()), column)
-        self.columns = sorted(columns.items(), key=lambda item: len(item[0]), reverse=True)
+        self.names = _columns_by_name(header)
+        """The words of each column's name, and its index; the longest name first."""
         self.empty = _Chain(0, len(self.words))
         self.following = [self.empty] * (len(self.words) + 1)
         """For each word, the longest chain whose `AND` stands there or later."""
-        # From the last word: a chain is made of those that begin after it.
+        self._find_chains()
+
+    def _find_chains(self) -> None:
+        """Fill `following` from the last word on: a chain is made of those that begin after it."""
         for index in reversed(range(len(self.words))):
             later = self.following[index + 1]
             here = self.empty
@@ -210,56 +216,69 @@ class _Reading:
             head = ("SELECT", aggregate) if aggregate else ("SELECT",)
             if self.words[: len(head)] != head:
                 continue
-            for sel, end in self._columns(len(head)):
+            for sel, end in self._columns_at(len(head)):
                 conditions = self._conditions(end)
                 if conditions is not None:
                     queries.append(Query(sel, agg, conditions))
+        # Of equal lengths the first one stays.
         return max(queries, key=lambda query: len(query.conds), default=None)
 
     def _conditions(self, start: int) -> tuple[Condition, ...] | None:
         """The conditions after `FROM table`, which must stand at a word; None where the rest is no
         query."""
-        where = start + 2
-        if self.words[start:where] != ("FROM", "table"):
+        where_at = start + 2
+        if self.words[start:where_at] != ("FROM", "table"):
             return None
-        if where == len(self.words):
+        if where_at == len(self.words):
             return ()
-        if self.words[where] != "WHERE":
+        if self.words[where_at] != "WHERE":
             return None
-        chain = self._longest(where)
+        chain = self._longest(where_at)
         conditions = []
         while chain.condition is not None and chain.rest is not None:
             conditions.append(chain.condition)
             chain = chain.rest
+        # After `WHERE` there must be one.
         return tuple(conditions) or None
 
-    def _longest(self, keyword: int) -> _Chain:
-        """The longest chain whose first condition stands right after this keyword."""
+    def _longest(self, keyword_at: int) -> _Chain:
+        """The longest chain whose first condition stands right after the keyword at this word."""
         best = self.empty
-        for column, operator in self._columns(keyword + 1):
-            value = operator + 1
-            if value >= len(self.words) or self.words[operator] not in OPERATORS:
+        for column, operator_at in self._columns_at(keyword_at + 1):
+            value_at = operator_at + 1
+            has_value = value_at < len(self.words)
+            if not has_value or self.words[operator_at] not in OPERATORS:
                 continue
-            rest = self.following[value + 1]
+            # The value has one word at least.
+            rest = self.following[value_at + 1]
+            length = 1 + rest.length
             # Of equal lengths the first chain stays, whose column has the longer name.
-            is_longer = rest.length + 1 > best.length
-            if not is_longer:
+            if length <= best.length:
                 continue
             # The value goes as far as the keyword of the rest, or to the end of the text.
-            value_start, _ = self.spans[value]
-            _, value_end = self.spans[rest.keyword - 1]
-            text = self.text[value_start:value_end]
-            condition = Condition(column, OPERATORS.index(self.words[operator]), text)
-            best = _Chain(rest.length + 1, keyword, condition, rest)
+            value_start, _ = self.spans[value_at]
+            _, value_end = self.spans[rest.keyword_at - 1]
+            value = self.text[value_start:value_end]
+            operator = OPERATORS.index(self.words[operator_at])
+            best = _Chain(length, keyword_at, Condition(column, operator, value), rest)
         return best
 
-    def _columns(self, start: int) -> Iterator[tuple[int, int]]:
-        """Each column whose name stands at this word, longest name first, and the index after
-        it."""
-        for name, column in self.columns:
+    def _columns_at(self, start: int) -> Iterator[tuple[int, int]]:
+        """Each column whose name stands at this word, longest name first, and the index of the word
+        after its name."""
+        for name, column in self.names:
             end = start + len(name)
             if self.words[start:end] == name:
                 yield column, end
+
+
+def _columns_by_name(header: Sequence[str]) -> list[tuple[tuple[str, ...], int]]:
+    """The words of each name of a header, with its column, longest names first; of equal names only
+    the first."""
+    column_by_name: dict[tuple[str, ...], int] = {}
+    for column, name in enumerate(header):
+        column_by_name.setdefault(tuple(name.split()), column)
+    return sorted(column_by_name.items(), key=lambda item: len(item[0]), reverse=True)
 
 
 # A query executed on its table by SQLite, following the rules of WikiSQL's official evaluator.
@@ -280,9 +299,9 @@ class Execution:
         # The columns get names of our own, since those of the header may repeat.
         columns = ", ".join(f"col{number} {kind}" for number, kind in enumerate(table.types))
         self._database.execute(f"CREATE TABLE cells ({columns})")
-        places = ", ".join("?" * len(table.types))
+        placeholders = ", ".join("?" * len(table.types))
         rows = (_stored_row(row, table.types) for row in table.rows)
-        self._database.executemany(f"INSERT INTO cells VALUES ({places})", rows)
+        self._database.executemany(f"INSERT INTO cells VALUES ({placeholders})", rows)
 
     def close(self) -> None:
         self._database.close()
@@ -304,6 +323,8 @@ class Execution:
         return [self._table.rows[row_id - 1] for row_id in row_ids]
 
     def _select(self, selected: str, query: Query) -> list[Any] | None:
+        """What SQLite selects from the rows that meet the query's conditions; None as for
+        `execute`."""
         if not query.fits(len(self._table.header)):
             return None
         conditions = []
@@ -319,7 +340,7 @@ class Execution:
             statement += f" WHERE {' AND '.join(conditions)}"
         try:
             rows = self._database.execute(statement, values)
-            return [value for (value,) in rows]
+            return [cell for (cell,) in rows]
         except sqlite3.OperationalError:
             return None
 

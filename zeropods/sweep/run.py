@@ -257,8 +257,9 @@ def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None
     """Refuse what a run would refuse before its first step.
 
     Args:
-        are_prepared: whether the sweep has prepared its own data meanwhile: then models and data
-            are looked at again, the sweep's own data for the first time.
+        are_prepared: whether the sweep has prepared its data sets, for a second call after that.
+            The first call leaves those data sets out; the second looks at them, and once more at
+            models and other data, but not at the flags.
     """
     # Repeats of a cell are refused alike: one of them is enough.
     trial_of_cell = {trial.cell: trial for trial in trials}
@@ -266,7 +267,7 @@ def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None
         try:
             if not are_prepared:
                 command.check_arguments(trial.launch)
-            # The data that lie there may have been prepared by an earlier matrix.
+            # Before, an earlier matrix may have left other data in their place.
             looks_at_data = are_prepared or not trial.is_prepared
             command.check_inputs(trial.launch.call, data=looks_at_data)
         except UserError as error:
@@ -536,13 +537,15 @@ def _flags_of_run(
     matrix: Matrix, script: Path, cell: Cell, repeat: int, out: Path
 ) -> dict[str, object]:
     """The flags that the script gets for a cell's repeat, without that of the run folder."""
-    kind = arguments_of(script) or TextToSQLArguments
+    # What a script's flags for model and data are called.
+    names = (arguments_of(script) or TextToSQLArguments).names_here
     flags: dict[str, object] = {
-        kind.names_here["model_id"]: cell.model,
+        names["model_id"]: cell.model,
         **technique_named(cell.technique).flags,
-        kind.names_here["dataset_path"]: dataset_of(matrix, cell, out),
+        names["dataset_path"]: dataset_of(matrix, cell, out),
         **matrix.flags_of(cell),
     }
+    # A key of matrices, not of scripts, which get the rows of a process instead.
     flags.pop(EFFECTIVE_BATCH_SIZE, None)
     if matrix.data is not None:
         for name in RAW_DATA_FLAGS:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.techniques import HPZ, QUANTIZED, QUANTIZED_GRADIENTS, is_offloaded, lookup
@@ -62,12 +62,25 @@ OF_TORCH = frozenset({"lr", "betas", "eps", "weight_decay", "torch_adam", "adam_
 """Keys of an optimizer with `torch_adam`."""
 WARMUP = frozenset({"warmup_num_steps", "warmup_type"})
 RATES = WARMUP | {"warmup_min_lr", "warmup_max_lr"}
+
+
+class Schedule(NamedTuple):
+    """What is known of a schedule of DeepSpeed that `--lr_scheduler_type` has as well."""
+
+    flag: str
+    """Its name there."""
+    parameters: frozenset[str]
+    """Keys that it takes."""
+
+
 SCHEDULES = {
-    "WarmupLR": ("constant_with_warmup", RATES),
-    "WarmupDecayLR": ("linear", RATES | {"total_num_steps"}),
-    "WarmupCosineLR": ("cosine", WARMUP | {"total_num_steps", "warmup_min_ratio", "cos_min_ratio"}),
+    "WarmupLR": Schedule("constant_with_warmup", RATES),
+    "WarmupDecayLR": Schedule("linear", RATES | {"total_num_steps"}),
+    "WarmupCosineLR": Schedule(
+        "cosine", WARMUP | {"total_num_steps", "warmup_min_ratio", "cos_min_ratio"}
+    ),
 }
-"""Schedules by DeepSpeed's name: each one's name for `--lr_scheduler_type`, and its parameters."""
+"""Schedules by DeepSpeed's name."""
 STEPS = ("optimizer_steps", "max_steps", "max_train_steps")
 """Names of the number of optimizer steps: of the run, once its data are known, and of the flags."""
 OFFLOADS = (("offload_optimizer", 1, "1, 2 or 3"), ("offload_param", 3, "3"))
@@ -425,9 +438,10 @@ def _faults_of_optimizer(config: Config) -> Faults:
 
 
 def _faults_of_schedule(config: Config, arguments: Mapping[str, Any]) -> Faults:
-    """A schedule that is none of those with a flag, or has keys of another.
+    """What is wrong with the schedule of learning rates.
 
-    Also an optimizer or a schedule that would override flags.
+    An optimizer or a schedule may override flags; a schedule may be none of `SCHEDULES`, have a key
+    that it does not take, or be another one than `--lr_scheduler_type` names.
     """
     if "optimizer" in config and arguments.get("scaled_rates"):
         yield "optimizer", ": overrides --scaled_rates True; remove one of them"
@@ -442,14 +456,14 @@ def _faults_of_schedule(config: Config, arguments: Mapping[str, Any]) -> Faults:
         fault = f" {kind!r}; expected {kinds}; without it --lr_scheduler_type decides"
         yield "scheduler.type", fault
         return
-    flag, names = SCHEDULES[kind]
+    schedule = SCHEDULES[kind]
     for name in _object(config, SCHEDULER):
-        if name not in names:
-            expected = ", ".join(sorted(names))
+        if name not in schedule.parameters:
+            expected = ", ".join(sorted(schedule.parameters))
             yield f"{SCHEDULER}.{name}", f": unknown to {kind}; expected {expected}"
-    given = arguments.get("lr_scheduler_type", flag)
-    if given != flag:
-        remedy = f"give --lr_scheduler_type {flag}"
+    given = arguments.get("lr_scheduler_type", schedule.flag)
+    if given != schedule.flag:
+        remedy = f"give --lr_scheduler_type {schedule.flag}"
         yield "scheduler.type", f" {kind!r}, --lr_scheduler_type {given}; {remedy}"
 
 
@@ -476,7 +490,9 @@ def _faults_of_profiler(config: Config, arguments: Mapping[str, Any]) -> Faults:
 def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Faults:
     """Keys whose value, or whose absence, is not what their flag says."""
     kind = str(lookup(config, "scheduler.type"))
-    _, names_of_schedule = SCHEDULES.get(kind, ("", frozenset[str]()))
+    names_of_schedule = frozenset[str]()
+    if kind in SCHEDULES:
+        names_of_schedule = SCHEDULES[kind].parameters
     for key, (expected, because) in _expected(arguments).items():
         block, _, name = key.rpartition(".")
         has_no_block = block != "" and block.split(".")[0] not in config

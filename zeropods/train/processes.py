@@ -153,6 +153,7 @@ def heard_while_waiting(
             number = byte[0]
             if number not in ENDINGS or number == saving:
                 continue
+            # A main thread that Python's handler has reached leaves the block by then.
             if _is_closed_within(hearing, UNHEARD_SECONDS):
                 return
             act(signal.Signals(number).name)
@@ -258,12 +259,13 @@ class SaveOnSignal(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # The signal may come at any moment: it is looked at once.
-        heard = self.heard
+        is_heard = self.heard
         if self.name is not None and world_size() > 1:
-            flag = torch.tensor(int(heard), device=args.device)
+            # All ranks save at the same step, whichever of them has heard it.
+            flag = torch.tensor(int(is_heard), device=args.device)
             dist.all_reduce(flag, dist.ReduceOp.MAX)
-            heard = bool(flag.item())
-        if heard:
+            is_heard = bool(flag.item())
+        if is_heard:
             log.info("step %d: %s, saving", state.global_step, self.name)
             self.saving = True
             control.should_save = True

@@ -143,19 +143,17 @@ def train_and_record(
     measured = RankMeasurement(
         rank=processes.rank(), host=environment.host(), warmup_steps=task.engine.warmup_steps
     )
-    record = None
     with train_log(task.folder), contextlib.ExitStack() as ending:
         meter = _meter_of(task, measured, age_seconds)
         attempt = Attempt(task, settings, opening, save_signal, measured, meter)
-        # Only then may rank 0 wait for the others: one that has failed would never come.
-        all_ranks_end_here = False
         score = ""
+        all_ranks_end_here = False
         try:
             score = attempt.train()
             measured.status = "ok"
             all_ranks_end_here = True
         except BaseException as error:
-            # Until the record is written, also where it is raised on.
+            # No signal may end this rank until the record is written, although the error goes on.
             ending.enter_context(processes.undisturbed())
             measured.status, measured.reason = outcome(error, meter)
             # All ranks save at the same step, and end after it.
@@ -165,13 +163,7 @@ def train_and_record(
                 raise UserError(f"{task.folder}: oom: {measured.reason}; {remedy}") from error
             raise
         finally:
-            with processes.undisturbed():
-                meter.write(measured)
-            if all_ranks_end_here:
-                _await_measurements()
-            if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
-                with processes.undisturbed():
-                    record = _record(task, measured, score)
+            record = _written(task, measured, meter, score, all_ranks_end_here)
     if record is not None and record.status != "ok":
         # This rank has ended well, but another one has not.
         raise UserError(f"{task.folder}: {record.status}: {record.reason}")
@@ -188,10 +180,29 @@ def _meter_of(task: Task, measured: RankMeasurement, age_seconds: float) -> Mete
     )
 
 
-def _await_measurements() -> None:
-    """Let rank 0 wait for what the others write; every rank takes part."""
-    if processes.world_size() > 1:
+def _written(
+    task: Task, measured: RankMeasurement, meter: Meter, score: str, all_ranks_end_here: bool
+) -> Record | None:
+    """Write this rank's measurement and, on rank 0 without a supervisor, the record.
+
+    Args:
+        score: what the run has scored in words; empty where it was not scored.
+        all_ranks_end_here: whether rank 0 may wait for the others before it composes the record: a
+            rank that has failed would never come.
+
+    Returns:
+        The record, where this rank has written it.
+    """
+    with processes.undisturbed():
+        meter.write(measured)
+    if all_ranks_end_here and processes.world_size() > 1:
+        # Behind it, every rank has written its measurement.
         torch.distributed.barrier()
+    has_supervisor = bool(os.environ.get("ZEROPODS_RUN"))
+    if processes.rank() != 0 or has_supervisor:
+        return None
+    with processes.undisturbed():
+        return _record(task, measured, score)
 
 
 def _remedy_for_memory(meter: Meter) -> str:

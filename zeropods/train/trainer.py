@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -109,23 +109,13 @@ class MeasuredTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule asked for, or one that also ends with the training time."""
-        time_limit = self.time_limit
-        if self.lr_scheduler is None and time_limit is not None:
+        if self.lr_scheduler is None and self.time_limit is not None:
             warmup_steps = max(1, self.args.get_warmup_steps(num_training_steps))
-
-            def rate_factor(step: int) -> float:
-                """Factor of the rate: after the warm-up it decays linearly.
-
-                It decays over steps or over seconds, whichever is further.
-                """
-                share_done = max(step / num_training_steps, time_limit.share())
-                share_left = 1.0 - min(1.0, share_done)
-                share_of_warmup = min(1.0, (step + 1) / warmup_steps)
-                return share_left * share_of_warmup
-
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, rate_factor)
+            factor = _factor_until_time_is_up(num_training_steps, warmup_steps, self.time_limit)
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, factor)
             # As transformers notes where it makes one itself.
             self._created_lr_scheduler = True
+        # Where there is one by now, transformers makes none.
         return super().create_scheduler(num_training_steps, optimizer)
 
     # Evaluation.
@@ -164,6 +154,7 @@ class MeasuredTrainer(Trainer):
             for indices, weight in batches:
                 collated = self.data_collator([rows[i] for i in indices])
                 batch = self._prepare_inputs(collated)
+                # The sum over the batch's label tokens, since it is divided by 1.
                 loss = self.model(**batch, num_items_in_batch=1).loss
                 nats_and_tokens[0] += weight * loss.double()
                 nats_and_tokens[1] += weight * batch["label_positions"].numel()
@@ -323,6 +314,21 @@ class TimeLimit(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.share() >= 1:
             control.should_training_stop = True
+
+
+def _factor_until_time_is_up(
+    steps: int, warmup_steps: int, time_limit: TimeLimit
+) -> Callable[[int], float]:
+    """The factor of the learning rate at each step: after the warm-up it decays linearly, over
+    steps or over seconds, whichever is further."""
+
+    def rate_factor(step: int) -> float:
+        share_done = max(step / steps, time_limit.share())
+        share_left = 1.0 - min(1.0, share_done)
+        share_of_warmup = min(1.0, (step + 1) / warmup_steps)
+        return share_left * share_of_warmup
+
+    return rate_factor
 
 
 @dataclass(eq=False)

@@ -152,7 +152,7 @@ class Engine:
             yield parameter.data
 
     def gradients(self, model: nn.Module, optimizer: object) -> Iterator[object]:
-        """What it holds of their gradients, just before the optimizer's step."""
+        """What this rank holds of their gradients, just before the optimizer's step."""
         for parameter in model.parameters():
             yield parameter.grad
 
@@ -165,7 +165,7 @@ class Engine:
         return held_tensors(optimizer, ["param_groups", "state"])
 
 
-def held_tensors(optimizer: object, names: Iterable[str]) -> Iterator[Tensor]:
+def held_tensors(optimizer: object, attributes: Iterable[str]) -> Iterator[Tensor]:
     """Tensors in these attributes of the optimizer and of those that it wraps.
 
     accelerate's optimizer wraps DeepSpeed's, which wraps torch's.
@@ -174,7 +174,8 @@ def held_tensors(optimizer: object, names: Iterable[str]) -> Iterator[Tensor]:
     seen_ids = set[int]()
     while optimizer is not None and id(optimizer) not in seen_ids:
         seen_ids.add(id(optimizer))
-        yield from _tensors_within([getattr(optimizer, name, None) for name in names])
+        values = [getattr(optimizer, name, None) for name in attributes]
+        yield from _tensors_within(values)
         optimizer = getattr(optimizer, "optimizer", None)
 
 
