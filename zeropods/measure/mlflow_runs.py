@@ -54,10 +54,14 @@ By its own defaults it would try for minutes, and tell its makers how it is used
 """
 NOISY_LOGGERS = ("mlflow", "urllib3.connectionpool")
 """Loggers that repeat at each attempt what is said here once."""
-CHECK_SECONDS = 40.0
-"""Most seconds to wait for the server before a run; mlflow's import is among them."""
-CLOSE_SECONDS = 10.0
-"""Most seconds to wait for the last points."""
+BEGIN_SECONDS = 180.0
+"""Most seconds to wait for the server before a run.
+
+mlflow's import is among them, which takes a minute on a busy machine; a server that does not answer
+is given up by mlflow's client long before.
+"""
+CLOSE_SECONDS = 30.0
+"""Most seconds to wait for the last points; longer than the client tries."""
 PAUSE_SECONDS = 30.0
 """Seconds without an attempt after one that failed."""
 POINTS_AT_ONCE = 500
@@ -87,7 +91,7 @@ def check_server(flag: str) -> None:
     if find_spec("mlflow") is None:
         raise UserError(f"{flag}: mlflow is not installed; pip install {PACKAGE}")
     address = server_address(flag)
-    fault = fault_of(_ask, CHECK_SECONDS)
+    fault = fault_of(_ask, BEGIN_SECONDS)
     if fault is not None:
         raise UserError(
             f"{flag}: MLflow at {address} cannot be used ({fault}); start it, or correct "
@@ -339,7 +343,7 @@ class Points:
             self._say_once(str(error))
             return
         self._sending = self._executor.submit(self._send)
-        self._wait(CHECK_SECONDS)
+        self._wait(BEGIN_SECONDS)
 
     def add(self, curves: Mapping[str, Mapping[str, float]], step: int) -> None:
         """Send points, as soon as the earlier ones are sent; never waits.

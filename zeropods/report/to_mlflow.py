@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from zeropods.report.entry import Entry
     from zeropods.report.summary import Summary
 
-RUN_SECONDS = 60.0
-"""Most seconds to wait until a run that has ended is sent."""
+RUN_SECONDS = 300.0
+"""Most seconds to wait until a run that has ended is sent, which takes one or two; a server that
+does not answer is given up after some 20."""
 SUMMARY_SECONDS = 3_600.0
 """The same for a summary, which may be of hundreds of runs."""
 SUMMARY_RUN = "summary"

@@ -197,7 +197,7 @@ class RunArguments:
     load_best_model: bool = flag(False, "end with the best weights")
     resume: str = flag("auto", "never, or a checkpoint")
     memory_interval: float = flag(0.5, "s between samples; 0: none", least=0)
-    report_to: str = flag(REPORTS[0], "or mlflow, besides", REPORTS)
+    report_to: str = flag(REPORTS[0], "mlflow: there too", REPORTS)
     threads: int = flag(0, "per process; 0: all cores", least=0, most=MOST_THREADS)
     seed: int = flag(42, "for weights, order, dropout", least=0, most=MOST_SEED)
     local_rank: int = flag(-1, "set by DeepSpeed's launcher")
