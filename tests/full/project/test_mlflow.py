@@ -1,7 +1,8 @@
 """Runs and summaries at a real MLflow server, asked by its REST API.
 
 `make soak` runs this, since it downloads some 200 MB: the server and its packages into an environment of its own, and
-what mlflow-skinny needs besides our packages into another.
+what mlflow-skinny needs besides our packages into another. `ZEROPODS_MLFLOW_SERVER` (the program `mlflow`) and
+`ZEROPODS_MLFLOW_CLIENT` (a folder of packages) name such environments that are there already.
 """
 
 import json
