@@ -115,6 +115,9 @@ ONLY_PARSED = {
     r"xdg-open .*": "opens a browser",
     r".* -m jupyterlab .*": "is a server; tests/browser/test_notebooks.py starts it",
     r".* -m zeropods demo runs/demo": "is a server; a page's command starts it here",
+    # A server of MLflow.
+    r"python textsql_train\.py --report_to mlflow \.\.\.": "tests/full/project/test_mlflow.py reports to one (soak)",
+    r"zeropods summary runs --report-to mlflow": "tests/full/project/test_mlflow.py reports to one (soak)",
     # Hosts of one's own.
     r"zeropods launch --hostfile HOSTS -- \.\.\.": "needs hosts; tests/full/pods/test_own_hosts.py launches on some",
     # Many minutes.

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.files import given_path
+from zeropods.measure.mlflow_runs import MLFLOW, check_server
 from zeropods.measure.record import LOCK, RECORD
 from zeropods.outputs import out_folder
-from zeropods.tables import not_negative, wrapped
+from zeropods.tables import counted, not_negative, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -38,6 +39,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--price-per-hour", type=not_negative, metavar="P", help=price_help)
     differences_help = "ratios also between rows with other differences, marked"
     flag("--allow-differences", action="store_true", help=differences_help)
+    report_help = "mlflow: send the runs and the report there too"
+    flag("--report-to", choices=[MLFLOW], help=report_help)
     verb.set_defaults(status=exit_status)
 
 
@@ -45,6 +48,7 @@ def run(arguments: argparse.Namespace) -> Result:
     """Write the report; return what `summary.json` holds, and what the gate found."""
     from zeropods.report.gate import compare, read_rows
     from zeropods.report.summary import read_runs
+    from zeropods.report.to_mlflow import Sent, send_summary
 
     # Every record is kept: the collector would walk through them again and again, and once more
     # when the process ends.
@@ -58,6 +62,8 @@ def run(arguments: argparse.Namespace) -> Result:
         arguments.out = out_folder(str(usual_out(runs)))
     if is_run(arguments.out):
         raise UserError(f"--out {arguments.out}: is a run folder; choose another")
+    if arguments.report_to is not None:
+        check_server(f"--report-to {arguments.report_to}")
     # Read this before anything is written: it may lie where the new summary goes.
     old = None if arguments.against is None else read_rows(arguments.against)
     summary = read_runs(
@@ -66,6 +72,9 @@ def run(arguments: argparse.Namespace) -> Result:
         allow_differences=arguments.allow_differences,
     )
     document = summary.write(arguments.out)
+    sent: Sent | None = None
+    if arguments.report_to is not None:
+        sent = send_summary(summary, arguments.out)
     verdict = None if old is None else compare(old, document["groups"])
 
     def readable(result: Result) -> str:
@@ -73,12 +82,19 @@ def run(arguments: argparse.Namespace) -> Result:
         text = wrapped(summary.to_text(), "  ")
         if verdict is not None:
             text += f"\n{verdict}"
+        text += f"\nreport: {arguments.out / 'index.html'}"
+        if sent is not None:
+            text += f"\nMLflow: {counted(sent.runs, 'run')} and the report, "
+            text += f"in experiment {sent.experiment} at {sent.address}"
         conclusions = wrapped(repr(summary.answers()))
-        return f"{text}\nreport: {arguments.out / 'index.html'}\n\n{conclusions}"
+        return f"{text}\n\n{conclusions}"
 
     arguments.readable = readable
     against = None if verdict is None else asdict(verdict)
-    return {"out": str(arguments.out), **document, "against": against}
+    result = {"out": str(arguments.out), **document, "against": against}
+    if sent is not None:
+        result["mlflow"] = asdict(sent)
+    return result
 
 
 def usual_out(runs: Sequence[Path]) -> Path:

@@ -23,6 +23,7 @@ from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
 from zeropods.launch.over_agents import VARIABLES_FILE
 from zeropods.launch.script_call import ScriptCall
+from zeropods.measure.mlflow_runs import has_user_info
 from zeropods.measure.record import RECORD, Record, read_json, read_record
 from zeropods.pods.gpus import VISIBLE, own_gpus
 from zeropods.pods.hostfile import Host, own_slots, world_info
@@ -533,6 +534,11 @@ def exported_variables(
     return variables
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable holds a secret: by its name, or as an address with a user in it."""
+    return SECRET_NAME.search(name) is not None or has_user_info(value)
+
+
 def variables_of_ranks(launch: Launch, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables in the file from which the launcher on the pods takes those of the ranks.
 
@@ -546,7 +552,7 @@ def variables_of_ranks(launch: Launch, environment: Mapping[str, str]) -> dict[s
         return launch.exported
     variables = {}
     for name, value in environment.items():
-        if name.startswith(FORWARDED_BY_DEEPSPEED) and not SECRET_NAME.search(name):
+        if name.startswith(FORWARDED_BY_DEEPSPEED) and not is_secret(name, value):
             variables[name] = value
     searched = [os.getcwd()]
     if environment.get("PYTHONPATH"):
@@ -573,7 +579,7 @@ def runner_environment(
         environment: this process's environment, with the programs of its Python first on PATH.
     """
     forwarded = {name for name in environment if name.startswith(FORWARDED_BY_DEEPSPEED)}
-    secret = {name for name in forwarded if SECRET_NAME.search(name)}
+    secret = {name for name in forwarded if is_secret(name, environment[name])}
     for name in sorted(forwarded - secret):
         if launch.launcher == PDSH and UNSAFE.search(environment[name]):
             raise UserError(

@@ -30,6 +30,7 @@ from zeropods.measure.record import (
 )
 from zeropods.measure.run_folder import locked
 from zeropods.programs import is_held
+from zeropods.report.to_mlflow import report_end
 from zeropods.tables import GIB
 
 LOCKED_SECONDS = 120.0
@@ -429,6 +430,7 @@ def record_run(
         except OSError as error:
             remedy = f"{error.filename}: {error.strerror}; free some room"
             raise UserError(f"{failure(folder, record)}\n{remedy}") from None
+    report_end(folder)
     return record
 
 

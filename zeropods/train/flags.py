@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import operator
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from zeropods.files import (
     no_folder,
     read_object,
 )
+from zeropods.measure.mlflow_runs import MLFLOW, check_server
 from zeropods.measure.record import read_config
 from zeropods.outputs import writing_fault
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
@@ -75,9 +77,12 @@ NO_SETTINGS = (
     "save_total_limit",
     "save_model",
     "global_batch",
+    "report_to",
 )
 """Flags that change where and how a run is recorded, not what it does; and the rows of a step,
 which other flags have by then."""
+REPORTS = ("tensorboard", MLFLOW)
+"""Values of `--report_to`; TensorBoard's events are written in any case."""
 NOT_NAMED = ("auto", "never")
 """Values of `--resume` that name no checkpoint."""
 RESUME_REMEDY = "give auto, never or the folder of a complete checkpoint"
@@ -197,6 +202,7 @@ class RunArguments:
     load_best_model: bool = flag(False, "end with the best weights")
     resume: str = flag("auto", "never, or a checkpoint")
     memory_interval: float = flag(0.5, "s between samples; 0: none", least=0)
+    report_to: str = flag(REPORTS[0], "mlflow: there too", REPORTS)
     threads: int = flag(0, "per process; 0: all cores", least=0, most=MOST_THREADS)
     seed: int = flag(42, "for weights, order, dropout", least=0, most=MOST_SEED)
     local_rank: int = flag(-1, "set by DeepSpeed's launcher")
@@ -358,6 +364,7 @@ class RunArguments:
         """
         self.check_outputdir()
         self.check_resume()
+        self.check_reporting()
         manifest = self.manifest()
         name, embedding_rows = self.check_model()
         if manifest is None:
@@ -406,6 +413,17 @@ class RunArguments:
         """
         if self.resume not in NOT_NAMED and not Path(self.resume).is_dir():
             raise UserError(f"--resume {self.resume}: no such checkpoint; {RESUME_REMEDY}")
+
+    def check_reporting(self) -> None:
+        """Refuse MLflow where it cannot be used from here.
+
+        Only the first process of a run reports. Where a supervisor started it, the supervisor has
+        looked before, and sends in the end what a rank could not send.
+        """
+        is_first = os.environ.get("RANK", "0") == "0"
+        is_supervised = bool(os.environ.get("ZEROPODS_RUN"))
+        if self.report_to == MLFLOW and is_first and not is_supervised:
+            check_server(f"--report_to {MLFLOW}")
 
     def check_fit(
         self,

@@ -73,10 +73,6 @@ WAYS = {
     "subset": "the rows are limited when they are prepared, by zeropods prepare --limit N",
     "max_eval_steps": "the rows are limited when they are prepared, by zeropods prepare --limit N",
     "optim": "every run trains with AdamW",
-    "report_to": (
-        "a run keeps its record and TensorBoard's events in its run folder; "
-        "nothing is sent anywhere"
-    ),
     "push_to_hub": "zeropods export RUN --out DIR makes a model folder that can be uploaded",
     "use_lora": "all weights are trained; there are no adapters",
     "load_in_4bit": "all weights are trained, in the type that --precision names",

@@ -25,6 +25,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
+from zeropods.measure.mlflow_runs import Points
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
 from zeropods.measure.sampling import PEAKS, Counters, Cpu, Phases, Sampler
 from zeropods.train.device import CudaCounters, gpu_by_nvml, gpu_name, held_bytes, synchronize
@@ -476,6 +477,8 @@ class Curves(TrainerCallback):
     """TensorBoard's folder in the run folder."""
     meter: Meter
     effective_batch_size: int
+    points: Points | None = None
+    """What sends the same figures to MLflow, where that was asked for."""
     writers: dict[str, SummaryWriter] = field(default_factory=dict, init=False)
     drawn: int = field(default=0, init=False)
     """Number of steps whose figures are drawn."""
@@ -502,6 +505,8 @@ class Curves(TrainerCallback):
             writer = self.writers[run]
             for tag, value in values.items():
                 writer.add_scalar(tag, value, state.global_step)
+        if self.points is not None:
+            self.points.add(curves, state.global_step)
         if "eval_loss" in logs:
             # The last evaluation may come after training, where nothing else would write it out.
             self.writers["validation"].flush()

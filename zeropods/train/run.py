@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from zeropods.errors import UserError
 from zeropods.measure import environment
+from zeropods.measure.mlflow_runs import MLFLOW, Points, points_sent
 from zeropods.measure.record import (
     RankMeasurement,
     Record,
@@ -31,6 +32,7 @@ from zeropods.measure.record import (
 )
 from zeropods.measure.run_folder import Opening, locked
 from zeropods.programs import variable_set
+from zeropods.report.to_mlflow import report_end
 from zeropods.tables import GIB, SampleRate, progress
 from zeropods.techniques import SAVED_WHOLE
 from zeropods.train import processes
@@ -227,6 +229,7 @@ def _record(task: Task, measured: RankMeasurement, score: str) -> Record:
     if lost_connection(measured.reason) and await_others(task.folder, processes.world_size()):
         record = compose_record(task.folder)
         write_record(task.folder, record)
+    report_end(task.folder)
     if record.status == "ok":
         print(closing_line(task.folder, record, score))
     has_checkpoint = any(task.folder.glob(f"checkpoints/*/{MANIFEST}"))
@@ -332,11 +335,21 @@ class Attempt:
             reason = f"{signal_name} while waiting for other ranks"
             self.meter.write(replace(self.measured, status="interrupted", reason=reason))
 
-        with self.meter, heard_while_waiting(write_interrupted, saving=self.save_signal.number):
-            return self._train()
+        is_asked_for = self.task.arguments.report_to == MLFLOW
+        is_reported = is_asked_for and processes.rank() == 0
+        with (
+            self.meter,
+            heard_while_waiting(write_interrupted, saving=self.save_signal.number),
+            points_sent(self.task.folder, is_reported=is_reported) as points,
+        ):
+            return self._train(points)
 
-    def _train(self) -> str:
-        """Train, evaluate, save and score; returns what the score is in words."""
+    def _train(self, points: Points | None) -> str:
+        """Train, evaluate, save and score; returns what the score is in words.
+
+        Args:
+            points: what sends the curves to MLflow; None where nothing does.
+        """
         task = self.task
         arguments = task.arguments
         measured = self.measured
@@ -354,7 +367,8 @@ class Attempt:
         trainer.add_callback(precision_recorder)
         if is_first:
             folder = task.folder / "tensorboard"
-            trainer.add_callback(Curves(folder, self.meter, task.effective_batch_size()))
+            curves = Curves(folder, self.meter, task.effective_batch_size(), points)
+            trainer.add_callback(curves)
 
         trainer.checkpoints = Checkpoints(
             task.folder / "checkpoints",

@@ -135,6 +135,8 @@ def test_the_launchers_environment_has_our_ssh_and_no_secret() -> None:
     assert environment["PDSH_SSH_ARGS_APPEND"] == "-F /project/.zeropods/pods/ssh_config"
     assert (environment["DS_ENV_FILE"], environment["PATH"]) == ("/tmp/environment", "/bin")
     assert "MLFLOW_TRACKING_PASSWORD" not in environment and environment["MLFLOW_TRACKING_URI"] == "http://here"
+    with_user = {**here, "MLFLOW_TRACKING_URI": "http://me:x@here"}
+    assert "MLFLOW_TRACKING_URI" not in runner_environment(LAUNCH, Path("/tmp/environment"), with_user)
     with pytest.raises(UserError, match="NCCL_X: DeepSpeed forwards it"):
         runner_environment(LAUNCH, Path("/tmp/environment"), {"NCCL_X": "a$HOME"})
 
@@ -186,6 +188,7 @@ def test_an_argument_that_no_program_can_be_given_is_refused(tmp_path: Path) -> 
 
 def test_ranks_by_agents_get_the_variables_that_deepspeed_forwards_over_pdsh() -> None:
     here = {"NCCL_DEBUG": "INFO", "MLFLOW_TRACKING_PASSWORD": "x", "PYTHONPATH": "/more", "CDSW_API_KEY": "x"}
+    here["MLFLOW_TRACKING_URI"] = "http://me:x@here"
     exported = {"OMP_NUM_THREADS": "2"}
     of_ranks = variables_of_ranks(replace(BY_AGENTS, exported=exported), here)
     assert of_ranks == {"NCCL_DEBUG": "INFO", "PYTHONPATH": f"{Path.cwd()}:/more", "OMP_NUM_THREADS": "2"}
