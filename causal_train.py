@@ -12,9 +12,11 @@ The run folder (`--outputdir`) holds all files of the run; `record.json` is writ
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from zeropods.errors import guarded
+from zeropods.report.to_mlflow import report_end
 from zeropods.train import run_script
 
 if __name__ == "__main__":
-    sys.exit(guarded(run_script))
+    sys.exit(guarded(partial(run_script, report_end)))

@@ -61,8 +61,8 @@ weights are FP16; they are loaded as FP32.
   of its splits: {held_out}.
 * **Licence**: BSD-3-Clause, as WikiSQL.
 """
-STAGE = """  * {steps:,} steps of {rows} rows, learning rate {rate:g}, seed {seed}, revision {revision}, on
-    {cores} cores of {processor} at {speed:,.0f} rows/s."""
+STAGE = """  * {steps:,} steps of {rows} rows, learning rate {rate:g}, seed {seed}, revision
+    {revision}, on {cores} cores of {processor} at {speed:,.0f} rows/s."""
 SPLITS = ("dev", "test")
 
 

@@ -27,10 +27,13 @@ UNUSED = ("datasets", "scipy", "sklearn")
 to prepare raw data."""
 
 
-def run_script() -> int:
+def run_script(on_end: Callable[[Path], object] | None = None) -> int:
     """Run a script of the project with this process's arguments, and return its exit status.
 
     Flags, and the files that they name, are checked first: imports take many seconds.
+
+    Args:
+        on_end: called with the run folder when a run that nothing supervises has its record.
     """
     is_first = os.environ.get("RANK", "0") == "0"
     take_pods_gpus()
@@ -60,7 +63,7 @@ def run_script() -> int:
             resolve_name(flags.task_class)
             import_module("zeropods.train.run")
             resolve_name(flags.engine_class)
-        return run_argv(sys.argv, process_age_seconds)
+        return run_argv(sys.argv, process_age_seconds, on_end)
 
 
 @contextlib.contextmanager
@@ -84,7 +87,11 @@ def quick_imports() -> Iterator[None]:
         gc.enable()
 
 
-def run_argv(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:
+def run_argv(
+    argv: Sequence[str],
+    age_seconds: Callable[[], float] = lambda: 0.0,
+    on_end: Callable[[Path], object] | None = None,
+) -> int:
     """Train as `argv` says, and return the exit status.
 
     Only one rank raises an error that all ranks share.
@@ -93,6 +100,7 @@ def run_argv(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0
         argv: the script's name, and its arguments.
         age_seconds: returns how many seconds ago the run's process began; 0 where several runs
             share a process.
+        on_end: as for `run_script`.
     """
     from zeropods.train.flags import SCRIPTS, parse_flags
     from zeropods.train.processes import SharedError
@@ -102,6 +110,7 @@ def run_argv(argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0
     flags = parse_flags(SCRIPTS[Path(argv[0]).name], argv[1:]).divided_among(ranks)
     try:
         task = resolve_name(flags.task_class)(flags)
+        task.on_end = on_end
         fine_tune(task, list(argv), age_seconds())
     except SharedError as error:
         if os.environ.get("RANK", "0") == "0":

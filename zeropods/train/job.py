@@ -95,6 +95,8 @@ class Task(ABC):
         self.arguments = arguments
         self.folder = Path(self.arguments.outputdir)
         """The run folder."""
+        self.on_end: Callable[[Path], object] | None = None
+        """Called with the folder when a run without a supervisor has its record."""
 
     @cached_property
     def engine(self) -> Engine:

@@ -32,7 +32,6 @@ from zeropods.measure.record import (
 )
 from zeropods.measure.run_folder import Opening, locked
 from zeropods.programs import variable_set
-from zeropods.report.to_mlflow import report_end
 from zeropods.tables import GIB, SampleRate, progress
 from zeropods.techniques import SAVED_WHOLE
 from zeropods.train import processes
@@ -229,7 +228,8 @@ def _record(task: Task, measured: RankMeasurement, score: str) -> Record:
     if lost_connection(measured.reason) and await_others(task.folder, processes.world_size()):
         record = compose_record(task.folder)
         write_record(task.folder, record)
-    report_end(task.folder)
+    if task.on_end is not None:
+        task.on_end(task.folder)
     if record.status == "ok":
         print(closing_line(task.folder, record, score))
     has_checkpoint = any(task.folder.glob(f"checkpoints/*/{MANIFEST}"))
