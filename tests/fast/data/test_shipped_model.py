@@ -71,7 +71,7 @@ def test_its_card_says_licence_data_command_revision_and_scores() -> None:
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\nlicense: bsd-3-clause\n")
     assert "matrices/wikisql.yaml" in card and "matrices/wikisql_second.yaml" in card and "tools/base_facts" in card
-    assert re.search(r"revision [0-9a-f]{40}\b", card)
+    assert re.search(r"revision\s+[0-9a-f]{40}\b", card)
     (score,) = re.findall(r"^\| dev \| ([\d,]+) \| (0\.\d{3}) \[", card, flags=re.MULTILINE)
     questions, logical_form = score
     assert questions == "8,421"
