@@ -37,7 +37,7 @@ test-fast: setup ## run the tests that need neither torch nor real data, WORKERS
 soak: setup ## run the tests that take long: every technique on every number of pods and resumed on every other
 	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest --timeout 14400 -o faulthandler_timeout=0 tests/full/train/test_same_numbers.py \
 		tests/full/train/test_transformers_versions.py tests/full/benchmarks/test_gpu_pack.py tests/full/project/test_kernel_gateway.py \
-		tests/full/project/test_mlflow.py tests/full/launch/test_agents.py
+		tests/full/project/test_mlflow.py tests/full/project/test_notebooks_without_ssh.py tests/full/launch/test_agents.py
 	@ZEROPODS_TRIAL_SECONDS=3600 $(PYTHON) -m pytest -o faulthandler_timeout=0 tests/full/pods/test_shared_folder.py
 	@$(PYTHON) -m benchmarks.reliability --trials 56
 	@$(PYTHON) -m benchmarks.reliability --trials 40 --busy 6

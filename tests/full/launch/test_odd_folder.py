@@ -5,12 +5,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.full import ordinary_user
 from tests.full.conftest import ROOT, TINY
 from zeropods.measure.record import read_record
 
@@ -38,37 +38,12 @@ ORDINARY, NUMBER = "ordinary-pod", "64321"
 """Not `nobody`: where systemd names accounts, sshd takes that one for locked."""
 
 
-def is_possible() -> bool:
-    """Whether this process may make a mount namespace and become another user."""
-    tried = ["unshare", "--mount", "setpriv", f"--reuid={NUMBER}", "true"]
-    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
-
-
 def as_ordinary_user(folder: Path, project: Path, name: str, script: str) -> list[str]:
-    """The command that runs a shell's script as this user, in a private view of the file system.
-
-    There the account has a shell; /mnt/python is Python, which finds its packages, and /mnt/NAME the project.
-    """
-    passwd = folder / "passwd"
-    passwd.write_text(f"root:x:0:0::/root:/bin/sh\n{ORDINARY}:x:{NUMBER}:{NUMBER}::/tmp:/bin/sh\n")
-    prepared = f"""
-        set -e
-        mount --make-rprivate /
-        mount --bind {passwd} /etc/passwd
-        mount -t tmpfs tmpfs /mnt
-        mkdir /mnt/python /mnt/packages {shlex.quote(f"/mnt/{name}")}
-        mount --rbind {sys.base_prefix} /mnt/python
-        mount --rbind {shlex.quote(str(project))} {shlex.quote(f"/mnt/{name}")}
-        mount --rbind {sysconfig.get_path("purelib")} /mnt/packages
-        # Its programs look for its libraries where it was built, which may be a folder of root's alone.
-        if ! setpriv --reuid={NUMBER} --clear-groups test -r {sys.base_prefix}/lib; then
-            mount -t tmpfs tmpfs {Path(sys.base_prefix).parents[-2]}
-            mkdir -p {sys.base_prefix}
-            mount --rbind /mnt/python {sys.base_prefix}
-        fi
-        export PYTHONPATH=/mnt/packages HOME=/tmp
-        exec setpriv --reuid={NUMBER} --regid={NUMBER} --clear-groups sh -c {shlex.quote(script)}"""
-    return ["unshare", "--mount", "sh", "-c", prepared]
+    """The command that runs a shell's script as this user, for whom /mnt/NAME is the project."""
+    view = ordinary_user.view(folder, ORDINARY, NUMBER, "/tmp", {name: project})
+    variables = f"PYTHONPATH={ordinary_user.PACKAGES} HOME=/tmp"
+    script_call = shlex.join(ordinary_user.as_user(NUMBER, "sh", "-c", script))
+    return ["unshare", "--mount", "sh", "-c", f"{view}\nexport {variables}\nexec {script_call}"]
 
 
 @pytest.fixture
@@ -102,15 +77,16 @@ def make_venv(folder: Path) -> None:
     """An environment of what lies where this user can read it."""
     folder.unlink()
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    for link, target in {folder / "bin" / "python": "/mnt/python/bin/python3", packages: "/mnt/packages"}.items():
+    links = {folder / "bin" / "python": f"{ordinary_user.PYTHON}/bin/python3", packages: ordinary_user.PACKAGES}
+    for link, target in links.items():
         link.parent.mkdir(parents=True)
         link.symlink_to(target)
-    (folder / "pyvenv.cfg").write_text("home = /mnt/python/bin\n")
+    (folder / "pyvenv.cfg").write_text(f"home = {ordinary_user.PYTHON}/bin\n")
 
 
 def test_pods_are_checked_and_train(project: Path, tmp_path: Path) -> None:
     """As an ordinary user, where root runs the tests and may become one."""
-    if not is_possible():
+    if not ordinary_user.are_possible(NUMBER):
         said = run(["sh", "-c", SCRIPT], project, PYTHON=str(project / ".venv" / "bin" / "python"))
     else:
         make_venv(project / ".venv")
