@@ -223,7 +223,7 @@ def test_a_run_sends_parameters_losses_figures_and_its_page_and_no_secret(
     assert holds_secret(tmp_path / "runs") == [] and holds_secret(server.folder) == []
 
 
-def test_a_launch_on_pods_is_one_run_at_the_server_and_no_secret_is_on_a_command_line(
+def test_a_launch_on_pods_is_one_run_at_the_server_and_leaves_no_secret_in_its_folder(
     server: Server, cluster: Cluster, prepared: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "pods"
