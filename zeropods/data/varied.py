@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from random import Random
 
 from zeropods.sql.example import Example
@@ -27,6 +28,8 @@ MOST_WORDS = 8
 """A cell of more words than this is not put into a question."""
 MOST_WORDS_OF_NAME = 4
 """A name of more words than this is not given to another column."""
+REMEMBERED_NAMES = 16_384
+"""Number of names whose patterns are kept."""
 
 NamesByType = Mapping[str, Sequence[str]]
 """Names that columns can be given, by the type of a column, `text` or `real`."""
@@ -162,8 +165,14 @@ def _with_name(
 def _places(name: str, question: str) -> list[re.Match[str]]:
     """Where a question has a name as whole words, in any letter case; the `s` of a plural may
     follow."""
-    whole_words = re.compile(rf"(?<!\w){re.escape(name)}(?=s?(?!\w))", re.IGNORECASE)
-    return list(whole_words.finditer(question))
+    return list(_whole_words(name).finditer(question))
+
+
+@lru_cache(REMEMBERED_NAMES)
+def _whole_words(name: str) -> re.Pattern[str]:
+    """The pattern of a name in a question. Compiling it takes longer than looking for it, and a
+    name is looked for in thousands of questions."""
+    return re.compile(rf"(?<!\w){re.escape(name)}(?=s?(?!\w))", re.IGNORECASE)
 
 
 def _words(text: str) -> set[str]:

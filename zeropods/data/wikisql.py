@@ -425,7 +425,11 @@ def source_of(example: Example, prompt: str) -> str:
     `question` is the original recipe. `schema` appends the column names, so that the model need not
     guess them, and marks the numeric ones; an unmarked column is text.
     """
-    worded = in_words_of(prompt, example)
+    return _source_text(in_words_of(prompt, example), prompt)
+
+
+def _source_text(worded: Example, prompt: str) -> str:
+    """The same for an example in the words of its prompt."""
     source = f"translate to SQL: {worded.question.strip()}"
     if prompt == "question":
         return source
@@ -510,13 +514,19 @@ class WikiSQLData:
         if split == "train":
             examples = itertools.chain(examples, self._varied_copies(split))
         while chunk := list(itertools.islice(examples, CHUNK_EXAMPLES)):
-            texts = [target_of(example, self._prompt) for example in chunk]
+            # Wording an example takes as long as encoding it, so it is done once.
+            worded = [in_words_of(self._prompt, example) for example in chunk]
+            texts = [example.query_text for example in worded]
             targets = encode(texts)
-            sources = encode([source_of(example, self._prompt) for example in chunk])
+            sources = encode([_source_text(example, self._prompt) for example in worded])
 
             decoded = tokenizer.backend_tokenizer.decode_batch(targets, skip_special_tokens=True)
             targets_lost += count_lost(texts, decoded)
-            unreadable = [example for example in chunk if not _is_restored(example, self._prompt)]
+            unreadable = []
+            for example, in_words in zip(chunk, worded, strict=True):
+                # A gold query has to be read back from its text.
+                if not is_restored(in_words.query, in_words.table.header):
+                    unreadable.append(example)
             targets_unreadable += len(unreadable)
             if unreadable and rows.first_unreadable is None:
                 rows.first_unreadable = _place_and_text(split, unreadable[0])
@@ -555,12 +565,6 @@ class WikiSQLData:
             rng = Random(copy)
             for example in self._examples(split):
                 yield varied(example, rng, names)
-
-
-def _is_restored(example: Example, prompt: str) -> bool:
-    """Whether a gold query is read back from its text."""
-    worded = in_words_of(prompt, example)
-    return is_restored(worded.query, worded.table.header)
 
 
 def _place_and_text(split: str, example: Example) -> str:
