@@ -32,6 +32,7 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from PIL import Image
 
+from zeropods import files
 from zeropods.errors import INTERRUPTED, UserError, guarded
 from zeropods.files import write_text
 from zeropods.outputs import new_folder
@@ -254,11 +255,13 @@ def copy_of(execution: NotebookNode, names: Mapping[str, str]) -> NotebookNode:
 
 def machine_names() -> dict[str, str]:
     """What tells of this machine and its user, and what a copy has in its place: the folders of the
-    project, of Python's environment and of the user, the names of host and user."""
+    project, its clusters, Python's environment and the user, the names of host and user."""
     home = Path.home()
     host = socket.gethostname()
     names = {
         str(ROOT): ".",
+        # Where pdsh cannot take the project's path, this folder lies elsewhere.
+        str(files.home()): "./.zeropods",
         sys.prefix: ".venv",
         str(home): "~",
         host: "localhost",

@@ -136,6 +136,17 @@ def test_a_copy_says_nothing_of_the_machine_and_has_smaller_pictures() -> None:
     assert execution.cells[1].outputs[1].data["text/plain"] == "hostname='tower'"
 
 
+def test_the_folder_of_clusters_is_of_this_machine_too_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROPODS_HOME", str(tmp_path / "clusters"))
+    copy = MODULE["copy_of"](
+        a_notebook("0. A", [said(f"{tmp_path}/clusters/one/hostfile\n")]), MODULE["machine_names"]()
+    )
+    (text,) = copy.cells[1].outputs
+    assert text.text == "./.zeropods/one/hostfile\n"
+
+
 def test_a_place_elsewhere_and_too_large_a_copy_are_one_line_and_no_copy(tmp_path: Path) -> None:
     for output, line in (
         (said("/scratch/ann/runs/a"), r"its outputs name /scratch/ann, of this machine; execute it with data and runs"),
