@@ -49,6 +49,16 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}{ending}"
 
 
+def nearest_multiples(number: int, divisor: int) -> str:
+    """The multiples of a divisor just below and above a number, such as `64 or 96`; only the one
+    above where the one below is 0."""
+    below = number // divisor * divisor
+    above = below + divisor
+    if below == 0:
+        return f"{above}"
+    return f"{below} or {above}"
+
+
 def digits(value: float) -> str:
     """A number of at least 0 without an exponent.
 

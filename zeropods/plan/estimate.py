@@ -35,7 +35,7 @@ from zeropods.plan.methods import (
     planned_techniques,
 )
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
-from zeropods.tables import GIB, SECONDS_PER_HOUR, counted
+from zeropods.tables import GIB, SECONDS_PER_HOUR, counted, nearest_multiples
 from zeropods.techniques import HPZ, Technique
 
 BOTH, ALL = "both", "all"
@@ -172,12 +172,8 @@ class Request:
         of_a_pass = self.batch_size if is_alone else self.batch_size * processes
         if rows % of_a_pass == 0:
             return
-        fewer = rows // of_a_pass * of_a_pass
-        near = f"{fewer + of_a_pass}"
-        if fewer:
-            near = f"{fewer} or {near}"
         shared = f"{counted(processes, 'process')} of {counted(self.batch_size, 'row')} a pass"
-        remedy = f"give {near}"
+        remedy = f"give {nearest_multiples(rows, of_a_pass)}"
         if self.batch_size > 1:
             remedy = f"{remedy}, or fewer rows by --batch-size"
         yield f"--global-batch {rows}: {shared} cannot reach it; {remedy}"

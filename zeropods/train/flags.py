@@ -35,7 +35,7 @@ from zeropods.measure.record import read_config
 from zeropods.outputs import writing_fault
 from zeropods.plan.known_models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.shipped_models import model_source
-from zeropods.tables import Help, counted
+from zeropods.tables import Help, counted, nearest_multiples
 from zeropods.techniques import technique_of
 from zeropods.train.foreign_flags import faults_of
 
@@ -837,10 +837,7 @@ def passes_to_reach(step_rows: int, rows: int, ranks: int) -> int:
     of_a_pass = rows * ranks
     if step_rows % of_a_pass == 0:
         return step_rows // of_a_pass
-    fewer = step_rows // of_a_pass * of_a_pass
-    near = f"{fewer + of_a_pass}"
-    if fewer:
-        near = f"{fewer} or {near}"
+    near = nearest_multiples(step_rows, of_a_pass)
     shared = f"{counted(ranks, 'process')} of {counted(rows, 'row')} a pass"
     place = f"--global-batch {step_rows}"
     raise UserError(f"{place}: {shared} cannot reach it; give {near}, or another --{ROWS}")
