@@ -142,6 +142,7 @@ ONLY_PARSED = {
 """Commands that are not run, as patterns, and why; their own parsers read them."""
 
 FRAGMENTS = {
+    "zeropods predict --link-cells",
     "zeropods predict --max-new-tokens --num-beams",
     "zeropods prepare --prompt question",
     "zeropods prepare --tokenizer FOLDER_OR_ID",

@@ -403,6 +403,7 @@ class Workshop(WorkshopSettings):
                 "model": flags.pop("model_id"),
                 "repeats": self.repeats,
                 "questions": self.questions,
+                "link_cells": True,
                 "dataset_path": str(flags.pop("dataset_path")),
                 "flags": {**flags, "init": str(self.run_folder), "effective_batch_size": effective},
             },

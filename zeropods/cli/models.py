@@ -56,6 +56,8 @@ def _add_predict(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--force-prompt", action="store_true", default=None, help=force_help)
     unconstrained_help = "let a T5 write any text, not only queries"
     flag("--unconstrained", action="store_true", help=unconstrained_help)
+    link_help = "let a T5 compare only with cells that the question quotes from the rows"
+    flag("--link-cells", action="store_true", help=link_help)
     _split_flags(flag, "WikiSQL's layout, or SQuAD's (default: its own)", required=False)
     batch = "questions (default: 64 for queries, 16 for answers)"
     _model_flags(flag, batch=batch, limited="examples", usual_precision="auto")
@@ -163,6 +165,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
 
     decoding = _given(arguments, "max_new_tokens", "batch_size", "num_beams")
     decoding["constrained"] = not arguments.unconstrained
+    decoding["linked"] = arguments.link_cells
     options = _given(arguments, "precision", "limit", "prompt", "force_prompt", "max_seq_length")
     with progress("predict", "questions") as bar:
         speed = predict(
@@ -270,6 +273,8 @@ def score_text(score: Result, remark: str = "") -> str:
         number = f"{score['tokens']:,} tokens"
     else:
         number = counted(score["examples"], "answer")
+    if score.get("linked"):
+        number += " linked to the rows"
     facts = [f"{name} {text}" for name, text in measures.items()]
     sentence = f"{number}: {', '.join(facts)}"
     if score.get("llmsql"):

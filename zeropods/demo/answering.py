@@ -298,8 +298,11 @@ def loaded(model: TrainedModel) -> QueryAnswerer:
 
 
 def _generated(answerer: QueryAnswerer, request: Example) -> Query:
+    from zeropods.evaluate.generate import Generation
+
     try:
-        (prediction,) = answerer.answer([request])
+        # The rows are at hand; what a question quotes from them tells which column it is about.
+        (prediction,) = answerer.answer([request], Generation(linked=True))
     except ValueError:
         # From the grammar: no column of the table has a name that the tokenizer can write.
         fault = "the model cannot write any of this table's column names"

@@ -34,6 +34,7 @@ from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, check_place, write_predictions
 from zeropods.measure.score_json import TextScore, text_score
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
+from zeropods.sql.linking import links
 from zeropods.sql.query import Query, format_query, parse_query, with_values_of
 from zeropods.tasks import LM, SQUAD, TEXT2SQL
 from zeropods.train.sampler import load_split
@@ -64,6 +65,9 @@ class Generation:
     """Number of questions answered at once."""
     constrained: bool = True
     """Whether only tokens that lead to a query on the question's table are allowed."""
+    linked: bool = False
+    """Whether conditions compare only what the question quotes from the rows of its table, as
+    `zeropods.sql.linking` finds it. The rows must be at hand, and scores are of another kind."""
     fixed_length: bool = False
     """Whether each answer has `max_new_tokens`: random weights never stop, and speeds are compared
     at equal lengths."""
@@ -100,8 +104,8 @@ class Answerer(ABC):
     usual: ClassVar[Generation]
     """How answers are generated unless the caller asks otherwise."""
     task_options: ClassVar[tuple[str, ...]]
-    """Names of the options that not every task has: arguments of `load`, and `unconstrained` where
-    answers may be free."""
+    """Names of the options that not every task has: arguments of `load`, `unconstrained` where
+    answers may be free, and `link_cells` where they may be linked."""
 
     saved: SavedModel
 
@@ -167,7 +171,7 @@ class QueryAnswerer(Answerer):
     """A T5 that writes queries on tables."""
 
     usual = Generation()
-    task_options = ("prompt", "force_prompt", "unconstrained")
+    task_options = ("prompt", "force_prompt", "unconstrained", "link_cells")
 
     prompt: str
 
@@ -204,7 +208,11 @@ class QueryAnswerer(Answerer):
         automata = []
         for example in examples:
             worded = in_words_of(self.prompt, example)
-            automata.append(QueryAutomaton(self.vocabulary, worded.table.header, worded.question))
+            linked = links(example.question, example.table) if how.linked else None
+            automaton = QueryAutomaton(
+                self.vocabulary, worded.table.header, worded.question, linked
+            )
+            automata.append(automaton)
         answers = self._answer_ids(prompts, automata, how)
         predictions = []
         for example, automaton, answer in zip(examples, automata, answers, strict=True):
@@ -219,7 +227,11 @@ class QueryAnswerer(Answerer):
                 if query is not None:
                     query = with_values_of(example.question, query)
             prediction = Prediction(
-                index=example.index, question=example.question, text=text, query=query
+                index=example.index,
+                question=example.question,
+                text=text,
+                query=query,
+                linked=how.linked,
             )
             predictions.append(prediction)
         return predictions
@@ -442,14 +454,18 @@ def predict(
 def _check_options(task: str, given_options: Iterable[str], how: Generation | None) -> None:
     """Refuse an option that is for another task."""
     options = list(given_options)
-    # This one is no argument of `load`, but part of how answers are generated.
+    # These are no arguments of `load`, but part of how answers are generated.
     if how is not None and not how.constrained:
         options.append("unconstrained")
+    if how is not None and how.linked:
+        options.append("link_cells")
     for name in options:
         if name not in ANSWERERS[task].task_options:
             flag = name.replace("_", "-")
             others = _tasks_with_option(name)
             raise UserError(f"--{flag}: is for {others}, but this task is {task}; leave it out")
+    if {"unconstrained", "link_cells"} <= set(options):
+        raise UserError("--link-cells: binds what is constrained; leave out --unconstrained")
 
 
 def _tasks_with_option(name: str) -> str:

@@ -10,6 +10,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
@@ -57,6 +58,8 @@ Metric = Callable[[str, Sequence[str]], float]
 Graded = dict[str, list[Any]]
 """Lists by name of a metric's result, with one value per prediction; None where it could not be
 measured."""
+Accuracies = Callable[[Sequence[int]], QueryScore]
+"""A function that scores those of the graded predictions whose numbers it takes."""
 METRICS = Path(__file__).parent / "metric"
 METRIC_ERRORS = (
     ArithmeticError,
@@ -272,7 +275,9 @@ def _query_score(request: ScoreRequest) -> QueryScore:
     if request.rouge:
         metric = load_metric("rouge_f1")
         graded |= metric.compute(predictions=texts, references=gold, average=False)
-    whole = _accuracies(graded, range(len(pairs)))
+    linked = any(prediction.linked for prediction, _ in pairs)
+    accuracies = partial(_accuracies, graded, linked=linked)
+    whole = accuracies(range(len(pairs)))
     answered = [(text, (right,)) for text, right in zip(texts, gold, strict=True)]
     indices = [example.index for example in examples]
     custom_means, custom_intervals = custom_scores(request.custom, answered, indices)
@@ -280,8 +285,8 @@ def _query_score(request: ScoreRequest) -> QueryScore:
         whole,
         intervals={**whole.intervals, **custom_intervals},
         own_metrics=custom_means,
-        groups=_group_scores(graded, examples, known_tables),
-        kinds=_kind_scores(graded, examples),
+        groups=_group_scores(accuracies, examples, known_tables),
+        kinds=_kind_scores(accuracies, examples),
     )
     questions = question_file(request.data, request.split)
     if questions is None:
@@ -322,7 +327,7 @@ def _as_statement(prediction: Prediction, example: Example) -> str:
 
 
 def _group_scores(
-    graded: Graded, examples: Sequence[Example], known_tables: set[str]
+    accuracies: Accuracies, examples: Sequence[Example], known_tables: set[str]
 ) -> dict[str, QueryScore] | None:
     """Scores of the examples on tables of train, and of the others; None unless there are both."""
     known = []
@@ -335,12 +340,12 @@ def _group_scores(
     if not known or not unseen:
         return None
     return {
-        "known_tables": _accuracies(graded, known),
-        "unseen_tables": _accuracies(graded, unseen),
+        "known_tables": accuracies(known),
+        "unseen_tables": accuracies(unseen),
     }
 
 
-def _kind_scores(graded: Graded, examples: Sequence[Example]) -> dict[str, QueryScore]:
+def _kind_scores(accuracies: Accuracies, examples: Sequence[Example]) -> dict[str, QueryScore]:
     """Scores by the gold query's aggregate, then by its number of conditions."""
     by_aggregate = defaultdict[int, list[int]](list)
     by_conditions = defaultdict[int, list[int]](list)
@@ -350,10 +355,10 @@ def _kind_scores(graded: Graded, examples: Sequence[Example]) -> dict[str, Query
     scores = {}
     for aggregate, numbers in sorted(by_aggregate.items()):
         name = AGGREGATES[aggregate] or "no aggregate"
-        scores[name] = _accuracies(graded, numbers)
+        scores[name] = accuracies(numbers)
     for conditions, numbers in sorted(by_conditions.items()):
         name = counted(conditions, "condition")
-        scores[name] = _accuracies(graded, numbers)
+        scores[name] = accuracies(numbers)
     return scores
 
 
@@ -373,8 +378,12 @@ def _graded_queries(pairs: Sequence[tuple[Prediction, Example]]) -> Graded:
     return graded
 
 
-def _accuracies(graded: Graded, numbers: Sequence[int]) -> QueryScore:
-    """The score of the graded predictions of these numbers, from 0; at least one."""
+def _accuracies(graded: Graded, numbers: Sequence[int], *, linked: bool) -> QueryScore:
+    """The score of the graded predictions of these numbers, from 0; at least one.
+
+    Args:
+        linked: whether the answers were linked to the rows of their tables.
+    """
     measured: Graded = {}
     for name, values in graded.items():
         measured[name] = [values[i] for i in numbers if values[i] is not None]
@@ -392,6 +401,7 @@ def _accuracies(graded: Graded, numbers: Sequence[int]) -> QueryScore:
         execution_accuracy=fmean(executed) if executed else None,
         executable=len(executed),
         unparseable=sum(measured["unparseable"]),
+        linked=linked,
         intervals={name: score_interval(measured[name]) for name in shares},
         rouge=rouge or None,
     )
@@ -525,7 +535,8 @@ def _custom_value(function: Metric, prediction: str, right: Sequence[str], place
 
 # Prediction files: one JSON object per line.
 #
-# Text-to-SQL: `{"index", "question", "prediction", "query": {"sel", "agg", "conds"} | null}`;
+# Text-to-SQL: `{"index", "question", "prediction", "query": {"sel", "agg", "conds"} | null}`, and
+# `"linked": true` where conditions were bound to what the question quotes from the table's rows;
 # SQuAD: `{"index", "id", "question", "prediction"}`; any other task: `{"index", "task", "question",
 # "prediction"}`. Each line names its example, so that a file may hold any part of a split.
 #
@@ -546,6 +557,9 @@ class Prediction:
     text: Annotated[str, Field(alias="prediction")]
     query: Query | None = None
     """None where the answer could not be read as a query, and for SQuAD."""
+    linked: bool = False
+    """Whether the query's conditions were bound to what the question quotes from the table's rows,
+    as `zeropods.sql.linking` finds it."""
     id: str | None = None
     """The question's id in SQuAD; None for other tasks."""
     task: str | None = None
@@ -566,6 +580,8 @@ class Prediction:
             line["query"] = self.query.to_json()
         else:
             line["query"] = None
+        if self.linked:
+            line["linked"] = True
         return line
 
 
@@ -690,6 +706,7 @@ def read_predictions(path: Path) -> list[Prediction]:
             question=line.question,
             text=line.text,
             query=line.query,
+            linked=line.linked,
             id=line.id if line_type is _AnswerLine else None,
             task=line.task if line_type is _TaskLine else None,
         )

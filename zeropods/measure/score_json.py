@@ -83,6 +83,9 @@ class QueryScore(AnswerScore):
     model fails."""
     own_metrics: dict[str, float] = field(default_factory=dict)
     """Means of custom metrics by name, over all examples; groups have none."""
+    linked: bool = False
+    """Whether the answers know what their questions quote from the rows of the tables. They are not
+    to be compared with answers that know the names of the columns only."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -315,29 +315,30 @@ def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Accuracy]:
     repeats' ends: the interval comes from the choice of questions, which is the same in each
     repeat. Repeats with another task, split or number of examples than the first are left out.
     """
-    extents = []
-    scores = []
-    for entry in entries:
-        if entry.score is not None:
-            extents.append(_extent(entry.split, entry.score))
-            scores.append(entry.score)
-    if not scores:
+    scored = [(entry.split, entry.score) for entry in entries if entry.score is not None]
+    if not scored:
         return iter([Accuracy()])
-    alike = []
-    for extent, score in zip(extents, scores, strict=True):
-        if extent == extents[0]:
-            alike.append(score)
-    split, *_ = extents[0]
-    return score_lines(split, alike)
+    first_split, first_score = scored[0]
+    extent = _extent(first_split, first_score)
+    alike = [score for split, score in scored if _extent(split, score) == extent]
+    return score_lines(first_split, alike)
+
+
+def _split_text(split: str | None, scores: Sequence[Score]) -> str | None:
+    """The split, and whether its answers were linked to the rows of the tables."""
+    is_linked = any(isinstance(score, QueryScore) and score.linked for score in scores)
+    return f"{split}, linked" if is_linked else split
 
 
 def _extent(split: str | None, score: Score) -> tuple[str | None, str, int | None]:
-    """What must be equal for scores of repeats: split, task, and number of examples or tokens."""
+    """What must be equal for scores of repeats: split, whether it was linked, task, and number of
+    examples or tokens."""
+    number = None
     if isinstance(score, TextScore):
-        return split, score.task, score.tokens
-    if isinstance(score, AnswerScore):
-        return split, score.task, score.examples
-    return split, score.task, None
+        number = score.tokens
+    elif isinstance(score, AnswerScore):
+        number = score.examples
+    return _split_text(split, [score]), score.task, number
 
 
 def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Accuracy]:
@@ -363,7 +364,7 @@ def _mean_accuracy(split: str | None, tables: str, scores: Sequence[Score]) -> A
     of_scores = [_accuracy(score, task) for score in scores]
     values = _mean_values(task, [of_score.values for of_score in of_scores])
     return Accuracy(
-        split=split,
+        split=_split_text(split, scores),
         tables=tables if task.has_tables else None,
         values=values,
         intervals=_mean_intervals([of_score.intervals for of_score in of_scores]),

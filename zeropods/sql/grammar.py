@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zeropods.sql.linking import Links
 from zeropods.sql.query import AGGREGATES, OPERATORS, Query, parse_query
 
 if TYPE_CHECKING:
@@ -224,6 +225,15 @@ class ValueSpelling(Spelling):
                     yield ids, start + end - 1
 
 
+class CellSpelling(ValueSpelling):
+    """A space, then the whole of a cell that the question quotes, in any letter case."""
+
+    def __init__(self, vocabulary: Vocabulary, cell: str) -> None:
+        super().__init__(vocabulary, cell)
+        self.starts = [0]
+        self._ends = {len(self.text)}
+
+
 spelling = lru_cache(REMEMBERED)(Spelling)
 """The spelling of a keyword or of a column's name, shared by all tables that have it."""
 
@@ -278,11 +288,22 @@ _KEYWORD = re.compile(" (?=(?:WHERE|AND)(?: |$))")
 class QueryAutomaton:
     """Accepts the texts of all queries on one table with values from one question."""
 
-    def __init__(self, vocabulary: Vocabulary, header: Sequence[str], question: str) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        header: Sequence[str],
+        question: str,
+        links: Links | None = None,
+    ) -> None:
         """Create the start state; the other states are created when they are reached.
 
         Columns without a name cannot be spelled, and of equal names the first one is meant.
         `ValueError` if no column has a name.
+
+        Args:
+            links: what the question quotes from the table. Conditions then compare these columns
+                only, and a column that has quoted cells with one of them only. Not given, any
+                column is compared with any span of the question.
         """
         self.vocabulary = vocabulary
         self._names = [vocabulary.spelled(vocabulary.normalize(name)) for name in header]
@@ -292,6 +313,12 @@ class QueryAutomaton:
         values = ValueSpelling(vocabulary, self._question)
         self._value = Part("value", values)
         self._has_values = bool(values.starts)
+        self._operators: dict[Part, tuple[Part, ...]] = {}
+        """The operators that can follow each linked column."""
+        self._cells: dict[Part, tuple[Part, ...]] = {}
+        """The quoted cells that can follow such an operator."""
+        if links is not None:
+            self._link(links)
         beginning = Part("beginning", spelling(vocabulary, ""))
         self.start = GrammarState(self, {Reading(beginning, BEGIN, 0)})
 
@@ -372,12 +399,37 @@ class QueryAutomaton:
         runs = iter(match.groups() if match else ())
         return re.sub(UNKNOWN, lambda _: next(runs, ""), value)
 
+    def _link(self, links: Links) -> None:
+        """Let conditions compare linked columns only, with the cells that the question quotes."""
+        for column in self._followers["where"]:
+            cells = links.get(self._names.index(column.spelling.text.removeprefix(" ")))
+            if cells is None:
+                continue
+            values = tuple(self._cell(cell) for cell in cells) or (self._value,)
+            operators = []
+            for shared in self._followers["column"]:
+                # A part of this column alone, from which its cells can be told.
+                operator = Part("operator", shared.spelling)
+                operators.append(operator)
+                self._cells[operator] = values
+            self._operators[column] = tuple(operators)
+
+    def _cell(self, cell: str) -> Part:
+        """A cell that the question quotes, as a value."""
+        return Part("value", CellSpelling(self.vocabulary, self.vocabulary.normalize(cell)))
+
     def following(self, reading: Reading) -> tuple[Part, ...]:
         """The parts that can begin where a reading's part ends."""
-        role = reading.part.role
+        part = reading.part
+        role = part.role
         if role == "operator":
-            # A value is a span of this question; all other parts belong to the table.
-            return (self._value,)
+            # A value is of this question; all other parts belong to the table.
+            return self._cells.get(part, (self._value,))
+        # Where no linked column has a name, a condition may compare any column.
+        if self._operators and role == "column":
+            return self._operators[part]
+        if self._operators and role in ("where", "and"):
+            return tuple(self._operators)
         has_all_conditions = role == "value" and reading.conditions == MOST_CONDITIONS
         # A question in which no value can start has none to compare with.
         can_have_no_condition = role == "from" and not self._has_values

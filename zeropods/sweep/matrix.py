@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictBool,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -25,7 +26,7 @@ from pydantic import (
 from zeropods import files, techniques
 from zeropods.errors import UserError
 from zeropods.plan.known_models import tiny_name
-from zeropods.tasks import task_with_prompt
+from zeropods.tasks import TEXT2SQL, task_with_prompt
 from zeropods.train.flags import (
     PASSES,
     ROWS,
@@ -181,6 +182,9 @@ class Matrix(Axes):
     questions: Count | None = None
     """Number of test questions that the model of each finished cell (of each repeat, where repeats
     have seeds of their own) answers to be scored; none if not given."""
+    link_cells: StrictBool = False
+    """text2sql: whether answers compare only with cells that the question quotes; see `zeropods
+    predict`."""
     flags: Flags = {}
     """Flags of the script, for all cells. `effective_batch_size` is divided among the processes of
     a cell."""
@@ -514,6 +518,8 @@ def _data_faults(matrix: Matrix) -> Iterator[str]:
 
 def _question_faults(matrix: Matrix) -> Iterator[str]:
     if matrix.questions is None:
+        if matrix.link_cells:
+            yield "link_cells: true; no questions are answered; give questions, or leave it out"
         return
     prompts = [cell.prompt for cell in matrix.cells]
     unanswered = [prompt for prompt in prompts if not task_with_prompt(prompt).has_answers]
@@ -525,6 +531,9 @@ def _question_faults(matrix: Matrix) -> Iterator[str]:
     if runs is not None:
         reason = f"runs {runs} answer none, so nothing can be scored"
         yield f"questions: {matrix.questions}; {reason}; leave it out"
+    tasks = {task_with_prompt(prompt).name for prompt in prompts}
+    if matrix.link_cells and tasks != {TEXT2SQL}:
+        yield f"link_cells: true; is for {TEXT2SQL}, whose tables have cells; leave it out"
 
 
 def _names_without_cells(key: str, texts: Mapping[str, str], known: set[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -20,7 +20,7 @@ from zeropods.data.manifest import read_manifest
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
 from zeropods.measure.record import Record
-from zeropods.measure.score_json import AnswerScore, score_of
+from zeropods.measure.score_json import AnswerScore, QueryScore, score_of
 from zeropods.programs import end_with_parent
 from zeropods.report.entry import score_lines
 from zeropods.sweep.matrix import Cell, Matrix
@@ -224,7 +224,7 @@ ANSWERING_MODULES = ["zeropods.evaluate.generate", "zeropods.evaluate.score", "e
 """Modules that every answer needs; importing them takes longer than a tiny model's answers."""
 
 
-def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
+def answer_runs(runs: Sequence[Path], questions: int | None, *, linked: bool = False) -> None:
     """Let each run answer the first questions of its test split (dev if there is no test split),
     and score the answers.
 
@@ -232,10 +232,14 @@ def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
     constrained. Each run that has answered neither that many questions yet nor all of its split
     does so in a process of its own. If a run cannot be scored, a line on stderr says why, and the
     next run answers.
+
+    Args:
+        linked: whether queries compare only with cells that their question quotes; answers of the
+            other kind are replaced.
     """
     if questions is None:
         return
-    waiting = [run for run in runs if _has_more_to_answer(run, questions)]
+    waiting = [run for run in runs if _has_more_to_answer(run, questions, linked)]
     if not waiting:
         return
     context = multiprocessing.get_context("forkserver")
@@ -244,7 +248,7 @@ def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
         for run in waiting:
             with ProcessPoolExecutor(1, mp_context=context) as pool:
                 try:
-                    pool.submit(_answer, run, questions).result()
+                    pool.submit(_answer, run, questions, linked).result()
                 except UserError as error:
                     print(f"not scored: {error}", file=sys.stderr)
                 except BrokenProcessPool:
@@ -253,13 +257,17 @@ def answer_runs(runs: Sequence[Path], questions: int | None) -> None:
             bar.update(1)
 
 
-def _has_more_to_answer(run: Path, questions: int) -> bool:
-    """Whether a run has answered neither that many questions yet nor all of its split."""
+def _has_more_to_answer(run: Path, questions: int, linked: bool) -> bool:
+    """Whether a run has answered neither that many questions yet nor all of its split, or has
+    answered them in the other way."""
     split_and_score = score_of(run)
     if split_and_score is None:
         return True
     split, score = split_and_score
     if not isinstance(score, AnswerScore) or score.examples == 0:
+        return True
+    is_linked = isinstance(score, QueryScore) and score.linked
+    if is_linked != linked:
         return True
     manifest = read_manifest(prepared_of(run))
     known = manifest.splits.get(split)
@@ -267,13 +275,16 @@ def _has_more_to_answer(run: Path, questions: int) -> bool:
     return score.examples < most
 
 
-def _answer(run: Path, questions: int) -> None:
+def _answer(run: Path, questions: int, linked: bool) -> None:
     """Answer and score in a process of its own, which ends with the one that started it."""
     end_with_parent(os.getppid(), signal.SIGTERM)
-    from zeropods.evaluate.generate import predict
+    from zeropods.evaluate.generate import ANSWERERS, predict
     from zeropods.evaluate.score import score
+    from zeropods.train.saved_models import answer_task
 
+    task = answer_task(run)
+    how = replace(ANSWERERS[task].usual, linked=linked)
     data, split = raw_data(run)
     out = run / f"predictions.{split}.jsonl"
-    predict(run, data, split, out, limit=questions)
+    predict(run, data, split, out, how, limit=questions)
     score(out, data, split)

@@ -131,7 +131,7 @@ def _answer(planned: Sequence[Trial], matrix: Matrix) -> None:
         has_model_of_its_own = bool(matrix.seeds) or trial.repeat == 1
         if trial.status == "ok" and has_model_of_its_own:
             folders.append(trial.launch.folder)
-    answer_runs(folders, matrix.questions)
+    answer_runs(folders, matrix.questions, linked=matrix.link_cells)
 
 
 def _run_waiting(

@@ -50,7 +50,13 @@ def test_a_line_has_four_keys_and_that_of_an_answer_to_squad_its_id(tmp_path: Pa
 CONDITIONS = st.lists(st.builds(Condition, st.integers(0, 9), st.integers(0, 3), st.text()), max_size=3)
 QUERIES = st.builds(Query, st.integers(0, 9), st.integers(0, 5), CONDITIONS.map(tuple))
 PREDICTIONS = st.builds(
-    Prediction, index=st.integers(0), question=st.text(), text=st.text(), query=st.none() | QUERIES, id=st.none()
+    Prediction,
+    index=st.integers(0),
+    question=st.text(),
+    text=st.text(),
+    query=st.none() | QUERIES,
+    linked=st.booleans(),
+    id=st.none(),
 )
 
 

@@ -62,6 +62,7 @@ def test_runs_on_pods_go_on_with_the_model_of_one_pod(trained: Path) -> None:
     cells = [(cell.technique, cell.pods) for cell in matrix.cells]
     assert cells == [("none", 1), ("ddp", 3), ("zero1", 3), ("zero3_offload", 3), ("zero1", 2)]
     assert (matrix.repeats, matrix.questions, matrix.flags["effective_batch_size"]) == (3, 7, 48)
+    assert matrix.link_cells
     runs = [workshop.on_pods(technique) for technique in ("zero1", "zero3_offload")]
     assert {str(flags["init"]) for flags in (matrix.flags, *runs)} == {str(workshop.run_folder)}
     assert all(not run["outputdir"].is_relative_to(workshop.area) and run["deepspeed"].is_file() for run in runs)

@@ -124,6 +124,19 @@ def test_a_price_and_an_accuracy_that_fell_are_told_and_a_terminal_ends_with_the
     assert accuracy.endswith("B ddp x2 0.250 differs from it by more than chance.")
 
 
+def test_linked_answers_are_named_so_and_not_compared_with_others(tmp_path: Path) -> None:
+    by_names = a_score(execution_accuracy=0.5, intervals={"execution_accuracy": [0.45, 0.55]})
+    linked = a_score(execution_accuracy=0.9, intervals={"execution_accuracy": [0.85, 0.95]}, linked=True)
+    a_run(tmp_path / "a", "none", score_test=by_names)
+    a_run(tmp_path / "b", "zero1", 2, score_test=linked)
+    found = read_runs([tmp_path])
+    accuracy = found.answers().by_question["Is the model still good?"]
+    assert accuracy == "A none x1 reaches execution 0.500 [0.450, 0.550] (test)."
+    table = found.table("Accuracy")
+    assert [line[table.header.index("split")] for line in table.rows] == ["test", "test, linked"]
+    assert "execution 0.900 [0.850, 0.950] (test, linked)" in found.to_markdown()
+
+
 def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         write_run(tmp_path / "runs" / name, "{")

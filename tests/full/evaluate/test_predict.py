@@ -20,6 +20,7 @@ from zeropods.evaluate.generate import Generation, QueryAnswerer, text_perplexit
 from zeropods.evaluate.score import read_predictions
 from zeropods.plan.known_models import known_config
 from zeropods.sql.grammar import QueryAutomaton
+from zeropods.sql.linking import links
 from zeropods.sql.query import format_query, parse_query, with_values_of
 from zeropods.train.device import PackedLinear
 from zeropods.train.sampler import load_split
@@ -40,6 +41,26 @@ def test_every_constrained_answer_is_a_query_on_its_table(
     for row, example in zip(rows, itertools.islice(read_split(sample, "test"), 24), strict=True):
         assert (row["index"], row["question"]) == (example.index, example.question)
         assert parse_query(row["prediction"], example.table.header) is not None and row["query"] is not None
+
+
+def test_linked_answers_compare_with_quoted_cells_and_their_score_says_so(
+    trained: Path, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "predictions.test.jsonl"
+    rows = answers(trained, sample, out, "--link-cells", "--score")
+    assert "24 answers linked to the rows: " in capsys.readouterr().out
+    compared = 0
+    for row, example in zip(rows, itertools.islice(read_split(sample, "test"), 24), strict=True):
+        linked = links(example.question, example.table)
+        assert linked is not None and row["linked"] is True
+        for column, _, value in row["query"]["conds"]:
+            compared += 1
+            cells = linked[column]
+            assert value.lower() in cells or not cells
+    # These weights have learnt little; without links most of what they compare is no cell.
+    assert compared
+    score = json.loads((tmp_path / "score.test.json").read_text())
+    assert score["linked"] is True and all(group["linked"] for group in score["kinds"].values())
 
 
 def test_predict_and_score_print_one_document_each(
@@ -261,6 +282,8 @@ def here(
         ("predict --model t5", "t5: a model folder, which does not record where its data are; give --data DIR"),
         ("predict --model silent --data squad", "does not record its task; give --task text2sql or squad"),
         ("predict --model of-text --data squad", "trained on plain text"),
+        (f"{OF_SQUAD} --link-cells", "--link-cells: is for text2sql, but this task is squad"),
+        ("predict --model trained --data data --link-cells --unconstrained", "--link-cells: binds what is constrained"),
         (f"{OF_SQUAD} --unconstrained", "--unconstrained: is for text2sql, but this task is squad"),
         (f"{OF_SQUAD} --max-new-tokens {LENGTH}", f"--max-new-tokens {LENGTH}: leaves no room for a prompt"),
         (f"{OF_SQUAD} --split test", "test-v1.1.json: no such file"),

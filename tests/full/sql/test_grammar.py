@@ -16,6 +16,7 @@ from transformers import T5Tokenizer
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split
 from zeropods.sql.grammar import MOST_CONDITIONS, GrammarState, QueryAutomaton, Vocabulary, fold
+from zeropods.sql.linking import Links
 from zeropods.sql.query import AGGREGATES, Condition, Query, format_query, parse_query
 
 PAD, EOS, UNK = 0, 1, 2
@@ -99,6 +100,41 @@ def test_a_random_walk_cut_at_any_length_is_a_query_of_spans_of_the_question(
     # A cut query of a column that is called AND can be read in two ways: its value goes on, or a condition follows.
     is_one_way = len(query.conds) <= MOST_CONDITIONS and not any("AND" in name.split() for name in header)
     assert all(fold(condition.value) in span for condition in query.conds) or not is_one_way
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 60), st.randoms(use_true_random=False))
+def test_conditions_compare_linked_columns_only_with_the_cells_that_are_quoted(
+    length: int, choose: random.Random
+) -> None:
+    header = ["a", "team", "New team", "", "3rd"]
+    linked: Links = {2: ("new", "12"), 3: ("team",), 4: ()}
+    automaton = QueryAutomaton(VOCABULARY, header, "a New team 12 2.5", linked)
+    query = automaton.finish(walk(automaton, choose, length)[0])
+    for column, _, value in query.conds:
+        assert column in (2, 4)
+        assert column == 4 or value.lower() in linked[column]
+
+
+@pytest.mark.parametrize(
+    ("linked", "text", "is_allowed"),
+    [
+        ({0: ("new team",)}, "SELECT b FROM table WHERE a = NEW team", True),
+        ({0: ("new team",)}, "SELECT b FROM table WHERE a = New", False),
+        ({0: ("new team",)}, "SELECT b FROM table WHERE b = New", False),
+        ({0: ("new team",), 1: ()}, "SELECT b FROM table WHERE b > 12 AND a = new team", True),
+        ({0: ("new team",), 1: ()}, "SELECT b FROM table WHERE b > 12 AND a = 12", False),
+        # A selected column needs no link.
+        ({0: ("new team",)}, "SELECT b FROM table", True),
+        # No linked column has a name that can be written: any column is compared.
+        ({2: ("new team",)}, "SELECT b FROM table WHERE b = New", True),
+        (None, "SELECT b FROM table WHERE b = New", True),
+    ],
+)
+def test_a_text_is_allowed_by_its_links(linked: Links | None, text: str, is_allowed: bool) -> None:
+    automaton = QueryAutomaton(VOCABULARY, ["a", "b", ""], "New team over 12", linked)
+    state = automaton.follow([*segmented(text, random.Random(0)), EOS])
+    assert (state is not None) == is_allowed
 
 
 @pytest.mark.parametrize(
