@@ -77,7 +77,6 @@ def verb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def page(chromium: Browser, application: Served) -> Iterator[Page]:
     """A visitor's page, which the tests use one after the other."""
     context = chromium.new_context()
-    context.set_default_timeout(WAIT)
     context.on("request", lambda request: application.requests.append(request.url))
     yield opened(context, application)
     context.close()
@@ -85,6 +84,7 @@ def page(chromium: Browser, application: Served) -> Iterator[Page]:
 
 def opened(visit: BrowserContext, served: Served) -> Page:
     """The page with its first table in place."""
+    visit.set_default_timeout(WAIT)
     page = visit.new_page()
     page.goto(served.address)
     for shown in ("#zp-preview table", "#zp-examples tbody tr"):
