@@ -258,19 +258,20 @@ def test_a_run_whose_worker_is_lost_goes_on_with_a_new_one_in_its_place_as_does_
 
 
 @pytest.mark.parametrize(
-    ("raised", "reason"),
+    ("given", "reason"),
     [
         (ConnectionError("CML:\nconnection refused"), "ConnectionError: CML: connection refused"),
         # Neither an error of the system nor one of ours, as an answer that is not JSON ends in.
         (json.JSONDecodeError("Expecting value", "<html>", 0), "JSONDecodeError: Expecting value: line 1 column 1"),
         (KeyError(), "KeyError: it does not say why"),
+        ({"message": "try later"}, "gave {'message': 'try later'}, no list of workers"),
     ],
 )
 def test_a_run_goes_on_without_its_lost_worker_where_cml_fails_in_whatever_way(
-    loss: Loss, capfd: pytest.CaptureFixture[str], raised: Exception, reason: str
+    loss: Loss, capfd: pytest.CaptureFixture[str], given: object, reason: str
 ) -> None:
     (lost,) = [pod for pod in loss.cluster.pods if pod.worker == loss.worker]
-    loss.cml.launching_raises = raised
+    loss.cml.launching_gives = given
     record = loss.run(AGENTS)
     assert (record.status, record.pods, record.restarts) == ("ok", 1, 1)
     written = capfd.readouterr().err

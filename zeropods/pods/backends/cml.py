@@ -182,14 +182,14 @@ class CmlWorkers(ProcessWorkers):
         # A worker that was never created may be listed too, and has no id.
         return [described(worker, self.settings) for worker in listed if worker.get("id")]
 
-    def _workers_told_by(self, function: str, **settings: object) -> list[dict[str, Any]]:
+    def _workers_told_by(self, function: str, **settings: object) -> Sequence[Mapping[str, Any]]:
         """The workers that a function of CML's describes; `UserError` where it gives none."""
         answer = self._call(function, **settings)
-        is_list = isinstance(answer, list) and all(isinstance(worker, dict) for worker in answer)
-        if not is_list:
+        is_sequence = isinstance(answer, Sequence)
+        if not is_sequence or not all(isinstance(worker, Mapping) for worker in answer):
             text = " ".join(str(answer).split())
             raise UserError(f"CML's {function}: gave {text:.200}, no list of workers; {CALL_AGAIN}")
-        return list(answer)
+        return answer
 
     def _call(self, function: str, *arguments: object, **settings: object) -> Any:
         """What a function of CML's module returns.
