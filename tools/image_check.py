@@ -20,11 +20,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -34,6 +35,7 @@ import psutil
 from zeropods.errors import UserError, guarded
 from zeropods.files import write_text
 from zeropods.measure.record import RECORD, Record, read_record
+from zeropods.pods.processes import ending_in_order, send
 from zeropods.programs import bound_argv
 from zeropods.tables import counted
 
@@ -85,18 +87,17 @@ def main() -> None:
     """Make the base, build the image, train in it, and say what came of it."""
     work = _arguments().work.absolute()
     _require_what_is_needed(work)
-    with _workplace(work):
+    with ending_in_order(), _workplace(work):
         buildah = Buildah(work)
         sources = pip_sources(pip_settings(_configuration_of_pip()))
         with _timed("the base"):
             _make_base(buildah, sources)
         with _timed("the image"):
             _build(buildah, sources)
-        others = _processes_of_user()
         with _timed(f"a training on {counted(PODS, 'pod')}"):
             project = _copied_project(work)
             _train(buildah, project)
-            left = _left_over(others)
+            left = _left_over(work)
         folder = project / RUN
         record = read_record(folder)
         owner = (folder / RECORD).stat().st_uid
@@ -150,13 +151,15 @@ def _require_what_is_needed(work: Path) -> None:
 @contextmanager
 def _workplace(work: Path) -> Iterator[None]:
     """The folder without what an earlier call has left; at the end only the logs and the record
-    stay."""
+    stay, and no process of a container."""
     _remove_folders(work)
     for name in KEPT:
         (work / name).unlink(missing_ok=True)
     try:
         yield
     finally:
+        for process in processes_inside(work):
+            send(process, signal.SIGKILL)
         with _timed("removing all of it but the logs"):
             _remove_folders(work)
 
@@ -453,27 +456,29 @@ def session() -> str:
     return "\n".join(lines)
 
 
-def _processes_of_user() -> set[int]:
-    """Ids of the processes of the image's user, whichever container they are in."""
-    ids = set()
-    for process in psutil.process_iter(["uids"]):
-        uids = process.info["uids"]
-        if uids is not None and uids.real == USER:
-            ids.add(process.pid)
-    return ids
+def processes_inside(work: Path) -> list[psutil.Process]:
+    """The processes that have a container's files as their root, which lie below this folder."""
+    inside = []
+    for process in psutil.process_iter():
+        # Others end meanwhile.
+        with suppress(OSError):
+            root = os.readlink(f"/proc/{process.pid}/root")
+            if Path(root).is_relative_to(work):
+                inside.append(process)
+    return inside
 
 
-def _left_over(others: set[int]) -> set[int]:
+def _left_over(work: Path) -> list[int]:
     """Ids of the processes that are still there some time after the pods have ended."""
     deadline = time.monotonic() + LEFT_SECONDS
-    left = _processes_of_user() - others
+    left = processes_inside(work)
     while left and time.monotonic() < deadline:
         time.sleep(0.5)
-        left = _processes_of_user() - others
-    return left
+        left = processes_inside(work)
+    return sorted(process.pid for process in left)
 
 
-def what_is_wrong(record: Record, owner: int, left: set[int]) -> list[str]:
+def what_is_wrong(record: Record, owner: int, left: Sequence[int]) -> list[str]:
     """What a training in the image lacks to be as it should; empty where nothing does.
 
     Args:
@@ -488,7 +493,7 @@ def what_is_wrong(record: Record, owner: int, left: set[int]) -> list[str]:
     if owner != USER:
         wrong.append(f"its record belongs to user {owner}; expected {USER}")
     if left:
-        wrong.append(f"processes {', '.join(map(str, sorted(left)))} are left")
+        wrong.append(f"processes {', '.join(map(str, left))} are left")
     return wrong
 
 

@@ -94,7 +94,7 @@ def test_the_pods_are_ended_whatever_comes_of_the_training(tmp_path: Path) -> No
 
 
 def test_a_training_that_is_as_it_should_be_is_one_line(record: Record) -> None:
-    assert CHECK["what_is_wrong"](record, 8536, set()) == []
+    assert CHECK["what_is_wrong"](record, 8536, []) == []
     assert CHECK["conclusion"](record) == (
         "image-check: ok: zero1 on 2 pods over pdsh as user 8536, 20 steps; "
         "Python 3.11.2, torch 2.13.0+cpu, deepspeed 0.19.8; no process is left"
@@ -104,13 +104,19 @@ def test_a_training_that_is_as_it_should_be_is_one_line(record: Record) -> None:
 def test_all_that_is_wrong_is_named(tmp_path: Path) -> None:
     bad = a_record(status="pod_lost", reason="pod2 has ended")
     write_run(tmp_path / "run", bad)
-    wrong = CHECK["what_is_wrong"](read_record(tmp_path / "run"), 0, {12, 7})
+    wrong = CHECK["what_is_wrong"](read_record(tmp_path / "run"), 0, [7, 12])
     assert wrong == [
         "the run ended as pod_lost: pod2 has ended",
         "it ran on 1 pod; expected 2",
         "its record belongs to user 0; expected 8536",
         "processes 7, 12 are left",
     ]
+
+
+def test_processes_in_other_roots_are_no_concern_of_the_check(tmp_path: Path) -> None:
+    inside = CHECK["processes_inside"]
+    assert inside(tmp_path) == []
+    assert os.getpid() in [process.pid for process in inside(Path("/"))]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="asks for root first")
