@@ -353,6 +353,18 @@ def test_a_worker_that_starts_once_its_session_was_killed_ends_by_itself_as_does
     assert take_down("killed") and not list(home.iterdir())
 
 
+def test_where_cml_fails_no_pod_comes_up_and_the_session_s_own_is_ended(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = CmlDouble()
+    double.install(monkeypatch)
+    double.launching_gives = RuntimeError("401:\nunauthorized")
+    line = "^CML's launch_workers: RuntimeError: 401: unauthorized; call again once CML answers$"
+    with pytest.raises(UserError, match=line):
+        pods.up(3, cpu=1, memory=2)
+    assert not processes_of(home) and not list(home.iterdir())
+
+
 def test_workers_that_could_not_be_stopped_are_kept_and_stopped_by_down(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
