@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Build docker/Dockerfile on a stand-in for Cloudera's base, and train on two pods in the image.
 
     tools/image_check.py
