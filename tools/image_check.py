@@ -101,10 +101,10 @@ def main() -> None:
         record = read_record(folder)
         owner = (folder / RECORD).stat().st_uid
         shutil.copy(folder / RECORD, work)
-    wrong = what_is_wrong(record, owner, left)
-    if wrong:
-        raise UserError(f"{work}: {'; '.join(wrong)}; see {TRAIN_LOG} there")
-    print(conclusion(record))
+        wrong = what_is_wrong(record, owner, left)
+        if wrong:
+            raise UserError(f"{work}: {'; '.join(wrong)}; see {TRAIN_LOG} there")
+        print(conclusion(record), flush=True)
 
 
 def _arguments() -> argparse.Namespace:
@@ -189,7 +189,7 @@ def _run(argv: Sequence[object], log: Path, variables: Mapping[str, str] | None 
     """Run a command with its output in a log.
 
     Raises:
-        UserError: it failed; the last line of the log is the reason.
+        UserError: it failed; the log has the reason.
     """
     words = [str(word) for word in argv]
     environment = {**os.environ, **(variables or {})}
@@ -204,9 +204,16 @@ def _run(argv: Sequence[object], log: Path, variables: Mapping[str, str] | None 
             check=False,
         )
     if done.returncode != 0:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        reason = next((line for line in reversed(lines) if line.strip()), "no output")
+        reason = reason_in(log.read_text(encoding="utf-8", errors="replace"))
         raise UserError(f"{log}: {words[0]} ended with status {done.returncode}: {reason:.300}")
+
+
+def reason_in(log: str) -> str:
+    """Why a command has failed: the last error of `zeropods` in its log, which others follow that
+    only say that it failed; else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("zeropods: ")]
+    return (errors or lines or ["no output"])[-1]
 
 
 @dataclass(frozen=True)

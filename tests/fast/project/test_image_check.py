@@ -113,6 +113,18 @@ def test_all_that_is_wrong_is_named(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("a\nzeropods: no memory left\ndown: pods\nError: exit status 1\n\n", "zeropods: no memory left"),
+        ("E: Unable to locate package\nError: exit status 100\n", "Error: exit status 100"),
+        ("", "no output"),
+    ],
+)
+def test_the_reason_of_a_failure_is_what_zeropods_says_or_the_last_line(log: str, reason: str) -> None:
+    assert CHECK["reason_in"](log) == reason
+
+
 def test_processes_in_other_roots_are_no_concern_of_the_check(tmp_path: Path) -> None:
     inside = CHECK["processes_inside"]
     assert inside(tmp_path) == []
