@@ -8,7 +8,7 @@ SHELL_FILES := .ci/run tools/setup $(wildcard benchmarks/gpu/*.sh cloud/*.sh doc
 RUN ?= runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-plan-published wikisql bench-gpu gpu-pack clean
+.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-plan-published wikisql bench-gpu gpu-pack image-check clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-26s%s\n", $$1, $$2 }'
@@ -75,6 +75,9 @@ gpu-pack: setup ## pack what a machine with a GPU but no network lacks (OUT=DIR 
 	@test -n "$(OUT)" || { echo "make gpu-pack: say OUT=DIR; see docs/gpu.md" >&2; exit 2; }
 	@.venv/bin/python -m benchmarks.gpu.pack --out "$(OUT)" --data "$(or $(DATA),data)" \
 		$(if $(filter command line,$(origin PYTHON)),--python "$(PYTHON)")
+
+image-check: setup ## build docker/Dockerfile on a stand-in base and train on two pods in it, as root (see docs/image_check.md)
+	@$(PYTHON) tools/image_check.py
 
 clean: ## remove caches and build products; never runs, results or .venv
 	@rm -rf $(CACHES)

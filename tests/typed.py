@@ -126,6 +126,7 @@ ONLY_PARSED = {
     r"(ZEROPODS_\w+=\S+ )?\S+ -m pytest .*": "runs all tests, this one too",
     r"\S+ -m (ruff|mypy|nbstripout|pre_commit) .*": "checks the whole project; tests/fast/project/test_make.py",
     r"\S+ -m mypy": "checks the whole project",
+    r"\S+ tools/image_check\.py( .*)?": "downloads, and needs root; tests/fast/project/test_image_check.py",
     r"\S+ tools/house\.py": "tests/fast/project/test_house.py runs what it does",
     r"if command -v shellcheck .*": "checks the whole project",
     r"tools/setup": "installs; tests/fast/project/test_make.py goes as far as that",

@@ -34,6 +34,7 @@ from typing import Any
 from benchmarks.reliability.chain import (
     BUSY_STEP_TIMEOUT,
     LAUNCHERS,
+    OVER_SSH,
     SETTINGS,
     STEPS,
     WORK,
@@ -205,13 +206,15 @@ class Trials:
     """The losses of a run without faults, by the name of its setting."""
 
     def done(self) -> list[dict[str, Any]]:
-        """The earlier trials that count here: as busy as these, by the launcher that was asked for,
-        and with `--alone` those that have a goodput."""
+        """The earlier trials that count here: as busy as these, by the launcher that was asked for
+        or one of those that are taken otherwise, and with `--alone` those that have a goodput."""
+        launchers: tuple[str, ...] = OVER_SSH
+        if self.flags.launcher:
+            launchers = (self.flags.launcher,)
         counted = []
         for outcome in self.results["trials"]:
             is_as_busy = outcome["busy"] == self.flags.busy
-            is_by_launcher = self.flags.launcher in (None, outcome["launcher"])
-            if not is_as_busy or not is_by_launcher:
+            if not is_as_busy or outcome["launcher"] not in launchers:
                 continue
             lacks_goodput = self.flags.alone and outcome["goodput"] is None
             if not lacks_goodput:

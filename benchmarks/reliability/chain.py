@@ -19,6 +19,7 @@ from benchmarks.reliability.seen import Log
 from tests.full.faults import LIBRARY
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
+from zeropods.launch.command import AGENTS, PDSH
 from zeropods.measure.record import read_json
 from zeropods.pods.cluster import BACKENDS, Cluster
 from zeropods.pods.processes import deferred
@@ -47,9 +48,11 @@ FLAGS = (
     *("--per_device_train_batch_size", "4"),
     *("--gradient_accumulation_steps", "1"),
 )
-LAUNCHERS = ("deepspeed", "pdsh", "agents")
+OVER_SSH = ("deepspeed", "pdsh")
 """DeepSpeed's launcher over pdsh, as users have it, or pdsh itself in its place, which takes half
-as long to start; or the pods' agents without ssh, as users have it where there is no pdsh."""
+as long to start."""
+LAUNCHERS = (*OVER_SSH, AGENTS)
+"""The last are the pods' agents without ssh, as users have it where there is no pdsh."""
 OUTPUT = "said"
 """File in the folder of a run that holds the output of its launches."""
 DISK_MIB = 256
@@ -185,8 +188,10 @@ class Chain:
         timeout = str(self.setting.step_timeout)
         # A restart takes as many pods as before: a spare one in place of one that is lost.
         restarts = ["--restarts", "1000", "--min-pods", count, "--step-timeout", timeout]
-        if self.launcher in ("deepspeed", "agents"):
-            over = "agents" if self.launcher == "agents" else "pdsh"
+        if self.launcher in ("deepspeed", AGENTS):
+            over = PDSH
+            if self.launcher == AGENTS:
+                over = AGENTS
             where = ["--name", name, "--num-pods", count, "--launcher", over]
             launch = ["zeropods", "launch", *where, *restarts, "--"]
         else:

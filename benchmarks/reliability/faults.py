@@ -368,7 +368,8 @@ FAULTS: dict[str, Fault] = {
         act=_kill_supervisor,
     ),
     "pdsh killed": Fault(
-        means="SIGKILL for pdsh, which leaves its remote processes running",
+        means="SIGKILL for pdsh, which leaves its remote processes running; "
+        "by the pods' agents for the command in its place",
         act=_kill_pdsh,
         named=Named("failed", "launcher"),
     ),

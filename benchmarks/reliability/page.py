@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.reliability.chain import INTERVAL, STEP_TIMEOUT, STEPS
 from benchmarks.reliability.faults import FAULTS
 from benchmarks.reliability.trial import LEFT_SECONDS, SAME, VERIFIED_STEPS
+from zeropods.launch.command import AGENTS
 from zeropods.pods.leases import RUN_SECONDS
 from zeropods.tables import Table, counted
 
@@ -30,6 +31,7 @@ libraries end the process. This page is made of `results/reliability.json`:
 
     python -m benchmarks.reliability --trials 56             # adds the trials that are missing
     python -m benchmarks.reliability --trials 40 --busy 6    # with six processes that compute beside them
+    python -m benchmarks.reliability --trials 28 --launcher agents    # by the pods' agents, without ssh
     python -m benchmarks.reliability --page                  # only makes the page
 """
 REMARKS = f"""\
@@ -53,13 +55,13 @@ REMARKS = f"""\
 
 
 def page(results: dict[str, Any]) -> str:
-    """The page as Markdown: a table of the trials on quiet cores, and one for each number of busy
-    processes."""
+    """The page as Markdown: a table of the trials over ssh on quiet cores, one for each number of
+    busy processes, and the same of those by the pods' agents."""
     parts = [ABOUT]
-    for busy in sorted({trial["busy"] for trial in results["trials"]}):
-        trials = [trial for trial in results["trials"] if trial["busy"] == busy]
-        runs = [run for run in results["runs"] if run["busy"] == busy]
-        parts += [f"## {_heading(busy)}\n", _summary(trials, runs), _table(trials)]
+    for kind in sorted(set(map(_kind, results["trials"]))):
+        trials = [trial for trial in results["trials"] if _kind(trial) == kind]
+        runs = [run for run in results["runs"] if _kind(run) == kind]
+        parts += [f"## {_heading(*kind)}\n", _summary(trials, runs), _table(trials)]
     hardware = results["environment"]["hardware"]
     cores = f"{hardware['cores']} cores ({hardware['cpu']})"
     parts += [f"Measured on {cores}, shared with other work at the time.\n", REMARKS]
@@ -68,10 +70,18 @@ def page(results: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _heading(busy: int) -> str:
-    if busy == 0:
-        return "Without busy processes"
-    return f"Beside {counted(busy, 'busy process')}"
+def _kind(measured: dict[str, Any]) -> tuple[bool, int]:
+    """Whether the agents started a trial or a run, and beside how many busy processes."""
+    return measured["launcher"] == AGENTS, measured["busy"]
+
+
+def _heading(is_by_agents: bool, busy: int) -> str:
+    heading = "Without busy processes"
+    if busy:
+        heading = f"Beside {counted(busy, 'busy process')}"
+    if is_by_agents:
+        heading += ", by the pods' agents"
+    return heading
 
 
 def _table(trials: Sequence[dict[str, Any]]) -> str:
@@ -113,13 +123,12 @@ def _summary(trials: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -
 
 def _sentence_on_launchers(launchers: Counter[str]) -> str:
     """What started the trials, and how many each."""
-    sentence = (
+    if launchers[AGENTS]:
+        return "The pods' agents started the ranks of all of them, without ssh and pdsh."
+    return (
         f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, "
-        f"pdsh itself, which is quicker, {launchers['pdsh']}"
+        f"pdsh itself, which is quicker, {launchers['pdsh']}."
     )
-    if launchers["agents"]:
-        sentence += f", the pods' agents, without ssh, {launchers['agents']}"
-    return f"{sentence}."
 
 
 def _sentence_on_runs(runs: Sequence[dict[str, Any]]) -> str:

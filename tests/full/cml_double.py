@@ -64,8 +64,8 @@ class CmlDouble:
         self.quota, self.limit, self.reason_in, self.labels, self.is_old = quota, limit, reason_in, labels, is_old
         self.is_broken = False
         """Whether `stop_workers` fails."""
-        self.is_unreachable = False
-        """Whether `launch_workers` fails."""
+        self.launching_gives: Any = None
+        """What `launch_workers` returns, or raises, in place of launching any."""
         self.calls: list[dict[str, Any]] = []
         """What each call of `launch_workers` was given."""
         self._workers: dict[str, dict[str, Any]] = {}
@@ -114,8 +114,10 @@ class CmlDouble:
         resource_group_id: int | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[dict[str, Any]]:
-        if self.is_unreachable:
-            raise ConnectionError("CML does not answer:\nconnection refused")
+        if isinstance(self.launching_gives, Exception):
+            raise self.launching_gives
+        if self.launching_gives is not None:
+            return self.launching_gives
         assert code and not script
         env = dict(env or {})
         call = {

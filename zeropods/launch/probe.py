@@ -21,7 +21,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.launch.command import exported_variables
+from zeropods.launch.command import AGENTS, exported_variables
 from zeropods.measure import environment
 from zeropods.measure.machine_probe import PROBE_AGAIN, MachineProbe, read_probe
 from zeropods.pods.cluster import Cluster
@@ -84,7 +84,8 @@ def _variables_of_ranks(hosts: Sequence[str], port: int) -> list[dict[str, str]]
         variables = {
             # As in training: threads that spin would take the cores from one another.
             "OMP_WAIT_POLICY": "PASSIVE",
-            **exported_variables((), {}),
+            # No shell reads them unquoted on any way, ssh's included, and pdsh has no part in it.
+            **exported_variables((), {}, AGENTS),
             "RANK": str(number),
             "WORLD_SIZE": str(len(hosts)),
             "MASTER_ADDR": hosts[0],

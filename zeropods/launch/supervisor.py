@@ -200,10 +200,8 @@ class _Attempts:
         try:
             self._left = replace_lost_pods(self._cluster, lost, seconds)
         except (UserError, OSError) as error:
-            # CML's own calls raise errors of a connection, whose text may have several lines.
-            reason = " ".join(str(error).split())
             place = f"{self._planned.folder}: {', '.join(lost)}"
-            print(f"{place}: not replaced: {reason}", file=sys.stderr)
+            print(f"{place}: not replaced: {error}", file=sys.stderr)
 
     def note_restart(
         self, following: Launch, outcome: Record | UnopenedError, decided_at: float

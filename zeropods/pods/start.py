@@ -478,9 +478,9 @@ def replace_lost_pods(
 
     Raises:
         UserError: the cluster was taken down, a worker cannot be replaced, or its new one did not
-            become ready. Then the cluster has the pods that it had, and the new workers are ended.
-        OSError: CML does not answer. New workers that it could not be told to end are kept in the
-            cluster's state, and are ended with the cluster.
+            become ready. Then the cluster has the pods that it had, and the new workers are ended;
+            those that CML, which may not answer, could not be told to end are kept in the cluster's
+            state, and are ended with the cluster.
     """
     require_this_machine(cluster)
     seconds = min(seconds, _wait_seconds(None, cluster.backend))

@@ -132,7 +132,7 @@ TRIAL = {
 def test_what_is_over_the_limits_is_counted() -> None:
     plain = TRIAL | {"goodput": 0.75}
     late = {"seconds_to_find": 11.25, "steps_lost": 0, "goodput": 0.25}, {"seconds_to_resume": 61.0, "steps_lost": 6}
-    run = {"busy": 0, "setting": "ddp x3", "faults": 1, "largest_difference": 0.0}
+    run = {"busy": 0, "launcher": "pdsh", "setting": "ddp x3", "faults": 1, "largest_difference": 0.0}
     environment = {"hardware": {"cpu": "a processor", "cores": 2}}
     trials = [plain, *(plain | values for values in late)]
     said = reliability.page({"trials": trials, "runs": [run], "environment": environment})
@@ -150,6 +150,20 @@ def test_trials_beside_busy_processes_have_a_table_of_their_own() -> None:
     _, without, beside = page.split("\n## ")[:3]
     assert without.startswith("Without busy processes\n") and "zero1 x2 1." in without and "| 1 of 1 " in without
     assert beside.startswith("Beside 6 busy processes\n") and "zero3 x3 1." in beside and "| 0 of 1 " in beside
+
+
+def test_trials_by_agents_have_a_table_of_their_own() -> None:
+    by_agents = TRIAL | {"launcher": "agents", "setting": "zero3 x3"}
+    run = {"busy": 0, "launcher": "agents", "setting": "zero3 x3", "faults": 1, "largest_difference": 0.0}
+    environment = {"hardware": {"cpu": "a processor", "cores": 2}}
+    page = reliability.page({"trials": [by_agents, TRIAL], "runs": [run], "environment": environment})
+    _, over_ssh, of_agents = page.split("\n## ")[:3]
+    assert over_ssh.startswith("Without busy processes\n\n**1 trial, 1 survived")
+    assert (
+        "zero3 x3" not in over_ssh and "0 runs came to" in over_ssh and "pdsh itself, which is quicker, 1." in over_ssh
+    )
+    assert of_agents.startswith("Without busy processes, by the pods' agents\n\n**1 trial, 1 survived")
+    assert "zero1 x2" not in of_agents and "1 run came to" in of_agents and "without ssh and pdsh." in of_agents
 
 
 @pytest.mark.parametrize(("losses", "far"), [([], None), ([(1, 4.0), (2, 2.2)], 0.1), ([(1, 3.0)], 0.25)])

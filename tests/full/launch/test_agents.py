@@ -228,7 +228,10 @@ def test_pdsh_is_refused_in_one_line_where_it_is_not(two: Cluster, tmp_path: Pat
     assert plan_launch(two, call).launcher == AGENTS
 
 
-def test_machines_are_probed_by_agents(two: Cluster) -> None:
+def test_machines_are_probed_by_agents_with_variables_that_a_shell_would_change(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", """/my "50%" $HOME `id`""")
     probed = probe(two)
     assert (probed.processes, probed.machines) == (2, 1) and probed.bandwidth > 0
 

@@ -30,12 +30,14 @@ def test_a_rank_that_was_killed_is_named_and_the_others_end_on_their_pods(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(probe, "MOST_SECONDS", 6.0)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    # Over ssh too it arrives as it is.
+    home = tmp_path / """it's "50%" $HOME `id`"""
+    monkeypatch.setenv("HF_HOME", str(home))
     seen: dict[str, psutil.Process] = {}
     variables: list[dict[str, str]] = []
 
     def look() -> None:
-        until(lambda: seen.update(ranks(tmp_path)) or len(seen) == 3)
+        until(lambda: seen.update(ranks(home)) or len(seen) == 3)
         variables.extend(seen[number].environ() for number in "012")
         seen["1"].kill()
 
@@ -45,7 +47,7 @@ def test_a_rank_that_was_killed_is_named_and_the_others_end_on_their_pods(
     looking.join()
     assert f"probe: process 1 on {cluster.pods[1].address}: ended with status " in capsys.readouterr().err
     assert {each["GLOO_SOCKET_IFNAME"] for each in variables} == {"lo"}
-    until(lambda: not ranks(tmp_path))
+    until(lambda: not ranks(home))
 
 
 def ranks(home: Path) -> dict[str, psutil.Process]:

@@ -257,16 +257,29 @@ def test_a_run_whose_worker_is_lost_goes_on_with_a_new_one_in_its_place_as_does_
     assert not processes_of(home) and not list(home.iterdir())
 
 
-def test_a_run_goes_on_without_its_lost_worker_where_cml_does_not_answer(
-    loss: Loss, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (ConnectionError("CML:\nconnection refused"), "ConnectionError: CML: connection refused"),
+        # Neither an error of the system nor one of ours, as an answer that is not JSON ends in.
+        (json.JSONDecodeError("Expecting value", "<html>", 0), "JSONDecodeError: Expecting value: line 1 column 1"),
+        (KeyError(), "KeyError: it does not say why"),
+        ({"message": "try later"}, "gave {'message': 'try later'}, no list of workers"),
+    ],
+)
+def test_a_run_goes_on_without_its_lost_worker_where_cml_fails_in_whatever_way(
+    loss: Loss, capfd: pytest.CaptureFixture[str], given: object, reason: str
 ) -> None:
     (lost,) = [pod for pod in loss.cluster.pods if pod.worker == loss.worker]
-    loss.cml.is_unreachable = True
+    loss.cml.launching_gives = given
     record = loss.run(AGENTS)
     assert (record.status, record.pods, record.restarts) == ("ok", 1, 1)
-    line = f"{loss.folder}: {lost.name}: not replaced: CML does not answer: connection refused\n"
-    assert line in capfd.readouterr().err
+    written = capfd.readouterr().err
+    (line,) = [line for line in written.splitlines() if "not replaced" in line]
+    assert line.startswith(f"{loss.folder}: {lost.name}: not replaced: CML's launch_workers: {reason}")
+    assert line.endswith("; call again once CML answers") and "Traceback" not in written
     loss.cluster.down()
+    assert not processes_of(loss.cluster.folder.parent)
 
 
 def test_a_new_worker_that_does_not_come_is_ended_and_the_session_s_own_pod_is_not_replaced(loss: Loss) -> None:
@@ -340,13 +353,25 @@ def test_a_worker_that_starts_once_its_session_was_killed_ends_by_itself_as_does
     assert take_down("killed") and not list(home.iterdir())
 
 
+def test_where_cml_fails_no_pod_comes_up_and_the_session_s_own_is_ended(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = CmlDouble()
+    double.install(monkeypatch)
+    double.launching_gives = RuntimeError("401:\nunauthorized")
+    line = "^CML's launch_workers: RuntimeError: 401: unauthorized; call again once CML answers$"
+    with pytest.raises(UserError, match=line):
+        pods.up(3, cpu=1, memory=2)
+    assert not processes_of(home) and not list(home.iterdir())
+
+
 def test_workers_that_could_not_be_stopped_are_kept_and_stopped_by_down(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double = CmlDouble(limit=1)
     double.install(monkeypatch)
     double.is_broken = True
-    with pytest.raises(ConnectionError):
+    with pytest.raises(UserError, match="CML's stop_workers: ConnectionError: CML does not answer; call again"):
         pods.up(3, cpu=1, memory=2, name="kept")
     kept = read_cluster(home / "kept")
     assert kept is not None and "cml00000000001" in kept.workers

@@ -16,8 +16,10 @@ from tests.full.clusters import listens
 from tests.full.launches import until
 from zeropods.programs import free_port
 
-LIMIT_SECONDS = 20.0
-"""Seconds after which clients of Cloudera's give up; on a quiet machine a kernel connects in well under 2."""
+NO_FALLBACK = "--MappingKernelManager.kernel_info_timeout=3600"
+"""Without it the gateway's loop wakes up after 60 s, where nothing else has woken it up, and connects all the same."""
+PATIENCE_SECONDS = 2 * FALLBACK_SECONDS
+"""Seconds to wait for a kernel; beside ten busy processes on two cores one is there after 2."""
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("ZEROPODS_SOAK") != "1", reason="downloads packages; see make soak"),
@@ -33,12 +35,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gateway(python: Path, tmp_path: Path) -> Iterator[int]:
-    """The port of Cloudera's gateway."""
+    """The port of Cloudera's gateway, which connects to a kernel only once the kernel has answered."""
     port = free_port("127.0.0.1")
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "JUPYTER_RUNTIME_DIR": str(tmp_path)}
     environment.pop("PYTHONPATH", None)
     with open(tmp_path / "log", "w") as log:
-        argv = gateway_argv(python, port)
+        argv = [*gateway_argv(python, port), NO_FALLBACK]
         process = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     try:
         until(lambda: listens("127.0.0.1", port) or process.poll() is not None, FALLBACK_SECONDS)
@@ -54,14 +56,13 @@ def test_our_requirements_go_with_cloudera_s_packages(python: Path) -> None:
     assert "No broken requirements found." in run(python, "-m", "pip", "check")
 
 
-def test_a_kernel_of_cloudera_s_gateway_connects_at_once_and_computes(gateway: int) -> None:
+def test_a_kernel_of_cloudera_s_gateway_connects_by_its_answer_and_computes(gateway: int) -> None:
     began = time.monotonic()
     kernel = Kernel(gateway)
     created = time.monotonic()
-    info = kernel.answer("kernel_info", {}, 2 * FALLBACK_SECONDS)
+    info = kernel.answer("kernel_info", {}, PATIENCE_SECONDS)
     connected = time.monotonic()
     print(f"created in {created - began:.2f} s, connected in {connected - created:.2f} s")
     assert info["status"] == "ok" and info["implementation"] == "ipython"
-    assert connected - began < LIMIT_SECONDS
     computed = kernel.answer("execute", {"code": "1 / 0", "silent": True}, FALLBACK_SECONDS)
     assert computed["ename"] == "ZeroDivisionError"

@@ -53,6 +53,7 @@ WAITS_FOR = {
 """What a worker waits for, by words for its status."""
 WAITS_FOR_ROOM = "it waits for {size}; the quota is used up, or no machine is free"
 """What it waits for with any other word."""
+CALL_AGAIN = "call again once CML answers"
 MOST_LETTERS = 60
 """Length to which a reason is cut in a line of progress."""
 ENDED_STATUSES = frozenset(
@@ -125,7 +126,7 @@ class CmlWorkers(ProcessWorkers):
 
     def _launch(self, count: int, orders: Mapping[str, object]) -> tuple[str, ...]:
         """Ask CML for so many workers; return the ids of those that it has created."""
-        launched = self._module.launch_workers(**self._request(count, orders))
+        launched = self._workers_told_by("launch_workers", **self._request(count, orders))
         created = [str(worker["id"]) for worker in launched if worker.get("id")]
         refused = [worker for worker in launched if not worker.get("id")]
         if refused:
@@ -174,12 +175,35 @@ class CmlWorkers(ProcessWorkers):
                 running.append(worker.id)
         # Without ids, CML would stop all workers of the session.
         if running:
-            self._module.stop_workers(*running)
+            self._call("stop_workers", *running)
 
     def _cml_workers(self) -> Sequence[Worker]:
-        listed = self._module.list_workers()
+        listed = self._workers_told_by("list_workers")
         # A worker that was never created may be listed too, and has no id.
         return [described(worker, self.settings) for worker in listed if worker.get("id")]
+
+    def _workers_told_by(self, function: str, **settings: object) -> Sequence[Mapping[str, Any]]:
+        """The workers that a function of CML's describes; `UserError` where it gives none."""
+        answer = self._call(function, **settings)
+        is_sequence = isinstance(answer, Sequence)
+        if not is_sequence or not all(isinstance(worker, Mapping) for worker in answer):
+            text = " ".join(str(answer).split())
+            raise UserError(f"CML's {function}: gave {text:.200}, no list of workers; {CALL_AGAIN}")
+        return answer
+
+    def _call(self, function: str, *arguments: object, **settings: object) -> Any:
+        """What a function of CML's module returns.
+
+        Raises:
+            UserError: it raised something. Of which kind that may be is not documented; besides
+                errors of a connection there are those of an answer that is not JSON, and its own.
+        """
+        try:
+            return getattr(self._module, function)(*arguments, **settings)
+        except Exception as error:
+            text = " ".join(str(error).split()) or "it does not say why"
+            reason = f"{type(error).__name__}: {text:.300}"
+            raise UserError(f"CML's {function}: {reason}; {CALL_AGAIN}") from error
 
 
 def described(listed: Mapping[str, Any], settings: Settings) -> Worker:
