@@ -509,7 +509,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--latency", not_negative, "S", "of a message to a pod (default: 5e-5)"),
     ("--gpu", str, "NAME", "sets peak and memory (default: A100-40GB)"),
     ("--flops", _times(1e12), "TFLOP/S", "of a GPU (default: a share of its peak)"),
-    ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
+    ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: of --gpu)"),
     ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
     ("--price-per-hour", not_negative, "PRICE", "of one pod, in any currency (default: none)"),
     ("--steps", whole, "N", "of the training, for its time and cost"),

@@ -7,8 +7,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zeropods.errors import UserError
-from zeropods.plan.gpus import GIGA, known_gpus, memory_bandwidth, names_near, published_flops
-from zeropods.plan.memory import touched
+from zeropods.plan.gpus import (
+    GIGA,
+    host_link,
+    known_gpus,
+    memory_bandwidth,
+    names_near,
+    published_flops,
+)
+from zeropods.plan.memory import touched_by_all
 from zeropods.plan.workload import MASTER, Workload, share
 
 ACHIEVED = {"fp32": 11.2 / 19.5, "bf16": 0.4, "fp16": 0.4}
@@ -23,6 +30,11 @@ LAUNCH_SECONDS = 15e-6
 """Seconds of `Machines.launch_seconds`, fitted to two published runs of ZeRO-3 with few tokens, of
 6.86 billion parameters on H100s and 1.84 billion on an A100: with it they are planned 3 and 5 % too
 fast. An H200's host that was measured took 29 us."""
+HOST_LINK_SHARE = 0.75
+"""Share of the published bandwidth between a GPU and its host that copies reach: 12 of the 16 GB/s
+of PCIe 3.0 with 16 lanes. An H200 that was measured reached 54 of 64."""
+SLOW_HOST_LINK = 16 * GIGA
+"""Bytes per second of PCIe 3.0 with 16 lanes, each way, for a GPU whose link is not known."""
 TREE_SHARE = 0.9
 """Share of a link's bandwidth that NCCL assumes for a tree (2.7, src/graph/tuning.cc)."""
 PCIE_LATENCY = 5.7e-6
@@ -45,8 +57,9 @@ class Machines:
     """Bytes per second through a pod's link, each way, as collectives reach it."""
     latency_seconds: float = 50e-6
     """Seconds of one message between two pods."""
-    pcie_bandwidth: float = 12 * GIGA
-    """Bytes per second between a GPU and its host, each way: PCIe 3.0 x16 as copies reach it."""
+    pcie_bandwidth: float | None = None
+    """Bytes per second between a GPU and its host, each way; if not given, `HOST_LINK_SHARE` of the
+    GPU's published link, or `SLOW_HOST_LINK` where none is known."""
     peer_bandwidth: float | None = None
     """Bytes per second between a pod's GPUs, each way, as collectives reach it (NVLink); that of
     PCIe if not given."""
@@ -55,6 +68,13 @@ class Machines:
     launch_seconds: float = LAUNCH_SECONDS
     """Seconds in which the host launches one operation of PyTorch, its part of autograd
     included."""
+
+    @property
+    def host_link(self) -> float:
+        """Bytes per second between a GPU and its host, each way, as copies reach it."""
+        if self.pcie_bandwidth is not None:
+            return self.pcie_bandwidth
+        return HOST_LINK_SHARE * (host_link(self.gpu) or SLOW_HOST_LINK)
 
     def achieved_flops(self, precision: str) -> float:
         """FLOP/s of one process.
@@ -85,9 +105,9 @@ of the weight is written. It stands for BF16 masters and 8-bit moments too, whic
 DDP_BUCKET_BYTES = 25 << 20
 """Default size of a bucket of PyTorch's DistributedDataParallel."""
 GRADIENT_COPY_SHARE = 0.5
-"""Share of the PCIe bandwidth that gradients reach which accumulate on the host, one tensor at a
-time: 7.8 GB took 0.29 s on an H200 whose link does 54 GB/s (bloom-560m, `zero2_offload`, 4
-passes)."""
+"""Share of the bandwidth to the host that gradients reach which accumulate there, one tensor at a
+time: 7.8 GB took 0.29 s on an H200 whose link does 54 GB/s (bloom-560m, `zero2_offload`, 4 passes).
+DeepSpeed waits for all earlier copies before each (`_wait_for_offload_copies`)."""
 
 OUTSIDE_LAUNCHES = 177
 """Operations of a pass for embeddings, masks, head and loss, counted in a T5."""
@@ -227,6 +247,11 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
     the GPU, and sent back (DeepSpeed 0.19.8, stage_1_and_2.py,
     `async_accumulate_grad_in_cpu_via_gpu`; stage3.py, `partition_grads`, which does so in a single
     pass too).
+
+    In stages 1 and 2 one process after the other copies its gradients while the rest wait: a share
+    is a run of tensors in the model's order, and the next bucket is reduced on the stream that
+    copies this one's (`reduce_ipg_grads`; `round_robin_gradients`, which would spread the tensors,
+    is off). Stage 3 divides each tensor, so that all copy at the same time.
     """
     technique = work.technique
     if not technique.offloads:
@@ -235,20 +260,23 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
     parameters = share(work.shape.parameters, work.ranks)
     size = work.element_bytes
     masters = MASTER * parameters
+    if not technique.divides_parameters:
+        masters = MASTER * work.shape.parameters
     if technique.divides_parameters:
         weights = 2 * passes * size * parameters
         gradients = 2 * passes * size * parameters
-        return (masters + weights + gradients) / machines.pcie_bandwidth
+        return (masters + weights + gradients) / machines.host_link
 
     weights = size * parameters
-    seconds = (masters + weights) / machines.pcie_bandwidth
+    seconds = (masters + weights) / machines.host_link
     if passes > 1:
         times = 2
         if technique.divides_gradients:
             # The first pass has nothing to fetch.
             times = 2 * passes - 1
-        gradients = times * size * touched(work.shape, work.rates_by_kind, work.ranks)
-        seconds += gradients / (GRADIENT_COPY_SHARE * machines.pcie_bandwidth)
+        elements = touched_by_all(work.shape, work.rates_by_kind, work.ranks)
+        gradients = times * size * elements
+        seconds += gradients / (GRADIENT_COPY_SHARE * machines.host_link)
     return seconds
 
 
@@ -294,7 +322,7 @@ class Network:
         """Bytes per second of the slowest link of a ring over all processes."""
         if self.machines.pods > 1:
             return self.machines.bandwidth
-        return self.machines.peer_bandwidth or self.machines.pcie_bandwidth
+        return self.machines.peer_bandwidth or self.machines.host_link
 
     @property
     def hops(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import accumulate
@@ -493,17 +494,34 @@ def touched(shape: Shape, rates_by_kind: bool, ranks: int) -> int:
     """
     # By rank, how many more elements its share touches than that of the rank before it.
     changes = Counter[int]()
+    for size, first, end in _ranks_of_tensors(shape, rates_by_kind, ranks):
+        changes[first] += size
+        changes[end] -= size
+    in_order = (change for _, change in sorted(changes.items()))
+    return max(accumulate(in_order))
+
+
+@cache
+def touched_by_all(shape: Shape, rates_by_kind: bool, ranks: int) -> int:
+    """The sum of what each rank's share touches: a tensor that lies in several shares counts once
+    for each of them."""
+    in_shares = _ranks_of_tensors(shape, rates_by_kind, ranks)
+    return sum(size * (end - first) for size, first, end in in_shares)
+
+
+def _ranks_of_tensors(
+    shape: Shape, rates_by_kind: bool, ranks: int
+) -> Iterator[tuple[int, int, int]]:
+    """Of each tensor the number of its elements, the first rank whose share it lies in, and the one
+    after the last."""
     for sizes in _parameter_groups(shape, rates_by_kind):
         # A parameter group is cut into equal shares, wherever its tensors end.
         part = share(sum(sizes), ranks)
         begin = 0
         for size in sizes:
             end = begin + size
-            changes[begin // part] += size
-            changes[min(ranks, share(end, part))] -= size
+            yield size, begin // part, min(ranks, share(end, part))
             begin = end
-    in_order = (change for _, change in sorted(changes.items()))
-    return max(accumulate(in_order))
 
 
 @cache

@@ -180,7 +180,7 @@ class AdviceReport:
             assumed.append("PCIe between a pod's GPUs (no --peer-bandwidth)")
         uses_pcie = stays_in_pod or any(estimate.technique.offloads for estimate in estimates)
         if uses_pcie and "pcie_bandwidth" not in self.given:
-            gigabytes = machines.pcie_bandwidth / GIGA
+            gigabytes = machines.host_link / GIGA
             assumed.append(f"PCIe of {gigabytes:.3g} GB/s (no --pcie-bandwidth)")
         return assumed
 
