@@ -505,6 +505,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--lora-rank", whole, "N", "of the adapters (default: 16)"),
     ("--lora-targets", str, "NAMES", "ends of layers' names (default: all-linear)"),
     ("--bucket-size", whole, "ELEMENTS", "of reduce_bucket_size (default: 1e7)"),
+    ("--quantized", str, "NAMES", "zero3++: weights,gradients, or one of them"),
     ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 0.94)"),
     ("--latency", not_negative, "S", "of a message to a pod (default: 5e-5)"),
     ("--gpu", str, "NAME", "sets peak and memory (default: A100-40GB)"),

@@ -123,6 +123,9 @@ STAGE_3_LAUNCHES = 120
 of its modules, which fetch and release parameters (stage3.py, `DeepSpeedZeRoOffload`). The time
 that layers take forward, computed again, and backward counts three times. Fitted, with the next, to
 qwen3-0.6b and bloom-560m on an H200."""
+INT8_BYTES, INT4_BYTES = 1, 0.5
+"""Bytes per element of what ZeRO++ sends quantised. Its scales are left out: 4 B for some 4,000 to
+16,000 weights (partition_parameters.py, `CUDAQuantizer`)."""
 STEP_LAUNCHES = {1: 145, 2: 145, 3: 600}
 """What the optimizer's step of a stage adds for each layer: norms, checks, copies between flat
 buffers and weights. Of stages 1 and 2 it is what qwen3-0.6b took longer by `zero2` on an H200."""
@@ -368,17 +371,50 @@ def traffic(work: Workload, machines: Machines) -> Traffic:
         reduce = network.reduced_everywhere if zero.multi_rank_all_reduce else network.around
         return Traffic(0.0, reduce(buckets), network.around(1))
 
-    matrices = sum(weight.is_matrix for weight in work.shape.weights)
-    gather = network.around(matrices)
+    gathered = network
+    messages = sum(weight.is_matrix for weight in work.shape.weights)
+    if zero.quantizes_weights:
+        gathered = replace(network, size=INT8_BYTES * parameters)
+        # The scales are sent by themselves.
+        messages *= 2
+    gather = gathered.around(messages)
     # Parameters that the forward pass has left gathered need not be fetched again.
     share_to_fetch_again = max(0.0, 1 - zero.live_elements / parameters)
     again = gather
     if zero.secondary_ranks > 1:
         # Once a step over all processes, every other time within a pod.
-        again = _within_a_pod(network, zero.secondary_ranks).around(matrices)
+        again = _within_a_pod(gathered, zero.secondary_ranks).around(messages)
         passes = work.gradient_accumulation
         gather = (gather + (passes - 1) * again) / passes
-    return Traffic(gather, share_to_fetch_again * again + network.around(buckets), 0.0)
+    reduce_seconds = network.around(buckets)
+    if zero.quantizes_gradients and machines.pods > 1:
+        reduce_seconds = _quantized_reduction(work, network)
+    return Traffic(gather, share_to_fetch_again * again + reduce_seconds, 0.0)
+
+
+def _quantized_reduction(work: Workload, network: Network) -> float:
+    """Seconds in which ZeRO++ reduces all gradients once, as INT4.
+
+    Each process sends a part of a matrix's gradient to each other one of its pod, and what these
+    parts come to, to its like in each other pod: P / 2 bytes, first within a pod, then through a
+    pod's link. Scales are sent by themselves, so that there are four messages a matrix. Gradients
+    that cannot be divided among twice the processes, and those of biases and norms, go round the
+    ring as they are (DeepSpeed 0.19.8, coalesced_collectives.py, `all_to_all_quant_reduce`).
+    """
+    machines = network.machines
+    quantized = 0
+    matrices = 0
+    for weight in work.shape.weights:
+        if weight.is_matrix and weight.size % (2 * work.ranks) == 0:
+            quantized += weight.size
+            matrices += 1
+    others = work.shape.parameters - quantized
+    within = _within_a_pod(network, machines.slots)
+    sent_within = (machines.slots - 1) / machines.slots * INT4_BYTES * quantized / within.link
+    sent_between = (machines.pods - 1) / machines.pods * INT4_BYTES * quantized / network.link
+    latency = network.hops * network.hop_seconds + machines.latency_seconds
+    as_they_are = replace(network, size=work.element_bytes * others).around(1)
+    return sent_within + sent_between + 2 * matrices * latency + as_they_are
 
 
 def _within_a_pod(network: Network, ranks: int) -> Network:

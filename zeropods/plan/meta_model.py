@@ -229,7 +229,7 @@ def _attentions(model: PreTrainedModel, settings: Any, is_causal: bool) -> list[
     has_sdpa = model._supports_sdpa
     is_soft_capped = getattr(settings, "attn_logit_softcapping", None) is not None
     has = {
-        "eager": is_causal or not has_sdpa,
+        "eager": True,
         "sdpa": has_sdpa and not is_soft_capped,
         "flash_attention_2": is_causal
         and has_sdpa

@@ -22,7 +22,14 @@ from zeropods.plan.methods import (
     QLORA,
     Method,
 )
-from zeropods.techniques import HPZ, TECHNIQUES, Technique, block
+from zeropods.techniques import (
+    HPZ,
+    QUANTIZED_GRADIENTS,
+    QUANTIZED_WEIGHTS,
+    TECHNIQUES,
+    Technique,
+    block,
+)
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MASTER = 4
@@ -241,6 +248,11 @@ class ZeroSettings:
     secondary_ranks: int = 1
     """`zero_hpz_partition_size`: number of processes, those of a pod, among which ZeRO++ divides
     all parameters a second time; 1 where it does not."""
+    quantizes_weights: bool = False
+    """`zero_quantized_weights`: stage 3 sends parameters as INT8."""
+    quantizes_gradients: bool = False
+    """`zero_quantized_gradients`: stage 3 sends gradients of matrices as INT4, where there are
+    several pods."""
     pins: bool = True
     """`pin_memory`: whether what is offloaded lies in pinned memory."""
 
@@ -280,6 +292,8 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
         persistent_elements=elements("param_persistence_threshold", 1e5),
         sub_group_elements=elements("sub_group_size", 1e9),
         secondary_ranks=_secondary_ranks(zero),
+        quantizes_weights=zero.get(QUANTIZED_WEIGHTS.rpartition(".")[2]) is True,
+        quantizes_gradients=zero.get(QUANTIZED_GRADIENTS.rpartition(".")[2]) is True,
         pins=bool(optimizer.get("pin_memory", False)),
     )
 
