@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zeropods.errors import UserError
 from zeropods.plan.facts import shape_for
 from zeropods.plan.gpus import (
+    GIGA,
     is_ambiguous,
     is_before_ampere,
     known_gpus,
@@ -34,6 +35,7 @@ from zeropods.plan.methods import (
     Method,
     planned_techniques,
 )
+from zeropods.plan.terms import total
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB, SECONDS_PER_HOUR, counted, nearest_multiples
 from zeropods.techniques import HPZ, TECHNIQUES, Technique
@@ -48,6 +50,8 @@ measured peaks were 0.92 to 1.08 of the planned ones (docs/plan.md)."""
 WEIGHTS, GRADIENTS = "weights", "gradients"
 QUANTIZED = (WEIGHTS, GRADIENTS)
 """What ZeRO++ can send quantised, as INT8 and as INT4."""
+NVME_TECHNIQUE = "zero3_offload"
+"""The technique whose optimizer may lie on a disk: DeepSpeed offloads no other's there."""
 MOST_GLOBAL_BATCH = 2**31 - 1
 MAY_BE_ZERO = (
     "gradient_checkpointing",
@@ -154,6 +158,7 @@ class Request:
         yield from self._faults_of_lengths()
         yield from self._faults_of_method()
         yield from self._faults_of_quantized()
+        yield from self._faults_of_nvme()
         if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
             other = "fp16" if self.shape.is_decoder_only else "fp32"
             place = f"--precision bf16: {self.machines.gpu}"
@@ -233,6 +238,12 @@ class Request:
         if self.quantized and not any(map(_is_zeropp, self.techniques)):
             yield f"{place}: is of ZeRO++; give --technique zero3++ too"
 
+    def _faults_of_nvme(self) -> Iterator[str]:
+        bandwidth = self.machines.nvme_bandwidth
+        if bandwidth and NVME_TECHNIQUE not in self.techniques:
+            place = f"--nvme-bandwidth {bandwidth / GIGA:g}"
+            yield f"{place}: is of ZeRO-3 with offload; give --technique {NVME_TECHNIQUE} too"
+
     def _faults_of_adapter(self) -> Iterator[str]:
         if self.adapter is None:
             for name in ("lora_rank", "lora_targets"):
@@ -277,6 +288,8 @@ class Request:
         trains_with_sdpa = not self.shape.is_decoder_only and "sdpa" in self.shape.attentions
         if trains_with_sdpa and self.attention == "eager":
             flags.append("--attention eager")
+        if self.machines.nvme_bandwidth is not None:
+            flags.append(f"--nvme-bandwidth {self.machines.nvme_bandwidth / GIGA:g}")
         if self.quantized:
             flags.append(f"--quantized {self.quantized}")
         for technique in PLANNED_ONLY:
@@ -477,6 +490,7 @@ class Estimate:
             "pods": self.pods,
             "slots": self.slots,
             "host_bytes": self.host_bytes,
+            "nvme_bytes": self.slots * total(self.memory.nvme_terms),
             "samples_per_second": self.samples_per_second,
             "tokens_per_second": self.tokens_per_second,
             "total_seconds": self.total_seconds,
@@ -489,6 +503,7 @@ class Estimate:
             **asdict(self.time),
             "terms": [asdict(term) for term in self.memory.terms],
             "host_terms": [asdict(term) for term in self.memory.host_terms],
+            "nvme_terms": [asdict(term) for term in self.memory.nvme_terms],
         }
 
 
@@ -598,6 +613,9 @@ def requested_techniques(request: Request) -> list[Technique]:
 def zero_of(request: Request, technique: Technique) -> ZeroSettings:
     """The settings of ZeRO under a technique: ZeRO++ divides parameters a second time among a pod's
     processes, as `dsconfig/zero3++.json` has it, and quantises what is asked for."""
+    is_on_nvme = request.machines.nvme_bandwidth is not None
+    if technique.offloads and technique.divides_parameters:
+        return replace(request.zero, on_nvme=is_on_nvme)
     if HPZ not in technique.keys:
         return request.zero
     names = request.quantized.split(",")

@@ -63,6 +63,9 @@ class Machines:
     peer_bandwidth: float | None = None
     """Bytes per second between a pod's GPUs, each way, as collectives reach it (NVLink); that of
     PCIe if not given."""
+    nvme_bandwidth: float | None = None
+    """Bytes per second of a pod's disk, for what ZeRO-3 offloads to it; None where it offloads to
+    memory."""
     host_bandwidth: float = 50 * GIGA
     """Bytes per second between a pod's processor and its memory: a few channels of DDR4."""
     launch_seconds: float = LAUNCH_SECONDS
@@ -268,7 +271,7 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
     if technique.divides_parameters:
         weights = 2 * passes * size * parameters
         gradients = 2 * passes * size * parameters
-        return (masters + weights + gradients) / machines.host_link
+        return (masters + weights + gradients) / machines.host_link + _nvme_seconds(work, machines)
 
     weights = size * parameters
     seconds = (masters + weights) / machines.host_link
@@ -281,6 +284,23 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
         gradients = times * size * elements
         seconds += gradients / (GRADIENT_COPY_SHARE * machines.host_link)
     return seconds
+
+
+def _nvme_seconds(work: Workload, machines: Machines) -> float:
+    """Seconds in which the slots of a pod read and write what lies on its disk, one sub-group after
+    the other, while nothing else runs.
+
+    Gradients of the masters are written in the backward pass; then masters, moments and gradients
+    are read, and masters and moments written (DeepSpeed 0.19.8, stage3.py,
+    `_offload_grad_partition_at_boundary`, `_optimizer_states_and_gradient_swap_in` and `_out`;
+    `pipeline_read` and `pipeline_write` are off).
+    """
+    if not work.zero.on_nvme or machines.nvme_bandwidth is None:
+        return 0.0
+    masters_and_gradients = 2 * work.master_bytes
+    size = 2 * (masters_and_gradients + work.moment_bytes)
+    parameters = share(work.shape.parameters, work.ranks)
+    return machines.slots * size * parameters / machines.nvme_bandwidth
 
 
 def _processor_seconds(work: Workload, machines: Machines) -> float:

@@ -32,6 +32,7 @@ from zeropods.techniques import (
 )
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+NVME = "nvme"
 MASTER = 4
 """Bytes per parameter of an FP32 master."""
 FORWARD, BACKWARD = 2, 4
@@ -253,6 +254,11 @@ class ZeroSettings:
     quantizes_gradients: bool = False
     """`zero_quantized_gradients`: stage 3 sends gradients of matrices as INT4, where there are
     several pods."""
+    on_nvme: bool = False
+    """`offload_optimizer.device` is `nvme`: what stage 3 offloads of the optimizer lies on a disk,
+    and a sub-group of it at a time in host memory."""
+    nvme_buffers: int = 4
+    """`offload_optimizer.buffer_count`: number of buffers in host memory for what lies there."""
     pins: bool = True
     """`pin_memory`: whether what is offloaded lies in pinned memory."""
 
@@ -294,6 +300,7 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
         secondary_ranks=_secondary_ranks(zero),
         quantizes_weights=zero.get(QUANTIZED_WEIGHTS.rpartition(".")[2]) is True,
         quantizes_gradients=zero.get(QUANTIZED_GRADIENTS.rpartition(".")[2]) is True,
+        on_nvme=optimizer.get("device") == NVME,
         pins=bool(optimizer.get("pin_memory", False)),
     )
 

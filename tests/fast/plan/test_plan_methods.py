@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.fast.plan.test_plan_formulas import LINKED, LLAMA, LLAMA_WORK, PLAIN
+from tests.fast.plan.test_plan_formulas import LINKED, LLAMA, LLAMA_WORK, PLAIN, T5_WORK
 from zeropods.cli import parser
 from zeropods.errors import UserError
 from zeropods.plan.activations import Activations
 from zeropods.plan.estimate import plan, request_for
 from zeropods.plan.facts import shape_named
-from zeropods.plan.machines import step_time, traffic
+from zeropods.plan.machines import Machines, step_time, traffic
 from zeropods.plan.memory import PlannedMemory, plan_memory
 from zeropods.plan.methods import FSDP2, Method
 from zeropods.plan.workload import Saved, Workload, read_zero_settings
@@ -161,6 +161,11 @@ def test_bytes_of_a_loss(loss: str, of_bytes: int) -> None:
         ("t5-tiny", {"loss": "chunked"}, "--loss chunked: t5-tiny is an encoder-decoder"),
         ("t5-tiny", {"attention": "all"}, "--attention all: t5-tiny is an encoder-decoder; give eager or sdpa"),
         ("t5-tiny", {"attention": "flash_attention_2"}, "t5 supports only eager and sdpa; give --attention sdpa"),
+        (
+            "llama-tiny",
+            {"machines": Machines(nvme_bandwidth=3e9), "techniques": ("zero2_offload",)},
+            "--nvme-bandwidth 3: is of ZeRO-3 with offload; give --technique zero3_offload too",
+        ),
         ("llama-tiny", {"quantized": "weights"}, "--quantized weights: is of ZeRO++; give --technique zero3++ too"),
         (
             "llama-tiny",
@@ -265,3 +270,29 @@ def test_a_decoder_at_work_has_gradients_of_its_scores_over_the_source() -> None
     work = Workload(shape=shape_named("t5-small"), batch_size=4, tokens=4_096, labels=16, attention="eager")
     # Two of FP32, of eight heads.
     assert Activations(work).stacks[1].working == 2 * 4 * 8 * 4 * 16 * 4_096
+
+
+def test_what_zero_3_offloads_to_a_disk_leaves_four_buffers_of_a_sub_group_in_host_memory() -> None:
+    # Two processes; 142 elements that decay make the larger of two sub-groups, 71 of them a process.
+    work = replace(T5_WORK, technique=technique_named("zero3_offload"), ranks=2, zero=PLAIN)
+    on_disk = replace(work, zero=replace(PLAIN, on_nvme=True))
+    before, after = plan_memory(work, 0), plan_memory(on_disk, 0)
+    assert [term.bytes for term in after.nvme_terms] == [4 * 112, 12 * 112] and not before.nvme_terms
+    buffers = {term.name: term.bytes for term in after.host_terms}["buffers of what lies on NVMe"]
+    assert buffers == 4 * 4 * 71
+    assert after.state_bytes == before.state_bytes and after.terms == before.terms
+    # 4 B of a gradient are written; 16 B read and 12 B written in the step, by two slots on one disk.
+    machines = replace(LINKED, pods=1, slots=2)
+    seconds = [step_time(each, replace(machines, nvme_bandwidth=8.0)).offload_seconds for each in (work, on_disk)]
+    assert seconds[1] - seconds[0] == pytest.approx(2 * 32 * 112 / 8)
+
+
+def test_a_disk_is_that_of_zero_3_with_offload_and_planned_only() -> None:
+    machines = Machines(pods=1, slots=2, nvme_bandwidth=3e9)
+    request = request_for("t5-large", machines=machines, techniques=("zero3_offload", "zero2_offload"))
+    disk, memory = reversed(plan(request).estimates)
+    assert (disk.technique.name, memory.technique.name) == ("zero3_offload", "zero2_offload")
+    assert disk.to_json()["nvme_bytes"] == pytest.approx(16 * 737_668_096, rel=1e-6) and not memory.memory.nvme_terms
+    assert request.planned_only == ["--nvme-bandwidth 3"]
+    config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "pin_memory": True}}}
+    assert read_zero_settings(config).on_nvme
