@@ -21,7 +21,7 @@ OK, OUT_OF_MEMORY = "ok", "oom"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class TriedWay:
     """What makes two tries the same way of training, apart from the rows of a pass and their
     lengths."""
 
@@ -38,7 +38,7 @@ class Way:
     """Whether a step has several passes, whose gradients are kept."""
 
     @classmethod
-    def of(cls, work: Workload) -> Way:
+    def of(cls, work: Workload) -> TriedWay:
         """The way of a workload."""
         return cls(
             family=work.shape.family,
@@ -58,7 +58,7 @@ class Try:
 
     __pydantic_config__ = STRICT
 
-    way: Way
+    way: TriedWay
     rows: int
     """Rows of a pass."""
     passes: int
@@ -147,7 +147,7 @@ def span_with_tries(tries: Sequence[Try], of_runs: SpanOfRuns | None) -> SpanOfR
 def _tried_memory(tries: Sequence[Try], work: Workload, planned: float) -> float | None:
     """Bytes that a workload needs, as far as tries say: the planned ones, but no more than there
     was, or more than that. None where no try says anything."""
-    way = Way.of(work)
+    way = TriedWay.of(work)
     needed = None
     for tried in tries:
         if tried.way != way:

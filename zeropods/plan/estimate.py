@@ -121,7 +121,8 @@ class Request:
     seq_length: int | None = None
     """Causal: tokens per row, padding included."""
     label_length: int | None = None
-    """Causal: tokens per row that carry a loss; all but the first if not given."""
+    """Causal: tokens per row that carry a loss; all but the first if not given, one of an
+    encoder-only model."""
     attention: str | None = None
     """One of `plan.workload.ATTENTIONS` or, for a causal model, `all` for every one that the family
     has at this precision on this GPU; if not given, `sdpa`, or `eager` for a family without it."""
@@ -163,6 +164,9 @@ class Request:
             other = "fp16" if self.shape.is_decoder_only else "fp32"
             place = f"--precision bf16: {self.machines.gpu}"
             yield f"{place} has no BF16 arithmetic; give --precision {other}"
+        yield from self._faults_of_attention()
+
+    def _faults_of_attention(self) -> Iterator[str]:
         if self.attention == ALL and not self.shape.is_decoder_only:
             place = f"--attention all: {self.model}"
             yield f"{place} is {KINDS[False]}; give {' or '.join(self.shape.attentions)}"
@@ -227,8 +231,9 @@ class Request:
             if self.precision != "bf16":
                 yield f"{flag}: is planned of weights in BF16; give --precision bf16"
         yield from self._faults_of_adapter()
-        if self.loss != OF_LABELS and not self.shape.is_decoder_only:
-            yield f"--loss {self.loss}: {self.model} is {KINDS[False]}; leave it out"
+        generates_all = self.shape.is_decoder_only and not self.shape.is_encoder_only
+        if self.loss != OF_LABELS and not generates_all:
+            yield f"--loss {self.loss}: {self.model} is {kind_of(self.shape)}; leave it out"
 
     def _faults_of_quantized(self) -> Iterator[str]:
         place = f"--quantized {self.quantized}"
@@ -285,6 +290,8 @@ class Request:
     def planned_only(self) -> list[str]:
         """The flags of what is planned, and cannot be trained with this project yet."""
         flags = self.method.planned_only
+        if self.shape.is_encoder_only:
+            flags.append(f"--model {self.model}")
         trains_with_sdpa = not self.shape.is_decoder_only and "sdpa" in self.shape.attentions
         if trains_with_sdpa and self.attention == "eager":
             flags.append("--attention eager")
@@ -304,6 +311,8 @@ class Request:
         if self.seq_length is None:
             return self.source_length or 0, self.target_length or 0
         labels = self.label_length
+        if labels is None and self.shape.is_encoder_only:
+            labels = 1
         if labels is None:
             labels = max(1, self.seq_length - 1)
         return self.seq_length, labels
@@ -366,7 +375,7 @@ def request_for(model: str, **values: Any) -> Request:
     shape = shape_for(model, values.get("trust_remote_code", False))
     for name, value in values.items():
         if name in _foreign(shape):
-            kind = KINDS[shape.is_decoder_only]
+            kind = kind_of(shape)
             raise UserError(f"{_flag(name)} {value}: {model} is {kind}; {_remedy(name, shape)}")
     gpu = values.get("machines", Machines()).gpu
     memory = values.get("gpu_memory_bytes", memory_bytes(gpu))
@@ -381,6 +390,11 @@ def request_for(model: str, **values: Any) -> Request:
         usual = with_defaults["batch_size"]
         with_defaults["batch_size"] = _rows_of_a_pass(step_rows, processes, usual)
     return Request(model=model, **with_defaults)
+
+
+def kind_of(shape: Shape) -> str:
+    """The kind of a model, in words."""
+    return "an encoder-only model" if shape.is_encoder_only else KINDS[shape.is_decoder_only]
 
 
 def _rows_of_a_pass(step_rows: int, processes: int, most: int) -> int:

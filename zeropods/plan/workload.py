@@ -107,7 +107,9 @@ class Shape:
     family: str
     """Type of the model, as configurations call it: `t5`, `llama`."""
     is_decoder_only: bool
-    """Whether it has no encoder, so that source and target are one row."""
+    """Whether it has one stack of layers, so that source and target are one row."""
+    is_encoder_only: bool = False
+    """Whether this stack sees whole rows, and a row has one label, its class."""
     layers: list[int]
     """Number of layers in the encoder and in the decoder, or in the only stack."""
     layer_parameters: list[int]
@@ -514,7 +516,7 @@ class Workload:
         Padding is computed too. With a mask, and where scores are kept, the whole square of
         attention is computed, at least twice what is needed.
         """
-        whole = self.kernel != FUSED
+        whole = self.kernel != FUSED or self.shape.is_encoder_only
         once = self.shape.training_flops(self.tokens, self.labels, whole=whole)
         unlabelled = self.head_tokens - self.labels
         once += (FORWARD + BACKWARD) * self.shape.embedding * unlabelled

@@ -216,7 +216,7 @@ def _ended(way: Way, folder: Path, status: str, reason: str | None, record: Reco
         if largest is not None:
             tokens, labels = largest.tokens, largest.labels
     return Try(
-        way=tries.Way.of(work),
+        way=tries.TriedWay.of(work),
         rows=work.batch_size,
         passes=work.gradient_accumulation,
         tokens=tokens,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zeropods.cli import main
-from zeropods.measure.tries import TRIES, Try, Way, keep, kept_tries
+from zeropods.measure.tries import TRIES, TriedWay, Try, keep, kept_tries
 from zeropods.plan.estimate import plan, request_for
 from zeropods.plan.machines import Machines
 from zeropods.sweep import tune
@@ -24,8 +24,8 @@ def tried(status: str, rows: int = 48, gpu: str | None = A100, tokens: int = 96)
     """How t5-large without a technique ended on a GPU of 40 GiB."""
     (estimate,) = plan(request_for("t5-large", machines=ONE, **ASKED)).estimates
     return Try(
-        way=Way.of(estimate.work), rows=rows, passes=1, tokens=tokens, labels=96, gpu=gpu, gpu_memory_bytes=40 * GIB,
-        status=status, reason=None, step_seconds=0.5, planned_step_seconds=estimate.time.seconds,
+        way=TriedWay.of(estimate.work), rows=rows, passes=1, tokens=tokens, labels=96, gpu=gpu,
+        gpu_memory_bytes=40 * GIB, status=status, reason=None, step_seconds=0.5, planned_step_seconds=estimate.time.seconds,
         planned_bytes=estimate.memory.device_bytes, folder="runs/a",
     )  # fmt: skip
 
