@@ -25,8 +25,8 @@ def tried(status: str, rows: int = 48, gpu: str | None = A100, tokens: int = 96)
     (estimate,) = plan(request_for("t5-large", machines=ONE, **ASKED)).estimates
     return Try(
         way=TriedWay.of(estimate.work), rows=rows, passes=1, tokens=tokens, labels=96, gpu=gpu,
-        gpu_memory_bytes=40 * GIB, status=status, reason=None, step_seconds=0.5, planned_step_seconds=estimate.time.seconds,
-        planned_bytes=estimate.memory.device_bytes, folder="runs/a",
+        gpu_memory_bytes=40 * GIB, status=status, reason=None, step_seconds=0.5,
+        planned_step_seconds=estimate.time.seconds, planned_bytes=estimate.memory.device_bytes, folder="runs/a",
     )  # fmt: skip
 
 
