@@ -169,11 +169,15 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
     is_encoder_only = _is_encoder_only(model.config)
     if is_encoder_only:
         vocabulary = model.config.num_labels
+    # What is usual is left out.
+    of_kind = {}
+    if is_encoder_only:
+        of_kind["is_encoder_only"] = True
     return {
         "facts": {
+            **of_kind,
             "family": model.config.model_type,
             "is_decoder_only": is_causal,
-            "is_encoder_only": is_encoder_only,
             "layers": [len(stack) for stack in stacks],
             "layer_parameters": [parameters_of(stack) for stack in stacks],
             "heads": heads,
