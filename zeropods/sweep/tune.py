@@ -169,16 +169,22 @@ def _call_of(way: Way, data: str, out: Path, steps: int) -> ScriptCall:
         raise UserError(why_no_command(way.request.model))
     script, *arguments = words[words.index("--") + 1 :]
     work = way.estimate.work
-    name = f"{work.technique.name}-{work.precision}-{work.batch_size}x{work.gradient_accumulation}"
+    parts = [
+        Path(way.request.model).name,
+        work.technique.name,
+        work.precision,
+        f"{work.batch_size}x{work.gradient_accumulation}",
+        f"{way.estimate.pods}-pods",
+    ]
     if work.checkpointing:
-        name = f"{name}-checkpointing"
+        parts.append("checkpointing")
     names = (arguments_of(script) or TextToSQLArguments).names_here
     of_a_try = {
         names["max_steps"]: steps,
         "eval_steps": 0,
         "save_steps": 0,
         "save_model": False,
-        "outputdir": out.resolve() / name,
+        "outputdir": out.resolve() / "-".join(parts),
     }
     return ScriptCall(find_script(script), (*arguments, *train_arguments(**of_a_try)))
 
