@@ -31,6 +31,7 @@ MEMORY_FLAGS = HERE / "published_memory.jsonl"
 """Lines of that file, counted from 1, with the plan's flags; and those that are left out, with the
 reason. FSDP is planned as FSDP2."""
 TENSORS = "max_memory_allocated"
+SHOWN = "nvidia-smi"
 PAGE = ROOT / "docs" / "plan.md"
 BEGIN = "<!-- published: make bench-plan-published -->\n"
 END = "<!-- /published -->"
@@ -124,17 +125,32 @@ def _peaks(folder: Path) -> Iterator[Comparison]:
         if row["peak_kind"].startswith(TENSORS):
             kind = f"peak of tensors, {way} (GiB)"
             planned_bytes = planned["peak_allocated_bytes"]
+        elif row["peak_kind"].startswith(SHOWN):
+            kind = f"total by nvidia-smi, {way} (GiB)"
+            planned_bytes = planned["bytes"]["total"]
         else:
             kind = f"total, kind not stated, {way} (GiB)"
             planned_bytes = planned["bytes"]["total"]
         gpus = f"{row['n_gpus']} x {row['gpu']}"
         rows_of_a_pass = f"{row['micro_batch']} x {row['seq_len']}"
+        has_step = run.get("has_step", False)
+        technique = row["technique"]
+        if has_step:
+            technique = f"{technique}, {row['precision']}"
+        name = f"{row['model']}, {gpus}, {technique}, {rows_of_a_pass}"
         yield Comparison(
-            run=f"{row['model']}, {gpus}, {row['technique']}, {rows_of_a_pass}",
+            run=name,
             kind=kind,
             published=float(row["peak_gib"]),
             planned=planned_bytes / GIB,
         )
+        if has_step:
+            yield Comparison(
+                run=name,
+                kind="step, an encoder-only model (s)",
+                published=float(row["step_s"]),
+                planned=planned["step_seconds"],
+            )
 
 
 def _way(request: dict[str, Any], technique: str) -> str:

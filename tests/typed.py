@@ -162,6 +162,7 @@ FRAGMENTS = {
     "zeropods plan --gpu-memory",
     "zeropods plan --host-memory",
     "zeropods plan --model",
+    "zeropods plan --quantized weights,gradients",
     "zeropods pods up --nvidia-gpu 0",
     "zeropods pods up --replace",
     "zeropods score --metric MODULE:FUNCTION",
@@ -186,6 +187,7 @@ ELSEWHERE = {
     r"zeropods predict --model runs/first --score": "tests/full/project/test_readme.py",
     r"python textsql_train\.py .* --dataset_path data/own-prepared .*": "tests/full/demo/test_demo_page.py",
     r"zeropods predict --model runs/own --score": "tests/full/demo/test_demo_page.py",
+    r"zeropods plan --model t5-large --tune wikisql_tok_dataset": "tests/full/plan/test_plan_tune.py, with others",
     r"python3 -m zeropods launch --launcher none -- textsql_train\.py \.\.\.": "tests/full/launch/test_local_runs.py",
 }
 """Commands that another test runs already, as patterns; here they are parsed, unless ZEROPODS_SOAK=1 is set."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.files import given_path, home, write_json
-from zeropods.outputs import out_file
+from zeropods.outputs import out_file, out_folder
 from zeropods.tables import GIB, SECONDS_PER_HOUR, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zeropods.measure.machine_probe import MachineProbe
     from zeropods.plan.advice import Choice
     from zeropods.plan.estimate import Estimate, Plan, Request, SpanOfRuns
+    from zeropods.pods.cluster import Cluster
 
 FOR_GPUS = (
     "gpu",
@@ -31,6 +32,7 @@ FOR_GPUS = (
     "latency",
     "pcie_bandwidth",
     "peer_bandwidth",
+    "nvme_bandwidth",
     "price_per_hour",
     "steps",
     "samples",
@@ -42,11 +44,15 @@ FOR_GPUS = (
     "check",
     "all",
     "what_if",
+    "tune",
+    "out",
 )
 """Flags that are refused with `--device cpu`: without a GPU neither times nor what fits are
 planned."""
 OF_ANY_PLAN = ("technique", "trust_remote_code", "formulas")
 """Flags of a plan that are neither among these nor in `FLAGS`."""
+NOT_OF_TUNING = ("mtbf", "save_seconds", "within", "check", "all", "what_if", "formulas")
+"""Flags of what a plan shows, which are refused with `--tune`."""
 OF_OTHERS = {
     "--gpus": "--slots",
     "--num_gpus": "--slots",
@@ -99,6 +105,10 @@ def _add_flags_of_plan(verb: argparse.ArgumentParser) -> None:
     flag("--save-seconds", type=_seconds_or_run, metavar="S|RUN", help=save_help)
     within_help = "for all: says what is cheapest"
     flag("--within", type=number, metavar="HOURS", help=within_help)
+    tune_help = "a script's data: try the best three here"
+    flag("--tune", metavar="DATA", help=tune_help)
+    out_help = "of those runs (default: runs/tune)"
+    flag("--out", type=out_folder, metavar="DIR", help=out_help)
     flag("--check", action="store_true", help="status 3: a tight fit, 4: none")
     flag("--all", action="store_true", help="every technique as asked for, in every part")
     flag("--what-if", action="store_true", help="other requests, and the run's whole life")
@@ -133,6 +143,10 @@ def run_plan(arguments: argparse.Namespace) -> Result:
         return _fit(arguments)
     if arguments.device == "cpu":
         return _plan_states(arguments)
+    if arguments.tune is not None:
+        return _tune(arguments)
+    if arguments.out is not None:
+        raise UserError(f"--out {arguments.out}: is the folder of --tune's runs; leave it out")
     return _plan_for_gpus(arguments)
 
 
@@ -214,6 +228,53 @@ def _plan_for_gpus(arguments: argparse.Namespace) -> Result:
     if arguments.check:
         arguments.status = lambda result: STATUSES[result["verdict"]]
     return document
+
+
+def _tune(arguments: argparse.Namespace) -> Result:
+    """Try the best plans on the pods at hand, and keep what that shows."""
+    from zeropods.plan.advice import advise
+    from zeropods.pods.cluster import find, names_here
+    from zeropods.sweep.tune import tune
+
+    for name in NOT_OF_TUNING:
+        if _is_given(arguments, name):
+            raise UserError(f"{_flag(name)}: is for a plan that is shown; leave out --tune or this")
+    cluster = find() if names_here() else None
+    _take_pods_at_hand(arguments, cluster)
+    basis = _basis(arguments)
+    request = request_of(arguments, basis.probe)
+    place = f"--tune {arguments.tune}"
+    if request.planned_only:
+        flags = ", ".join(request.planned_only)
+        raise UserError(f"{place}: {flags} is planned only; leave it out")
+    ways = advise(request, _choice(arguments), basis.span_of_runs).ways
+    if not ways:
+        raise UserError(f"{place}: nothing fits; zeropods plan without it says what would")
+    tuning = tune(ways, arguments.tune, arguments.out or Path("runs") / "tune", cluster)
+    arguments.readable = lambda result: tuning.to_text()
+    arguments.status = lambda result: 0 if tuning.best is not None else 1
+    return tuning.to_json()
+
+
+def _take_pods_at_hand(arguments: argparse.Namespace, cluster: Cluster | None) -> None:
+    """Plan for the pods at hand where no flag says for how many; `UserError` where there are fewer
+    than a flag says, or others."""
+    from zeropods.pods.hostfile import own_slots
+
+    if cluster is None:
+        if getattr(arguments, "pods", 1) != 1:
+            remedy = "zeropods pods up starts some, or give --pods 1"
+            raise UserError(f"--pods {arguments.pods}: no pods are up; {remedy}")
+        arguments.pods = 1
+        if "slots" not in arguments:
+            arguments.slots = own_slots()
+        return
+    slots = cluster.hosts[0].slots
+    if getattr(arguments, "slots", slots) != slots:
+        raise UserError(f"--slots {arguments.slots}: pods of {cluster.name} have {slots}")
+    arguments.slots = slots
+    if "pods" not in arguments:
+        arguments.pods = len(cluster.hosts)
 
 
 def _choice(arguments: argparse.Namespace) -> Choice:
@@ -311,6 +372,7 @@ def _basis(arguments: argparse.Namespace) -> _Basis:
     """The probe and the calibration for the GPU of a plan."""
     from zeropods.measure.calibration import kept_calibration
     from zeropods.measure.machine_probe import kept_probe, read_probe
+    from zeropods.measure.tries import kept_tries, span_with_tries, tries_on
     from zeropods.plan.gpus import words
     from zeropods.plan.machines import Machines
 
@@ -331,14 +393,21 @@ def _basis(arguments: argparse.Namespace) -> _Basis:
         gpu = getattr(arguments, "gpu", Machines().gpu)
         rates = f"a part of the published peak of {gpu}"
 
+    span_of_runs: SpanOfRuns | None = None
+    unknown = "none of your runs shows yet how far off they are (see --fit)"
+    source = f"Rates are {rates}; {unknown}."
     calibration = kept_calibration(folder)
     if calibration is not None:
         for fitted_gpu in calibration.factors:
             if words(gpu) <= words(fitted_gpu):
+                span_of_runs = partial(calibration.span, fitted_gpu)
                 source = f"Rates are {rates}, intervals those of {calibration.source}."
-                return _Basis(probe, partial(calibration.span, fitted_gpu), source)
-    unknown = "none of your runs shows yet how far off they are (see --fit)"
-    return _Basis(probe, None, f"Rates are {rates}; {unknown}.")
+                break
+    tries = tries_on(gpu, kept_tries(folder))
+    if tries:
+        span_of_runs = span_with_tries(tries, span_of_runs)
+        source = f"{source} What fits is as {len(tries)} of your tries showed (--tune)."
+    return _Basis(probe, span_of_runs, source)
 
 
 def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Request:
@@ -505,12 +574,14 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--lora-rank", whole, "N", "of the adapters (default: 16)"),
     ("--lora-targets", str, "NAMES", "ends of layers' names (default: all-linear)"),
     ("--bucket-size", whole, "ELEMENTS", "of reduce_bucket_size (default: 1e7)"),
+    ("--quantized", str, "NAMES", "zero3++: weights,gradients, or one of them"),
     ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 0.94)"),
     ("--latency", not_negative, "S", "of a message to a pod (default: 5e-5)"),
     ("--gpu", str, "NAME", "sets peak and memory (default: A100-40GB)"),
     ("--flops", _times(1e12), "TFLOP/S", "of a GPU (default: a share of its peak)"),
-    ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
+    ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: of --gpu)"),
     ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
+    ("--nvme-bandwidth", _times(1e9), "GB/S", "zero3_offload: its optimizer on a disk"),
     ("--price-per-hour", not_negative, "PRICE", "of one pod, in any currency (default: none)"),
     ("--steps", whole, "N", "of the training, for its time and cost"),
     ("--samples", whole, "N", "of the training set, in place of --steps"),

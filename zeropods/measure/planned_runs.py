@@ -149,7 +149,7 @@ def planned_run(record: Record) -> PlannedRun | None:
     if published_flops(gpu, mean.precision) is not None:
         machines = Machines(pods=record.pods, slots=record.slots, gpu=gpu)
         planned_seconds = step_time(mean, machines).seconds
-        measured_seconds = _measured_step(record)
+        measured_seconds = measured_step(record)
     return PlannedRun(
         work=largest,
         gpu=gpu,
@@ -185,7 +185,7 @@ def _measured_memory(record: Record) -> float | None:
     return max(peaks, default=None)
 
 
-def _measured_step(record: Record) -> float | None:
+def measured_step(record: Record) -> float | None:
     """Median seconds of a step after warm-up, of the slowest rank; None where not all ranks
     measured one."""
     medians = []

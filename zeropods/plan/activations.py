@@ -136,7 +136,9 @@ class Activations:
         width = GRADIENTS_OF_FEED_FORWARD[shape.is_decoder_only] * shape.inner
         gradients = element * work.batch_size * tokens * width
         if work.kernel in (EAGER, PLAIN):
-            gradients = max(gradients, 2 * saved.scores * work.batch_size * tokens**2)
+            # A decoder's scores are over its own tokens and, beside an encoder, over the source's.
+            keys = tokens if side == 0 else max(tokens, work.tokens)
+            gradients = max(gradients, 2 * saved.scores * work.batch_size * tokens * keys)
 
         layer = round(value_at(saved.layers[side], *sizes) / shape.layers[side])
         kept = layer

@@ -227,7 +227,7 @@ def ways_of(request: Request, choice: Choice) -> Iterator[Request]:
             replace,
             request,
             precision=precision,
-            attention=attention if request.shape.is_decoder_only else None,
+            attention=attention if request.shape.is_decoder_only else request.attention,
             gradient_checkpointing=checkpointing,
             techniques=(technique.name,),
         )

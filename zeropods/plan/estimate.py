@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zeropods.errors import UserError
 from zeropods.plan.facts import shape_for
 from zeropods.plan.gpus import (
+    GIGA,
     is_ambiguous,
     is_before_ampere,
     known_gpus,
@@ -34,9 +35,10 @@ from zeropods.plan.methods import (
     Method,
     planned_techniques,
 )
+from zeropods.plan.terms import total
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB, SECONDS_PER_HOUR, counted, nearest_multiples
-from zeropods.techniques import HPZ, Technique
+from zeropods.techniques import HPZ, TECHNIQUES, Technique
 
 BOTH, ALL = "both", "all"
 FITS, TIGHT, NO = "FITS", "TIGHT", "NO"
@@ -45,6 +47,11 @@ enough or too little within that error; too little."""
 MEMORY_ERROR = 0.08
 """The plan's error of memory, as a share, where no runs on the GPU are known: on an H200 the
 measured peaks were 0.92 to 1.08 of the planned ones (docs/plan.md)."""
+WEIGHTS, GRADIENTS = "weights", "gradients"
+QUANTIZED = (WEIGHTS, GRADIENTS)
+"""What ZeRO++ can send quantised, as INT8 and as INT4."""
+NVME_TECHNIQUE = "zero3_offload"
+"""The technique whose optimizer may lie on a disk: DeepSpeed offloads no other's there."""
 MOST_GLOBAL_BATCH = 2**31 - 1
 MAY_BE_ZERO = (
     "gradient_checkpointing",
@@ -56,7 +63,7 @@ MAY_BE_ZERO = (
 )
 KINDS = {False: "an encoder-decoder", True: "a causal model"}
 DEFAULTS: dict[bool, dict[str, int | None]] = {
-    False: {"batch_size": 32, "source_length": 96, "target_length": 96},
+    False: {"batch_size": 32, "source_length": 96, "target_length": 96, "attention": None},
     True: {
         "batch_size": 4,
         "seq_length": 512,
@@ -114,12 +121,15 @@ class Request:
     seq_length: int | None = None
     """Causal: tokens per row, padding included."""
     label_length: int | None = None
-    """Causal: tokens per row that carry a loss; all but the first if not given."""
+    """Causal: tokens per row that carry a loss; all but the first if not given, one of an
+    encoder-only model."""
     attention: str | None = None
-    """Causal: one of `plan.workload.ATTENTIONS`, or `all` for every one that the family has at this
-    precision on this GPU; if not given, `sdpa`, or `eager` for a family without it."""
+    """One of `plan.workload.ATTENTIONS` or, for a causal model, `all` for every one that the family
+    has at this precision on this GPU; if not given, `sdpa`, or `eager` for a family without it."""
     dropout: bool | None = None
     """Causal: whether there is dropout; if not given, as the family was published: GPT-2 has it."""
+    quantized: str = ""
+    """What ZeRO++ sends quantised: some of `QUANTIZED`, with a comma between them."""
     masters: str = FP32_MASTERS
     optimizer: str = ADAMW
     loss: str = OF_LABELS
@@ -148,10 +158,18 @@ class Request:
         yield from self._faults_of_checkpointing()
         yield from self._faults_of_lengths()
         yield from self._faults_of_method()
+        yield from self._faults_of_quantized()
+        yield from self._faults_of_nvme()
         if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
             other = "fp16" if self.shape.is_decoder_only else "fp32"
             place = f"--precision bf16: {self.machines.gpu}"
             yield f"{place} has no BF16 arithmetic; give --precision {other}"
+        yield from self._faults_of_attention()
+
+    def _faults_of_attention(self) -> Iterator[str]:
+        if self.attention == ALL and not self.shape.is_decoder_only:
+            place = f"--attention all: {self.model}"
+            yield f"{place} is {KINDS[False]}; give {' or '.join(self.shape.attentions)}"
         for name in self.attentions:
             fault = self._attention_fault(name)
             if fault is not None:
@@ -213,8 +231,23 @@ class Request:
             if self.precision != "bf16":
                 yield f"{flag}: is planned of weights in BF16; give --precision bf16"
         yield from self._faults_of_adapter()
-        if self.loss != OF_LABELS and not self.shape.is_decoder_only:
-            yield f"--loss {self.loss}: {self.model} is {KINDS[False]}; leave it out"
+        generates_all = self.shape.is_decoder_only and not self.shape.is_encoder_only
+        if self.loss != OF_LABELS and not generates_all:
+            yield f"--loss {self.loss}: {self.model} is {kind_of(self.shape)}; leave it out"
+
+    def _faults_of_quantized(self) -> Iterator[str]:
+        place = f"--quantized {self.quantized}"
+        names = self.quantized.split(",")
+        if self.quantized and not set(names) <= set(QUANTIZED):
+            yield f"{place}; expected {QUANTIZED[0]}, {QUANTIZED[1]}, or both with a comma"
+        if self.quantized and not any(map(_is_zeropp, self.techniques)):
+            yield f"{place}: is of ZeRO++; give --technique zero3++ too"
+
+    def _faults_of_nvme(self) -> Iterator[str]:
+        bandwidth = self.machines.nvme_bandwidth
+        if bandwidth and NVME_TECHNIQUE not in self.techniques:
+            place = f"--nvme-bandwidth {bandwidth / GIGA:g}"
+            yield f"{place}: is of ZeRO-3 with offload; give --technique {NVME_TECHNIQUE} too"
 
     def _faults_of_adapter(self) -> Iterator[str]:
         if self.adapter is None:
@@ -257,6 +290,15 @@ class Request:
     def planned_only(self) -> list[str]:
         """The flags of what is planned, and cannot be trained with this project yet."""
         flags = self.method.planned_only
+        if self.shape.is_encoder_only:
+            flags.append(f"--model {self.model}")
+        trains_with_sdpa = not self.shape.is_decoder_only and "sdpa" in self.shape.attentions
+        if trains_with_sdpa and self.attention == "eager":
+            flags.append("--attention eager")
+        if self.machines.nvme_bandwidth is not None:
+            flags.append(f"--nvme-bandwidth {self.machines.nvme_bandwidth / GIGA:g}")
+        if self.quantized:
+            flags.append(f"--quantized {self.quantized}")
         for technique in PLANNED_ONLY:
             if technique.name in self.techniques:
                 flags.append(f"--technique {technique.name}")
@@ -269,6 +311,8 @@ class Request:
         if self.seq_length is None:
             return self.source_length or 0, self.target_length or 0
         labels = self.label_length
+        if labels is None and self.shape.is_encoder_only:
+            labels = 1
         if labels is None:
             labels = max(1, self.seq_length - 1)
         return self.seq_length, labels
@@ -310,8 +354,8 @@ class Request:
         if name not in ATTENTIONS:
             return f"--attention {name}; expected {', '.join(ATTENTIONS)} or all"
         if name not in known:
-            supported = f"{self.shape.family} supports only {known[0]}"
-            return f"--attention {name}: {supported}; give --attention {known[0]}"
+            supported = f"{self.shape.family} supports only {' and '.join(known)}"
+            return f"--attention {name}: {supported}; give --attention {known[-1]}"
         if name == "flash_attention_2" and self.precision == "fp32":
             remedy = "give --precision bf16 or --attention sdpa"
             return f"--attention flash_attention_2: does not support fp32; {remedy}"
@@ -331,7 +375,7 @@ def request_for(model: str, **values: Any) -> Request:
     shape = shape_for(model, values.get("trust_remote_code", False))
     for name, value in values.items():
         if name in _foreign(shape):
-            kind = KINDS[shape.is_decoder_only]
+            kind = kind_of(shape)
             raise UserError(f"{_flag(name)} {value}: {model} is {kind}; {_remedy(name, shape)}")
     gpu = values.get("machines", Machines()).gpu
     memory = values.get("gpu_memory_bytes", memory_bytes(gpu))
@@ -346,6 +390,11 @@ def request_for(model: str, **values: Any) -> Request:
         usual = with_defaults["batch_size"]
         with_defaults["batch_size"] = _rows_of_a_pass(step_rows, processes, usual)
     return Request(model=model, **with_defaults)
+
+
+def kind_of(shape: Shape) -> str:
+    """The kind of a model, in words."""
+    return "an encoder-only model" if shape.is_encoder_only else KINDS[shape.is_decoder_only]
 
 
 def _rows_of_a_pass(step_rows: int, processes: int, most: int) -> int:
@@ -455,6 +504,7 @@ class Estimate:
             "pods": self.pods,
             "slots": self.slots,
             "host_bytes": self.host_bytes,
+            "nvme_bytes": self.slots * total(self.memory.nvme_terms),
             "samples_per_second": self.samples_per_second,
             "tokens_per_second": self.tokens_per_second,
             "total_seconds": self.total_seconds,
@@ -467,6 +517,7 @@ class Estimate:
             **asdict(self.time),
             "terms": [asdict(term) for term in self.memory.terms],
             "host_terms": [asdict(term) for term in self.memory.host_terms],
+            "nvme_terms": [asdict(term) for term in self.memory.nvme_terms],
         }
 
 
@@ -575,10 +626,24 @@ def requested_techniques(request: Request) -> list[Technique]:
 
 def zero_of(request: Request, technique: Technique) -> ZeroSettings:
     """The settings of ZeRO under a technique: ZeRO++ divides parameters a second time among a pod's
-    processes, as `dsconfig/zero3++.json` has it; it quantises nothing there."""
+    processes, as `dsconfig/zero3++.json` has it, and quantises what is asked for."""
+    is_on_nvme = request.machines.nvme_bandwidth is not None
+    if technique.offloads and technique.divides_parameters:
+        return replace(request.zero, on_nvme=is_on_nvme)
     if HPZ not in technique.keys:
         return request.zero
-    return replace(request.zero, secondary_ranks=request.machines.slots)
+    names = request.quantized.split(",")
+    return replace(
+        request.zero,
+        secondary_ranks=request.machines.slots,
+        quantizes_weights=WEIGHTS in names,
+        quantizes_gradients=GRADIENTS in names,
+    )
+
+
+def _is_zeropp(name: str) -> bool:
+    """Whether a technique of this name is ZeRO++."""
+    return any(technique.name == name and HPZ in technique.keys for technique in TECHNIQUES)
 
 
 def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None) -> Estimate:

@@ -16,7 +16,7 @@ from zeropods.files import is_path, write_json
 from zeropods.plan.known_models import known_models, known_name
 from zeropods.plan.workload import Saved, Shape, Weight
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of what is kept in the cache."""
 CONFIG = "config.json"
 FACTS = Path(__file__).with_name("facts.json")

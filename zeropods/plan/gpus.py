@@ -51,6 +51,9 @@ class Card:
     left out what they reserve for themselves, up to 2 %."""
     bandwidth: float
     """Bytes per second between the GPU and its memory."""
+    host_link: float | None
+    """Bytes per second between the GPU and its host, each way, as published: PCIe with 16 lanes, or
+    NVLink to a processor on the same board; None where the data sheet does not say."""
     flops: dict[str, float]
     """Dense FLOP/s by precision, where the GPU has it: without sparsity, FP32 outside the tensor
     cores (what PyTorch does by default, without TF32), FP16 and BF16 in them, added up in FP32."""
@@ -82,6 +85,7 @@ def cards() -> tuple[Card, ...]:
                 capability=capability,
                 memory_bytes=int(line["mib"]) * MIB,
                 bandwidth=float(line["terabytes_per_second"]) * TERA,
+                host_link=float(line["host_link"]) * GIGA if line["host_link"] else None,
                 flops=flops,
             )
         )
@@ -126,6 +130,13 @@ def memory_bandwidth(gpu: str) -> float | None:
     """Bytes per second between a GPU and its memory, as published; None for an unknown GPU."""
     card = find_card(gpu)
     return None if card is None else card.bandwidth
+
+
+def host_link(gpu: str) -> float | None:
+    """Bytes per second between a GPU and its host, each way, as published; None where unknown. A
+    variant or a slice has the link of its card."""
+    card = _relative(gpu)
+    return None if card is None else card.host_link
 
 
 def is_before_ampere(gpu: str) -> bool:

@@ -7,8 +7,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zeropods.errors import UserError
-from zeropods.plan.gpus import GIGA, known_gpus, memory_bandwidth, names_near, published_flops
-from zeropods.plan.memory import touched
+from zeropods.plan.gpus import (
+    GIGA,
+    host_link,
+    known_gpus,
+    memory_bandwidth,
+    names_near,
+    published_flops,
+)
+from zeropods.plan.memory import touched_by_all
 from zeropods.plan.workload import MASTER, Workload, share
 
 ACHIEVED = {"fp32": 11.2 / 19.5, "bf16": 0.4, "fp16": 0.4}
@@ -23,6 +30,11 @@ LAUNCH_SECONDS = 15e-6
 """Seconds of `Machines.launch_seconds`, fitted to two published runs of ZeRO-3 with few tokens, of
 6.86 billion parameters on H100s and 1.84 billion on an A100: with it they are planned 3 and 5 % too
 fast. An H200's host that was measured took 29 us."""
+HOST_LINK_SHARE = 0.75
+"""Share of the published bandwidth between a GPU and its host that copies reach: 12 of the 16 GB/s
+of PCIe 3.0 with 16 lanes. An H200 that was measured reached 54 of 64."""
+SLOW_HOST_LINK = 16 * GIGA
+"""Bytes per second of PCIe 3.0 with 16 lanes, each way, for a GPU whose link is not known."""
 TREE_SHARE = 0.9
 """Share of a link's bandwidth that NCCL assumes for a tree (2.7, src/graph/tuning.cc)."""
 PCIE_LATENCY = 5.7e-6
@@ -45,16 +57,27 @@ class Machines:
     """Bytes per second through a pod's link, each way, as collectives reach it."""
     latency_seconds: float = 50e-6
     """Seconds of one message between two pods."""
-    pcie_bandwidth: float = 12 * GIGA
-    """Bytes per second between a GPU and its host, each way: PCIe 3.0 x16 as copies reach it."""
+    pcie_bandwidth: float | None = None
+    """Bytes per second between a GPU and its host, each way; if not given, `HOST_LINK_SHARE` of the
+    GPU's published link, or `SLOW_HOST_LINK` where none is known."""
     peer_bandwidth: float | None = None
     """Bytes per second between a pod's GPUs, each way, as collectives reach it (NVLink); that of
     PCIe if not given."""
+    nvme_bandwidth: float | None = None
+    """Bytes per second of a pod's disk, for what ZeRO-3 offloads to it; None where it offloads to
+    memory."""
     host_bandwidth: float = 50 * GIGA
     """Bytes per second between a pod's processor and its memory: a few channels of DDR4."""
     launch_seconds: float = LAUNCH_SECONDS
     """Seconds in which the host launches one operation of PyTorch, its part of autograd
     included."""
+
+    @property
+    def host_link(self) -> float:
+        """Bytes per second between a GPU and its host, each way, as copies reach it."""
+        if self.pcie_bandwidth is not None:
+            return self.pcie_bandwidth
+        return HOST_LINK_SHARE * (host_link(self.gpu) or SLOW_HOST_LINK)
 
     def achieved_flops(self, precision: str) -> float:
         """FLOP/s of one process.
@@ -85,9 +108,9 @@ of the weight is written. It stands for BF16 masters and 8-bit moments too, whic
 DDP_BUCKET_BYTES = 25 << 20
 """Default size of a bucket of PyTorch's DistributedDataParallel."""
 GRADIENT_COPY_SHARE = 0.5
-"""Share of the PCIe bandwidth that gradients reach which accumulate on the host, one tensor at a
-time: 7.8 GB took 0.29 s on an H200 whose link does 54 GB/s (bloom-560m, `zero2_offload`, 4
-passes)."""
+"""Share of the bandwidth to the host that gradients reach which accumulate there, one tensor at a
+time: 7.8 GB took 0.29 s on an H200 whose link does 54 GB/s (bloom-560m, `zero2_offload`, 4 passes).
+DeepSpeed waits for all earlier copies before each (`_wait_for_offload_copies`)."""
 
 OUTSIDE_LAUNCHES = 177
 """Operations of a pass for embeddings, masks, head and loss, counted in a T5."""
@@ -103,6 +126,9 @@ STAGE_3_LAUNCHES = 120
 of its modules, which fetch and release parameters (stage3.py, `DeepSpeedZeRoOffload`). The time
 that layers take forward, computed again, and backward counts three times. Fitted, with the next, to
 qwen3-0.6b and bloom-560m on an H200."""
+INT8_BYTES, INT4_BYTES = 1, 0.5
+"""Bytes per element of what ZeRO++ sends quantised. Its scales are left out: 4 B for some 4,000 to
+16,000 weights (partition_parameters.py, `CUDAQuantizer`)."""
 STEP_LAUNCHES = {1: 145, 2: 145, 3: 600}
 """What the optimizer's step of a stage adds for each layer: norms, checks, copies between flat
 buffers and weights. Of stages 1 and 2 it is what qwen3-0.6b took longer by `zero2` on an H200."""
@@ -227,6 +253,11 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
     the GPU, and sent back (DeepSpeed 0.19.8, stage_1_and_2.py,
     `async_accumulate_grad_in_cpu_via_gpu`; stage3.py, `partition_grads`, which does so in a single
     pass too).
+
+    In stages 1 and 2 one process after the other copies its gradients while the rest wait: a share
+    is a run of tensors in the model's order, and the next bucket is reduced on the stream that
+    copies this one's (`reduce_ipg_grads`; `round_robin_gradients`, which would spread the tensors,
+    is off). Stage 3 divides each tensor, so that all copy at the same time.
     """
     technique = work.technique
     if not technique.offloads:
@@ -235,21 +266,41 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
     parameters = share(work.shape.parameters, work.ranks)
     size = work.element_bytes
     masters = MASTER * parameters
+    if not technique.divides_parameters:
+        masters = MASTER * work.shape.parameters
     if technique.divides_parameters:
         weights = 2 * passes * size * parameters
         gradients = 2 * passes * size * parameters
-        return (masters + weights + gradients) / machines.pcie_bandwidth
+        return (masters + weights + gradients) / machines.host_link + _nvme_seconds(work, machines)
 
     weights = size * parameters
-    seconds = (masters + weights) / machines.pcie_bandwidth
+    seconds = (masters + weights) / machines.host_link
     if passes > 1:
         times = 2
         if technique.divides_gradients:
             # The first pass has nothing to fetch.
             times = 2 * passes - 1
-        gradients = times * size * touched(work.shape, work.rates_by_kind, work.ranks)
-        seconds += gradients / (GRADIENT_COPY_SHARE * machines.pcie_bandwidth)
+        elements = touched_by_all(work.shape, work.rates_by_kind, work.ranks)
+        gradients = times * size * elements
+        seconds += gradients / (GRADIENT_COPY_SHARE * machines.host_link)
     return seconds
+
+
+def _nvme_seconds(work: Workload, machines: Machines) -> float:
+    """Seconds in which the slots of a pod read and write what lies on its disk, one sub-group after
+    the other, while nothing else runs.
+
+    Gradients of the masters are written in the backward pass; then masters, moments and gradients
+    are read, and masters and moments written (DeepSpeed 0.19.8, stage3.py,
+    `_offload_grad_partition_at_boundary`, `_optimizer_states_and_gradient_swap_in` and `_out`;
+    `pipeline_read` and `pipeline_write` are off).
+    """
+    if not work.zero.on_nvme or machines.nvme_bandwidth is None:
+        return 0.0
+    masters_and_gradients = 2 * work.master_bytes
+    size = 2 * (masters_and_gradients + work.moment_bytes)
+    parameters = share(work.shape.parameters, work.ranks)
+    return machines.slots * size * parameters / machines.nvme_bandwidth
 
 
 def _processor_seconds(work: Workload, machines: Machines) -> float:
@@ -294,7 +345,7 @@ class Network:
         """Bytes per second of the slowest link of a ring over all processes."""
         if self.machines.pods > 1:
             return self.machines.bandwidth
-        return self.machines.peer_bandwidth or self.machines.pcie_bandwidth
+        return self.machines.peer_bandwidth or self.machines.host_link
 
     @property
     def hops(self) -> int:
@@ -340,17 +391,50 @@ def traffic(work: Workload, machines: Machines) -> Traffic:
         reduce = network.reduced_everywhere if zero.multi_rank_all_reduce else network.around
         return Traffic(0.0, reduce(buckets), network.around(1))
 
-    matrices = sum(weight.is_matrix for weight in work.shape.weights)
-    gather = network.around(matrices)
+    gathered = network
+    messages = sum(weight.is_matrix for weight in work.shape.weights)
+    if zero.quantizes_weights:
+        gathered = replace(network, size=INT8_BYTES * parameters)
+        # The scales are sent by themselves.
+        messages *= 2
+    gather = gathered.around(messages)
     # Parameters that the forward pass has left gathered need not be fetched again.
     share_to_fetch_again = max(0.0, 1 - zero.live_elements / parameters)
     again = gather
     if zero.secondary_ranks > 1:
         # Once a step over all processes, every other time within a pod.
-        again = _within_a_pod(network, zero.secondary_ranks).around(matrices)
+        again = _within_a_pod(gathered, zero.secondary_ranks).around(messages)
         passes = work.gradient_accumulation
         gather = (gather + (passes - 1) * again) / passes
-    return Traffic(gather, share_to_fetch_again * again + network.around(buckets), 0.0)
+    reduce_seconds = network.around(buckets)
+    if zero.quantizes_gradients and machines.pods > 1:
+        reduce_seconds = _quantized_reduction(work, network)
+    return Traffic(gather, share_to_fetch_again * again + reduce_seconds, 0.0)
+
+
+def _quantized_reduction(work: Workload, network: Network) -> float:
+    """Seconds in which ZeRO++ reduces all gradients once, as INT4.
+
+    Each process sends a part of a matrix's gradient to each other one of its pod, and what these
+    parts come to, to its like in each other pod: P / 2 bytes, first within a pod, then through a
+    pod's link. Scales are sent by themselves, so that there are four messages a matrix. Gradients
+    that cannot be divided among twice the processes, and those of biases and norms, go round the
+    ring as they are (DeepSpeed 0.19.8, coalesced_collectives.py, `all_to_all_quant_reduce`).
+    """
+    machines = network.machines
+    quantized = 0
+    matrices = 0
+    for weight in work.shape.weights:
+        if weight.is_matrix and weight.size % (2 * work.ranks) == 0:
+            quantized += weight.size
+            matrices += 1
+    others = work.shape.parameters - quantized
+    within = _within_a_pod(network, machines.slots)
+    sent_within = (machines.slots - 1) / machines.slots * INT4_BYTES * quantized / within.link
+    sent_between = (machines.pods - 1) / machines.pods * INT4_BYTES * quantized / network.link
+    latency = network.hops * network.hop_seconds + machines.latency_seconds
+    as_they_are = replace(network, size=work.element_bytes * others).around(1)
+    return sent_within + sent_between + 2 * matrices * latency + as_they_are
 
 
 def _within_a_pod(network: Network, ranks: int) -> Network:

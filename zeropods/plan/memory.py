@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import accumulate
 
@@ -34,6 +35,8 @@ class PlannedMemory:
     terms: tuple[Term, ...]
     """Terms of the GPU's memory."""
     host_terms: tuple[Term, ...]
+    nvme_terms: tuple[Term, ...] = ()
+    """Terms of what lies on a disk of the host."""
     state_bytes: int
     """Bytes of parameters, gradients and optimizer states on any device, just before the
     optimizer's step: gradients that accumulated over several passes are reduced to a rank's share
@@ -117,7 +120,8 @@ def plan_memory(
     return PlannedMemory(
         terms=tuple(terms),
         host_terms=_host_terms(work, states.on_host),
-        state_bytes=total(before_the_step.on_gpu) + total(before_the_step.on_host),
+        nvme_terms=tuple(states.on_nvme),
+        state_bytes=sum(map(total, before_the_step.wherever_they_lie)),
         # PyTorch's allocator gives cuBLAS its workspaces; CUDA's context is outside of it.
         peak_allocated_bytes=lasting + transient + workspaces,
         rank_0_reads=work.technique.divides_parameters,
@@ -182,6 +186,12 @@ class _States:
 
     on_gpu: list[Term]
     on_host: list[Term]
+    on_nvme: list[Term] = field(default_factory=list)
+
+    @property
+    def wherever_they_lie(self) -> tuple[list[Term], ...]:
+        """The terms of every place."""
+        return self.on_gpu, self.on_host, self.on_nvme
 
 
 def _states(work: Workload) -> _States:
@@ -209,6 +219,8 @@ def _states(work: Workload) -> _States:
     if work.master_bytes < MASTER:
         name = "gradients of the master, BF16"
     master = Term.of(name, work.master_bytes, shape.parameters, work.ranks, "gradients")
+    if work.zero.on_nvme:
+        return _States(on_gpu=kept_whole, on_host=[weights, gradients], on_nvme=[master, optimizer])
     if technique.divides_parameters:
         return _States(on_gpu=kept_whole, on_host=[weights, gradients, master, optimizer])
     on_host = [master, optimizer]
@@ -458,6 +470,9 @@ def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
     if rounding:
         formula = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
         lasting.append(Term("rounding of pinned memory", rounding, formula))
+    if work.zero.on_nvme:
+        # They are not PyTorch's own pinned memory, and not rounded.
+        lasting.append(_buffers_of_nvme(work))
     if _accumulates_on_host(work):
         # Each tensor has a pinned buffer of its own, whose rounding is not counted.
         elements = touched(shape, work.rates_by_kind, work.ranks)
@@ -469,6 +484,23 @@ def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
         lasting.append(replace(loaded, bytes=missing, formula=formula))
     process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
     return (*lasting, process)
+
+
+def _buffers_of_nvme(work: Workload) -> Term:
+    """Buffers in host memory of what lies on a disk: each for a master, a gradient or a moment of
+    the largest sub-group.
+
+    Source: DeepSpeed 0.19.8, swap_tensor/optimizer_utils.py, `OptimizerSwapper`, to which stage3.py
+    gives the largest sub-group (`_configure_tensor_swapping`).
+    """
+    zero = work.zero
+    elements = largest_sub_group(
+        work.shape, work.rates_by_kind, work.ranks, zero.sub_group_elements
+    )
+    size = zero.nvme_buffers * work.master_bytes
+    term = Term.of("buffers of what lies on NVMe", size, elements)
+    formula = f"{zero.nvme_buffers} x {work.master_bytes} B x the largest sub-group"
+    return replace(term, formula=formula)
 
 
 def _accumulates_on_host(work: Workload) -> bool:
@@ -493,17 +525,34 @@ def touched(shape: Shape, rates_by_kind: bool, ranks: int) -> int:
     """
     # By rank, how many more elements its share touches than that of the rank before it.
     changes = Counter[int]()
+    for size, first, end in _ranks_of_tensors(shape, rates_by_kind, ranks):
+        changes[first] += size
+        changes[end] -= size
+    in_order = (change for _, change in sorted(changes.items()))
+    return max(accumulate(in_order))
+
+
+@cache
+def touched_by_all(shape: Shape, rates_by_kind: bool, ranks: int) -> int:
+    """The sum of what each rank's share touches: a tensor that lies in several shares counts once
+    for each of them."""
+    in_shares = _ranks_of_tensors(shape, rates_by_kind, ranks)
+    return sum(size * (end - first) for size, first, end in in_shares)
+
+
+def _ranks_of_tensors(
+    shape: Shape, rates_by_kind: bool, ranks: int
+) -> Iterator[tuple[int, int, int]]:
+    """Of each tensor the number of its elements, the first rank whose share it lies in, and the one
+    after the last."""
     for sizes in _parameter_groups(shape, rates_by_kind):
         # A parameter group is cut into equal shares, wherever its tensors end.
         part = share(sum(sizes), ranks)
         begin = 0
         for size in sizes:
             end = begin + size
-            changes[begin // part] += size
-            changes[min(ranks, share(end, part))] -= size
+            yield size, begin // part, min(ranks, share(end, part))
             begin = end
-    in_order = (change for _, change in sorted(changes.items()))
-    return max(accumulate(in_order))
 
 
 @cache

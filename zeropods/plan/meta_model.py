@@ -19,6 +19,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -103,12 +104,17 @@ def _from_config(given: dict[str, Any], folder: str | None) -> PreTrainedModel:
         settings = CONFIG_MAPPING[given["model_type"]].from_dict(given)
     else:
         settings = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    is_decoder = settings.is_encoder_decoder or getattr(settings, "is_decoder", False)
-    if settings.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_decoder:
-        raise ValueError("it is an encoder-only model, which generates no text")
     kind = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
+    if _is_encoder_only(settings):
+        kind = AutoModelForSequenceClassification
     with torch.device("meta"):
         return kind.from_config(settings, trust_remote_code=folder is not None, dtype=torch.float32)
+
+
+def _is_encoder_only(settings: Any) -> bool:
+    """Whether a configuration is of a model that sees whole rows and generates no text."""
+    is_decoder = settings.is_encoder_decoder or getattr(settings, "is_decoder", False)
+    return settings.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_decoder
 
 
 def _window(model: PreTrainedModel) -> tuple[int | None, int]:
@@ -160,8 +166,16 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
     found = traced.run()
 
     vocabulary = table.shape[0] if head is None else head.weight.shape[0]
+    is_encoder_only = _is_encoder_only(model.config)
+    if is_encoder_only:
+        vocabulary = model.config.num_labels
+    # What is usual is left out.
+    of_kind = {}
+    if is_encoder_only:
+        of_kind["is_encoder_only"] = True
     return {
         "facts": {
+            **of_kind,
             "family": model.config.model_type,
             "is_decoder_only": is_causal,
             "layers": [len(stack) for stack in stacks],
@@ -229,7 +243,7 @@ def _attentions(model: PreTrainedModel, settings: Any, is_causal: bool) -> list[
     has_sdpa = model._supports_sdpa
     is_soft_capped = getattr(settings, "attn_logit_softcapping", None) is not None
     has = {
-        "eager": is_causal or not has_sdpa,
+        "eager": True,
         "sdpa": has_sdpa and not is_soft_capped,
         "flash_attention_2": is_causal
         and has_sdpa

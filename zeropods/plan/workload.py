@@ -22,9 +22,17 @@ from zeropods.plan.methods import (
     QLORA,
     Method,
 )
-from zeropods.techniques import HPZ, TECHNIQUES, Technique, block
+from zeropods.techniques import (
+    HPZ,
+    QUANTIZED_GRADIENTS,
+    QUANTIZED_WEIGHTS,
+    TECHNIQUES,
+    Technique,
+    block,
+)
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+NVME = "nvme"
 MASTER = 4
 """Bytes per parameter of an FP32 master."""
 FORWARD, BACKWARD = 2, 4
@@ -99,7 +107,9 @@ class Shape:
     family: str
     """Type of the model, as configurations call it: `t5`, `llama`."""
     is_decoder_only: bool
-    """Whether it has no encoder, so that source and target are one row."""
+    """Whether it has one stack of layers, so that source and target are one row."""
+    is_encoder_only: bool = False
+    """Whether this stack sees whole rows, and a row has one label, its class."""
     layers: list[int]
     """Number of layers in the encoder and in the decoder, or in the only stack."""
     layer_parameters: list[int]
@@ -241,6 +251,16 @@ class ZeroSettings:
     secondary_ranks: int = 1
     """`zero_hpz_partition_size`: number of processes, those of a pod, among which ZeRO++ divides
     all parameters a second time; 1 where it does not."""
+    quantizes_weights: bool = False
+    """`zero_quantized_weights`: stage 3 sends parameters as INT8."""
+    quantizes_gradients: bool = False
+    """`zero_quantized_gradients`: stage 3 sends gradients of matrices as INT4, where there are
+    several pods."""
+    on_nvme: bool = False
+    """`offload_optimizer.device` is `nvme`: what stage 3 offloads of the optimizer lies on a disk,
+    and a sub-group of it at a time in host memory."""
+    nvme_buffers: int = 4
+    """`offload_optimizer.buffer_count`: number of buffers in host memory for what lies there."""
     pins: bool = True
     """`pin_memory`: whether what is offloaded lies in pinned memory."""
 
@@ -280,6 +300,9 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
         persistent_elements=elements("param_persistence_threshold", 1e5),
         sub_group_elements=elements("sub_group_size", 1e9),
         secondary_ranks=_secondary_ranks(zero),
+        quantizes_weights=zero.get(QUANTIZED_WEIGHTS.rpartition(".")[2]) is True,
+        quantizes_gradients=zero.get(QUANTIZED_GRADIENTS.rpartition(".")[2]) is True,
+        on_nvme=optimizer.get("device") == NVME,
         pins=bool(optimizer.get("pin_memory", False)),
     )
 
@@ -493,7 +516,7 @@ class Workload:
         Padding is computed too. With a mask, and where scores are kept, the whole square of
         attention is computed, at least twice what is needed.
         """
-        whole = self.kernel != FUSED
+        whole = self.kernel != FUSED or self.shape.is_encoder_only
         once = self.shape.training_flops(self.tokens, self.labels, whole=whole)
         unlabelled = self.head_tokens - self.labels
         once += (FORWARD + BACKWARD) * self.shape.embedding * unlabelled

@@ -180,7 +180,7 @@ class AdviceReport:
             assumed.append("PCIe between a pod's GPUs (no --peer-bandwidth)")
         uses_pcie = stays_in_pod or any(estimate.technique.offloads for estimate in estimates)
         if uses_pcie and "pcie_bandwidth" not in self.given:
-            gigabytes = machines.pcie_bandwidth / GIGA
+            gigabytes = machines.host_link / GIGA
             assumed.append(f"PCIe of {gigabytes:.3g} GB/s (no --pcie-bandwidth)")
         return assumed
 
@@ -199,7 +199,7 @@ class AdviceReport:
             return wrapped(f"{technique.name}: {reason}, where it divides nothing.")
         words = launch_words(way.request, way)
         if words is None:
-            return wrapped(_why_no_command(self.request.model))
+            return wrapped(why_no_command(self.request.model))
         file = way.estimate.technique.file
         named = "without a DeepSpeed configuration"
         if file is not None:
@@ -246,10 +246,12 @@ def _cheapest(way: Way) -> str:
     return f"{sentence}."
 
 
-def launch_words(request: Request, way: Way) -> list[str] | None:
+def launch_words(request: Request, way: Way, data: str | None = None) -> list[str] | None:
     """The words of the command that trains in this way; None where no script finds the model.
 
-    The data are those that the scripts take where none are named, under these names here.
+    Args:
+        data: the data; if not given, those that the scripts take where none are named, under these
+            names here.
     """
     estimate = way.estimate
     work = estimate.work
@@ -262,10 +264,11 @@ def launch_words(request: Request, way: Way) -> list[str] | None:
     else:
         words += ["--num-pods", str(estimate.pods)]
     if work.shape.is_decoder_only:
-        words += ["--", CAUSAL_SCRIPT, "--model_name_or_path", model, "--data", CAUSAL_DATA]
+        words += ["--", CAUSAL_SCRIPT, "--model_name_or_path", model, "--data", data or CAUSAL_DATA]
         words += ["--max_seq_length", str(work.tokens), "--attn_implementation", work.attention]
     else:
-        words += ["--", T5_SCRIPT, "--model_id", model, "--dataset_path", T5_DATA]
+        words += ["--", T5_SCRIPT, "--model_id", model]
+        words += ["--dataset_path", data or T5_DATA]
     if model in (*T5_TINY, *CAUSAL_TINY):
         # Our own models have no pretrained weights.
         words += ["--init", "random"]
@@ -298,7 +301,7 @@ def model_to_train(model: str) -> str | None:
         return model
 
 
-def _why_no_command(model: str) -> str:
+def why_no_command(model: str) -> str:
     """Why no script finds a model by its name, in a sentence."""
     if Path(model).exists():
         reason = "a configuration alone has no weights, so there is no command to train it"

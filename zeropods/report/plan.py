@@ -132,7 +132,8 @@ class PlanReport:
         for estimate in self.plan.estimates:
             if technique is not None and technique != estimate.technique.name:
                 continue
-            places = {"GPU": estimate.memory.terms, "host": estimate.memory.host_terms}
+            memory = estimate.memory
+            places = {"GPU": memory.terms, "host": memory.host_terms, "NVMe": memory.nvme_terms}
             for where, terms in places.items():
                 for term in terms:
                     line = {

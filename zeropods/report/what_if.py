@@ -27,7 +27,7 @@ from zeropods.techniques import TECHNIQUES
 MOST_PODS = 1 << 14
 """Pods up to which the fewest are looked for. A choice."""
 UNITS = {"gpu_memory_bytes": GIB, "host_memory_bytes": GIB, "flops": TERA} | dict.fromkeys(
-    ("bandwidth", "pcie_bandwidth", "peer_bandwidth"), GIGA
+    ("bandwidth", "pcie_bandwidth", "peer_bandwidth", "nvme_bandwidth"), GIGA
 )
 """Factors by which a flag's number is multiplied, for flags whose number is not used as it
 stands."""

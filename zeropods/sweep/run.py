@@ -208,7 +208,7 @@ def _run(
     began = time.monotonic()
     try:
         if trial.cell.is_one_process:
-            record = _run_alone(trial.launch, supervision, without_gpus=without_gpus)
+            record = run_alone(trial.launch, supervision, without_gpus=without_gpus)
         else:
             record = _run_on_pods(trial, next_cluster(), supervision)
     except (UserError, OSError) as error:
@@ -218,7 +218,7 @@ def _run(
     trial.take(record, time.monotonic() - began)
 
 
-def _run_alone(launch: Launch, supervision: Supervision, *, without_gpus: bool) -> Record:
+def run_alone(launch: Launch, supervision: Supervision, *, without_gpus: bool) -> Record:
     """Run a launch of one process on this machine."""
     visibility = variable_set(VISIBLE, HIDDEN) if without_gpus else nullcontext()
     with locked(launch.folder, LAUNCH_LOCK), visibility:

@@ -337,7 +337,7 @@ def test_an_assumed_speed_is_named_with_its_value(capsys: pytest.CaptureFixture[
     text = shown(capsys, "t5-small", "--gpu-memory", "24")
     assert "3 pods of 1 GPU (24 GiB each)" in text
     assert "the speed of an A100-40GB (no --gpu), a network of 10 Gbit/s between pods (no --bandwidth)" in text
-    assert "PCIe of 12 GB/s (no --pcie-bandwidth)" in text
+    assert "PCIe of 24 GB/s (no --pcie-bandwidth)" in text
 
 
 @pytest.mark.parametrize(

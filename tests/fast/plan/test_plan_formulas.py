@@ -122,6 +122,8 @@ P = 224
 TOUCHED = 176
 """Of its gradients, on the first of two ranks. Trainer's groups: 10, 4 x 4, 2 x 6, 8 x 4, 2 x 6 elements, cut at 41 in
 the first matrix of the decoder, the first 42; 64, 3 x 2, 64, 4 x 2 elements, cut at 71 in the decoder's biases: 134."""
+TOUCHED_BY_BOTH = 224 + 4 + 64
+"""Of all gradients, with the two that are cut counted twice."""
 PLAIN = ZeroSettings(reduce_elements=100, persistent_elements=0)
 
 
@@ -358,11 +360,13 @@ def test_overlapping_communication_is_waited_for_only_as_far_as_it_is_longer() -
 @pytest.mark.parametrize(
     ("technique", "passes", "offload", "processor"),
     [
-        # Half the parameters: 4 B down and 4 B up; Adam moves 28 B, once. Stage 3 fetches weights twice in each pass,
-        # and moves gradients both ways. Gradients of stage 2 that accumulate move whole, seven times, at half the rate.
-        ("zero2_offload", 1, 112 * 8 / 64, 112),
+        # Half the parameters go up, 4 B each, and Adam moves 28 B of them, once. Gradients of stage 2 go down from one
+        # process after the other, 4 B of all parameters; those that accumulate whole, seven times, at half the rate.
+        # Stage 3 sends its half down, fetches weights twice in each pass, and moves gradients both ways.
+        ("zero2_offload", 1, (224 * 4 + 112 * 4) / 64, 112),
         ("zero3_offload", 1, 112 * (4 + 8 + 8) / 64, 112),
-        ("zero2_offload", 4, 112 * 8 / 64 + 7 * 4 * TOUCHED / 32, 112),
+        ("zero1_offload", 4, (224 * 4 + 112 * 4) / 64 + 2 * 4 * TOUCHED_BY_BOTH / 32, 112),
+        ("zero2_offload", 4, (224 * 4 + 112 * 4) / 64 + 7 * 4 * TOUCHED_BY_BOTH / 32, 112),
     ],
 )
 def test_offloading_sends_gradients_down_and_weights_up(

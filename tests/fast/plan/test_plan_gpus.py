@@ -72,6 +72,25 @@ def test_a_name_means_its_card_however_it_is_written(gpu: str, card: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("gpu", "gigabytes"),
+    [
+        # Three quarters of 16 lanes of PCIe 3.0, 4.0 and 5.0, and of NVLink to a processor on the same board.
+        ("Tesla T4", 12),
+        ("A800", 24),
+        ("NVIDIA GeForce RTX 3090 Ti", 24),
+        ("NVIDIA H200", 48),
+        ("NVIDIA GH200 480GB", 337.5),
+        # Not published, and not known.
+        ("A10G", 12),
+        ("a card of the future", 12),
+    ],
+)
+def test_copies_to_the_host_reach_three_quarters_of_the_published_link(gpu: str, gigabytes: float) -> None:
+    assert Machines(gpu=gpu).host_link == pytest.approx(gigabytes * 1e9)
+    assert Machines(gpu=gpu, pcie_bandwidth=5e9).host_link == 5e9
+
+
+@pytest.mark.parametrize(
     ("gpu", "near"),
     [
         ("NVIDIA GeForce RTX 4090 Laptop GPU", ["RTX 4090"]),

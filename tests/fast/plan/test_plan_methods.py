@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.fast.plan.test_plan_formulas import LINKED, LLAMA, LLAMA_WORK, PLAIN
+from tests.fast.plan.test_plan_formulas import LINKED, LLAMA, LLAMA_WORK, PLAIN, T5_WORK
 from zeropods.cli import parser
 from zeropods.errors import UserError
 from zeropods.plan.activations import Activations
 from zeropods.plan.estimate import plan, request_for
 from zeropods.plan.facts import shape_named
-from zeropods.plan.machines import step_time, traffic
+from zeropods.plan.machines import Machines, step_time, traffic
 from zeropods.plan.memory import PlannedMemory, plan_memory
 from zeropods.plan.methods import FSDP2, Method
-from zeropods.plan.workload import Saved, Workload
+from zeropods.plan.workload import Saved, Workload, read_zero_settings
 from zeropods.techniques import technique_named
 
 P, MATRICES = 136, 84
@@ -159,6 +159,19 @@ def test_bytes_of_a_loss(loss: str, of_bytes: int) -> None:
             for names in ("q_proj, v_proj", "q_proj,", ",", "", "c attn", " c_attn")
         ),
         ("t5-tiny", {"loss": "chunked"}, "--loss chunked: t5-tiny is an encoder-decoder"),
+        ("t5-tiny", {"attention": "all"}, "--attention all: t5-tiny is an encoder-decoder; give eager or sdpa"),
+        ("t5-tiny", {"attention": "flash_attention_2"}, "t5 supports only eager and sdpa; give --attention sdpa"),
+        (
+            "llama-tiny",
+            {"machines": Machines(nvme_bandwidth=3e9), "techniques": ("zero2_offload",)},
+            "--nvme-bandwidth 3: is of ZeRO-3 with offload; give --technique zero3_offload too",
+        ),
+        ("llama-tiny", {"quantized": "weights"}, "--quantized weights: is of ZeRO++; give --technique zero3++ too"),
+        (
+            "llama-tiny",
+            {"quantized": "weights, gradients", "techniques": ("zero3++",)},
+            "--quantized weights, gradients; expected weights, gradients, or both with a comma",
+        ),
         (
             "llama-tiny",
             {"masters": "none", "precision": "bf16", "techniques": ("zero2",)},
@@ -203,3 +216,83 @@ def test_zeropp_keeps_a_second_share_and_gathers_it_within_a_pod() -> None:
     # Of four passes the first alone gathers from all.
     passes = traffic(replace(zeropp, gradient_accumulation=4), machines)
     assert passes.forward == pytest.approx((everywhere + 3 * within) / 4, rel=1e-3)
+
+
+def test_zeropp_sends_weights_in_a_byte_and_gradients_of_matrices_in_half_of_one() -> None:
+    # Two pods of two processes. 16, 8, 8 and 16 elements can be divided among twice four processes; 88 others go on
+    # round the ring, 2 B each. The 48 are sent within a pod, then between pods, each time half of them.
+    work = replace(LLAMA_WORK, technique=technique_named("zero3++"), ranks=4)
+    settings = replace(PLAIN, live_elements=0, secondary_ranks=2, quantizes_weights=True, quantizes_gradients=True)
+    found = traffic(replace(work, zero=settings), replace(LINKED, slots=2))
+    everywhere, within = 3 / 4 * P / 100, 1 / 2 * P / 64
+    reduced = 1 / 2 * 48 / 2 / 64 + 1 / 2 * 48 / 2 / 100 + 3 / 4 * 2 * 88 / 100
+    assert found == pytest.approx((everywhere, within + reduced, 0), rel=1e-3)
+    # Within one pod gradients are sent as they are.
+    alone = traffic(replace(work, zero=replace(settings, secondary_ranks=1)), replace(LINKED, pods=1, slots=4))
+    assert alone == pytest.approx((3 / 4 * P / 64, 3 / 4 * P / 64 + 3 / 4 * 2 * P / 64, 0), rel=1e-3)
+
+
+def test_quantised_traffic_is_that_of_zeropp_alone_and_planned_only() -> None:
+    asked = {"machines": replace(LINKED, slots=2), "quantized": "weights,gradients"}
+    made = plan(request_for("llama-tiny", techniques=("zero3", "zero3++"), **asked))
+    quantized = [estimate.work.zero.quantizes_weights for estimate in made.estimates]
+    assert quantized == [estimate.work.zero.quantizes_gradients for estimate in made.estimates] == [False, True]
+    assert made.request.planned_only == ["--quantized weights,gradients"]
+    config = {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}
+    assert read_zero_settings(config).quantizes_weights and not read_zero_settings(config).quantizes_gradients
+
+
+EAGER_T5 = {"attention": "eager", "source_length": 64, "target_length": 16, "batch_size": 4}
+
+
+def test_eager_attention_of_a_t5_keeps_probabilities_and_their_dropout_where_sdpa_keeps_a_bias() -> None:
+    # t5-small, 6 layers of 8 heads, in each stack: a probability, its mask and what is left of it take 4 + 1 + 4 B;
+    # SDPA keeps a bias, 4 B, and the logarithms of sums, 4 B for each token and head. The bias of the decoder's own
+    # tokens is the same for all rows, with a byte of its mask.
+    found = {}
+    for attention in ("eager", "sdpa"):
+        request = request_for("t5-small", techniques=("none",), **{**EAGER_T5, "attention": attention})
+        (estimate,) = plan(request).estimates
+        found[attention] = Activations(estimate.work)
+        assert request.planned_only == (["--attention eager"] if attention == "eager" else [])
+    layers, heads, rows, tokens, labels = 6, 8, 4, 64, 16
+    encoder = layers * heads * rows * tokens * ((9 - 4) * tokens - 4)
+    # A byte of a mask for each token is next to nothing.
+    more = found["eager"].stacks[0].all_kept - found["sdpa"].stacks[0].all_kept
+    assert more == pytest.approx(encoder, rel=1e-3)
+    decoder = found["eager"].stacks[1].all_kept - found["sdpa"].stacks[1].all_kept
+    cross = heads * rows * labels * ((9 - 4) * tokens - 4)
+    own = heads * rows * labels * (9 * labels - 4) - (4 * heads + 1) * labels**2
+    assert decoder == pytest.approx(layers * (cross + own), rel=1e-3)
+
+
+def test_a_decoder_at_work_has_gradients_of_its_scores_over_the_source() -> None:
+    work = Workload(shape=shape_named("t5-small"), batch_size=4, tokens=4_096, labels=16, attention="eager")
+    # Two of FP32, of eight heads.
+    assert Activations(work).stacks[1].working == 2 * 4 * 8 * 4 * 16 * 4_096
+
+
+def test_what_zero_3_offloads_to_a_disk_leaves_four_buffers_of_a_sub_group_in_host_memory() -> None:
+    # Two processes; 142 elements that decay make the larger of two sub-groups, 71 of them a process.
+    work = replace(T5_WORK, technique=technique_named("zero3_offload"), ranks=2, zero=PLAIN)
+    on_disk = replace(work, zero=replace(PLAIN, on_nvme=True))
+    before, after = plan_memory(work, 0), plan_memory(on_disk, 0)
+    assert [term.bytes for term in after.nvme_terms] == [4 * 112, 12 * 112] and not before.nvme_terms
+    buffers = {term.name: term.bytes for term in after.host_terms}["buffers of what lies on NVMe"]
+    assert buffers == 4 * 4 * 71
+    assert after.state_bytes == before.state_bytes and after.terms == before.terms
+    # 4 B of a gradient are written; 16 B read and 12 B written in the step, by two slots on one disk.
+    machines = replace(LINKED, pods=1, slots=2)
+    seconds = [step_time(each, replace(machines, nvme_bandwidth=8.0)).offload_seconds for each in (work, on_disk)]
+    assert seconds[1] - seconds[0] == pytest.approx(2 * 32 * 112 / 8)
+
+
+def test_a_disk_is_that_of_zero_3_with_offload_and_planned_only() -> None:
+    machines = Machines(pods=1, slots=2, nvme_bandwidth=3e9)
+    request = request_for("t5-large", machines=machines, techniques=("zero3_offload", "zero2_offload"))
+    disk, memory = reversed(plan(request).estimates)
+    assert (disk.technique.name, memory.technique.name) == ("zero3_offload", "zero2_offload")
+    assert disk.to_json()["nvme_bytes"] == pytest.approx(16 * 737_668_096, rel=1e-6) and not memory.memory.nvme_terms
+    assert request.planned_only == ["--nvme-bandwidth 3"]
+    config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "pin_memory": True}}}
+    assert read_zero_settings(config).on_nvme

@@ -90,19 +90,28 @@ def test_the_most_that_is_alive_in_a_pass_is_what_is_planned(
 
 
 @pytest.mark.parametrize(
-    ("name", "precision", "checkpointing"),
-    [("t5-small", "fp32", False), ("t5-small", "bf16", False), ("t5-large", "bf16", False), ("t5-large", "fp32", True)],
+    ("name", "attention", "precision", "checkpointing"),
+    [
+        ("t5-small", "sdpa", "fp32", False),
+        ("t5-small", "sdpa", "bf16", False),
+        ("t5-small", "eager", "fp32", False),
+        ("t5-small", "eager", "bf16", False),
+        ("t5-large", "sdpa", "bf16", False),
+        ("t5-large", "sdpa", "fp32", True),
+    ],
 )
 def test_activations_of_a_t5_are_what_autograd_saves(
-    name: str, precision: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, attention: str, precision: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Workload(
-        shape=shape_named(name), batch_size=32, tokens=96, labels=80, precision=precision, checkpointing=checkpointing
-    )
+        shape=shape_named(name), batch_size=32, tokens=96, labels=80, precision=precision, checkpointing=checkpointing,
+        attention=attention,
+    )  # fmt: skip
     monkeypatch.setattr(nn.functional, "dropout", fused_dropout)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", fused)
     with torch.device("meta"):
-        model = as_asked(T5ForTextToSQL(T5Config.from_dict(known_config(name))).train(), job)
+        config = T5Config.from_dict(known_config(name), attn_implementation=attention)
+        model = as_asked(T5ForTextToSQL(config).train(), job)
     planned = Activations(job)
     # The head's gradients come with the backward pass.
     expected = pytest.approx(planned.in_loss() - 2 * planned.head, rel=0.01 if checkpointing else 0.005)

@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from zeropods.cli import main
 from zeropods.plan.facts import shape_for, shape_recorded
@@ -136,6 +142,38 @@ def test_a_configuration_is_planned_as_its_model_is(
     assert says is None or says in found["remark"]
 
 
+BERT = {**SIZES, "max_position_embeddings": 128, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+
+
+def test_an_encoder_only_model_sees_whole_rows_and_has_one_label_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **BERT}))
+    asked = ["--batch-size", str(ROWS), "--seq-length", str(TOKENS), "--technique", "none", "--attention", "eager"]
+    found = planned(capsys, tmp_path, *asked)
+    config = CONFIG_MAPPING["bert"].from_dict(BERT)
+    config._attn_implementation = "eager"
+    model = AutoModelForSequenceClassification.from_config(config).train()
+    (estimate,) = found["techniques"]
+    assert estimate["bytes"]["parameters"] == 4 * model.num_parameters()
+    kept = sum(
+        each["bytes"] for each in estimate["terms"] if each["name"] in ("layers", "ends, masks, weights in FP16")
+    )
+    ids, counter = torch.ones(ROWS, TOKENS, dtype=torch.long), FlopCounterMode(display=False)
+    with counter:
+        saved = saved_bytes(model, lambda: model(input_ids=ids, attention_mask=torch.ones_like(ids)))
+    # The CPU's dropout keeps its mask in FP32, a GPU's in a byte: one for each probability and for three hidden states.
+    masks = 2 * ROWS * TOKENS * (4 * TOKENS + 2 * 64) + ROWS * TOKENS * 64
+    assert kept == pytest.approx(saved - 3 * masks, rel=0.02)
+    shape = shape_for(str(tmp_path))
+    assert shape.is_encoder_only and ROWS * shape.training_flops(TOKENS, 1, whole=True) / 3 == pytest.approx(
+        counter.get_total_flops(), rel=0.05
+    )
+    assert f"--model {tmp_path}: planned only" in found["remark"]
+    assert main(["plan", "--model", str(tmp_path), "--loss", "transformers"]) == 1
+    assert "is an encoder-only model; leave it out" in capsys.readouterr().err
+
+
 def test_a_recorded_configuration_leads_to_the_model_it_is_of() -> None:
     sizes = {"model_type": "bloom", **MODELS["bloom"]}
     model = random_causal(causal_config(sizes), seed=0)
@@ -205,7 +243,6 @@ def test_a_hub_id_is_fetched_once_and_a_hub_that_is_away_said(hub: str, tmp_path
         ({"model_type": "nothing"}, "transformers cannot build this model"),
         ({"model_type": None}, "no model_type; expected a config.json"),
         ({"num_attention_heads": 5}, "transformers cannot build this model|cannot be traced"),
-        ({"model_type": "bert"}, "an encoder-only model"),
         ({"model_type": "mistral", "sliding_window": 4}, "a window of 4 tokens is too small to trace"),
         ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "layers of type conv; only attention"),
         (

@@ -1,0 +1,162 @@
+"""Ways of training that were tried for some steps by `zeropods plan --tune`: how each ended, kept
+in a file, so that later plans for the same GPUs know it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from zeropods import files
+from zeropods.measure.record import STRICT
+from zeropods.plan.estimate import Span, SpanOfRuns
+from zeropods.plan.gpus import words
+from zeropods.plan.workload import Workload
+
+TRIES = "tries.json"
+"""Name of their file, in the folder of all clusters."""
+MEND = "remove the file, and tune again"
+OK, OUT_OF_MEMORY = "ok", "oom"
+"""Statuses of records that say whether a way fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedWay:
+    """What makes two tries the same way of training, apart from the rows of a pass and their
+    lengths."""
+
+    __pydantic_config__ = STRICT
+
+    family: str
+    parameters: int
+    technique: str
+    precision: str
+    attention: str
+    checkpointing: bool
+    ranks: int
+    accumulates: bool
+    """Whether a step has several passes, whose gradients are kept."""
+
+    @classmethod
+    def of(cls, work: Workload) -> TriedWay:
+        """The way of a workload."""
+        return cls(
+            family=work.shape.family,
+            parameters=work.shape.parameters,
+            technique=work.technique.name,
+            precision=work.precision,
+            attention=work.attention,
+            checkpointing=work.checkpointing,
+            ranks=work.ranks,
+            accumulates=work.gradient_accumulation > 1,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Try:
+    """One way of training with a batch, and how it ended."""
+
+    __pydantic_config__ = STRICT
+
+    way: TriedWay
+    rows: int
+    """Rows of a pass."""
+    passes: int
+    tokens: int
+    """Tokens of a row, padding included; for a T5, of its source."""
+    labels: int
+    """Tokens of a row with a loss; for a T5, of its target."""
+    gpu: str | None
+    """Name of the GPU; None where it ran without one, so that no plan uses it."""
+    gpu_memory_bytes: int
+    """Memory of one GPU, as it was planned with."""
+    status: str
+    reason: str | None
+    step_seconds: float | None
+    """Median seconds of a step after warm-up, of the slowest rank."""
+    planned_step_seconds: float
+    planned_bytes: int
+    folder: str
+    """The run folder, or where it should have been."""
+
+    @property
+    def what_was_tried(self) -> tuple[object, ...]:
+        """What another try would have in common with this one to take its place."""
+        return (self.way, self.rows, self.passes, self.gpu, self.gpu_memory_bytes)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Rows of all processes per second; None where no step was measured."""
+        if not self.step_seconds:
+            return None
+        return self.way.ranks * self.rows * self.passes / self.step_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """What the file holds."""
+
+    __pydantic_config__ = STRICT
+
+    tries: list[Try]
+
+
+def kept_tries(folder: Path) -> list[Try]:
+    """The tries that are kept in this folder, the oldest first; `UserError` says what is wrong with
+    their file."""
+    path = folder / TRIES
+    if not path.is_file():
+        return []
+    return files.validated(_File, path, path.read_bytes(), MEND).tries
+
+
+def keep(tried: Try, folder: Path) -> Path:
+    """Keep a try in this folder, in the place of an earlier one of the same way, batch and GPU.
+    Returns its file."""
+    others = []
+    for other in kept_tries(folder):
+        if other.what_was_tried != tried.what_was_tried:
+            others.append(other)
+    path = folder / TRIES
+    files.write_json(path, asdict(_File(tries=[*others, tried])))
+    return path
+
+
+def tries_on(gpu: str, tries: Sequence[Try]) -> list[Try]:
+    """The tries on GPUs that a name means."""
+    return [tried for tried in tries if tried.gpu and words(gpu) <= words(tried.gpu)]
+
+
+def span_with_tries(tries: Sequence[Try], of_runs: SpanOfRuns | None) -> SpanOfRuns:
+    """What runs have shown, where tries say nothing.
+
+    A way that ran needs no more memory than there was, nor does it with fewer and shorter rows; one
+    that ran out of memory needs more than that, and so it does with more and longer rows.
+    """
+
+    def span(work: Workload, quantity: str, planned: float) -> Span | None:
+        if quantity == "memory":
+            needed = _tried_memory(tries, work, planned)
+            if needed is not None:
+                return Span(low=needed, high=needed, most=needed)
+        return None if of_runs is None else of_runs(work, quantity, planned)
+
+    return span
+
+
+def _tried_memory(tries: Sequence[Try], work: Workload, planned: float) -> float | None:
+    """Bytes that a workload needs, as far as tries say: the planned ones, but no more than there
+    was, or more than that. None where no try says anything."""
+    way = TriedWay.of(work)
+    needed = None
+    for tried in tries:
+        if tried.way != way:
+            continue
+        sizes = (work.batch_size, work.tokens, work.labels)
+        tried_sizes = (tried.rows, tried.tokens, tried.labels)
+        differences = [size - other for size, other in zip(sizes, tried_sizes, strict=True)]
+        if tried.status == OK and max(differences) <= 0:
+            needed = min(needed or planned, tried.gpu_memory_bytes)
+        if tried.status == OUT_OF_MEMORY and min(differences) >= 0:
+            needed = max(needed or planned, tried.gpu_memory_bytes + 1)
+    return needed
