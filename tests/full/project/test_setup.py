@@ -34,7 +34,6 @@ FILES = {
     "backend.py": BACKEND,
     "zeropods/__init__.py": "",
     "tools/debian-packages.txt": "bash command:bash runs set-up\n",
-    "tools/compile_modules.py": "",
     "tools/compile_ops.py": "",
 }
 
