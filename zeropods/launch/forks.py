@@ -14,6 +14,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
+import gc
 import json
 import os
 import runpy
@@ -77,6 +79,9 @@ IMPORTED = (
     "pyarrow",
 )
 """Modules that ranks of this project's scripts need."""
+DATASETS = "datasets"
+"""A package that accelerate imports in each of several ranks, which takes a second, to tell a
+loader of its own from one of that package."""
 
 
 class Forked:
@@ -339,6 +344,9 @@ def import_for_ranks() -> None:
     with quick_imports():
         for name in IMPORTED:
             import_module(name)
+    # Only now: within the block above, transformers is not to find it.
+    import_module(DATASETS)
+    gc.freeze()
     # transformers builds this table when it loads its first model, which takes a second.
     import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
 
@@ -379,6 +387,10 @@ def load_compiled_optimizer() -> None:
     is_compiled = recipe.with_name("cpu_adam.so").is_file() and recipe.is_file()
     if is_compiled and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8"):
         programs.compile_in_turns()
+        # It starts processes to describe the processor, which takes a second. DeepSpeed asks it
+        # here, and again for each optimizer in a rank, which gets this answer.
+        cpuinfo = import_module("cpuinfo")
+        vars(cpuinfo)["get_cpu_info"] = functools.cache(cpuinfo.get_cpu_info)
         import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
 
 

@@ -17,7 +17,7 @@ from tests.full.launches import ROOT, until
 from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.measure.heartbeat import read_beats
 from zeropods.measure.record import read_record
-from zeropods.programs import child_environment
+from zeropods.programs import child_environment, extension_cache
 
 SCRIPT = """
 import json, os, sys, time
@@ -58,6 +58,26 @@ def test_a_fork_has_the_arguments_environment_folder_and_streams_of_a_new_proces
         ended = fork(server, [str(script), "0", "b c"], child_environment() | {"COLOUR": "blue"}, streams)
     assert ended is not None and ended.wait(600) == 7 == ended.poll()
     assert json.loads((tmp_path / "said").read_text()) == [["0", "b c"], str(tmp_path), "blue", True, "__main__"]
+
+
+LOADED = """
+import sys
+assert "datasets" in sys.modules
+import cpuinfo
+if hasattr(cpuinfo.get_cpu_info, "cache_info"):
+    cpuinfo.get_cpu_info()
+    sys.exit(cpuinfo.get_cpu_info.cache_info().misses)
+sys.exit(5)
+"""
+
+
+def test_a_fork_has_what_each_of_several_ranks_would_import_and_ask_of_the_processor(
+    server: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(LOADED)
+    is_compiled = (extension_cache() / "cpu_adam" / "cpu_adam.so").is_file()
+    # The server has asked once, where it could load the operation that asks.
+    assert forked(server, tmp_path / "script.py").wait(600) == (1 if is_compiled else 5)
 
 
 def test_who_says_nothing_keeps_nobody_waiting_and_without_a_server_nothing_is_forked(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.launches import ROOT
+from zeropods.pods.processes import find_process, is_alive
 
 PINNED = next(line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("torch=="))
 VERSION = PINNED.removeprefix("torch==")
@@ -103,6 +104,53 @@ def test_a_place_without_the_pinned_torch_is_refused_in_a_line(project: Path, tm
     assert not (project / ".venv" / ".setup-torch").exists()
 
 
+# DeepSpeed's operations are compiled beside the other packages.
+
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="nothing is compiled without g++")
+FAILS_ONCE = """\
+from pathlib import Path
+import sys
+
+tries = Path("tries")
+tries.write_text((tries.read_text() if tries.exists() else "") + "x")
+sys.exit(len(tries.read_text()) < 2)
+"""
+LASTS = """\
+from pathlib import Path
+import os, time
+
+Path("pid.new").write_text(str(os.getpid()))
+Path("pid.new").rename("pid")
+time.sleep(600)
+"""
+WAITS = """\
+from pathlib import Path
+import time
+
+while not Path("pid").exists():
+    time.sleep(0.05)
+raise SystemExit("cannot be built")
+"""
+
+
+@needs_compiler
+def test_operations_that_fail_beside_pip_are_compiled_once_more(project: Path, tmp_path: Path) -> None:
+    (project / "tools" / "compile_ops.py").write_text(FAILS_ONCE)
+    made = set_up(project, TORCH_WHEELS=a_wheel(tmp_path / "wheels", "torch", VERSION))
+    assert (made.returncode, made.stderr) == (0, ""), made.stdout + made.stderr
+    assert (project / "tries").read_text() == "xx" and "setup: complete after" in made.stdout
+
+
+@needs_compiler
+def test_what_compiles_ends_where_the_packages_fail(project: Path, tmp_path: Path) -> None:
+    (project / "tools" / "compile_ops.py").write_text(LASTS)
+    (project / "backend.py").write_text(WAITS)
+    made = set_up(project, TORCH_WHEELS=a_wheel(tmp_path / "wheels", "torch", VERSION))
+    assert made.returncode == 1 and "setup: pip failed; mend what it says above" in made.stderr
+    process = find_process(int((project / "pid").read_text()))
+    assert process is None or not is_alive(process)
+
+
 HAS_GPU = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 IS_USUAL = platform.machine() == "x86_64" and not HAS_GPU
 
@@ -116,6 +164,6 @@ def test_libraries_for_gpus_are_announced_where_there_is_no_gpu(
     a_wheel(wheels, "torch", f"{VERSION}{build}")
     made = set_up(project, PIP_FIND_LINKS=wheels, PIP_NO_INDEX=1)
     assert made.returncode == 0 and torch_of(project) == f"{VERSION}{build}", made.stdout + made.stderr
-    before, _, _ = made.stdout.partition("setup: Python packages")
+    before, _, _ = made.stdout.partition("setup: torch and DeepSpeed")
     announced = (f"there is no GPU here, but torch {VERSION} brings ", "make setup TORCH_WHEELS=")
     assert [words in before for words in announced] == [is_announced] * 2
