@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zeropods.sql.linking import Links
+from zeropods.sql.linking import INSIDE_A_NUMBER, Links
 from zeropods.sql.query import AGGREGATES, OPERATORS, Query, parse_query
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ REMEMBERED = 8_192
 """Number of spellings kept: WikiSQL's 18,585 train tables share most of their names (`Year`,
 `Player`)."""
 
-_CUT = r"(?<=[^\W_])(?=[^\W_])|(?<=\d[.,])(?=\d)|(?<=\d)(?=[.,]\d)"
-"""A place inside a word, or beside the point or comma of a number (`7.14`, `5,000`)."""
+_CUT = rf"(?<=[^\W_])(?=[^\W_])|{INSIDE_A_NUMBER}"
+"""A place inside a word or a number."""
 _START = re.compile(rf"(?!{_CUT})(?=\S)")
 _END = re.compile(rf"(?<=\S)(?:(?<=\d)(?=[^\W\d_])|(?!{_CUT}))")
 

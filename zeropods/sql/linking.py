@@ -19,6 +19,9 @@ Links = Mapping[int, tuple[str, ...]]
 """The columns that a question's conditions can compare, by number, each with its cells that the
 question quotes, in lower case; a column without cells is compared with any span of the question."""
 
+INSIDE_A_NUMBER = r"(?<=\d[.,])(?=\d)|(?<=\d)(?=[.,]\d)"
+"""A place beside the point or comma of a number (`7.14`, `5,000`)."""
+
 _LETTER_OR_DIGIT = r"[^\W_]"
 _DIGIT = re.compile(r"\d")
 
@@ -26,9 +29,9 @@ _DIGIT = re.compile(r"\d")
 def links(question: str, table: SQLTable) -> Links | None:
     """What a question quotes from the rows of its table; None where it quotes nothing.
 
-    A column of texts is linked if one of its cells stands in the question, in whole words and any
-    letter case. A column of numbers is linked if there is any number in the question, which may ask
-    for what lies above or below all cells.
+    A column of texts is linked if one of its cells stands in the question, in whole words and
+    numbers and any letter case. A column of numbers is linked if there is any number in the
+    question, which may ask for what lies above or below all cells.
 
     Of 1,925 dev questions of WikiSQL that quote something, 19 have a condition on a column that is
     not linked, and 7 have a value that is not one of the cells, mostly more than the cell at hand.
@@ -58,14 +61,15 @@ def _quoted_cells(folded_question: str, table: SQLTable, column: int) -> tuple[s
 
 
 def _stands_in(cell: str, question: str) -> bool:
-    """Whether a cell stands in a question as whole words; both are folded.
+    """Whether a cell stands in a question as whole words and numbers; both are folded.
 
     A cell without a letter or a digit, such as a dash for what is unknown, stands in none.
     """
     if cell not in question or re.search(_LETTER_OR_DIGIT, cell) is None:
         return False
-    whole_words = rf"(?<!{_LETTER_OR_DIGIT}){re.escape(cell)}(?!{_LETTER_OR_DIGIT})"
-    return re.search(whole_words, question) is not None
+    start = rf"(?<!{_LETTER_OR_DIGIT})(?!{INSIDE_A_NUMBER})"
+    end = rf"(?!{_LETTER_OR_DIGIT})(?!{INSIDE_A_NUMBER})"
+    return re.search(f"{start}{re.escape(cell)}{end}", question) is not None
 
 
 def _folded(text: str) -> str:

@@ -43,6 +43,26 @@ def test_a_column_is_linked_by_a_cell_that_the_question_quotes(
     assert links(question, TABLE) == linked
 
 
+@pytest.mark.parametrize(
+    ("question", "quoted"),
+    [
+        ("Which has version 2.5?", "2.5"),
+        ("Who has over 1,234 points?", "1,234"),
+        # A point or comma between other characters, or at the end of a sentence, is no number's.
+        ("Is it 5, or more than 2?", "5 2"),
+        ("Is it version a.5?", "5"),
+        ("Who won 3-2?", "3 2"),
+        # Nothing in a cell is a regular expression.
+        ("Is a.*b (c) better than [a-z]+?", "a.*b (c) [a-z]+"),
+    ],
+)
+def test_a_number_is_quoted_as_a_whole_and_a_sign_as_it_is(question: str, quoted: str) -> None:
+    cells = ("2.5", "2", "5", "1,234", "1", "234", "3", "a.*b", "(c)", "[a-z]+", "a.c")
+    table = SQLTable("cells", ("A",), ("text",), tuple((cell,) for cell in cells))
+    linked = links(question, table)
+    assert linked is not None and set(linked[0]) == set(quoted.split())
+
+
 def test_a_table_without_rows_links_numbers_alone() -> None:
     empty = SQLTable("empty", NAMES, KINDS, ())
     assert links("What is the field of Stethoscope?", empty) is None
