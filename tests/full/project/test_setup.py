@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.launches import ROOT
+from tests.full.launches import ROOT, until
 from zeropods.pods.processes import find_process, is_alive
 
 PINNED = next(line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("torch=="))
@@ -63,14 +63,21 @@ def a_wheel(folder: Path, name: str, version: str) -> Path:
 
 
 def set_up(project: Path, **variables: object) -> subprocess.CompletedProcess[str]:
+    """Set-up to its end."""
+    with begun_set_up(project, **variables) as begun:
+        output, errors = begun.communicate(timeout=600)
+    return subprocess.CompletedProcess(begun.args, begun.returncode, output, errors)
+
+
+def begun_set_up(project: Path, **variables: object) -> subprocess.Popen[str]:
     """Set-up where pip reaches no index but those that are named."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
     environment |= {name: str(value) for name, value in variables.items()}
-    return subprocess.run(
-        [project / "tools" / "setup"], cwd=project.parent, env=environment, capture_output=True, text=True, check=False,
-        timeout=600,
-    )  # fmt: skip
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [project / "tools" / "setup"], cwd=project.parent, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def torch_of(project: Path) -> str:
@@ -148,6 +155,20 @@ def test_what_compiles_ends_where_the_packages_fail(project: Path, tmp_path: Pat
     made = set_up(project, TORCH_WHEELS=a_wheel(tmp_path / "wheels", "torch", VERSION))
     assert made.returncode == 1 and "setup: pip failed; mend what it says above" in made.stderr
     process = find_process(int((project / "pid").read_text()))
+    assert process is None or not is_alive(process)
+
+
+@needs_compiler
+def test_what_compiles_ends_with_set_up_that_waits_for_it(project: Path, tmp_path: Path) -> None:
+    (project / "tools" / "compile_ops.py").write_text(LASTS)
+    wheels = a_wheel(tmp_path / "wheels", "torch", VERSION)
+    with begun_set_up(project, TORCH_WHEELS=wheels) as begun:
+        until((project / "pid").exists)
+        assert begun.stdout is not None
+        assert any("operations, begun before" in line for line in begun.stdout)
+        process = find_process(int((project / "pid").read_text()))
+        begun.terminate()
+        assert begun.wait(timeout=60) != 0
     assert process is None or not is_alive(process)
 
 
