@@ -224,12 +224,11 @@ def ways_of(request: Request, choice: Choice) -> Iterator[Request]:
     all_ways = product(precisions, request.attentions, checkpointings, techniques)
     for precision, attention, checkpointing, technique in all_ways:
         made = partial(
-            replace,
-            request,
+            request.with_techniques,
+            (technique.name,),
             precision=precision,
             attention=attention if request.shape.is_decoder_only else request.attention,
             gradient_checkpointing=checkpointing,
-            techniques=(technique.name,),
         )
         changed = _if_possible(made)
         if changed is not None:
@@ -509,7 +508,7 @@ class _Search:
                 any_fits = True
                 yield Change(what=what, way=way)
         if not any_fits:
-            request = replace(self.request, techniques=())
+            request = self.request.with_techniques(())
             way = _Search(request, self.span_of_runs).fastest(Choice())
             if way is not None:
                 yield Change(what="another technique, batch and precision together", way=way)
@@ -524,7 +523,7 @@ class _Search:
             checkpointed = replace(request, gradient_checkpointing=True)
             yield "checkpointing", checkpointed, choice
         if request.techniques:
-            yield "another technique", replace(request, techniques=()), choice
+            yield "another technique", request.with_techniques(()), choice
         if not choice.precision:
             for precision in _precisions(request):
                 other = _if_possible(partial(replace, request, precision=precision))
@@ -540,7 +539,7 @@ class _Search:
         for adapter in ADAPTERS:
             for techniques in (request.techniques, ()):
                 made = partial(
-                    replace, request, adapter=adapter, precision="bf16", techniques=techniques
+                    request.with_techniques, techniques, adapter=adapter, precision="bf16"
                 )
                 adapted = _if_possible(made)
                 if adapted is not None:

@@ -128,8 +128,8 @@ class Request:
     has at this precision on this GPU; if not given, `sdpa`, or `eager` for a family without it."""
     dropout: bool | None = None
     """Causal: whether there is dropout; if not given, as the family was published: GPT-2 has it."""
-    quantized: str = ""
-    """What ZeRO++ sends quantised: some of `QUANTIZED`, with a comma between them."""
+    quantized: str | None = None
+    """What ZeRO++ sends quantised: one of `QUANTIZED`, or both with a comma between them."""
     masters: str = FP32_MASTERS
     optimizer: str = ADAMW
     loss: str = OF_LABELS
@@ -236,16 +236,19 @@ class Request:
             yield f"--loss {self.loss}: {self.model} is {kind_of(self.shape)}; leave it out"
 
     def _faults_of_quantized(self) -> Iterator[str]:
-        place = f"--quantized {self.quantized}"
+        if self.quantized is None:
+            return
+        place = f"--quantized {self.quantized or repr(self.quantized)}"
         names = self.quantized.split(",")
-        if self.quantized and not set(names) <= set(QUANTIZED):
+        is_any_twice = len(set(names)) < len(names)
+        if is_any_twice or not set(names) <= set(QUANTIZED):
             yield f"{place}; expected {QUANTIZED[0]}, {QUANTIZED[1]}, or both with a comma"
-        if self.quantized and not any(map(_is_zeropp, self.techniques)):
+        if not any(map(_is_zeropp, self.techniques)):
             yield f"{place}: is of ZeRO++; give --technique zero3++ too"
 
     def _faults_of_nvme(self) -> Iterator[str]:
         bandwidth = self.machines.nvme_bandwidth
-        if bandwidth and NVME_TECHNIQUE not in self.techniques:
+        if bandwidth is not None and NVME_TECHNIQUE not in self.techniques:
             place = f"--nvme-bandwidth {bandwidth / GIGA:g}"
             yield f"{place}: is of ZeRO-3 with offload; give --technique {NVME_TECHNIQUE} too"
 
@@ -286,6 +289,17 @@ class Request:
             lora_targets=self.lora_targets,
         )
 
+    def with_techniques(self, names: tuple[str, ...], **values: Any) -> Request:
+        """The same request for these techniques and with other values, without the settings that
+        none of these techniques has; no names stand for all techniques, as usual."""
+        values["techniques"] = names
+        if not any(map(_is_zeropp, names)):
+            values["quantized"] = None
+        if NVME_TECHNIQUE not in names:
+            machines = values.get("machines", self.machines)
+            values["machines"] = replace(machines, nvme_bandwidth=None)
+        return replace(self, **values)
+
     @property
     def planned_only(self) -> list[str]:
         """The flags of what is planned, and cannot be trained with this project yet."""
@@ -297,7 +311,7 @@ class Request:
             flags.append("--attention eager")
         if self.machines.nvme_bandwidth is not None:
             flags.append(f"--nvme-bandwidth {self.machines.nvme_bandwidth / GIGA:g}")
-        if self.quantized:
+        if self.quantized is not None:
             flags.append(f"--quantized {self.quantized}")
         for technique in PLANNED_ONLY:
             if technique.name in self.techniques:
@@ -632,7 +646,7 @@ def zero_of(request: Request, technique: Technique) -> ZeroSettings:
         return replace(request.zero, on_nvme=is_on_nvme)
     if HPZ not in technique.keys:
         return request.zero
-    names = request.quantized.split(",")
+    names = (request.quantized or "").split(",")
     return replace(
         request.zero,
         secondary_ranks=request.machines.slots,

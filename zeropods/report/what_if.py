@@ -217,7 +217,7 @@ class _Questions:
         self.base = recommended(first_plan)
         # Of the ways of training that were compared, keep the recommended one.
         self.all_techniques = replace(first_plan.request, **self.base.labels)
-        self.request = replace(self.all_techniques, techniques=(self.base.technique.name,))
+        self.request = self.all_techniques.with_techniques((self.base.technique.name,))
 
     def answered(self) -> Iterator[WhatIf]:
         """Each question with its answer."""
@@ -278,7 +278,7 @@ class _Questions:
             reason = str(error).split("; ")[0]
             answer = f"not possible: {reason}"
             return WhatIf(question, answer, "", command_of(self.request), None)
-        command = command_of(replace(request, techniques=(new.technique.name,)))
+        command = command_of(request.with_techniques((new.technique.name,)))
         answer = beginning + changes(self.base, new)
         return WhatIf(question, answer, binds(new), command, new)
 
@@ -359,7 +359,7 @@ class _Questions:
         request = self.request
         return self.compared(
             f"{other.name}, not {technique.name}",
-            lambda: replace(request, techniques=(other.name,)),
+            lambda: request.with_techniques((other.name,)),
         )
 
     def cheaper_gpu(self) -> WhatIf:

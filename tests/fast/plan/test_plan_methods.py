@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -167,10 +168,13 @@ def test_bytes_of_a_loss(loss: str, of_bytes: int) -> None:
             "--nvme-bandwidth 3: is of ZeRO-3 with offload; give --technique zero3_offload too",
         ),
         ("llama-tiny", {"quantized": "weights"}, "--quantized weights: is of ZeRO++; give --technique zero3++ too"),
-        (
-            "llama-tiny",
-            {"quantized": "weights, gradients", "techniques": ("zero3++",)},
-            "--quantized weights, gradients; expected weights, gradients, or both with a comma",
+        *(
+            (
+                "llama-tiny",
+                {"quantized": names, "techniques": ("zero3++",)},
+                f"--quantized {names or repr('')}; expected ",
+            )
+            for names in ("", ",weights", "weights,weights", "weights, gradients")
         ),
         (
             "llama-tiny",
@@ -296,3 +300,27 @@ def test_a_disk_is_that_of_zero_3_with_offload_and_planned_only() -> None:
     assert request.planned_only == ["--nvme-bandwidth 3"]
     config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "pin_memory": True}}}
     assert read_zero_settings(config).on_nvme
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--nvme-bandwidth", "3", "--technique", "zero3_offload", "--technique", "zero2"),
+        ("--quantized", "weights", "--slots", "2", "--technique", "zero3++", "--technique", "zero2"),
+        # Where nothing fits, other techniques are looked for.
+        ("--nvme-bandwidth", "3", "--technique", "zero3_offload", "--gpu-memory", "0.2"),
+    ],
+)
+def test_a_setting_of_one_technique_leaves_the_plan_of_others_as_it_is(words: tuple[str, ...]) -> None:
+    arguments = parser().parse_args(["plan", "--model", "t5-small", "--pods", "2", *words, "--what-if"])
+    found = arguments.run(arguments)
+    named = [word for flag, word in pairwise(words) if flag == "--technique"]
+    if found["verdict"] == "FITS":
+        assert {way["technique"] for way in found["advice"]["ways"]} == set(named)
+    # Each command that it names can be planned.
+    text = arguments.readable(found)
+    commands = [line.split() for line in text.splitlines() if line.startswith("zeropods plan ")]
+    assert len(commands) > 5
+    for _, *command in commands:
+        again = parser().parse_args(command)
+        assert again.run(again)["techniques"]
