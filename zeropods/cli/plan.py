@@ -33,6 +33,7 @@ FOR_GPUS = (
     "pcie_bandwidth",
     "peer_bandwidth",
     "nvme_bandwidth",
+    "quantized",
     "price_per_hour",
     "steps",
     "samples",
@@ -51,8 +52,18 @@ FOR_GPUS = (
 planned."""
 OF_ANY_PLAN = ("technique", "trust_remote_code", "formulas")
 """Flags of a plan that are neither among these nor in `FLAGS`."""
-NOT_OF_TUNING = ("mtbf", "save_seconds", "within", "check", "all", "what_if", "formulas")
-"""Flags of what a plan shows, which are refused with `--tune`."""
+NOT_OF_TUNING = (
+    "mtbf",
+    "save_seconds",
+    "within",
+    "check",
+    "all",
+    "what_if",
+    "formulas",
+    "bucket_size",
+)
+"""Flags of what a plan shows, and of what no try is started with, which are refused with
+`--tune`."""
 OF_OTHERS = {
     "--gpus": "--slots",
     "--num_gpus": "--slots",
@@ -106,7 +117,7 @@ def _add_flags_of_plan(verb: argparse.ArgumentParser) -> None:
     within_help = "for all: says what is cheapest"
     flag("--within", type=number, metavar="HOURS", help=within_help)
     tune_help = "a script's data: try the best three here"
-    flag("--tune", metavar="DATA", help=tune_help)
+    flag("--tune", type=given_path, metavar="DATA", help=tune_help)
     out_help = "of those runs (default: runs/tune)"
     flag("--out", type=out_folder, metavar="DIR", help=out_help)
     flag("--check", action="store_true", help="status 3: a tight fit, 4: none")
@@ -250,7 +261,7 @@ def _tune(arguments: argparse.Namespace) -> Result:
     ways = advise(request, _choice(arguments), basis.span_of_runs).ways
     if not ways:
         raise UserError(f"{place}: nothing fits; zeropods plan without it says what would")
-    tuning = tune(ways, arguments.tune, arguments.out or Path("runs") / "tune", cluster)
+    tuning = tune(ways, str(arguments.tune), arguments.out or Path("runs") / "tune", cluster)
     arguments.readable = lambda result: tuning.to_text()
     arguments.status = lambda result: 0 if tuning.best is not None else 1
     return tuning.to_json()

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zeropods import files
-from zeropods.measure.record import STRICT
+from zeropods.measure.record import STRICT, Count
 from zeropods.plan.estimate import Span, SpanOfRuns
 from zeropods.plan.gpus import words
-from zeropods.plan.workload import Workload
+from zeropods.plan.workload import Workload, ZeroSettings
 
 TRIES = "tries.json"
 """Name of their file, in the folder of all clusters."""
@@ -28,14 +28,16 @@ class TriedWay:
     __pydantic_config__ = STRICT
 
     family: str
-    parameters: int
+    parameters: Count
     technique: str
     precision: str
     attention: str
     checkpointing: bool
-    ranks: int
+    ranks: Count
     accumulates: bool
     """Whether a step has several passes, whose gradients are kept."""
+    secondary_ranks: Count = 1
+    """Number of processes, those of a pod, among which ZeRO++ divides parameters a second time."""
 
     @classmethod
     def of(cls, work: Workload) -> TriedWay:
@@ -49,6 +51,7 @@ class TriedWay:
             checkpointing=work.checkpointing,
             ranks=work.ranks,
             accumulates=work.gradient_accumulation > 1,
+            secondary_ranks=work.zero.secondary_ranks,
         )
 
 
@@ -59,23 +62,24 @@ class Try:
     __pydantic_config__ = STRICT
 
     way: TriedWay
-    rows: int
+    rows: Count
     """Rows of a pass."""
-    passes: int
-    tokens: int
-    """Tokens of a row, padding included; for a T5, of its source."""
-    labels: int
+    passes: Count
+    tokens: Count
+    """Tokens of a row, padding included; for a T5, of its source. Where memory was not enough they
+    are the most that a row of the data may have, as are the labels."""
+    labels: Count
     """Tokens of a row with a loss; for a T5, of its target."""
     gpu: str | None
     """Name of the GPU; None where it ran without one, so that no plan uses it."""
-    gpu_memory_bytes: int
-    """Memory of one GPU, as it was planned with."""
+    gpu_memory_bytes: Count
+    """Memory of one GPU: as it was planned with or, of another GPU than that, as published."""
     status: str
     reason: str | None
     step_seconds: float | None
     """Median seconds of a step after warm-up, of the slowest rank."""
     planned_step_seconds: float
-    planned_bytes: int
+    planned_bytes: Count
     folder: str
     """The run folder, or where it should have been."""
 
@@ -147,6 +151,8 @@ def span_with_tries(tries: Sequence[Try], of_runs: SpanOfRuns | None) -> SpanOfR
 def _tried_memory(tries: Sequence[Try], work: Workload, planned: float) -> float | None:
     """Bytes that a workload needs, as far as tries say: the planned ones, but no more than there
     was, or more than that. None where no try says anything."""
+    if not _may_be_tried(work):
+        return None
     way = TriedWay.of(work)
     needed = None
     for tried in tries:
@@ -160,3 +166,10 @@ def _tried_memory(tries: Sequence[Try], work: Workload, planned: float) -> float
         if tried.status == OUT_OF_MEMORY and min(differences) >= 0:
             needed = max(needed or planned, tried.gpu_memory_bytes + 1)
     return needed
+
+
+def _may_be_tried(work: Workload) -> bool:
+    """Whether a workload is trained as tries are: not with an adapter, say, nor with a bucket size
+    of its own."""
+    settings_of_tries = ZeroSettings(secondary_ranks=work.zero.secondary_ranks)
+    return not work.method.planned_only and work.zero == settings_of_tries

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zeropods import files
+from zeropods.data.manifest import read_manifest
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.outcome import UnopenedError
@@ -19,6 +20,8 @@ from zeropods.measure.record import Record
 from zeropods.measure.tries import OK, OUT_OF_MEMORY, Try
 from zeropods.plan.advice import Way, divisors
 from zeropods.plan.estimate import Request, plan
+from zeropods.plan.gpus import memory_bytes, words
+from zeropods.plan.workload import Workload
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.gpus import check_gpus_for
 from zeropods.pods.processes import ending_in_order
@@ -156,10 +159,10 @@ def _try(way: Way, call: ScriptCall, cluster: Cluster | None) -> Try:
             raise KeyboardInterrupt(error.reason) from None
         if error.status != OUT_OF_MEMORY:
             raise
-        return _ended(way, call.folder, error.status, error.reason, None)
+        return outcome_of(way, call, error.status, error.reason, None)
     if record.status == "interrupted":
         raise KeyboardInterrupt(record.reason)
-    return _ended(way, call.folder, record.status, record.reason, record)
+    return outcome_of(way, call, record.status, record.reason, record)
 
 
 def _call_of(way: Way, data: str, out: Path, steps: int) -> ScriptCall:
@@ -206,8 +209,14 @@ def _run(way: Way, call: ScriptCall, cluster: Cluster | None) -> Record:
     return run_alone(launch, supervision, without_gpus=without_gpus)
 
 
-def _ended(way: Way, folder: Path, status: str, reason: str | None, record: Record | None) -> Try:
-    """A way and what was measured of it."""
+def outcome_of(
+    way: Way, call: ScriptCall, status: str, reason: str | None, record: Record | None
+) -> Try:
+    """How a way ended, and what was measured of it.
+
+    Args:
+        record: None where the run ended before it had one.
+    """
     estimate = way.estimate
     work = estimate.work
     tokens, labels = work.tokens, work.labels
@@ -221,6 +230,8 @@ def _ended(way: Way, folder: Path, status: str, reason: str | None, record: Reco
         largest = recorded_work(record)
         if largest is not None:
             tokens, labels = largest.tokens, largest.labels
+    if status == OUT_OF_MEMORY:
+        tokens, labels = _longest_row(work, call)
     return Try(
         way=tries.TriedWay.of(work),
         rows=work.batch_size,
@@ -228,11 +239,30 @@ def _ended(way: Way, folder: Path, status: str, reason: str | None, record: Reco
         tokens=tokens,
         labels=labels,
         gpu=gpu,
-        gpu_memory_bytes=way.request.gpu_memory_bytes,
+        gpu_memory_bytes=_memory_bytes(way.request, gpu),
         status=status,
         reason=reason,
         step_seconds=step_seconds,
         planned_step_seconds=estimate.time.seconds,
         planned_bytes=estimate.memory.device_bytes,
-        folder=str(folder),
+        folder=str(call.folder),
     )
+
+
+def _longest_row(work: Workload, call: ScriptCall) -> tuple[int, int]:
+    """The most tokens and labels that a row may have had which was too much: rows of a T5's data
+    are not cut to the lengths of a plan, and any token of another model may have a label."""
+    if work.shape.is_decoder_only:
+        return work.tokens, max(work.labels, work.tokens - 1)
+    manifest = read_manifest(Path(str(call.values["dataset_path"])))
+    tokens = max(work.tokens, manifest.max_source_tokens or 0)
+    labels = max(work.labels, manifest.max_target_tokens or 0)
+    return tokens, labels
+
+
+def _memory_bytes(request: Request, gpu: str | None) -> int:
+    """Bytes of the memory of the GPU that was used: as planned, unless the plan was for another GPU
+    and this one's memory is known."""
+    if gpu is None or words(request.machines.gpu) <= words(gpu):
+        return request.gpu_memory_bytes
+    return memory_bytes(gpu) or request.gpu_memory_bytes

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.made import a_rank, a_record, as_record
 from zeropods.cli import main
-from zeropods.measure.tries import TRIES, TriedWay, Try, keep, kept_tries
+from zeropods.launch.script_call import ScriptCall, find_script
+from zeropods.measure.tries import TRIES, TriedWay, Try, keep, kept_tries, span_with_tries
 from zeropods.plan.estimate import plan, request_for
 from zeropods.plan.machines import Machines
+from zeropods.plan.workload import ZeroSettings
 from zeropods.sweep import tune
 from zeropods.tables import GIB
 
@@ -83,6 +86,79 @@ def test_a_file_of_tries_that_is_none_is_named(here: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("try", "rows", 0),
+        ("try", "gpu_memory_bytes", -1),
+        ("try", "step_seconds", float("nan")),
+        ("try", "version", 2),
+        ("way", "ranks", 0),
+        ("way", "secondary_ranks", "2"),
+    ],
+)
+def test_a_file_of_tries_with_a_value_that_no_try_has_is_named(
+    here: Path, part: str, key: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = asdict(tried("ok"))
+    {"try": document, "way": document["way"]}[part][key] = value
+    (here / TRIES).write_text(json.dumps({"tries": [document]}))
+    assert main(["plan", "--model", "t5-small"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"zeropods: {here / TRIES}: ") and line.endswith("; remove the file, and tune again")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"adapter": "lora", "precision": "bf16"},
+        {"masters": "none", "precision": "bf16"},
+        {"optimizer": "adamw_8bit", "precision": "bf16"},
+        {"techniques": ("zero2",), "zero": ZeroSettings(reduce_elements=1_000)},
+        {"techniques": ("zero3_offload",), "machines": Machines(pods=2, nvme_bandwidth=3e9)},
+        {"techniques": ("zero3++",), "quantized": "weights", "machines": Machines(pods=2)},
+        {"techniques": ("zero3++",), "machines": Machines(pods=1, slots=2)},
+    ],
+)
+def test_a_try_says_nothing_of_training_with_other_settings(here: Path, other: dict[str, Any]) -> None:
+    """A try of the usual settings that ran out of memory, and a plan of others."""
+    settings = {"machines": Machines(pods=2), "techniques": ("none",), "batch_size": 1, **other}
+    usual = {**settings, "machines": replace(settings["machines"], pods=2, slots=1, nvme_bandwidth=None)}
+    if settings["techniques"] == ("none",):
+        usual["machines"] = settings["machines"] = ONE
+    for name in ("adapter", "masters", "optimizer", "zero", "quantized"):
+        usual.pop(name, None)
+    (estimate,) = plan(request_for("qwen2.5-0.5b", **usual)).estimates
+    work = estimate.work
+    failed = replace(tried("oom", rows=1), way=TriedWay.of(work), tokens=work.tokens, labels=work.labels)
+    span = span_with_tries([failed], None)
+    assert [each.verdict for each in plan(request_for("qwen2.5-0.5b", **usual), span).estimates] == ["NO"]
+    assert [each.verdict for each in plan(request_for("qwen2.5-0.5b", **settings), span).estimates] == ["FITS"]
+
+
+def a_way(model: str, **asked: Any) -> tune.Way:
+    request = request_for(model, machines=ONE, techniques=("none",), batch_size=2, **asked)
+    (estimate,) = plan(request).estimates
+    return tune.Way(request=request, estimate=estimate)
+
+
+def test_a_try_has_the_memory_of_the_gpu_that_ran_it(tmp_path: Path) -> None:
+    way = a_way("t5-small", gpu_memory_bytes=39 * GIB)
+    call = ScriptCall(find_script("textsql_train.py"), ("--outputdir", str(tmp_path)))
+    shown = {}
+    for gpu in (A100, "Tesla T4", "a GPU of tomorrow"):
+        record = as_record(a_record(ranks=[a_rank(gpu=gpu)]))
+        shown[gpu] = tune.outcome_of(way, call, "ok", None, record).gpu_memory_bytes / GIB
+    # That of the GPU of the plan is as the plan was told.
+    assert shown == {A100: 39, "Tesla T4": pytest.approx(15, abs=0.1), "a GPU of tomorrow": 39}
+
+
+def test_any_token_of_a_row_that_was_too_much_may_have_had_a_label() -> None:
+    way = a_way("llama-tiny", seq_length=64, label_length=3)
+    ended = tune.outcome_of(way, ScriptCall(find_script("causal_train.py")), "oom", "out of memory", None)
+    assert (ended.tokens, ended.labels) == (64, 63)
+
+
+@pytest.mark.parametrize(
     ("asked", "batches"),
     [
         ({"batch_size": 8}, [(8, 1), (4, 2), (2, 4), (1, 8)]),
@@ -116,6 +192,7 @@ def test_the_best_try_is_the_one_with_most_rows_a_second() -> None:
         (("--tune", "data", "--attention", "eager"), "--tune data: --attention eager is planned only; leave it out"),
         (("--tune", "data", "--gpu-memory", "0.4"), "--tune data: nothing fits; zeropods plan without it says what"),
         (("--tune", "no-such-data", "--technique", "none"), "no-such-data"),
+        (("--tune", "data", "--bucket-size", "1000"), "--bucket-size: is for a plan that is shown; leave out --tune"),
         (("--out", "runs"), "is the folder of --tune's runs; leave it out"),
         (("--tune", "data", "--device", "cpu"), "--tune: is for --device gpu; leave it out"),
     ],
@@ -131,3 +208,9 @@ def test_what_cannot_be_tried_is_refused_and_nothing_is_kept(
     assert main(["plan", "--model", "t5-tiny", "--batch-size", "2", *words]) != 0
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (here / TRIES).exists()
+
+
+def test_data_without_a_name_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--model", "t5-tiny", "--tune", ""])
+    assert ended.value.code == 2 and "argument --tune: expected a name" in capsys.readouterr().err

@@ -12,10 +12,16 @@ import pytest
 
 from tests.full.clusters import zeropods
 from tests.full.launches import ROOT, left
+from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
+from zeropods.launch.script_call import ScriptCall, find_script
 from zeropods.measure.record import read_record
 from zeropods.measure.tries import TRIES
+from zeropods.plan.advice import Way
+from zeropods.plan.estimate import plan, request_for
+from zeropods.plan.machines import Machines
 from zeropods.pods.cluster import Cluster
+from zeropods.sweep.tune import outcome_of
 
 ASKED = (
     "plan", "--model", "t5-tiny", "--pods", "2", "--batch-size", "4", "--gradient-accumulation", "1",
@@ -105,3 +111,17 @@ def test_a_way_that_runs_out_of_memory_is_tried_with_fewer_rows(sample: Path, tm
     assert [each["status"] for each in tries[:-1]] == ["oom"] * (len(tries) - 1) and last["status"] == "ok"
     assert [(each["rows"], each["passes"]) for each in tries] == [(512 >> n, 1 << n) for n in range(len(tries))]
     assert read_record(Path(last["folder"])).steps == 2
+
+
+def test_rows_that_were_too_much_may_have_been_longer_than_planned(prepared: Path, tmp_path: Path) -> None:
+    arguments = ("--dataset_path", str(prepared), "--outputdir", str(tmp_path))
+    call = ScriptCall(find_script("textsql_train.py"), arguments)
+    manifest = read_manifest(prepared)
+    longest = (manifest.max_source_tokens, manifest.max_target_tokens)
+    for planned, tried in ((4, longest), (10_000, (10_000, 10_000))):
+        lengths = {"source_length": planned, "target_length": planned}
+        request = request_for("t5-tiny", machines=Machines(pods=1), techniques=("none",), **lengths)
+        (estimate,) = plan(request).estimates
+        way = Way(request=request, estimate=estimate)
+        ended = outcome_of(way, call, "oom", "out of memory", None)
+        assert (ended.tokens, ended.labels) == tried
