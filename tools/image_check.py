@@ -69,6 +69,8 @@ KEPT_OF_PIP = ("index-url", "extra-index-url", "find-links", "cert", "constraint
 """Settings of pip that say where packages come from."""
 FILES_OF_PIP = ("cert", "constraint")
 """Those of them that name a file, which is copied into the base."""
+SOURCES_OF_PIP = ("index-url", "extra-index-url", "find-links")
+"""Those of them that name an address or a folder each, or several."""
 CUDA_FOLDER = "opt/stand-in-cuda"
 NVCC = "#!/bin/sh\necho 'nvcc: this one stands for CUDA and compiles nothing' >&2\nexit 1\n"
 JOB = (
@@ -295,8 +297,12 @@ def pip_sources(settings: Mapping[str, str]) -> PipSources:
             files[place] = Path(value)
             lines.append(f"{key} = /{place}")
             continue
-        lines.append(f"{key} = {value}")
-        for word in value.split():
+        words = value.split()
+        # In one line, since pip reads a further line as another setting.
+        lines.append(f"{key} = {' '.join(words)}")
+        if key not in SOURCES_OF_PIP:
+            continue
+        for word in words:
             folder = _local_folder(word)
             if folder is not None:
                 folders[folder] = None

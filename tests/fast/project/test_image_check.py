@@ -1,5 +1,6 @@
 """What `make image-check` decides by itself: which packages stand for CUDA, where pip looks, what went wrong."""
 
+import configparser
 import hashlib
 import os
 import re
@@ -56,6 +57,15 @@ def test_the_base_s_pip_finds_what_pip_finds_here() -> None:
     words = CHECK["build_words"](sources)
     assert words[words.index("--volume") + 1] == "/opt/my pypi:/opt/my pypi:ro"
     assert words.count("--volume") == 2
+
+
+def test_sources_in_several_lines_are_one_setting_and_a_host_is_no_folder() -> None:
+    settings = CHECK["pip_settings"]("global.find-links='\\n/a\\n/b'\nglobal.trusted-host='pypi.example'\n")
+    sources = CHECK["pip_sources"](settings)
+    config = configparser.RawConfigParser()
+    config.read_string(sources.config)
+    assert dict(config["global"]) == {"find-links": "/a /b", "trusted-host": "pypi.example"}
+    assert sources.folders == [Path("/a"), Path("/b")]
 
 
 def test_without_settings_pip_looks_where_it_looks_usually() -> None:

@@ -126,7 +126,7 @@ class CmlWorkers(ProcessWorkers):
 
     def _launch(self, count: int, orders: Mapping[str, object]) -> tuple[str, ...]:
         """Ask CML for so many workers; return the ids of those that it has created."""
-        launched = self._workers_told_by("launch_workers", **self._request(count, orders))
+        launched = self._workers_from("launch_workers", **self._request(count, orders))
         created = [str(worker["id"]) for worker in launched if worker.get("id")]
         refused = [worker for worker in launched if not worker.get("id")]
         if refused:
@@ -178,12 +178,13 @@ class CmlWorkers(ProcessWorkers):
             self._call("stop_workers", *running)
 
     def _cml_workers(self) -> Sequence[Worker]:
-        listed = self._workers_told_by("list_workers")
+        listed = self._workers_from("list_workers")
         # A worker that was never created may be listed too, and has no id.
         return [described(worker, self.settings) for worker in listed if worker.get("id")]
 
-    def _workers_told_by(self, function: str, **settings: object) -> Sequence[Mapping[str, Any]]:
-        """The workers that a function of CML's describes; `UserError` where it gives none."""
+    def _workers_from(self, function: str, **settings: object) -> Sequence[Mapping[str, Any]]:
+        """The workers that a function of CML's returns a list of, which may be empty; `UserError`
+        where it returns anything else."""
         answer = self._call(function, **settings)
         is_sequence = isinstance(answer, Sequence)
         if not is_sequence or not all(isinstance(worker, Mapping) for worker in answer):
