@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zeropods.errors import UserError
 from zeropods.files import given_path, home, write_json
 from zeropods.outputs import out_file, out_folder
-from zeropods.tables import GIB, SECONDS_PER_HOUR, not_negative, number, whole, wrapped
+from zeropods.tables import GIB, SECONDS_PER_HOUR, counted, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -272,6 +272,10 @@ def _take_pods_at_hand(arguments: argparse.Namespace, cluster: Cluster | None) -
     than a flag says, or others."""
     from zeropods.pods.hostfile import own_slots
 
+    if set(arguments.technique) == {"none"}:
+        # It runs one process, however many could run here.
+        arguments.pods = getattr(arguments, "pods", 1)
+        return
     if cluster is None:
         if getattr(arguments, "pods", 1) != 1:
             remedy = "zeropods pods up starts some, or give --pods 1"
@@ -280,12 +284,16 @@ def _take_pods_at_hand(arguments: argparse.Namespace, cluster: Cluster | None) -
         if "slots" not in arguments:
             arguments.slots = own_slots()
         return
+    pods_up = len(cluster.hosts)
+    if getattr(arguments, "pods", pods_up) > pods_up:
+        fault = f"cluster {cluster.name} has {counted(pods_up, 'pod')}"
+        raise UserError(f"--pods {arguments.pods}: {fault}; give at most {pods_up}")
     slots = cluster.hosts[0].slots
     if getattr(arguments, "slots", slots) != slots:
         raise UserError(f"--slots {arguments.slots}: pods of {cluster.name} have {slots}")
     arguments.slots = slots
     if "pods" not in arguments:
-        arguments.pods = len(cluster.hosts)
+        arguments.pods = pods_up
 
 
 def _choice(arguments: argparse.Namespace) -> Choice:

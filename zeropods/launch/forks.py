@@ -346,6 +346,7 @@ def import_for_ranks() -> None:
             import_module(name)
     # Only now: within the block above, transformers is not to find it.
     import_module(DATASETS)
+    # Collections in the ranks leave alone what they share with this process.
     gc.freeze()
     # transformers builds this table when it loads its first model, which takes a second.
     import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")

@@ -154,18 +154,23 @@ def _tried_memory(tries: Sequence[Try], work: Workload, planned: float) -> float
     if not _may_be_tried(work):
         return None
     way = TriedWay.of(work)
-    needed = None
+    sizes = (work.batch_size, work.tokens, work.labels)
+    needed = planned
+    is_known = False
     for tried in tries:
         if tried.way != way:
             continue
-        sizes = (work.batch_size, work.tokens, work.labels)
         tried_sizes = (tried.rows, tried.tokens, tried.labels)
         differences = [size - other for size, other in zip(sizes, tried_sizes, strict=True)]
-        if tried.status == OK and max(differences) <= 0:
-            needed = min(needed or planned, tried.gpu_memory_bytes)
-        if tried.status == OUT_OF_MEMORY and min(differences) >= 0:
-            needed = max(needed or planned, tried.gpu_memory_bytes + 1)
-    return needed
+        is_at_most_as_large = max(differences) <= 0
+        is_at_least_as_large = min(differences) >= 0
+        if tried.status == OK and is_at_most_as_large:
+            needed = min(needed, tried.gpu_memory_bytes)
+            is_known = True
+        elif tried.status == OUT_OF_MEMORY and is_at_least_as_large:
+            needed = max(needed, tried.gpu_memory_bytes + 1)
+            is_known = True
+    return needed if is_known else None
 
 
 def _may_be_tried(work: Workload) -> bool:

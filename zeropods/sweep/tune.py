@@ -172,13 +172,18 @@ def _call_of(way: Way, data: str, out: Path, steps: int) -> ScriptCall:
         raise UserError(why_no_command(way.request.model))
     script, *arguments = words[words.index("--") + 1 :]
     work = way.estimate.work
+    # All that a call depends on: a folder holds one run.
     parts = [
         Path(way.request.model).name,
+        Path(data).name,
         work.technique.name,
         work.precision,
         f"{work.batch_size}x{work.gradient_accumulation}",
         f"{way.estimate.pods}-pods",
+        f"{way.estimate.slots}-slots",
     ]
+    if work.shape.is_decoder_only:
+        parts += [f"{work.tokens}-tokens", work.attention]
     if work.checkpointing:
         parts.append("checkpointing")
     names = (arguments_of(script) or TextToSQLArguments).names_here

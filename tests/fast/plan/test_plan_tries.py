@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_rank, a_record, as_record
+from tests.made import SETTINGS, a_pod, a_rank, a_record, as_record
 from zeropods.cli import main
 from zeropods.launch.script_call import ScriptCall, find_script
 from zeropods.measure.tries import TRIES, TriedWay, Try, keep, kept_tries, span_with_tries
 from zeropods.plan.estimate import plan, request_for
 from zeropods.plan.machines import Machines
 from zeropods.plan.workload import ZeroSettings
+from zeropods.pods import cluster
+from zeropods.pods.cluster import Cluster
+from zeropods.pods.machine import this_machine
 from zeropods.sweep import tune
 from zeropods.tables import GIB
 
@@ -208,6 +211,35 @@ def test_what_cannot_be_tried_is_refused_and_nothing_is_kept(
     assert main(["plan", "--model", "t5-tiny", "--batch-size", "2", *words]) != 0
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (here / TRIES).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--pods", "3"), "zeropods: --pods 3: cluster one has 2 pods; give at most 2"),
+        (("--slots", "3"), "zeropods: --slots 3: pods of one have 2"),
+        # One process runs on one pod of several, in one of its slots.
+        (("--technique", "none"), "zeropods: data: no prepared data set there; make one with"),
+        (("--technique", "none", "--pods", "2"), "zeropods: --technique none: runs one process only; leave out --pods"),
+        (("--technique", "none", "--technique", "ddp"), "zeropods: data: no prepared data set there; make one with"),
+    ],
+)
+def test_flags_are_held_against_the_pods_that_are_up(
+    here: Path,
+    words: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(here)
+    folder = cluster.folder_of("one")
+    folder.mkdir(parents=True)
+    up = tuple(a_pod(number, slots=2) for number in (1, 2))
+    made = Cluster(folder=folder, settings=SETTINGS, workers=("w1", "w2"), pods=up, machine=this_machine())
+    cluster.write_cluster(made)
+    assert main(["plan", "--model", "t5-tiny", "--tune", "data", *words]) == 1
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith(message)
 
 
 def test_data_without_a_name_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
