@@ -132,7 +132,7 @@ def memory_bandwidth(gpu: str) -> float | None:
     return None if card is None else card.bandwidth
 
 
-def host_link(gpu: str) -> float | None:
+def published_host_link(gpu: str) -> float | None:
     """Bytes per second between a GPU and its host, each way, as published; None where unknown. A
     variant or a slice has the link of its card."""
     card = _relative(gpu)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from zeropods.errors import UserError
 from zeropods.plan.gpus import (
     GIGA,
-    host_link,
     known_gpus,
     memory_bandwidth,
     names_near,
     published_flops,
+    published_host_link,
 )
 from zeropods.plan.memory import touched_by_all
 from zeropods.plan.workload import MASTER, Workload, share
@@ -59,7 +59,7 @@ class Machines:
     """Seconds of one message between two pods."""
     pcie_bandwidth: float | None = None
     """Bytes per second between a GPU and its host, each way; if not given, `HOST_LINK_SHARE` of the
-    GPU's published link, or `SLOW_HOST_LINK` where none is known."""
+    GPU's published link, or of `SLOW_HOST_LINK` where none is known."""
     peer_bandwidth: float | None = None
     """Bytes per second between a pod's GPUs, each way, as collectives reach it (NVLink); that of
     PCIe if not given."""
@@ -77,7 +77,7 @@ class Machines:
         """Bytes per second between a GPU and its host, each way, as copies reach it."""
         if self.pcie_bandwidth is not None:
             return self.pcie_bandwidth
-        return HOST_LINK_SHARE * (host_link(self.gpu) or SLOW_HOST_LINK)
+        return HOST_LINK_SHARE * (published_host_link(self.gpu) or SLOW_HOST_LINK)
 
     def achieved_flops(self, precision: str) -> float:
         """FLOP/s of one process.

@@ -313,7 +313,8 @@ def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Accuracy]:
 
     For repeats, it is the mean of each share. The ends of its interval are the means of the
     repeats' ends: the interval comes from the choice of questions, which is the same in each
-    repeat. Repeats with another task, split or number of examples than the first are left out.
+    repeat. Repeats that differ from the first one in task, split or number of examples, or in
+    whether they were linked, are left out.
     """
     scored = [(entry.split, entry.score) for entry in entries if entry.score is not None]
     if not scored:
