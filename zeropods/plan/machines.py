@@ -265,14 +265,14 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
     passes = work.gradient_accumulation
     parameters = share(work.shape.parameters, work.ranks)
     size = work.element_bytes
+    masters = MASTER * parameters
+    if not technique.divides_parameters:
+        masters = MASTER * work.shape.parameters
     if technique.divides_parameters:
-        masters = MASTER * parameters
         weights = 2 * passes * size * parameters
         gradients = 2 * passes * size * parameters
         return (masters + weights + gradients) / machines.host_link + _nvme_seconds(work, machines)
 
-    # All processes' shares, one after the other.
-    masters = MASTER * work.shape.parameters
     weights = size * parameters
     seconds = (masters + weights) / machines.host_link
     if passes > 1:
