@@ -59,7 +59,8 @@ def test_each_phase_has_the_peak_of_its_own_arrays() -> None:
     if not reset_peak_resident():
         pytest.skip("this kernel does not reset VmHWM")
     phases, base = Phases(Counters(), 0.0), resident_bytes()
-    sizes = {"first_step": 48, "steady": 24, "evaluate": 72, "save": 0}
+    # Above 32 MiB the allocator always asks for new pages; below, it may have some that earlier tests have left.
+    sizes = {"first_step": 80, "steady": 40, "evaluate": 120, "save": 0}
     for phase, mib in sizes.items():
         phases.enter(phase)
         hold(mib)
