@@ -77,7 +77,10 @@ class Machines:
         """Bytes per second between a GPU and its host, each way, as copies reach it."""
         if self.pcie_bandwidth is not None:
             return self.pcie_bandwidth
-        return HOST_LINK_SHARE * (published_host_link(self.gpu) or SLOW_HOST_LINK)
+        published = published_host_link(self.gpu)
+        if published is None:
+            published = SLOW_HOST_LINK
+        return HOST_LINK_SHARE * published
 
     def achieved_flops(self, precision: str) -> float:
         """FLOP/s of one process.
