@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.commands import ended_in_words
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Step, parts
 from benchmarks.gpu.summary import UNKNOWN, Record, ratio_text, rows
@@ -41,7 +42,7 @@ class Part:
     """What it was to measure."""
     documents: Mapping[str, Any]
     """Its JSON files by their paths, without `.json`: `machine`, `facts`, `planned`, `steps`,
-    `cells/NAME`."""
+    `commands`, `cells/NAME`."""
 
     @property
     def machine(self) -> Machine:
@@ -62,6 +63,12 @@ class Part:
         return known
 
     @property
+    def commands(self) -> list[Record]:
+        """The commands that were typed, in their order."""
+        commands: list[Record] = self.documents.get("commands", {"commands": []})["commands"]
+        return commands
+
+    @property
     def wanted(self) -> list[str]:
         """The cells that it was to measure, in order."""
         names = []
@@ -73,7 +80,10 @@ class Part:
     def missing(self) -> list[str]:
         """What it was to measure and has not: cells, or the facts of the machine."""
         names = [name for name in self.wanted if name not in self.records]
-        has_facts_step = any(not step.cells for step in self.steps)
+        typed = {ended["name"] for ended in self.commands}
+        for step in self.steps:
+            names += [command.name for command in step.commands if command.name not in typed]
+        has_facts_step = any(not step.cells and not step.commands for step in self.steps)
         if has_facts_step and "facts" not in self.documents:
             names.append("facts")
         return names
@@ -192,6 +202,10 @@ def _page(collected: list[Part]) -> Iterable[str]:
             yield _speeds(measured).to_markdown()
             yield "\nMemory, planned for the largest batch that the cell met, beside measured:\n"
             yield _memory(measured).to_markdown()
+        if part.commands:
+            yield _commands(part.commands).to_markdown()
+            left = part.documents.get("left_over", {"processes": []})["processes"]
+            yield f"\nProcesses of commands left running: {len(left)}."
         yield from _profiles(measured)
         yield from _remarks(part, measured)
 
@@ -261,6 +275,23 @@ def _memory(measured: Iterable[Record]) -> Table:
                 "planned on the GPU (GiB)": _in(row["planned_device_bytes"], GIB),
                 "used by NVML": _in(row["device_used_bytes"], GIB),
                 "resident (GiB)": _in(row["peak_resident_bytes"], GIB),
+            }
+        )
+    return Table.of(lines)
+
+
+def _commands(commands: Iterable[Record]) -> Table:
+    """How each command that was typed ended."""
+    lines = []
+    for ended in commands:
+        _, _, outcome = ended_in_words(ended).partition(f"{ended['name']} ")
+        if ended["killed_at_step"] is not None:
+            outcome = f"{outcome}; rank 0 was killed at step {ended['killed_at_step']}"
+        lines.append(
+            {
+                "command": ended["name"],
+                "ended": outcome,
+                "seconds": _in(ended["seconds"]),
             }
         )
     return Table.of(lines)

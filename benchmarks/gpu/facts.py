@@ -52,6 +52,7 @@ def facts() -> dict[str, Any]:
     """All facts; figures of the GPU are None where there is none."""
     import torch
 
+    from zeropods.launch.probe import launch_seconds
     from zeropods.train import device
 
     versions: dict[str, str | None] = {}
@@ -71,6 +72,7 @@ def facts() -> dict[str, Any]:
         "precision_auto_t5_small": device.resolve_precision("auto", "t5-small"),
         "matmul_flops_per_second": _products(device),
         "operation_seconds": _operation_seconds(device),
+        "launch_seconds": launch_seconds(),
         "gpu": None,
     }
     if torch.cuda.is_available():

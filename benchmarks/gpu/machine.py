@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, version
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from typing import Any
 from benchmarks.gpu.cells import PROMPTS, Cell
 from zeropods.data.manifest import FILE
 from zeropods.errors import UserError
+from zeropods.measure.machine_probe import MachineProbe
 from zeropods.plan.gpus import memory_bandwidth, published_flops
+from zeropods.plan.machines import ACHIEVED, LAUNCH_SECONDS
 from zeropods.train.flags import PROJECT
 
 OTHER_BANDWIDTH = 2.0e12
@@ -37,6 +39,34 @@ class Machine:
     gpu: str | None
     memory_bytes: int
     """Bytes that tensors and CUDA may take."""
+    flops_by_precision: Mapping[str, float] | None = None
+    """FLOP/s of matrix products by a probe; None without one, as the link."""
+    host_link: float | None = None
+    """Bytes per second between host and GPU."""
+    launch_seconds: float = LAUNCH_SECONDS
+    """Seconds in which the host launches an operation of PyTorch: as a plan has them without a
+    probe."""
+
+    def as_probed(self, probe: MachineProbe) -> Machine:
+        """This machine with what a probe measured of it; without, where that had another GPU."""
+        if self.gpu not in probe.gpus:
+            return self
+        return replace(
+            self,
+            flops_by_precision={name: probe.flops(name) for name in probe.matmul_flops_per_second},
+            host_link=probe.pcie_bandwidth,
+            launch_seconds=probe.launch_seconds or self.launch_seconds,
+        )
+
+    def training_flops(self, precision: str) -> float:
+        """FLOP/s that a plan expects of training: a share of what a probe measured or, without one,
+        of the published peak."""
+        if self.flops_by_precision is not None and precision in self.flops_by_precision:
+            return ACHIEVED[precision] * self.flops_by_precision[precision]
+        peak = self.peak(precision)
+        if peak is not None:
+            return ACHIEVED[precision] * peak
+        return self.unknown_flops
 
     def peak(self, precision: str) -> float | None:
         """Published dense FLOP/s; None where they are not known."""

@@ -6,7 +6,8 @@ is left: a call that is cut off has measured what matters most.
 
 `a` and `b` fit into a quarter of an hour together, and so do `c` and `d`: what is compiled, for
 which torch needs more than a minute before the first step on a slow host, and a decoder-only model
-of today.
+of today. So do `e`, with `g` beside it, and `f`: the commands that people type, notebooks, and runs
+that are planned beforehand by what a probe measured.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from benchmarks.gpu.cells import MODEL_OF_PREDICTION, Cell, matrix
+from benchmarks.gpu.commands import Command, zeropods
+from zeropods.tables import GIB
 
 STEADY_SECONDS = 6.0
 """Seconds of steady steps of a cell: short, since a quarter of an hour has to do for all of
@@ -33,13 +36,14 @@ nearly every token."""
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step of a call: some cells that share its limit, or, without cells, the facts of the
-    machine."""
+    """A step of a call: some cells or commands that share its limit, or, without either, the facts
+    of the machine."""
 
     name: str
     most_seconds: float
     """Limit of the whole step."""
     cells: tuple[Cell, ...] = ()
+    commands: tuple[Command, ...] = ()
 
     @property
     def least_seconds(self) -> float:
@@ -49,7 +53,15 @@ class Step:
 
 def parts() -> dict[str, tuple[Step, ...]]:
     """The calls by their names."""
-    return {"a": _first_facts(), "b": _tables(), "c": _compiled(), "d": _decoder_only()}
+    return {
+        "a": _first_facts(),
+        "b": _tables(),
+        "c": _compiled(),
+        "d": _decoder_only(),
+        "e": _typed(),
+        "f": _planned_by_a_probe(),
+        "g": _notebooks(),
+    }
 
 
 def _first_facts() -> tuple[Step, ...]:
@@ -165,6 +177,116 @@ def _decoder_only() -> tuple[Step, ...]:
     steps = []
     for cell in (plain, checkpointing, zero2, zero3):
         steps.append(Step(name=cell.name, most_seconds=60, cells=(cell,)))
+    return tuple(steps)
+
+
+FEW_BYTES = 6 * GIB
+"""What a neighbour leaves of the GPU: too little for the largest batch that is asked for."""
+FEW_STEPS = ("--eval_steps", "0", "--learning_rate", "1e-4", "--logging_steps", "10")
+
+
+def _typed() -> tuple[Step, ...]:
+    """What people type, from a probe to a summary; a probe is what the plans of `f` go by."""
+    pod = ("launch", "--name", "one")
+    kept = _training("undisturbed", "zero2", "--max_steps", "150", "--save_steps", "25")
+    killed = _training("killed", "zero2", "--max_steps", "150", "--save_steps", "25")
+    profiled = _training("profiled", "zero1profiler", "--max_steps", "6", "--save_steps", "0")
+    offloaded = _training("offloaded", "zero3_offload", "--max_steps", "20", "--save_steps", "0")
+    tune = ("plan", "--model", "{runs}/undisturbed", "--tune")
+    large_batch = ("--technique", "none", "--batch-size", "2048", "--out", "{runs}/crowded")
+    answers = ("--data", "{data}/wikisql", "--split", "dev", "--limit", "2000", "--score")
+    told = (
+        zeropods("probe", "probe", "--alone", "--json"),
+        zeropods("pods up", "pods", "up", "--count", "1", "--name", "one"),
+        zeropods("pods check", "pods", "check", "--name", "one"),
+        zeropods("undisturbed", *pod, *kept),
+        zeropods("killed", *pod, "--restarts", "1", *killed, kills_rank_at=60),
+        zeropods("pods down", "pods", "down", "--name", "one"),
+        zeropods("tune", *tune, "{data}/question", "--out", "{runs}/tune"),
+        zeropods(
+            "tune beside a neighbour", *tune, "{data}/schema", *large_batch, leaves_bytes=FEW_BYTES
+        ),
+        zeropods("plan again", "plan", "--model", "{runs}/undisturbed", *large_batch[:-2]),
+        zeropods("two pods", "pods", "up", "--count", "2", "--name", "two"),
+        zeropods("two pods down", "pods", "down", "--name", "two"),
+        zeropods("profiled", "launch", "--launcher", "none", *profiled),
+        zeropods("profile", "profile", "{runs}/profiled"),
+        zeropods(
+            "predict",
+            *("predict", "--model", "t5-tiny", "--link-cells", *answers),
+            *("--out", "{runs}/predictions.dev.jsonl"),
+        ),
+        zeropods("offloaded", "launch", "--launcher", "none", *offloaded),
+        zeropods("summary", "summary", "{runs}", "--out", "{runs}/summary"),
+    )
+    steps = []
+    for command in told:
+        # Of tuning, each try is a run.
+        most_seconds = 100 if "--tune" in command.words else 60
+        steps.append(Step(name=command.name, most_seconds=most_seconds, commands=(command,)))
+    return tuple(steps)
+
+
+def _training(name: str, configuration: str, *flags: str) -> tuple[str, ...]:
+    """The words of a training by a file of `dsconfig/`, into the run folder of this name."""
+    script = ("--", "textsql_train.py", "--init", "random", "--model_id", "{model}")
+    places = ("--dataset_path", "{data}/question", "--outputdir", f"{{runs}}/{name}")
+    by = ("--deepspeed", f"dsconfig/{configuration}.json")
+    return (*script, *places, *by, *FEW_STEPS, *flags)
+
+
+def _notebooks() -> tuple[Step, ...]:
+    """The notebooks of `make demo`."""
+    demo = Command(
+        name="demo",
+        words=("tools/demo.py", "--out", "{runs}/notebooks"),
+        variables={"ZEROPODS_RUNS": "{runs}/demo"},
+    )
+    return (Step(name="demo", most_seconds=600, commands=(demo,)),)
+
+
+def _planned_by_a_probe() -> tuple[Step, ...]:
+    """Runs of several sizes, which are planned by what the probe of `e` measured: small ones wait
+    for the host, and Qwen3 1.7B for the GPU."""
+    known = {cell.name: cell for cell in matrix()}
+    uncompiled, _, _ = _small_runs()
+    small_best = replace(
+        known["t5-small-none-best"], name="t5-small-uncompiled-best", compile="off"
+    )
+    large_best = replace(
+        known["t5-large-none-best"], name="t5-large-uncompiled-best", compile="off"
+    )
+    qwen = Cell(
+        name="qwen3-1.7b-none",
+        kind="causal",
+        model="qwen3-1.7b",
+        prompt="squad",
+        batch=16,
+        steps=WORKSHOP_STEPS,
+        multiple=1,
+    )
+    steps = [
+        Step(name="facts", most_seconds=40),
+        Step(name="recipe", most_seconds=50, cells=(known["t5-small-control"], uncompiled)),
+        Step(name="t5-small at its best", most_seconds=40, cells=(small_best,)),
+        Step(name=qwen.name, most_seconds=70, cells=(qwen,)),
+    ]
+    others = [
+        replace(qwen, name="qwen3-1.7b-zero2", technique="zero2"),
+        replace(qwen, name="qwen3-1.7b-zero3", technique="zero3"),
+        _workshop("none"),
+        _workshop("zero2"),
+        replace(qwen, name="qwen3-1.7b-none-checkpointing", checkpointing=True),
+        _workshop("zero3"),
+        _workshop("zero2_offload"),
+        known["t5-large-control"],
+        large_best,
+        replace(qwen, name="qwen3-1.7b-zero3_offload", technique="zero3_offload"),
+    ]
+    for cell in others:
+        # Drawing the weights of the larger ones takes longer than their steps.
+        most_seconds = 50 if cell.model == "bloom-560m" else 70
+        steps.append(Step(name=cell.name, most_seconds=most_seconds, cells=(cell,)))
     return tuple(steps)
 
 

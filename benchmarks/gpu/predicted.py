@@ -36,8 +36,6 @@ OUTSIDE_LAYERS = 177
 """Launches of a step for embeddings, masks, head and loss."""
 PER_LAYER = 375
 """Launches of a step for an encoder and a decoder layer together."""
-LAUNCH_SECONDS = 6e-6
-"""Seconds that the host needs for a PyTorch operation and its part of autograd."""
 LEFT = {"off": 1.0, "blocks": 0.35, "graphs": 0.02}
 """Share of the layers' launches that remains: operations between matrix products are fused, or all
 are replayed."""
@@ -97,16 +95,19 @@ def predicted_seconds(cell: Cell, rows: int, shapes: np.ndarray, machine: Machin
     """Predicted seconds of a mean step: of a T5 by its launches too, else as `zeropods plan` has
     it."""
     precision = _precision(cell)
-    flops = machine.unknown_flops
-    peak = machine.peak(precision)
-    if peak is not None:
-        flops = ACHIEVED[precision] * peak
-    machines = Machines(pods=1, slots=1, gpu=machine.gpu or "", flops=flops)
+    machines = Machines(
+        pods=1,
+        slots=1,
+        gpu=machine.gpu or "",
+        flops=machine.training_flops(precision),
+        pcie_bandwidth=machine.host_link,
+        launch_seconds=machine.launch_seconds,
+    )
     source, target = mean_shape(shapes)
     step = step_time(job(cell, rows, source, target, precision), machines)
     if cell.is_causal:
         return step.seconds
-    pass_seconds = max(step.compute_seconds, _host_seconds(cell))
+    pass_seconds = max(step.compute_seconds, _host_seconds(cell, machine))
     waiting_seconds = step.offload_seconds + step.processor_seconds
     return pass_seconds + waiting_seconds + _optimizer_seconds(cell, precision, machine)
 
@@ -123,7 +124,7 @@ def _precision(cell: Cell) -> str:
     return cell.precision if cell.precision in ACHIEVED else "fp32"
 
 
-def _host_seconds(cell: Cell) -> float:
+def _host_seconds(cell: Cell, machine: Machine) -> float:
     """Seconds that the host needs for a step: for Python, and to launch its operations."""
     shape = shape_named(cell.model)
     launches_of_layers = LEFT[cell.compile] * PER_LAYER * shape.layers[0]
@@ -131,7 +132,7 @@ def _host_seconds(cell: Cell) -> float:
     if cell.needs_deepspeed:
         matrices = sum(weight.is_matrix for weight in shape.weights)
         launches += DEEPSPEED_LAUNCHES * matrices
-    return HOST_SECONDS + LAUNCH_SECONDS * launches
+    return HOST_SECONDS + machine.launch_seconds * launches
 
 
 def _optimizer_seconds(cell: Cell, precision: str, machine: Machine) -> float:

@@ -5,6 +5,9 @@
 #     bash PACK/run.sh b 405                        # the tables
 #     bash PACK/run.sh c 560                        # what is compiled first
 #     bash PACK/run.sh d 200                        # a decoder-only model of today
+#     bash PACK/run.sh e 330                        # what people type, a probe first
+#     bash PACK/run.sh f 330                        # plans by that probe, beside runs
+#     bash PACK/run.sh g 400                        # the notebooks of `make demo`
 #     bash PACK/run.sh a 240 --device cpu           # no GPU: does it work?
 #     bash PACK/run.sh a 230 --without transformers # with the machine's own instead of the pack's
 #
@@ -20,7 +23,7 @@ words=()
 
 fail() { echo "run.sh: $*" >&2; exit 2; }
 
-[ $# -ge 2 ] || fail "give a part, a, b, c or d, and a number of seconds: bash $pack/run.sh a 230"
+[ $# -ge 2 ] || fail "give a part, a to g, and a number of seconds: bash $pack/run.sh a 230"
 part=$1
 seconds=$2
 shift 2

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cells import Cell, for_cpu
+from benchmarks.gpu.commands import Desk, ended_in_words, left_over, typed
 from benchmarks.gpu.data import Data, find_data
 from benchmarks.gpu.jobs import call, prefetching
 from benchmarks.gpu.machine import Machine, machine_here, runnable
@@ -35,6 +36,8 @@ from benchmarks.gpu.predicted import best_batch
 from benchmarks.gpu.summary import write_archive, write_summary
 from zeropods import files
 from zeropods.errors import UserError, guarded
+from zeropods.files import HOME
+from zeropods.measure.machine_probe import kept_probe
 from zeropods.pods.processes import ending_in_order, start_bound
 from zeropods.programs import prepare_compiling, wait_passively
 from zeropods.tables import number
@@ -76,6 +79,8 @@ class Session:
     """What the caller takes home."""
     bench: Bench
     clock: Clock
+    desk: Desk
+    """Where its commands are typed."""
     compiling: subprocess.Popen[bytes]
     """The process that compiles DeepSpeed's operation for offload, or finds that it is compiled."""
 
@@ -93,6 +98,10 @@ class Session:
                 flush=True,
             )
             self._pack()
+        if any(step.commands for step in steps):
+            for process in left_over(self.out):
+                print(f"left running: {process}", flush=True)
+            self._pack()
 
     def _outcome(self, step: Step) -> str:
         """Run a step within its limit and what is left of the call; returns in words how it
@@ -106,6 +115,8 @@ class Session:
         if left < step.least_seconds:
             return f"skipped, it needs {step.least_seconds:g} s and {max(0.0, left):.0f} are left"
         step_ends = time.monotonic() + min(left, step.most_seconds)
+        if step.commands:
+            return self._type(step, step_ends)
         if not step.cells:
             return self._facts(step_ends - time.monotonic())
         least_seconds_of_cell = step.least_seconds / len(step.cells)
@@ -116,6 +127,14 @@ class Session:
                 outcomes.append(f"{cell.name} skipped")
                 continue
             outcomes.append(self._measure(cell, seconds))
+        return ", ".join(outcomes)
+
+    def _type(self, step: Step, step_ends: float) -> str:
+        """Type a step's commands; returns in words how each ended."""
+        outcomes = []
+        for command in step.commands:
+            ended = self.desk.type(command, max(1.0, step_ends - time.monotonic()))
+            outcomes.append(ended_in_words(ended))
         return ", ".join(outcomes)
 
     def _measure(self, cell: Cell, seconds: float) -> str:
@@ -186,6 +205,7 @@ def with_ready_cells(steps: Sequence[Step], ready: Sequence[Cell]) -> list[Step]
     kept = []
     for step in steps:
         cells = tuple(cell for cell in step.cells if cell in ready)
+        # The facts of the machine and commands have no cells.
         if cells or not step.cells:
             kept.append(replace(step, cells=cells))
     return kept
@@ -203,6 +223,8 @@ def main() -> int:
     out = (flags.work or flags.out) / flags.part
     out.mkdir(parents=True, exist_ok=True)
     flags.out.mkdir(parents=True, exist_ok=True)
+    # What is learned of this machine, by a probe say, is kept beside the parts, for all of them.
+    os.environ.setdefault(HOME, str(out.parent.resolve() / "home"))
     steps = _steps(flags.part, flags.device)
     cells = [cell for step in steps for cell in step.cells]
     ready, remarks = runnable(cells, prepares=False)
@@ -214,6 +236,7 @@ def main() -> int:
             archive=flags.out / f"part-{flags.part}.tar.gz",
             bench=_bench(flags, out, ready),
             clock=clock,
+            desk=_desk(flags, out),
             compiling=compiling,
         )
         session.run(steps)
@@ -241,6 +264,18 @@ def _compiling() -> Iterator[subprocess.Popen[bytes]]:
         compiling.wait()
 
 
+def _desk(flags: argparse.Namespace, out: Path) -> Desk:
+    """Where the commands of a part are typed; on a CPU, with tiny data and a tiny model."""
+    data = flags.data
+    model = "t5-small"
+    if flags.device == "cpu":
+        data = data / TINY
+        model = "t5-tiny"
+    runs = out.resolve() / "runs"
+    places = {"data": str(data.resolve()), "runs": str(runs), "model": model}
+    return Desk(out=out, places=places)
+
+
 def _bench(flags: argparse.Namespace, out: Path, cells: Sequence[Cell]) -> Bench:
     """What the cells share: the machine, the data and, written down first, what is planned."""
     memory_bytes = None
@@ -249,6 +284,9 @@ def _bench(flags: argparse.Namespace, out: Path, cells: Sequence[Cell]) -> Bench
         memory_bytes = MEMORY_ON_CPU
         place = flags.data / TINY
     machine = machine_here(flags.device, memory_bytes)
+    probe = kept_probe(files.home())
+    if probe is not None:
+        machine = machine.as_probed(probe)
     data = find_data(place, out, None)
     write_plans(out, cells, data, machine)
     files.write_json(out / "machine.json", asdict(machine))
@@ -274,13 +312,16 @@ def _steps(part: str, device: str) -> list[Step]:
 
 
 def _failures(out: Path) -> list[str]:
-    """A remark that names the cells that did not end well; none where all did. Too little memory is
-    a result."""
+    """A remark that names the cells and commands that did not end well; none where all did. Too
+    little memory is a result."""
     failed = []
     for path in sorted((out / "cells").glob("[!.]*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["status"] not in ("ok", "oom"):
             failed.append(path.stem)
+    for ended in typed(out):
+        if ended["status"] != ended["expected_status"]:
+            failed.append(ended["name"])
     if not failed:
         return []
     return [f"did not end well: {', '.join(failed)}; summary.md says why"]
@@ -291,7 +332,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu.session", description=description, allow_abbrev=False
     )
-    what = "what to measure: a, the first facts; b, the tables; c, what is compiled; d, Qwen3"
+    what = (
+        "what to measure: a, the first facts; b, the tables; c, what is compiled; d, Qwen3; "
+        "e, commands; f, plans by a probe; g, notebooks"
+    )
     parser.add_argument("part", choices=sorted(parts()), help=what)
     parser.add_argument("--seconds", type=number, required=True, help="in which all has to be over")
     parser.add_argument(

@@ -399,6 +399,7 @@ ARCHIVE = "bench-gpu.tar.gz"
 KEPT = (
     "*.json",
     "cells/*.json",
+    "commands/*.log",
     "summary.*",
     "runs/*/record.json",
     "runs/*/config.json",
@@ -406,6 +407,8 @@ KEPT = (
     "runs/*/steps/*.npy",
     "runs/*/profile.txt",
     "runs/*/memory/*.csv",
+    "runs/summary/summary.*",
+    "runs/demo/summary/summary.*",
     "runs/*/launch.log",
     "runs/*/train.log",
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.reliability.chain import INTERVAL, STEP_TIMEOUT, STEPS
 from benchmarks.reliability.faults import FAULTS
-from benchmarks.reliability.trial import LEFT_SECONDS, SAME, VERIFIED_STEPS
+from benchmarks.reliability.trial import LEFT_SECONDS, SAME, SAME_BUT_FOR_ROUNDING, VERIFIED_STEPS
 from zeropods.launch.command import AGENTS
 from zeropods.pods.leases import RUN_SECONDS
 from zeropods.tables import Table, counted
@@ -36,7 +36,8 @@ libraries end the process. This page is made of `results/reliability.json`:
 """
 REMARKS = f"""\
 * survived: training went on, with the losses of a run that nothing disturbed (FP32, dropout 0: {VERIFIED_STEPS} steps
-  after each restart, within {SAME:g} relative); a damaged file was named
+  after each restart, within {SAME:g} relative; from the second restart of a run by `ddp` on three pods on, within
+  {SAME_BUT_FOR_ROUNDING:g}, for a reason that the next line gives); a damaged file was named
 * losses other than the undisturbed run's: at some step of the whole run, by more than the same. Of these runs only
   `ddp` on three pods and more may have such: torch's DDP lays the gradients out anew after its first step, so in the
   first step after a restart the pods' gradients are added up in another order, and the rounding differs from there on.

@@ -464,6 +464,8 @@ def _probed_values(probe: MachineProbe, precision: str) -> dict[str, Any]:
         values["flops"] = ACHIEVED[precision] * probe.flops(precision)
     if probe.pcie_bandwidth is not None:
         values["pcie_bandwidth"] = probe.pcie_bandwidth
+    if probe.launch_seconds is not None:
+        values["launch_seconds"] = probe.launch_seconds
     if probe.machines > 1:
         values["bandwidth"] = probe.bandwidth
         values["latency_seconds"] = probe.latency_seconds

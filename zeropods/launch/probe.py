@@ -24,6 +24,7 @@ from zeropods.errors import UserError
 from zeropods.launch.command import AGENTS, exported_variables
 from zeropods.measure import environment
 from zeropods.measure.machine_probe import PROBE_AGAIN, MachineProbe, read_probe
+from zeropods.plan.machines import LAYER_LAUNCHES, OUTSIDE_LAUNCHES
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.gpus import HIDDEN, VISIBLE, visible_gpus
 from zeropods.pods.preflight import (
@@ -219,7 +220,18 @@ def _figures_of_one_rank() -> dict[str, Any]:
         target = torch.empty(PINNED_BYTES, dtype=torch.int8, device="cuda")
         seconds = fastest_seconds(lambda: target.copy_(host), SECONDS_OF_A_FIGURE)
         figures["pcie_bandwidth"] = PINNED_BYTES / seconds
+        figures["launch_seconds"] = launch_seconds()
     return figures
+
+
+def launch_seconds() -> float:
+    """Seconds in which the host launches one operation of PyTorch: those of a pass in which the GPU
+    waits for the host alone, by the operations that a plan counts in such a pass."""
+    from zeropods.train.host_speed import LAYERS, host_bound_pass_seconds
+
+    layers_of_both_stacks = 2 * LAYERS
+    launches = OUTSIDE_LAUNCHES + layers_of_both_stacks * LAYER_LAUNCHES[False]
+    return host_bound_pass_seconds(SECONDS_OF_A_FIGURE) / launches
 
 
 def _all_reduce_seconds(size: int) -> float:

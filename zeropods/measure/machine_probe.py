@@ -42,6 +42,9 @@ class MachineProbe:
     """Latency of one message of an all-reduce."""
     pcie_bandwidth: float | None = None
     """Bytes per second from host to GPU, from pinned memory; None without a GPU."""
+    launch_seconds: float | None = None
+    """Seconds in which the host launches one operation of PyTorch, its part of autograd included;
+    None without a GPU, which would not wait for it."""
     gpu_memory_bytes: int | None = None
     """Bytes of memory of the smallest GPU of the processes, as NVML shows them; None without a GPU,
     and where NVML does not know it."""

@@ -112,7 +112,7 @@ def test_a_pack_that_cannot_be_made_is_one_line_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("words", "folder", "message"),
     [
-        ((), ROOT, "give a part, a, b, c or d, and a number of seconds"),
+        ((), ROOT, "give a part, a to g, and a number of seconds"),
         (("a", "230", "--without"), ROOT, "--without: give the name of a package"),
         (("a", "230"), ROOT / "docs", "is not the root of zeropods"),
     ],

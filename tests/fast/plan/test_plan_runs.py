@@ -180,6 +180,20 @@ def test_a_gpu_at_hand_has_the_memory_that_it_shows(
     assert json.loads(capsys.readouterr().out)["request"]["gpu_memory_bytes"] == expected
 
 
+def test_small_steps_take_as_long_as_the_probed_host_launches_them(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hardware = {**PROBE["hardware"], "gpus": [H100]}
+    steps = {}
+    for launch_seconds in (20e-6, 40e-6):
+        a_probe(machine, hardware=hardware, launch_seconds=launch_seconds)
+        asked = ("--machine", str(machine), "--technique", "none", "--batch-size", "1", "--flops", "20", "--all")
+        (estimate,) = document(capsys, *asked)["techniques"]
+        steps[launch_seconds] = estimate["step_seconds"]
+    # 177 operations, and 188 in each of the 12 layers.
+    assert steps[40e-6] - steps[20e-6] == pytest.approx(2433 * 20e-6)
+
+
 def test_a_gpu_of_any_name_is_planned_by_its_probe(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hardware = {**PROBE["hardware"], "gpus": ["a card of the future"]}
     a_probe(machine, hardware=hardware, pcie_bandwidth=1e10, gpu_memory_bytes=20 * GIB)

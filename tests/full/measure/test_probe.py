@@ -24,6 +24,12 @@ def test_a_probe_of_this_machine_is_printed_and_kept(tmp_path: Path, capsys: pyt
     assert found.processes == 2 and found.machines == 1 and found.hardware["cores"] >= 1
     assert max(found.matmul_flops_per_second["fp32"].values()) > 1e9
     assert 0 < found.latency_seconds < 1 and found.bandwidth > 1e6
+    assert (found.launch_seconds is None) != bool(found.gpus)
+
+
+def test_launches_are_timed_by_a_pass_that_has_hardly_any_arithmetic() -> None:
+    # 2,433 of them; on a GPU all that takes time is to launch them.
+    assert 1e-7 < probe.launch_seconds() < 1e-2
 
 
 def test_a_rank_that_was_killed_is_named_and_the_others_end_on_their_pods(
