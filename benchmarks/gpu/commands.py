@@ -85,7 +85,6 @@ class Desk:
                 [sys.executable, *words],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
                 env={**child_environment(), **variables},
             )
             killed_step = self._watch(command, process, began + seconds)

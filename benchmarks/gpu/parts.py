@@ -213,7 +213,7 @@ def _typed() -> tuple[Step, ...]:
         zeropods("profile", "profile", "{runs}/profiled"),
         zeropods(
             "predict",
-            *("predict", "--model", "t5-tiny", "--link-cells", *answers),
+            *("predict", "--model", "zeropods/models/t5-tiny", "--link-cells", *answers),
             *("--out", "{runs}/predictions.dev.jsonl"),
         ),
         zeropods("offloaded", "launch", "--launcher", "none", *offloaded),

@@ -307,7 +307,9 @@ def _steps(part: str, device: str) -> list[Step]:
     small = []
     for step in steps:
         cells = [replace(for_cpu(cell), steps=STEPS_ON_CPU) for cell in step.cells]
-        small.append(replace(step, cells=tuple(cells)))
+        # There is no memory of a GPU that a neighbour could take.
+        commands = [replace(command, leaves_bytes=None) for command in step.commands]
+        small.append(replace(step, cells=tuple(cells), commands=tuple(commands)))
     return small
 
 

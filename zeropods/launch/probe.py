@@ -9,6 +9,7 @@ is one of these processes. Rank 0 prints what was measured, a JSON document, as 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -28,9 +29,11 @@ from zeropods.plan.machines import LAYER_LAUNCHES, OUTSIDE_LAUNCHES
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.gpus import HIDDEN, VISIBLE, visible_gpus
 from zeropods.pods.preflight import (
+    PYTHON_PATH,
     TIMED_OUT,
     Expectation,
     check_request,
+    python_path_variables,
     run_all,
     run_by_agents,
 )
@@ -87,6 +90,7 @@ def _variables_of_ranks(hosts: Sequence[str], port: int) -> list[dict[str, str]]
             "OMP_WAIT_POLICY": "PASSIVE",
             # No shell reads them unquoted on any way, ssh's included, and pdsh has no part in it.
             **exported_variables((), {}, AGENTS),
+            **python_path_variables(os.environ.get(PYTHON_PATH)),
             "RANK": str(number),
             "WORLD_SIZE": str(len(hosts)),
             "MASTER_ADDR": hosts[0],

@@ -66,6 +66,7 @@ AGENT_REFUSED = 254
 """Stands for the exit status of a check that an agent refused to run."""
 NOT_STARTED = (126, 127)
 """Exit statuses of a shell that cannot run, or does not find, a program."""
+PYTHON_PATH = "PYTHONPATH"
 ANEW = "'zeropods pods down' and 'zeropods pods up'"
 SSH_MESSAGES = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
@@ -182,6 +183,8 @@ class Expectation:
     run is planned yet."""
     programs: bool = False
     """Whether the machine starts others: then it needs the programs for that."""
+    python_path: str | None = None
+    """The master's PYTHONPATH, with which the check runs, since ranks get it too."""
 
     @classmethod
     def of_this_machine(cls, project: Path, files: tuple[str, ...] = (), **run: Any) -> Expectation:
@@ -193,7 +196,13 @@ class Expectation:
         """
         folder = project.absolute()
         digests = {file: _digest(folder / file) for file in files}
-        return cls(project=str(folder), versions=versions(), digests=digests, **run)
+        return cls(
+            project=str(folder),
+            versions=versions(),
+            digests=digests,
+            python_path=os.environ.get(PYTHON_PATH),
+            **run,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +341,10 @@ def preflight_by_agents(
         requests = []
         for number, host in enumerate(batch, start=first):
             expectation = json.dumps(asdict(_expected_of(expected, number, host)))
-            requests.append(check_request(__spec__.name, [expectation], expected.project))
+            variables = python_path_variables(expected.python_path)
+            requests.append(
+                check_request(__spec__.name, [expectation], expected.project, variables)
+            )
         batch_agents = agents[first : first + len(batch)]
         return run_by_agents(batch_agents, secret, requests, PROBE_ANSWER_SECONDS)
 
@@ -484,7 +496,14 @@ def probe_command(expected: Expectation) -> str:
     folder that holds another clone named `zeropods`, Python would take that folder for the package.
     """
     argv = [sys.executable, "-m", __spec__.name, json.dumps(asdict(expected))]
+    if expected.python_path:
+        argv = ["env", f"{PYTHON_PATH}={expected.python_path}", *argv]
     return f"cd {shlex.quote(expected.project)} 2>/dev/null || cd /; exec {shlex.join(argv)}"
+
+
+def python_path_variables(python_path: str | None) -> dict[str, str]:
+    """The environment variable with this PYTHONPATH; none where there is none."""
+    return {PYTHON_PATH: python_path} if python_path else {}
 
 
 def ssh_check(end: CompletedProcess[str], address: str) -> Check:
