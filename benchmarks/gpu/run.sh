@@ -61,6 +61,11 @@ if [ ! -f "$work/complete" ]; then
 fi
 
 export PYTHONPATH=$PWD:$site${PYTHONPATH:+:$PYTHONPATH}
+# Templates of pages, which an installer would have moved out of these folders.
+shopt -s nullglob
+for share in "$site"/*.data/data/share/jupyter; do
+    export JUPYTER_PATH=$share${JUPYTER_PATH:+:$JUPYTER_PATH}
+done
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 exec "$python" -m benchmarks.gpu.session "$part" --seconds "$seconds" --began "$began" \
     --pack "$pack" --data "$work/data" --out "$out" --work "$work/out" ${words[@]+"${words[@]}"}
