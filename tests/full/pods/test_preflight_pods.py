@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from tests.full.clusters import plain_sshd
+from tests.full.conftest import ROOT
 from tests.full.launches import processes
 from zeropods.errors import UserError
+from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import Host
 from zeropods.pods.preflight import Check, Expectation, Preflight, preflight, probe_command
 from zeropods.pods.ssh import known_hosts_text, make_key, ssh_config_text
@@ -102,13 +104,19 @@ def check_of(found: Preflight, pod: int, name: str) -> Check:
     return next(check for check in found.pods[pod].checks if check.check == name)
 
 
+def another_torch(folder: Path) -> Path:
+    """A folder in which Python finds torch 9.9.9."""
+    about = folder / "torch-9.9.9.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9\n")
+    return folder
+
+
 def test_good_pods_pass_and_one_with_another_torch_is_named(
     served: Served, expected: Expectation, tmp_path: Path
 ) -> None:
-    other = tmp_path / "other" / "torch-9.9.9.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9\n")
-    with served.sshd(FIRST) as one, served.sshd(SECOND, f"SetEnv PYTHONPATH={other.parent}") as two:
+    other = another_torch(tmp_path / "other")
+    with served.sshd(FIRST) as one, served.sshd(SECOND, f"SetEnv PYTHONPATH={other}") as two:
         served.know({FIRST: one, SECOND: two})
         found = served.check([FIRST, SECOND], expected)
         taken = served.check([FIRST, SECOND], replace(expected, master_port=served.port))
@@ -122,6 +130,16 @@ def test_good_pods_pass_and_one_with_another_torch_is_named(
     # The master's port is looked at on the first pod only; here sshd itself has it.
     assert check_of(taken, 0, "port").verdict == "failed"
     assert "port" not in [check.check for check in taken.pods[1].checks]
+
+
+def test_a_pod_finds_packages_where_its_ranks_will_over_ssh_and_by_its_agent(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(another_torch(tmp_path / "it's 'other'")))
+    expected = Expectation.of_this_machine(ROOT)
+    for over_ssh in (True, False):
+        found = cluster.preflight(expected, 1, over_ssh=over_ssh)
+        assert check_of(found, 0, "torch").value == "9.9.9"
 
 
 def test_changed_and_unknown_host_keys_are_never_accepted(
