@@ -78,7 +78,8 @@ def test_a_cluster_of_another_session_is_listed_as_such_and_neither_taken_nor_en
         assert up.returncode == 0, up.stderr
         (listed,) = json.loads(two.zeropods("pods", "list", "--json").stdout)["clusters"]
         assert (listed["name"], listed["machine"], listed["here"]) == ("pods", "one", False)
-        assert "pods, of another machine (one): " in two.zeropods("pods", "list").stdout
+        # A long path stands on a line of its own.
+        assert "pods, of another machine (one):" in two.zeropods("pods", "list").stdout
         again = two.zeropods("pods", "up", "--count", "1")
         assert again.returncode == 1
         line = "cluster pods: another machine or session, one, started it; take another name, or end it with: "
