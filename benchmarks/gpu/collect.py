@@ -175,6 +175,7 @@ def write_results(collected: Iterable[Part], folder: Path) -> str:
             "machine": part.documents["machine"],
             "facts": part.documents.get("facts"),
             "cells": rows(part.records, part.machine),
+            "commands": part.commands,
             "missing": part.missing,
         }
     files.write_json(folder / FIGURES, figures)

@@ -178,6 +178,24 @@ def test_half_a_result_is_collected_and_what_is_missing_is_named(
     assert (tmp_path / "out" / "part-b" / "cells" / "bloom-560m-none.json").is_file()
 
 
+def test_commands_that_ended_otherwise_and_what_they_left_running_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = {"name": "probe", "status": 0, "expected_status": 0, "seconds": 20.1, "killed_at_step": None}
+    killed = {"name": "killed", "status": 1, "expected_status": 0, "seconds": 40.0, "killed_at_step": 62}
+    documents = {"machine": asdict(H200), "commands": {"commands": [probe, killed]}}
+    archive(tmp_path, "part-e", {**documents, "left_over": {"processes": ["an agent"]}})
+    assert collected(tmp_path, tmp_path / "out", monkeypatch) == 0
+    page = (tmp_path / "out" / "README.md").read_text()
+    ends = [line.split("|")[1:3] for line in page.splitlines() if line.startswith(("| probe", "| killed"))]
+    assert [[text.strip() for text in end] for end in ends] == [
+        ["probe", "ended with 0"],
+        ["killed", "ended with 1, not 0; rank 0 was killed at step 62"],
+    ]
+    assert "Processes of commands left running: 1." in page
+    assert "Not measured: pods up, pods check," in page
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.commands import Command, Desk, ended_in_words, typed, zeropods
 from benchmarks.gpu.pack import CARRIED, tiny_data
 from tests.full.conftest import ROOT
 
@@ -51,6 +53,28 @@ def test_a_call_measures_while_its_seconds_last_and_says_what_it_skipped(tiny: P
     assert "part-a/steps.json" in archived(tmp_path / "out" / "part-a.tar.gz")
     planned = json.loads((tmp_path / "work" / "a" / "planned.json").read_text())
     assert planned["t5-small-uncompiled-32"]["planned_peak_allocated_bytes"] > 0
+
+
+def test_a_command_is_kept_with_its_end_and_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    desk = Desk(out=tmp_path, places={"data": "the data", "runs": str(tmp_path / "runs"), "model": "t5-tiny"})
+    says = "import os, sys; print(sys.argv[1], os.environ['PLACE']); sys.exit(3)"
+    said = Command(name="says so", words=("-c", says, "{data}"), status=3, variables={"PLACE": "{model}"})
+    late = Command(name="late", words=("-c", "import time; print('begun', flush=True); time.sleep(3600)"))
+    assert ended_in_words(desk.type(said, 60.0)) == "says so ended with 3"
+    assert ended_in_words(desk.type(late, 5.0)) == f"late ended with {-signal.SIGTERM}, not 0"
+    first, second = typed(tmp_path)
+    assert (first["output"], second["output"]) == ("the data t5-tiny", "begun")
+    assert (tmp_path / "commands" / "says-so.log").read_text() == "the data t5-tiny\n"
+
+
+def test_a_rank_is_killed_at_its_step_and_its_run_goes_on(tiny: Path, tmp_path: Path) -> None:
+    places = {"data": str(tiny / "cpu"), "runs": str(tmp_path / "runs"), "model": "t5-tiny"}
+    flags = ("--init", "random", "--model_id", "{model}", "--dataset_path", "{data}/question", "--threads", "1")
+    steps = ("--max_steps", "40", "--save_steps", "5", "--eval_steps", "0", "--outputdir", "{runs}/killed")
+    launch = ("launch", "--launcher", "none", "--restarts", "1", "--", "textsql_train.py", *flags, *steps)
+    ended = Desk(out=tmp_path, places=places).type(zeropods("killed", *launch, kills_rank_at=10), 600.0)
+    assert ended["status"] == 0, ended["output"]
+    assert ended["killed_at_step"] >= 10 and "killed by SIGKILL" in ended["output"]
 
 
 # The pack in an environment of another place and other versions.
