@@ -22,7 +22,7 @@ from zeropods import pods
 from zeropods.launch.command import AGENTS, PDSH
 from zeropods.measure.record import read_json
 from zeropods.pods.cluster import BACKENDS, Cluster
-from zeropods.pods.processes import deferred
+from zeropods.pods.processes import signals_deferred
 from zeropods.programs import bound_argv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,7 +222,7 @@ def chain(data: Path, setting: Setting, launcher: str, random: Random) -> Iterat
         yield run
     finally:
         # An interrupt waits until nothing is left.
-        with deferred():
+        with signals_deferred():
             run.close()
             _keep_words(run)
             if has_own_disk:

@@ -309,12 +309,13 @@ def _on_this_machine(
     from zeropods.measure.record import read_record
     from zeropods.pods.gpus import check_gpus_for
 
-    # Only a check: the ranks inherit them anyway.
-    command.exported_variables(arguments.export, {})
+    # The ranks inherit the variables themselves.
+    command.check_exported_names(arguments.export)
     planned = command.plan_alone(call, arguments.slots, arguments.global_batch)
-    if supervision.restarts and call.flag_texts.get("resume") == "never":
-        reason = "would start over at each restart; leave out this or --restarts"
-        raise UserError(f"--resume never: {reason}")
+    resume = call.flag_texts.get("resume", "auto")
+    if supervision.restarts and resume != "auto":
+        reason = "would lose at each restart what was done; leave out this or --restarts"
+        raise UserError(f"--resume {resume}: {reason}")
     argv = command.runner_argv(planned, Path())
     if arguments.dry_run:
         return {**planned.to_json(), "argv": argv, "shell": command.shell_line(argv)}

@@ -488,22 +488,9 @@ def check_plain(what: str, path: Path | str) -> None:
 # The environment of the launcher and of every rank
 
 
-def exported_variables(
-    names: Iterable[str], fixed: Mapping[str, str], launcher: str = PDSH
-) -> dict[str, str]:
-    """Variables for every rank: the `fixed` ones, those asked for by name, and those of FORWARDED
-    that are set.
-
-    They end up on command lines and in the run folder, so a name that sounds like a secret is
-    refused, as is a value that would not arrive unchanged: over pdsh it passes through a shell.
-    """
-    where = "on command lines"
-    misread = UNSAFE
-    why_misread = "would be changed by a remote shell"
-    if launcher == AGENTS:
-        where = "in the run folder"
-        misread = NOT_IN_A_LINE
-        why_misread = "cannot be passed on"
+def check_exported_names(names: Iterable[str]) -> None:
+    """Refuse names of `--export` that are not set here, that sound like a secret, or that no pod
+    may be given: values of exported variables stand on command lines or in the run folder."""
     for name in names:
         if name not in os.environ:
             raise UserError(
@@ -515,22 +502,43 @@ def exported_variables(
             raise UserError(
                 f"--export {name}: every pod has GPUs of its own; set it where the pods are started"
             )
+        if SECRET_NAME.search(name):
+            raise UserError(
+                f"--export {name}: sounds like a secret, and others can read what is exported; "
+                "put it into a file that the pods see, and export the file's path"
+            )
+
+
+def exported_variables(
+    names: Sequence[str], fixed: Mapping[str, str], launcher: str = PDSH
+) -> dict[str, str]:
+    """Variables for every rank: the `fixed` ones, those asked for by name, and those of FORWARDED
+    that are set.
+
+    They end up on command lines or in the run folder, so a secret is refused, as is a value that
+    would not arrive unchanged: over pdsh it passes through a shell, by agents a line of a file
+    holds it.
+    """
+    forbidden = UNSAFE
+    why_forbidden = "would be changed by a remote shell"
+    if launcher == AGENTS:
+        forbidden = NOT_IN_A_LINE
+        why_forbidden = "cannot be passed on"
+    check_exported_names(names)
     variables = {}
     for name in (*FORWARDED, *names):
         if name in os.environ:
             variables[name] = os.environ[name]
     variables.update(fixed)
     for name, value in variables.items():
-        if SECRET_NAME.search(name):
-            raise UserError(
-                f"--export {name}: sounds like a secret, and would be visible {where}; "
-                "put it into a file that the pods see, and export the file's path"
-            )
-        unsafe = misread.search(value)
+        place = f"--export {name}" if name in names else name
+        if has_user_info(value):
+            reason = "its address holds a user, and others can read what is exported"
+            raise UserError(f"{place}: {reason}; set it without")
+        unsafe = forbidden.search(value)
         if unsafe is not None:
-            raise UserError(
-                f"--export {name}: {unsafe[0]!r} in its value {why_misread}; put it into a file"
-            )
+            reason = f"{unsafe[0]!r} in its value {why_forbidden}"
+            raise UserError(f"{place}: {reason}; put it into a file")
     return variables
 
 

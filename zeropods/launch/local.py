@@ -17,7 +17,7 @@ from zeropods.errors import UserError
 from zeropods.launch.causes import signal_name
 from zeropods.launch.command import Launch, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
-from zeropods.launch.logs import LAUNCH_LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
+from zeropods.launch.logs import LAUNCH_LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, shown_progress
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, check_timeouts, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
 from zeropods.launch.restart import calls_for_another
@@ -228,10 +228,10 @@ class _LocalAttempt:
         """Start the processes, watch them until there is a verdict, end what is left, and record
         the attempt."""
         began = time.monotonic()
-        with open(self._log.path, "ab") as output, following(self._folder) as tick:
+        with open(self._log.path, "ab") as output, shown_progress(self._folder) as update:
             self._processes = start(output)
             try:
-                verdict = self._watch(began, tick)
+                verdict = self._watch(began, update)
                 self._ranks.note_exits()
                 if verdict is self._hangs.verdict:
                     self._end_hanging_ranks()
@@ -252,16 +252,16 @@ class _LocalAttempt:
             verdict = Ending(None, "ended with status 0 before it had opened the run")
         return self._record(verdict, has_failed=bool(status))
 
-    def _watch(self, began: float, tick: Callable[[], object]) -> Ending:
+    def _watch(self, began: float, update: Callable[[], object]) -> Ending:
         """Watch the processes until there is a verdict.
 
         Args:
             began: when the attempt began, by the monotonic clock.
-            tick: is called several times per second.
+            update: is called several times per second.
         """
         while True:
             time.sleep(PROCESS_POLL_SECONDS)
-            tick()
+            update()
             self._statuses = [process.poll() for process in self._processes]
             verdict = judge(
                 launcher_status=_common_status(self._statuses),

@@ -70,7 +70,7 @@ class GrowingFile:
 
 
 @contextmanager
-def following(folder: Path) -> Iterator[Callable[[], None]]:
+def shown_progress(folder: Path) -> Iterator[Callable[[], None]]:
     """Show a progress bar over the optimizer steps of a run; call the yielded function now and then
     to update it."""
     log = GrowingFile(folder / "train.log")
@@ -79,7 +79,7 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
         rate: SampleRate | None = None
         looked_at = time.monotonic()
 
-        def tick() -> None:
+        def update() -> None:
             nonlocal looked_at, rate
             for step, name, loss in LINE.findall("\n".join(log.new_lines())):
                 bar.total = bar.total or _planned_steps(folder)
@@ -94,7 +94,7 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
                 values = {**losses, **speed, **ranks_doing(folder)}
                 bar.set_postfix(values, refresh=False)
 
-        yield tick
+        yield update
         bar.leave = bar.n > 0
         # Where a time limit ended the run, the steps that were done are the total.
         bar.total = bar.total or bar.n or None
@@ -155,24 +155,31 @@ class RunLog(GrowingFile):
         """Exit status of each of these sessions, in pdsh's order; for a signal it is 128 and the
         signal's number."""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
-        self._shown: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
+        self._to_show: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         # A reader that takes nothing (a full pipe) must not block supervision; one that is gone
         # must not end the run.
-        self._shower = threading.Thread(target=self._show, args=(show,), daemon=True)
-        self._shower.start()
+        self._display = threading.Thread(target=self._show, args=(show,), daemon=True)
+        self._display.start()
 
     def read(self, *, ended: bool = False) -> None:
-        """Show and keep the new lines, as `new_lines` returns them."""
+        """Put the new lines up for display, without waiting for it, and keep the last ones; where
+        too many wait for display, the rest is not shown.
+
+        Args:
+            ended: whether no more lines come: one without a line end counts too, and the display
+                gets `SHOW_SECONDS` to end.
+        """
         for line in self.new_lines(ended=ended):
             self._note_session_end(line)
             named = self._named(line)
             self._last.append(named)
             with suppress(queue.Full):
-                self._shown.put_nowait(named)
+                self._to_show.put_nowait(named)
         if ended:
             with suppress(queue.Full):
-                self._shown.put_nowait(None)
-            self._shower.join(SHOW_SECONDS)
+                # The display ends with it.
+                self._to_show.put_nowait(None)
+            self._display.join(SHOW_SECONDS)
 
     def _note_session_end(self, line: str) -> None:
         """Note that a pod's session has failed, if this is the first line that says so."""
@@ -195,7 +202,7 @@ class RunLog(GrowingFile):
         return f"{self.names[place]}: {text}"
 
     def _show(self, show: Callable[[str], object]) -> None:
-        while (line := self._shown.get()) is not None:
+        while (line := self._to_show.get()) is not None:
             with suppress(OSError):
                 show(line)
 

@@ -32,8 +32,8 @@ from zeropods.pods.preflight import (
     PYTHON_PATH,
     TIMED_OUT,
     Expectation,
-    check_request,
     python_path_variables,
+    request_to_check,
     run_all,
     run_by_agents,
 )
@@ -106,7 +106,7 @@ def _run_on_pods(cluster: Cluster, ranks: Sequence[dict[str, str]]) -> list[Comp
     if cluster.why_not_pdsh() is not None:
         requests = []
         for variables in ranks:
-            requests.append(check_request(PROBE, [], str(PROJECT), variables))
+            requests.append(request_to_check(PROBE, [], str(PROJECT), variables))
         return run_by_agents(cluster.agents, cluster.secret, requests, MOST_SECONDS)
     commands = []
     for host, variables in zip(cluster.hosts, ranks, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
@@ -62,37 +63,47 @@ def calls_for_another(end: Record | UnopenedError) -> bool:
     return all(rank.status not in ("failed", "oom") for rank in end.ranks)
 
 
-def next_attempt(original: Launch, left: Cluster, min_pods: int, *, opened: bool) -> Launch | str:
+def saved_checkpoints(folder: Path) -> frozenset[tuple[str, int]]:
+    """The checkpoints of a run folder, as the path of each manifest and the time at which it was
+    written, in nanoseconds."""
+    manifests = (folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}")
+    return frozenset((str(path), path.stat().st_mtime_ns) for path in manifests)
+
+
+def next_attempt(
+    original: Launch, left: Cluster, min_pods: int, *, opened: bool, has_saved: bool
+) -> Launch | str:
     """The launch on the most pods that keep the effective batch size, or the reason why there is
     none.
 
     Args:
         original: the launch that the user asked for.
         left: the cluster with the pods that still answer.
-        opened: whether an attempt of this launch has opened the run.
+        opened: whether an attempt of this launch has opened the run, so that the folder is its own.
+        has_saved: whether an attempt of this launch has saved a checkpoint.
     """
     pods = min(len(left.pods), len(original.hosts))
     if pods < min_pods:
         return f"too few pods are left ({len(left.pods)}, --min-pods {min_pods})"
     batch = batch_of(original)
+    # `check_restarts` refuses others.
     assert batch is not None
     effective = batch.rows * batch.passes * original.world_size
     resume = original.call.flag_texts.get("resume", "auto")
-    saved = next((original.folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"), None)
-    # An earlier attempt of this launch has already done what a `--resume` other than `auto` asks
-    # for.
-    is_done = resume != "auto" and opened and (resume == "never" or saved is not None)
+    # With `never`, opening the run has put older checkpoints aside. A checkpoint that is named is
+    # needed again until this launch has saved one.
+    resume_is_done = resume != "auto" and opened and (resume == "never" or has_saved)
     numbers = range(pods, min_pods - 1, -1)
     for number in numbers:
         slots = sum(pod.slots for pod in left.pods[:number])
-        same = batch_on(slots, effective, batch.rows)
-        if same is None:
+        new_batch = batch_on(slots, effective, batch.rows)
+        if new_batch is None:
             continue
         changes = {}
-        for name, value in same.flags.items():
+        for name, value in new_batch.flags.items():
             if value != batch.flags[name]:
                 changes[name] = str(value)
-        if is_done:
+        if resume_is_done:
             changes["resume"] = "auto"
         # The last value of a flag counts.
         call = ScriptCall.of(original.script, [*original.arguments, *train_arguments(**changes)])
@@ -102,6 +113,7 @@ def next_attempt(original: Launch, left: Cluster, min_pods: int, *, opened: bool
                 left, call, pods=number, export=original.export, launcher=launcher
             )
         except UserError as error:
+            # On fewer pods it would be no other.
             return str(error)
         return replace(planned, original=original, changed_flags=changes)
     fewer = f", nor among fewer (at least {min_pods})" if len(numbers) > 1 else ""

@@ -13,7 +13,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch
-from zeropods.launch.logs import LAUNCH_LOG, RunLog, following
+from zeropods.launch.logs import LAUNCH_LOG, RunLog, shown_progress
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, judge
 from zeropods.launch.outcome import Ranks, record_run
 from zeropods.launch.script_call import ScriptCall
@@ -186,9 +186,13 @@ def _check_number_of_nodes(nodes: str, pods: int, partition: str | None) -> None
 def run_slurm(submission: Submission, supervision: Supervision | None = None) -> Record:
     """Submit the job, follow it to its end, and return the run's record.
 
-    A job of this launch that still waits or runs, because its follower was killed, is followed
-    instead. The job's log and its states are shown; a job that runs for longer than its timeout is
-    cancelled; waiting does not count.
+    The record of a run that is already finished is returned at once. A job of this launch that
+    still waits or runs, because its follower was killed, is followed instead. The job's log and its
+    states are shown; a job that runs for longer than its timeout, its wait in the queue left out,
+    is cancelled.
+
+    Raises:
+        UserError: another run is finished in this folder, or SLURM refused the job.
     """
     supervision = supervision or Supervision()
     launch = submission.launch
@@ -200,15 +204,15 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
         log = RunLog(launch.folder, supervision.show)
         number = _job_to_follow(submission, supervision, ranks, log)
         hangs = HangDetector(launch.folder, supervision.step_timeout, ranks.have_opened_the_run)
-        with following(launch.folder) as tick:
+        with shown_progress(launch.folder) as update:
             follower = _JobFollower(number, log, supervision, hangs, signals)
-            verdict = follower.follow(tick)
+            verdict = follower.follow(update)
         nodes = log.names.values() or (None,) * len(launch.hosts)
         ranks.pods = tuple(node for node in nodes for _ in range(submission.slots))
-        # What SLURM says about the job's end counts: ranks fail because of it, unless all of them
-        # were done before.
         ranks.note_exits()
         try:
+            # What SLURM says about the job's end is certain: ranks fail because of it, unless all
+            # of them were done before. The kernel's kills are counted on none of its nodes.
             return record_run(ranks, verdict, log, uncounted=ranks.pods, is_certain=True)
         finally:
             remove_exits(launch.folder)
@@ -260,7 +264,7 @@ class _JobFollower:
         hangs: HangDetector,
         signals: Sequence[str],
     ) -> None:
-        """`signals`: names of signals that came; the first one cancels the job."""
+        """`signals`: grows by the name of each signal that comes; the first one cancels the job."""
         self._number = number
         self._log = log
         self._supervision = supervision
@@ -268,26 +272,27 @@ class _JobFollower:
         self._signals = signals
         self._began = time.monotonic()
         self._queried_at = 0.0
-        """When SLURM was last asked about the job, by the monotonic clock."""
+        """When SLURM was last asked about the job, by the monotonic clock; 0 before that, so that
+        it is asked at once."""
         self._answered_at = self._began
-        """When SLURM last answered, by the same clock."""
+        """When SLURM last answered, by the same clock; the beginning before that."""
         self._running_since: float | None = None
         """When the job was first seen to run, by the same clock."""
         self._job: dict[str, str] = {"JobState": ""}
         """What SLURM said about the job last."""
         self._shown_state = ""
         """The last line that was shown about the job's state."""
-        self._cancelled: Ending | None = None
+        self._verdict_of_cancel: Ending | None = None
         """Why the job was cancelled, once it was."""
 
-    def follow(self, tick: Callable[[], object]) -> Ending:
+    def follow(self, update: Callable[[], object]) -> Ending:
         """Follow the job to its end, and return why its run ended.
 
         Args:
-            tick: is called about twice per second.
+            update: is called about twice per second.
         """
         while not self._has_ended():
-            tick()
+            update()
             time.sleep(LOG_POLL_SECONDS)
             # The lines of a job wait until its nodes are known, since each line gets the name of
             # its node.
@@ -305,14 +310,14 @@ class _JobFollower:
                 self._cancel(verdict)
         self._log.read(ended=True)
         # If SLURM has forgotten the job, what the ranks measured counts.
-        return self._cancelled or verdict_of(self._job)
+        return self._verdict_of_cancel or verdict_of(self._job)
 
     def _has_ended(self) -> bool:
         return self._job["JobState"] in FINAL_STATES
 
     def _verdict(self, now: float) -> Ending | None:
         """Why the job must be cancelled; None while it may go on, and once it was cancelled."""
-        if self._cancelled is not None:
+        if self._verdict_of_cancel is not None:
             return None
         seconds = 0.0
         hang = None
@@ -387,7 +392,7 @@ class _JobFollower:
         cancelled."""
         reason = self._job["Reason"]
         is_hopeless = self._job["JobState"] == "PENDING" and reason in HOPELESS
-        if self._cancelled is not None or not is_hopeless:
+        if self._verdict_of_cancel is not None or not is_hopeless:
             return None
         return Ending("failed", f"job {self._number} cannot start as requested: {reason}")
 
@@ -397,7 +402,7 @@ class _JobFollower:
         # Its ranks get SIGTERM, and SIGKILL after SLURM's KillWait.
         self._supervision.show(f"job {self._number}: cancelled: {verdict.reason}")
         _output_of(["scancel", str(self._number)])
-        self._cancelled = verdict
+        self._verdict_of_cancel = verdict
 
 
 def verdict_of(job: Mapping[str, str]) -> Ending:

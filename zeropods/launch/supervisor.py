@@ -23,7 +23,7 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.causes import first_cause
 from zeropods.launch.command import Launch, runner_argv, runner_environment
-from zeropods.launch.logs import RunLog, following
+from zeropods.launch.logs import RunLog, shown_progress
 from zeropods.launch.lost_pods_and_hangs import (
     Ending,
     HangDetector,
@@ -39,6 +39,7 @@ from zeropods.launch.restart import (
     journal_entry,
     next_attempt,
     restart_line,
+    saved_checkpoints,
 )
 from zeropods.launch.unopened import record_unopened
 from zeropods.measure.exits import exits_noted
@@ -161,6 +162,8 @@ class _Attempts:
         self._began = time.monotonic()
         self._has_opened = False
         """Whether an attempt has opened the run."""
+        self._saved_before = saved_checkpoints(planned.folder)
+        """The checkpoints that were there before the first attempt."""
         self._may_replace = supervision.replace_lost
         self._journal: list[dict[str, object]] = []
 
@@ -180,8 +183,13 @@ class _Attempts:
         self._left = _still_answering(self._left, outcome)
         if self._may_replace and len(self._left.pods) < len(self._planned.hosts):
             self._replace_lost_pods()
+        has_saved = bool(saved_checkpoints(self._planned.folder) - self._saved_before)
         following = next_attempt(
-            self._planned, self._left, supervision.min_pods or 1, opened=self._has_opened
+            self._planned,
+            self._left,
+            supervision.min_pods or 1,
+            opened=self._has_opened,
+            has_saved=has_saved,
         )
         if not isinstance(following, Launch):
             print(f"{self._planned.folder}: not restarted: {following}", file=sys.stderr)
@@ -272,7 +280,7 @@ def _launch_to_begin_with(
     remedy = f"see 'zeropods pods check', then {ANEW}"
     if min_pods is None:
         raise UserError(f"{dead}; {remedy}, or begin on those that answer: --min-pods N")
-    launch_or_reason = next_attempt(planned, remaining, min_pods, opened=False)
+    launch_or_reason = next_attempt(planned, remaining, min_pods, opened=False, has_saved=False)
     if not isinstance(launch_or_reason, Launch):
         raise UserError(f"{dead}; {launch_or_reason}; {remedy}")
     launch = launch_or_reason
@@ -417,10 +425,10 @@ class _LeasedRun:
             The record, or why there is none; and when the verdict was reached, in Unix seconds.
         """
         verdict: Ending | None = None
-        with noted_signals() as signals, following(self._planned.folder) as tick:
+        with noted_signals() as signals, shown_progress(self._planned.folder) as update:
             process = self._start_launcher()
             try:
-                verdict = self._watch(process, signals, tick)
+                verdict = self._watch(process, signals, update)
                 decided_at = time.time()
                 self._ranks.note_exits()
                 # The watch hands the detector's own verdict through where a hang ends the run.
@@ -459,20 +467,20 @@ class _LeasedRun:
         self,
         process: subprocess.Popen[bytes],
         signals: Sequence[str],
-        tick: Callable[[], object],
+        update: Callable[[], object],
     ) -> Ending:
         """Watch the launcher and the pods until there is a verdict.
 
         Args:
             signals: names of signals that came; the first one ends the run.
-            tick: is called several times per second.
+            update: is called several times per second.
         """
         began = time.monotonic()
         measured_at: float | None = None
         while True:
             # A terminal that is gone does not end a run by itself; SIGHUP does.
             with suppress(OSError):
-                tick()
+                update()
             time.sleep(LAUNCHER_POLL_SECONDS)
             self._log.read()
             now = time.monotonic()

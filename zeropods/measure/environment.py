@@ -23,8 +23,8 @@ def host() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of the packages that affect a run's figures, our own being this code's; None where
-    one is missing."""
+    """Versions of Python and of the packages that affect a run's figures, None where one is
+    missing; that of zeropods is the version of this code, installed or not."""
     version_by_name: dict[str, str | None] = {
         "python": platform.python_version(),
         "zeropods": __version__,

@@ -152,17 +152,16 @@ class HeartbeatWriter:
             self.step = step
 
     def _run(self) -> None:
-        """Write a heartbeat at regular intervals until the block ends."""
+        """Write a heartbeat at regular intervals until the `with` block ends."""
         while True:
-            # A separate function looks at the main thread's frames. If they were kept while this
-            # thread writes or waits, they would keep alive what they work on, such as all gradients
-            # during an optimizer's step.
+            # A function of its own looks at the main thread's frames, and lets go of them when it
+            # returns. Frames that this thread held while it waits would keep their variables alive,
+            # such as all gradients in an optimizer's step.
             beat = self._beat()
             try:
                 write_beat(self._folder, beat)
             except OSError:
-                # An old heartbeat would look like a stopped rank; no heartbeat looks like a rank
-                # that sends none.
+                # An old heartbeat would count as a hang; a rank without one is not watched.
                 self._remove()
             if self._ending.wait(BEAT_PAUSE_SECONDS):
                 return

@@ -120,15 +120,15 @@ def _rank_with_largest_batch(record: Record) -> RankMeasurement | None:
 def _labels_of_a_row(rank: RankMeasurement, batch: BatchShape, shape: Shape) -> int:
     """The label tokens of each row of a rank's largest batch, padding included.
 
-    Those of a causal model were not counted: they are assumed to be as frequent in it as in all
-    batches.
+    Of a causal model only the labels of tokens that are no padding were counted: in the padded row
+    they are assumed to be as frequent as among all tokens that the rank has read.
     """
     if not shape.is_decoder_only:
         return batch.target_tokens
-    of_all_tokens = 1.0
+    share_with_label = 1.0
     if rank.source_tokens:
-        of_all_tokens = rank.target_tokens / rank.source_tokens
-    return max(1, round(of_all_tokens * batch.source_tokens))
+        share_with_label = rank.target_tokens / rank.source_tokens
+    return max(1, round(share_with_label * batch.source_tokens))
 
 
 def planned_run(record: Record) -> PlannedRun | None:

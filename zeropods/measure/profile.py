@@ -279,9 +279,9 @@ class Report:
     """One report of a file."""
 
     path: Path
-    number: int
+    line_number: int
     """Line number of its heading; the first line of the file is 1."""
-    reports: int
+    reports_in_file: int
     """Number of reports in the file; this one is the last."""
     text: str
     """This report alone, as it was printed."""
@@ -372,8 +372,8 @@ def parse_report(path: Path, text: str) -> Report:
         absent.append("the closing line of dashes")
     return Report(
         path=path,
-        number=start,
-        reports=len(headings),
+        line_number=start,
+        reports_in_file=len(headings),
         text="\n".join(printed.lines),
         summary=summary,
         lines=summary_lines,

@@ -163,7 +163,7 @@ DOUBTFUL = (
 def fault_of_line(report: Report, name: str, key: str, right: float | None, reason: str) -> Fault:
     """A fault in a line of the summary; it is placed at the summary's first line where that line is
     missing."""
-    first_line = (report.number + 1, FIGURES[key].label)
+    first_line = (report.line_number + 1, FIGURES[key].label)
     number, label = report.lines.get(key, first_line)
     return Fault(
         name=name,
@@ -578,9 +578,9 @@ def passes_of(report: Report, passes: int | None) -> int:
     inside = seconds_inside(report)
     if inside is None:
         return 1
-    ratio_to_reports = forward / (report.reports * inside)
+    ratio_to_reports = forward / (report.reports_in_file * inside)
     is_one_pass_a_report = 1 - ROUNDING_TOLERANCE <= ratio_to_reports <= 1 + MOST_OWN
-    return report.reports if is_one_pass_a_report else 1
+    return report.reports_in_file if is_one_pass_a_report else 1
 
 
 # A module against the modules inside it.

@@ -61,14 +61,13 @@ class Checked:
     """Whether it was compared with its run, in words."""
 
     def to_json(self, depth: int | None = None) -> dict[str, object]:
-        """Everything as plain numbers; the tree down to a depth, or all of it if `depth` is
-        None."""
+        """Everything as plain values; the trees down to a depth, or whole if `depth` is None."""
         printed_root = self.report.root
         classes = [] if self.root is None else by_class(self.root)
         return {
             "file": str(self.report.path),
-            "line": self.report.number,
-            "reports": self.report.reports,
+            "line": self.report.line_number,
+            "reports": self.report.reports_in_file,
             "missing": self.report.missing or None,
             "run": self.run,
             "passes": self.passes,
@@ -77,7 +76,7 @@ class Checked:
             "shares": shares(self.figures),
             "closed_form_macs": self.closed_form_macs,
             "faults": [asdict(fault) for fault in self.faults],
-            "aggregated": [asdict(depth) for depth in self.report.depths],
+            "aggregated": [asdict(level) for level in self.report.depths],
             "classes": [asdict(share) for share in classes],
             "tree": None if printed_root is None else printed_root.to_json(depth),
             "corrected_tree": None if self.root is None else self.root.to_json(depth),
@@ -103,10 +102,15 @@ def check(path: Path) -> Checked:
 
 
 def check_report(report: Report, record: Record | None = None) -> Checked:
-    """Correct a report that was read, and find its faults; `record` is that of the profiled run, if
-    there is one."""
+    """Correct a report that was read, and find its faults.
+
+    Args:
+        record: that of the run beside the report. Where it is the profiled run, its usual step
+            takes the place of a profiled one that is not near it, and shows more faults; where it
+            is another run, that is a fault.
+    """
     passes = None
-    if record is not None and not _unlike(report, record):
+    if record is not None and not _signs_of_another_run(report, record):
         passes = record.gradient_accumulation_steps
     judgement = judge_report(report, passes)
     corrected = _corrected(report, judgement)
@@ -114,12 +118,12 @@ def check_report(report: Report, record: Record | None = None) -> Checked:
     checked = replace(corrected.checked, faults=faults)
     if record is None:
         return checked
-    return _beside(checked, record)
+    return _compared_with(checked, record)
 
 
 def shares(figures: Figures) -> dict[str, float] | None:
-    """Shares of forward, backward and the optimizer's step in an iteration; None where they were
-    not timed."""
+    """Shares of forward, backward and the optimizer's step in an iteration; None where one of them
+    was not timed, or all took no time."""
     known = {}
     for part in ("forward", "backward", "step"):
         seconds = figures[f"{part}_seconds"]
@@ -520,13 +524,13 @@ def _faults(corrected: _Corrected) -> Iterator[Fault]:
     step = report.summary["step"]
     if report.summary["world_size"] is not None and step:
         yield _of_line(report, "profiled_step", "step", None, step=step, before=step - 1)
-    if report.reports > 1:
+    if report.reports_in_file > 1:
         name = "several_reports"
         yield Fault(
             name=name,
-            line=report.number,
+            line=report.line_number,
             where="the file",
-            said=report.reports,
+            said=report.reports_in_file,
             corrected=None,
             unit="",
             reason=REASONS_OF_FAULTS[name],
@@ -615,9 +619,9 @@ def _parameter_faults(checked: Checked, missing: int) -> Iterator[Fault]:
 # A report and the run whose record lies beside it.
 
 
-def _unlike(report: Report, record: Record) -> dict[str, float | None]:
-    """The figures of the run whose record lies beside a report, where the report's summary has
-    others: it is then of another run."""
+def _signs_of_another_run(report: Report, record: Record) -> dict[str, float | None]:
+    """Those figures of a record of which the report's summary has others; with any the report is of
+    another run."""
     expected = {
         "world_size": record.world_size,
         "batch_size_per_gpu": record.per_device_train_batch_size,
@@ -633,7 +637,7 @@ def _unlike(report: Report, record: Record) -> dict[str, float | None]:
     return unlike
 
 
-def _beside(checked: Checked, record: Record) -> Checked:
+def _compared_with(checked: Checked, record: Record) -> Checked:
     """A report with the faults that its run's record shows, and with the figures of the run's usual
     step.
 
@@ -642,9 +646,9 @@ def _beside(checked: Checked, record: Record) -> Checked:
     step, in the time of the usual step.
     """
     report = checked.report
-    unlike = _unlike(report, record)
-    if unlike:
-        faults = [_of_line(report, "another_run", key, right) for key, right in unlike.items()]
+    signs = _signs_of_another_run(report, record)
+    if signs:
+        faults = [_of_line(report, "another_run", key, right) for key, right in signs.items()]
         return replace(checked, faults=(*checked.faults, *faults))
     usual = _usual_figures(checked, record)
     faults = _faults_of_step(report, usual, record.gradient_accumulation_steps)

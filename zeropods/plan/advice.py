@@ -130,7 +130,7 @@ class Advice:
     """The way on the fewest pods' hours that ends in time, on as many pods as the request has or
     fewer; None where the length of the training is not known, or none ends in time."""
     changes: tuple[Change, ...]
-    """Where nothing fits: what would."""
+    """Where there are no ways: what would fit."""
 
     def to_json(self) -> dict[str, object]:
         """The advice as plain values."""
@@ -148,27 +148,29 @@ def advise(
     span_of_runs: SpanOfRuns | None = None,
     within_seconds: float | None = None,
 ) -> Advice:
-    """What to do on the machines of a request.
+    """The ways to train on the machines of a request that `choice` leaves open, and what would fit
+    where none does; the best and the cheapest way have any batch, with checkpointing or without.
 
     Args:
-        choice: what was not asked for, and may be chosen.
+        choice: what may be chosen, because no flag says it.
         span_of_runs: as for `plan`.
-        within_seconds: most seconds of the whole training for the cheapest way.
+        within_seconds: the longest that the whole training may take in the cheapest way.
     """
-    search = _Search(_in_samples(request), span_of_runs)
+    search = _Search(_with_samples_for_steps(request), span_of_runs)
     ways = search.ways(choice)
-    freely = replace(choice, batch=True, checkpointing=True)
+    free_choice = replace(choice, batch=True, checkpointing=True)
     free_ways = ways
-    if freely != choice:
-        free_ways = search.ways(freely)
+    if free_choice != choice:
+        free_ways = search.ways(free_choice)
     changes: tuple[Change, ...] = ()
     if not ways:
         changes = tuple(search.changes(choice))
     return Advice(
         verdict=_best_verdict(ways),
         ways=ways,
+        # The fastest come first.
         best=_first_that_fits(free_ways),
-        cheapest=search.cheapest(freely, within_seconds),
+        cheapest=search.cheapest(free_choice, within_seconds),
         changes=changes,
     )
 
@@ -193,7 +195,7 @@ def _first_that_fits(ways: Sequence[Way]) -> Way | None:
     return ways[0] if ways else None
 
 
-def _in_samples(request: Request) -> Request:
+def _with_samples_for_steps(request: Request) -> Request:
     """The same training by the rows of the training set, which no batch changes."""
     if request.steps is None:
         return request

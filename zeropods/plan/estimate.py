@@ -176,6 +176,7 @@ class Request:
                 yield fault
 
     def _faults_of_global_batch(self) -> Iterator[str]:
+        """Why the rows of a step cannot be made of whole passes, or are too many."""
         rows = self.global_batch
         if rows is None or self.batch_size < 1:
             return
@@ -186,12 +187,14 @@ class Request:
             place = f"--gradient-accumulation {passes} --global-batch {rows}"
             yield f"{place}: the passes follow from the rows; leave one of them out"
         processes = self.machines.pods * self.machines.slots
-        is_alone = set(self.techniques) == {"none"}
-        of_a_pass = self.batch_size if is_alone else self.batch_size * processes
-        if rows % of_a_pass == 0:
+        if set(self.techniques) == {"none"}:
+            # It runs one process. Beside other techniques it can make what all their processes can.
+            processes = 1
+        rows_of_a_pass = self.batch_size * processes
+        if rows % rows_of_a_pass == 0:
             return
         shared = f"{counted(processes, 'process')} of {counted(self.batch_size, 'row')} a pass"
-        remedy = f"give {nearest_multiples(rows, of_a_pass)}"
+        remedy = f"give {nearest_multiples(rows, rows_of_a_pass)}"
         if self.batch_size > 1:
             remedy = f"{remedy}, or fewer rows by --batch-size"
         yield f"--global-batch {rows}: {shared} cannot reach it; {remedy}"
@@ -585,18 +588,21 @@ is planned; None where it is not known."""
 
 
 def plan(request: Request, span_of_runs: SpanOfRuns | None = None) -> Plan:
-    """Estimate each attention with each checkpointing, under each technique, by arithmetic.
+    """Estimate each technique with each kind of attention that is asked for, with gradient
+    checkpointing, without, or both.
 
     Args:
-        span_of_runs: what such runs have shown, where that is known.
+        span_of_runs: what finished runs have shown of memory and time; where it is known, verdicts
+            go by it in place of the plan's own error.
 
     Raises:
-        UserError: the technique or the GPU is unknown, or the model does not have this way of
-            training.
+        UserError: a technique is unknown, no peak of the GPU is known, or the model cannot be
+            trained in this way.
     """
-    checkpointings = [request.gradient_checkpointing is True]
     if request.gradient_checkpointing == BOTH:
         checkpointings = [False, True]
+    else:
+        checkpointings = [request.gradient_checkpointing is True]
     techniques = requested_techniques(request)
     estimates = []
     for attention in request.attentions:

@@ -197,19 +197,20 @@ class _States:
 def _states(work: Workload) -> _States:
     """The states of one process, by where they lie."""
     technique = work.technique
-    size = work.element_bytes
     shape = work.shape
 
     ranks_of_weights = work.ranks if technique.divides_parameters else 1
     if work.method.adapter is not None:
+        # With adapters nothing is offloaded.
         return _States(on_gpu=_states_of_adapters(work, ranks_of_weights), on_host=[])
-    if work.is_fsdp:
-        size = work.trained_bytes
-    weights = Term.of("weights", size, shape.parameters, ranks_of_weights, "parameters")
+    size_of_weight = work.trained_bytes if work.is_fsdp else work.element_bytes
+    weights = Term.of("weights", size_of_weight, shape.parameters, ranks_of_weights, "parameters")
+    # None where parameters are not divided.
     kept_whole = []
-    small = _kept_whole(work)
-    if small:
-        kept_whole.append(Term.of("small weights, kept whole", size, small, part="parameters"))
+    kept_elements = _kept_whole(work)
+    if kept_elements:
+        name = "small weights, kept whole"
+        kept_whole.append(Term.of(name, size_of_weight, kept_elements, part="parameters"))
     gradients = _gradients_term(work)
     optimizer = _optimizer_term(work)
     if not technique.offloads:
@@ -218,12 +219,15 @@ def _states(work: Workload) -> _States:
     name = "gradients of the master, FP32"
     if work.master_bytes < MASTER:
         name = "gradients of the master, BF16"
-    master = Term.of(name, work.master_bytes, shape.parameters, work.ranks, "gradients")
+    # The master itself is in the optimizer's term.
+    master_gradients = Term.of(name, work.master_bytes, shape.parameters, work.ranks, "gradients")
     if work.zero.on_nvme:
-        return _States(on_gpu=kept_whole, on_host=[weights, gradients], on_nvme=[master, optimizer])
+        on_nvme = [master_gradients, optimizer]
+        return _States(on_gpu=kept_whole, on_host=[weights, gradients], on_nvme=on_nvme)
     if technique.divides_parameters:
-        return _States(on_gpu=kept_whole, on_host=[weights, gradients, master, optimizer])
-    on_host = [master, optimizer]
+        on_host = [weights, gradients, master_gradients, optimizer]
+        return _States(on_gpu=kept_whole, on_host=on_host)
+    on_host = [master_gradients, optimizer]
     if _gradients_are_whole(work):
         return _States(on_gpu=[weights, gradients], on_host=on_host)
     # Each gradient is added to the master's share on the host as soon as it exists.

@@ -40,7 +40,7 @@ ACTIVE_EXPERTS = (
 )
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
 """Names that configurations use for the experts of a token, and for the longest row."""
-OF_VALUES = ("dynamic", "longrope", "su")
+ROPES_BY_VALUES = ("dynamic", "longrope", "su")
 """Kinds of rotation that beyond the trained length depend on values, of which the meta device has
 none."""
 BUILDING = (
@@ -74,12 +74,19 @@ def _loading(what: str) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _built(config: str, folder: str | None) -> PreTrainedModel:
-    """The model without weights, ready to train."""
+    """The model on the meta device, as a pass of it is traced.
+
+    Args:
+        folder: as in `facts`; of a model that comes with code, whose configuration is taken as it
+            is.
+    """
     given = json.loads(config)
     for name in ("rope_scaling", "rope_parameters"):
         rope = given.get(name)
-        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in OF_VALUES:
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in ROPES_BY_VALUES:
+            # It takes as much memory and time.
             given[name] = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)}
+    # Each pass shall go through each layer.
     given |= {name: 0.0 for name in given if "layerdrop" in name}
     level = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -90,8 +97,8 @@ def _built(config: str, folder: str | None) -> PreTrainedModel:
         logging.set_verbosity(level)
     head = model.get_output_embeddings()
     table = model.get_input_embeddings()
-    is_untied = given.get("tie_word_embeddings") is False
-    if is_untied and head is not None and head.weight is table.weight:
+    must_untie = given.get("tie_word_embeddings") is False
+    if must_untie and head is not None and head.weight is table.weight:
         # transformers ties a T5's head and table whatever is configured, until it loads a
         # checkpoint that has both.
         head.weight = torch.nn.Parameter(torch.empty_like(table.weight))

@@ -44,7 +44,7 @@ def plan_states(request: Request) -> tuple[PlannedStates, ...]:
     """The states of a request under each of its techniques.
 
     Raises:
-        UserError: a technique is unknown.
+        UserError: a technique is unknown, or cannot train with the request's method.
     """
     tokens, labels = request.lengths
     planned = []
@@ -57,6 +57,7 @@ def plan_states(request: Request) -> tuple[PlannedStates, ...]:
             tokens=tokens,
             labels=labels,
             precision=request.precision,
+            # States are the same with any.
             attention=request.attentions[0],
             technique=technique,
             ranks=pods * slots,
@@ -67,6 +68,7 @@ def plan_states(request: Request) -> tuple[PlannedStates, ...]:
         memory = plan_memory(work, context_bytes=0)
         terms = []
         for term in (*memory.terms, *memory.host_terms):
+            # What loading takes is given back before the first step.
             if term.part in STATES and term.name != LOADING:
                 terms.append(term)
         states = PlannedStates(technique=technique, pods=pods, slots=slots, terms=tuple(terms))

@@ -32,7 +32,7 @@ from zeropods.pods.gpus import HIDDEN
 from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
 from zeropods.pods.machine import LONG_SILENCE_SECONDS, Machine, seconds_of_silence, this_machine
 from zeropods.pods.preflight import Expectation, Preflight, preflight, preflight_by_agents
-from zeropods.pods.processes import deferred
+from zeropods.pods.processes import signals_deferred
 from zeropods.pods.rendezvous import Pod
 from zeropods.pods.ssh import account, known_hosts_text, pdsh_ssh_arguments, ssh_config_text
 from zeropods.pods.wire import WireError, ask_agents, ask_all
@@ -634,7 +634,7 @@ def clear(folder: Path) -> None:
     cluster = read_cluster(folder)
     if cluster is not None:
         require_this_machine(cluster)
-        with deferred():
+        with signals_deferred():
             workers_of(cluster).stop(cluster.workers)
             remove_files(folder)
     elif folder.is_dir() and any(folder.iterdir()):
@@ -652,11 +652,11 @@ def remove_files(folder: Path) -> None:
 
 
 def remove_ended_clusters() -> None:
-    """Remove what is left of clusters whose workers were processes of this machine and have all
-    ended.
+    """Remove what is left of clusters all of whose workers were processes of this machine, agents
+    or the ssh that started one on a host, and have ended.
 
-    Their keys no longer give access to anything. What other machines started is left alone: whether
-    a process of theirs lives cannot be seen here.
+    What other machines started is left alone: whether a process of theirs lives cannot be seen
+    here.
     """
     for name in names():
         # A folder that another process holds, or that is not a cluster of ours, is left alone.
@@ -667,6 +667,7 @@ def remove_ended_clusters() -> None:
             if cluster.is_elsewhere:
                 continue
             workers_have_ended = all(worker.has_ended for worker in workers_of(cluster).list())
+            # The ssh of a host may have ended before the host's agent.
             if workers_have_ended and not answers(cluster):
                 clear(cluster.folder)
 

@@ -56,8 +56,8 @@ class RunState:
     has_ended: bool = False
     ending: int = 0
     """Number of tasks that are ending it."""
-    seen: int = 0
-    """Largest number of processes that were seen at one time."""
+    most_processes: int = 0
+    """Largest number of its processes that were seen at one time."""
     sent_sigterm: set[Process] = field(default_factory=set)
     """Processes that have been sent SIGTERM."""
     oom_kills_before: int | None = field(default_factory=oom_kills)
@@ -101,30 +101,30 @@ class Leases:
             self.renew()
 
     def renew_run(self, name: str, seconds: float) -> dict[str, object]:
-        """Open a run or prolong its lease, and return what is seen of it; once it has ended, return
-        that as an error.
+        """Open a run or prolong its lease; return its processes now, the most at one time and its
+        OOM kills or, once it has ended, that as an error.
 
         A lease that has run out can still be renewed until a check notices it.
         """
-        run = self._run(name, seconds)
+        run = self._opened(name, seconds)
         if run.has_ended:
             return {"error": f"run {name} {HAS_ENDED}"}
         run.lease_end = time.monotonic() + seconds
-        processes = self._processes_now().runs.get(name, ())
+        processes = self._noted_processes().runs.get(name, ())
         return {
             "processes": len(processes),
-            "seen": run.seen,
+            "seen": run.most_processes,
             "oom_kills": oom_kills_since(run.oom_kills_before),
         }
 
     def ask_for_stacks(self, name: str) -> None:
         """Ask a run's ranks for the stacks of their threads."""
-        ask_for_stacks(self._processes_now().runs.get(name, ()))
+        ask_for_stacks(self._noted_processes().runs.get(name, ()))
 
     async def end_run(self, name: str, grace_seconds: float) -> dict[str, object]:
         """End a run for good: SIGTERM, later SIGKILL; return how many of its processes are left,
         and its OOM kills."""
-        run = self._run(name, 0.0)
+        run = self._opened(name, 0.0)
         run.has_ended = True
         run.ending += 1
 
@@ -140,7 +140,7 @@ class Leases:
     def status(self) -> dict[str, object]:
         """Runs that are open or have processes, with their process counts, and the seconds left of
         the pod's lease."""
-        processes = self._processes_now().runs
+        processes = self._noted_processes().runs
         open_runs = {name for name, run in self._runs.items() if not run.has_ended}
         counts = {
             name: len(processes.get(name, ())) for name in sorted(open_runs | processes.keys())
@@ -163,7 +163,7 @@ class Leases:
 
     def _check(self) -> None:
         """Begin to end what no longer has a lease; an open run or session uses the pod."""
-        running, sessions = self._processes_now()
+        running, sessions = self._noted_processes()
         for name, run in self._runs.items():
             if run.lease_end <= time.monotonic():
                 run.has_ended = True
@@ -178,16 +178,18 @@ class Leases:
             neglect = "renewed" if self._kind == KERNEL_LEASE else "used"
             self._end(f"its {self._kind} lease was not {neglect} for {self._seconds:g} s")
 
-    def _processes_now(self) -> PodProcesses:
-        """What lives on the pod now; it is noted for each run, and an unknown run gets a short
-        lease."""
+    def _noted_processes(self) -> PodProcesses:
+        """What lives on the pod now. Each run's number of processes is noted, and a run that nobody
+        has opened yet is opened with a short lease."""
         living = pod_processes(self._daemons())
         for name, processes in living.runs.items():
-            run = self._run(name, STRANGER_SECONDS)
-            run.seen = max(run.seen, len(processes))
+            run = self._opened(name, STRANGER_SECONDS)
+            run.most_processes = max(run.most_processes, len(processes))
         return living
 
-    def _run(self, name: str, seconds: float) -> RunState:
+    def _opened(self, name: str, seconds: float) -> RunState:
+        """The state of a run: a new one is opened with a lease of so many seconds, one that is
+        known keeps its own."""
         return self._runs.setdefault(name, RunState(time.monotonic() + seconds))
 
 

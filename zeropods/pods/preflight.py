@@ -343,7 +343,7 @@ def preflight_by_agents(
             expectation = json.dumps(asdict(_expected_of(expected, number, host)))
             variables = python_path_variables(expected.python_path)
             requests.append(
-                check_request(__spec__.name, [expectation], expected.project, variables)
+                request_to_check(__spec__.name, [expectation], expected.project, variables)
             )
         batch_agents = agents[first : first + len(batch)]
         return run_by_agents(batch_agents, secret, requests, PROBE_ANSWER_SECONDS)
@@ -440,14 +440,18 @@ def run_all(
         return ends
 
 
-def check_request(
+def request_to_check(
     module: str,
     arguments: Sequence[str],
     folder: str,
     variables: Mapping[str, str] | None = None,
 ) -> Message:
-    """The request with which an agent is asked to run a module that checks its pod, see
-    `StartedProcesses.check`."""
+    """The message that asks an agent to run a module that checks its pod, see
+    `StartedProcesses.check`.
+
+    Args:
+        folder: the module's working folder.
+    """
     return {
         "do": "check",
         "module": module,
@@ -464,7 +468,7 @@ def run_by_agents(
     `run_all` does it over ssh.
 
     Args:
-        requests: a `check_request` for each agent.
+        requests: a `request_to_check` for each agent.
 
     Returns:
         What each check came to. Where an agent gave no answer, the status is `SSH_FAILED`, and

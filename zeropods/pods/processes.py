@@ -237,7 +237,7 @@ def noted_signals() -> Iterator[list[str]]:
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
+def signals_deferred() -> Iterator[None]:
     """Let the block finish before Ctrl-C, SIGTERM or SIGHUP takes effect.
 
     Without it, an interrupt could fall between starting a process and writing down that it is ours.

@@ -105,9 +105,13 @@ def make_key(path: Path, comment: str) -> str:
     return f"{kind} {key}"
 
 
-def output_of(argv: Sequence[str], place: str, remedy: str) -> str:
-    """Run a program and return what it prints; `UserError` with its complaint where it fails or
-    takes too long."""
+def output_of(argv: Sequence[str], fault: str, remedy: str) -> str:
+    """Run a program and return what it prints; `UserError` where it fails or takes too long.
+
+    Args:
+        fault: how the error begins, which then says what the program wrote to stderr.
+        remedy: how the error ends.
+    """
     try:
         done = subprocess.run(
             argv,
@@ -120,7 +124,7 @@ def output_of(argv: Sequence[str], place: str, remedy: str) -> str:
     except subprocess.SubprocessError as error:
         complaint = str(getattr(error, "stderr", None) or error)
         reason = " ".join(complaint.split())
-        raise UserError(f"{place}: {reason}; {remedy}") from None
+        raise UserError(f"{fault}: {reason}; {remedy}") from None
     return done.stdout
 
 
@@ -229,7 +233,7 @@ async def start_sshd(
         )
         # Returned only when it listens: a daemon that ends earlier, because its port is taken, must
         # not end the pod.
-        if await _comes_to_listen(process, folder, address):
+        if await _wait_until_it_listens(process, folder, address):
             return process, port
     reason = "sshd ended as soon as it was started"
     raise UserError(f"{address}: {reason}: {sshd_last_words(folder)}")
@@ -271,8 +275,10 @@ def session_variables(folder: Path, address: str) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value is not None}
 
 
-async def _comes_to_listen(process: subprocess.Popen[bytes], folder: Path, address: str) -> bool:
-    """Whether a daemon listens in the end; False where it has ended instead.
+async def _wait_until_it_listens(
+    process: subprocess.Popen[bytes], folder: Path, address: str
+) -> bool:
+    """Wait until a daemon listens; returns False where it has ended instead.
 
     `UserError` where it has done neither after `SSHD_START_SECONDS`.
     """

@@ -44,7 +44,7 @@ from zeropods.pods.gpus import HIDDEN, own_gpus, too_few
 from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.leases import LEASES
 from zeropods.pods.machine import name_of_process, this_machine
-from zeropods.pods.processes import deferred, ending_in_order
+from zeropods.pods.processes import ending_in_order, signals_deferred
 from zeropods.pods.rendezvous import Pod, Rendezvous
 from zeropods.pods.ssh import has_account, make_key, pdsh_ssh_arguments
 from zeropods.programs import LISTENED, find_program, required_programs
@@ -335,8 +335,12 @@ def _make(folder: Path, settings: Settings, port: int | None, waiting: _Waiting)
 
 
 def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
-    """Start the pods of a cluster that has been claimed, and write its files once all are ready;
-    return it with its pods."""
+    """Start the workers of a cluster that has been claimed, and write down their ids at once; when
+    all are ready, name the pods and write the files by which they are reached.
+
+    Returns:
+        The cluster with its pods.
+    """
     settings = cluster.settings
     workers = workers_of(cluster)
     authorized_key = None
@@ -346,13 +350,15 @@ def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
     address = workers.master_address()
     with Rendezvous(secret=secret, count=settings.count, address=address, port=port) as rendezvous:
         orders = _orders(cluster, (address, rendezvous.port), authorized_key, waiting)
-        with deferred():
+        with signals_deferred():
             cluster = replace(cluster, workers=workers.start(orders))
             write_cluster(cluster)
+        # Only now, since the ids of those that did start are needed to end them.
         if workers.failure is not None:
             raise UserError(f"cluster {cluster.name}: {workers.failure}")
         cluster, pods = _gather(rendezvous, workers, cluster, orders, waiting, cluster.workers)
         if settings.hosts:
+            # Pods on hosts of one's own are named in the order of the hosts.
             pods = tuple(sorted(pods, key=lambda pod: cluster.workers.index(pod.worker)))
         named = [replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1)]
         cluster = replace(cluster, pods=tuple(named))
@@ -537,7 +543,7 @@ def _withdraw_new_workers(workers: Backend, before: Cluster) -> None:
     if now is None:
         return
     new_workers = [worker for worker in now.workers if worker not in before.workers]
-    with deferred():
+    with signals_deferred():
         workers.withdraw(new_workers)
         write_access_files(before, workers.accounts())
         write_cluster(before)
@@ -549,7 +555,7 @@ def _with_replacement(
     """The cluster with a new worker in the place of a lost one, and the new one's id; `UserError`
     where there is none."""
     others = tuple(worker for worker in cluster.workers if worker != lost.id)
-    with deferred():
+    with signals_deferred():
         ids = workers.replace(lost.id, orders)
         if ids:
             cluster = replace(cluster, workers=(*others, *ids))

@@ -209,7 +209,7 @@ class AdviceReport:
         if file is not None and zero.reduce_elements != ZeroSettings().reduce_elements:
             size = f"reduce_bucket_size {zero.reduce_elements}"
             remarks = [f"Run it {named}, in a copy with {size}:"]
-        return f"{wrapped(remarks[0])}\n\n{in_lines(words)}"
+        return f"{wrapped(remarks[0])}\n\n{_command_in_lines(words)}"
 
 
 def _network_text(bytes_per_second: float) -> str:
@@ -318,20 +318,20 @@ def _short_path(path: Path) -> str:
     return str(path)
 
 
-def in_lines(words: list[str]) -> str:
+def _command_in_lines(words: list[str]) -> str:
     """A command as text to paste into a shell, in lines that fit a narrow terminal; a flag and its
     value stay together."""
-    pieces = list[str]()
+    pieces: list[str] = []
     for word in words:
-        begins = word.startswith("--") or not pieces
-        if begins or word in (CAUSAL_SCRIPT, T5_SCRIPT):
+        begins_piece = word.startswith("--") or word in (CAUSAL_SCRIPT, T5_SCRIPT)
+        if begins_piece or not pieces:
             pieces.append(shlex.quote(word))
         else:
             pieces[-1] = f"{pieces[-1]} {shlex.quote(word)}"
-    lines = [""]
-    for piece in pieces:
-        longer = f"{lines[-1]} {piece}".strip(" ")
-        if len(longer) > NARROW and lines[-1]:
+    lines = pieces[:1]
+    for piece in pieces[1:]:
+        longer = f"{lines[-1]} {piece}"
+        if len(longer) > NARROW:
             lines.append(piece)
         else:
             lines[-1] = longer

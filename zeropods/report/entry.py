@@ -256,8 +256,12 @@ def _thinned(samples: DataFrame) -> DataFrame:
 
 
 def _read_samples(path: Path) -> DataFrame:
-    """The samples of a file; `ValueError` where it is not a table, or lacks columns that are
-    needed."""
+    """The samples of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a table, or lacks a column that is needed.
+    """
     import pandas as pd
 
     content = path.read_bytes()
@@ -271,6 +275,8 @@ def _read_samples(path: Path) -> DataFrame:
         # An attempt of a later version may have written more columns: only those that the header
         # names are taken.
         usecols=lambda name: name in known,
+        # Damage stays within its line: more fields do not shift columns, and no quote goes on in
+        # the next line.
         index_col=False,
         quoting=csv.QUOTE_NONE,
     )
@@ -281,9 +287,8 @@ def _read_samples(path: Path) -> DataFrame:
         # A full disk or a loss of power may have spoilt a line: anything that is not a number
         # counts as missing.
         samples = read(io.BytesIO(whole_lines), dtype="str")
-        texts = samples.drop(columns="phase", errors="ignore")
-        numbers = texts.apply(pd.to_numeric, errors="coerce")
-        samples = samples.assign(**{str(name): column for name, column in numbers.items()})
+        for name in set(samples) - {"phase"}:
+            samples[name] = pd.to_numeric(samples[name], errors="coerce")
     missing = needed - {*samples}
     if missing:
         raise ValueError(f"no column {min(missing)}")

@@ -377,8 +377,12 @@ def unlike_formats(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
             yield entry.name, text
 
 
-def _unlike_parts(record: Record, measured: MeasuredPrecision) -> list[str]:
-    """Each kind of tensors whose number format differs between ranks, with the formats."""
+def _unlike_parts(record: Record, of_all_ranks: MeasuredPrecision) -> list[str]:
+    """Each kind of tensors whose number format differs between ranks, with the formats.
+
+    Args:
+        of_all_ranks: the run's own formats, in which one that differs is said for each rank.
+    """
     precisions = []
     for rank in record.ranks:
         if rank.measured_precision is not None:
@@ -387,7 +391,7 @@ def _unlike_parts(record: Record, measured: MeasuredPrecision) -> list[str]:
     for part in PRECISION_PARTS:
         formats = {getattr(precision, part) for precision in precisions} - {None}
         if len(formats) > 1:
-            unlike.append(f"{part.replace('_', ' ')} {getattr(measured, part)}")
+            unlike.append(f"{part.replace('_', ' ')} {getattr(of_all_ranks, part)}")
     return unlike
 
 

@@ -70,18 +70,22 @@ class PlanReport:
         }
 
     def to_text(self, formulas: bool) -> str:
-        """One table, what to choose, and the published runs beside it; every term if asked."""
+        """One table, what to choose, and the published runs beside it.
+
+        Args:
+            formulas: whether to add every term of the memory with its formula.
+        """
         request = self.plan.request
         legend = f"{LEGEND} {self.source}".strip()
         if request.steps:
-            same = "Each technique trains on the same number of samples, in steps of its own size."
-            legend = f"{same} {legend}"
+            steps = "Each technique trains on the same number of samples, in steps of its own size."
+            legend = f"{steps} {legend}"
         parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n"]
         if request.remark:
             parts.append(f"Note: {request.remark}.\n")
-        unplanned = not_planned_yet()
-        if unplanned and not request.techniques:
-            parts.append(unplanned)
+        line_of_unplanned = not_planned_yet()
+        if line_of_unplanned and not request.techniques:
+            parts.append(line_of_unplanned)
         if self.published:
             parts.append(str(self.reference))
             parts.append("".join(f"{wrapped(row.note())}\n" for row in self.published))

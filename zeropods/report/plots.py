@@ -615,7 +615,7 @@ def _draw_spread(axes: Axes, place: int, row: Row) -> None:
     )
 
 
-def planned_plot(rows: Sequence[Row]) -> Plot:
+def planned_memory_plot(rows: Sequence[Row]) -> Plot:
     """Peak memory of the fullest pod of each row, and below it the planned memory and the measured
     one."""
     known = []

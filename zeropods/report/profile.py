@@ -144,7 +144,7 @@ class ProfileReport:
             tables.append(self._tree_table(depth))
         if pair is not None:
             tables.append(pair.table())
-        heading = f"{report.path}, line {report.number}; {self.checked.run}\n"
+        heading = f"{report.path}, line {report.line_number}; {self.checked.run}\n"
         texts = [str(table) for table in tables if table.rows]
         return "\n".join([heading, *texts, *self._fault_paragraphs()])
 

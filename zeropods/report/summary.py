@@ -36,7 +36,7 @@ from zeropods.report.plots import (
     Plot,
     loss_plot,
     over_time,
-    planned_plot,
+    planned_memory_plot,
     scaling_plot,
     speed_memory_plot,
     throughput_plot,
@@ -99,15 +99,15 @@ class Summary:
         self.tables = tables(groups, self.rows)
         """Results, runs that are not compared, settings, accuracy and whatever else was
         measured."""
-        self._firsts: list[tuple[Entry, str]] = []
+        self._first_runs: list[tuple[Entry, str]] = []
         """The first run of each row, with the row's label."""
-        self._sampled: list[tuple[Entry, str]] = []
+        self._first_runs_with_samples: list[tuple[Entry, str]] = []
         """Those of them that have samples of their memory."""
         for group, row in zip(groups, self.rows, strict=True):
             first = (group.first, row.label)
-            self._firsts.append(first)
+            self._first_runs.append(first)
             if (group.first.folder / "memory").is_dir():
-                self._sampled.append(first)
+                self._first_runs_with_samples.append(first)
 
     def table(self, title: str) -> Table:
         """The table with a title, such as `Scaling and arithmetic`; an empty one where no run has
@@ -136,23 +136,29 @@ class Summary:
     @cached_property
     def timelines(self) -> list[Timeline]:
         """Memory and use over time of the first run of each row, for as many rows as are drawn."""
-        return [read_timeline(entry, label) for entry, label in self._sampled[:PLOTTED_RUNS]]
+        return [
+            read_timeline(entry, label)
+            for entry, label in self._first_runs_with_samples[:PLOTTED_RUNS]
+        ]
 
     @cached_property
     def plots(self) -> dict[str, Plot]:
         """Every plot by the name of its file; the first one comes at the top of the page.
 
-        Losses, memory and use over time are of the first run of each row.
+        Losses, and memory and use over time, are of the first run of each row; the latter two of at
+        most `PLOTTED_RUNS` that have samples.
         """
-        records = [(label, entry.record) for entry, label in self._firsts]
+        records = [(label, entry.record) for entry, label in self._first_runs]
         return {
             "speed_memory": speed_memory_plot(self.rows),
             "throughput": throughput_plot(self.rows),
-            "memory": planned_plot(self.rows),
+            "memory": planned_memory_plot(self.rows),
             "losses": loss_plot(records),
             "scaling": scaling_plot(self.rows),
-            "memory_over_time": over_time(self.timelines, len(self._sampled), "memory"),
-            "use_over_time": over_time(self.timelines, len(self._sampled), "use"),
+            "memory_over_time": over_time(
+                self.timelines, len(self._first_runs_with_samples), "memory"
+            ),
+            "use_over_time": over_time(self.timelines, len(self._first_runs_with_samples), "use"),
         }
 
     def remarks(self) -> list[str]:

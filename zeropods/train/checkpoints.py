@@ -81,7 +81,8 @@ class Origin:
         return None
 
     def other_run(self, wanted: Origin) -> str | None:
-        """Why a checkpoint of this origin does not belong to the wanted run.
+        """Why a checkpoint of this origin does not belong to the wanted run. Runs with the same
+        settings are the same run, whatever their ids.
 
         Returns:
             None where both the model and the settings are the same.
@@ -307,7 +308,7 @@ def discard(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's entries to the disk.
+    """Force a folder's entries to the disk, where its file system can.
 
     Without this, a renamed file may be gone after a power cut.
     """

@@ -509,15 +509,14 @@ class TextToSQLArguments(RunArguments):
                 f"--compile graphs --gradient_accumulation_steps {passes}: the next pass "
                 "overwrites a graph's gradients; use 1 pass, or --compile blocks"
             )
-        other = None
+        other_flag = None
         if self.deepspeed is not None:
-            other = f"--deepspeed {self.deepspeed}"
+            other_flag = f"--deepspeed {self.deepspeed}"
         elif self.gradient_checkpointing:
-            other = "--gradient_checkpointing True"
-        if other is not None:
-            raise UserError(
-                f"--compile graphs {other}: cannot be recorded as a graph; use --compile blocks"
-            )
+            other_flag = "--gradient_checkpointing True"
+        if other_flag is not None:
+            reason = "cannot be recorded as a graph"
+            raise UserError(f"--compile graphs {other_flag}: {reason}; use --compile blocks")
 
     def manifest(self) -> Manifest:
         """The manifest of the set at `--dataset_path`."""

@@ -480,7 +480,7 @@ class Curves(TrainerCallback):
     points: Points | None = None
     """What sends the same figures to MLflow, where that was asked for."""
     writers: dict[str, SummaryWriter] = field(default_factory=dict, init=False)
-    drawn: int = field(default=0, init=False)
+    drawn_steps: int = field(default=0, init=False)
     """Number of steps whose figures are drawn."""
 
     def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
@@ -492,7 +492,7 @@ class Curves(TrainerCallback):
             curves["train"] = {
                 "loss": logs["loss"],
                 "learning_rate": logs["learning_rate"],
-                **self._since_last_point(),
+                **self._next_point(),
             }
         if "eval_loss" in logs:
             curves["validation"] = {
@@ -515,14 +515,15 @@ class Curves(TrainerCallback):
         for writer in self.writers.values():
             writer.flush()
 
-    def _since_last_point(self) -> dict[str, float]:
-        """Memory and utilization now, and figures of the steps since the last point, if any.
+    def _next_point(self) -> dict[str, float]:
+        """Memory and utilization now, and figures of the steps since the last point, if any; each
+        step counts once.
 
-        Those are the mean seconds, the samples of all ranks per second, and the share of padding
-        among this rank's tokens.
+        Those are the mean seconds of a step, the samples of all ranks per second, and the share of
+        padding among this rank's tokens.
         """
-        new_steps = self.meter.clock.steps(self.drawn)
-        self.drawn += len(new_steps)
+        new_steps = self.meter.clock.steps(self.drawn_steps)
+        self.drawn_steps += len(new_steps)
         now = {**self.meter.sampler.last, **held_bytes()}
         figures: dict[str, float] = {}
         for key in USE:
@@ -535,8 +536,8 @@ class Curves(TrainerCallback):
             # Where a row is one text, its label tokens are among the source tokens.
             if not self.meter.is_one_text:
                 real_tokens += float(new_steps["target_tokens"].sum())
-            padded_tokens = float(new_steps["padded_tokens"].sum())
+            tokens_with_padding = float(new_steps["padded_tokens"].sum())
             figures["step_seconds"] = seconds / len(new_steps)
             figures["samples_per_second"] = self.effective_batch_size * len(new_steps) / seconds
-            figures["padding_share"] = 1 - real_tokens / padded_tokens
+            figures["padding_share"] = 1 - real_tokens / tokens_with_padding
         return figures

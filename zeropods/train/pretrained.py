@@ -30,7 +30,7 @@ FAULTS = (
     StrictDataclassError,
 )
 """Exceptions that loading a model raises."""
-NO_SIZES = {
+NOT_OF_SHAPE = {
     "_name_or_path",
     "transformers_version",
     "architectures",
@@ -42,16 +42,17 @@ NO_SIZES = {
 
 
 def configuration_of(model: PreTrainedModel) -> dict[str, object]:
-    """Configuration by which a plan knows a model.
+    """The configuration that is recorded, from which a plan later knows the model's shape.
 
-    Whether its head and its embeddings are tied is read from the model itself.
+    Whether its head and its embeddings are tied is read from the model itself, since transformers
+    may tie them whatever is configured.
     """
     head = model.get_output_embeddings()
     embeddings = model.get_input_embeddings()
     are_tied = head is not None and head.weight is embeddings.weight
     values = {}
     for name, value in model.config.to_dict().items():
-        if name not in NO_SIZES:
+        if name not in NOT_OF_SHAPE:
             values[name] = value
     # Some families have infinite bounds, which a record cannot hold as numbers.
     finite: dict[str, object] = json.loads(json.dumps(values, default=str), parse_constant=str)

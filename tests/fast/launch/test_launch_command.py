@@ -101,6 +101,7 @@ def test_variables_are_those_asked_for_and_the_usual_ones_that_are_set(monkeypat
             ("A", value, "would be changed by a remote shell")
             for value in ("a b\nc", "$HOME", '"', "50%", "\\", " a", "\udcff")
         ),
+        ("A", "https://me:x@mirror", "its address holds a user"),
     ],
 )
 def test_a_variable_that_cannot_be_exported_is_refused(
@@ -125,7 +126,7 @@ def test_agents_pass_on_what_a_shell_would_change_but_no_second_line(monkeypatch
         with pytest.raises(UserError, match=r"^NCCL_X: is passed on to the ranks, and .* in its value cannot be; set "):
             variables_of_ranks(BY_AGENTS, {"NCCL_X": broken})
     monkeypatch.setenv("HF_TOKEN", "x")
-    with pytest.raises(UserError, match=r"--export HF_TOKEN: sounds like a secret, and would be visible in the run "):
+    with pytest.raises(UserError, match=r"--export HF_TOKEN: sounds like a secret, and others can read "):
         exported_variables(["HF_TOKEN"], {}, AGENTS)
 
 

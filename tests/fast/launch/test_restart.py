@@ -1,5 +1,6 @@
 """What a run goes on with by itself: the batch that it keeps, when it does, and when it does not."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from zeropods.launch import command
 from zeropods.launch.command import AGENTS, PDSH, Launch, plan_launch
 from zeropods.launch.lost_pods_and_hangs import Ending
 from zeropods.launch.outcome import UnopenedError
-from zeropods.launch.restart import calls_for_another, check_restarts, next_attempt
+from zeropods.launch.restart import calls_for_another, check_restarts, next_attempt, saved_checkpoints
 from zeropods.launch.script_call import ScriptCall, flag_values
 from zeropods.measure.record import Record
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.machine import this_machine
+from zeropods.train.checkpoints import MANIFEST
 from zeropods.train.flags import PASSES, PROJECT, ROWS, Batch, batch_on
 
 TRAIN = PROJECT / "textsql_train.py"
@@ -54,12 +56,13 @@ def restarted(
     lost: int = 0,
     min_pods: int = 1,
     opened: bool = True,
+    has_saved: bool = False,
 ) -> tuple[Launch, Launch | str]:
     """A launch on the first pods of a cluster, and what follows when these are lost."""
     call = ScriptCall.of(TRAIN, ["--outputdir", str(folder), *arguments])
     asked = plan_launch(cluster, call, pods=pods)
     left = replace(cluster, pods=cluster.pods[lost:])
-    return asked, next_attempt(asked, left, min_pods, opened=opened)
+    return asked, next_attempt(asked, left, min_pods, opened=opened, has_saved=has_saved)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +73,18 @@ def restarted(
         (("--per_device_train_batch_size", "5"), {"lost": 1}, ("127.0.1.2",), {PASSES: "3"}),
         (("--resume", "never"), {}, ("127.0.1.1", "127.0.1.2", "127.0.1.3"), {"resume": "auto"}),
         (("--resume", "never"), {"opened": False}, ("127.0.1.1", "127.0.1.2", "127.0.1.3"), {}),
+        (("--resume", "old"), {}, ("127.0.1.1", "127.0.1.2", "127.0.1.3"), {}),
+        (("--resume", "old"), {"has_saved": True}, ("127.0.1.1", "127.0.1.2", "127.0.1.3"), {"resume": "auto"}),
     ],
-    ids=["fewer pods", "a spare pod", "an unused pod", "began anew", "had not begun"],
+    ids=[
+        "fewer pods",
+        "a spare pod",
+        "an unused pod",
+        "began anew",
+        "had not begun",
+        "had not saved",
+        "had saved",
+    ],
 )
 def test_a_run_goes_on_with_its_batch_on_the_pods_that_are_left(
     arguments: tuple[str, ...], asked: dict[str, Any], addresses: tuple[str, ...], flags: dict[str, str],
@@ -113,10 +126,10 @@ def test_a_launcher_that_was_not_asked_for_is_chosen_anew_for_a_restart(
         (without_sshd, None, three, AGENTS),
     ):
         first = plan_launch(before, call, launcher=launcher)
-        following = next_attempt(first, left, 1, opened=True)
+        following = next_attempt(first, left, 1, opened=True, has_saved=False)
         assert isinstance(following, Launch) and following.launcher == again
     demanded = plan_launch(three, call, launcher=PDSH)
-    refusal = next_attempt(demanded, without_sshd, 1, opened=True)
+    refusal = next_attempt(demanded, without_sshd, 1, opened=True, has_saved=False)
     assert isinstance(refusal, str) and refusal.startswith("--launcher pdsh: there is no sshd on pod3; leave it out")
 
 
@@ -162,3 +175,16 @@ def test_what_could_not_go_on_is_refused_before_it_starts(three: Cluster, tmp_pa
         check_restarts(asked, 1, 4)
     with pytest.raises(UserError, match=r"theirs.py is not one of our scripts; give --per_device_train_batch_size"):
         check_restarts(replace(asked, call=ScriptCall(Path("/theirs.py"))), 1, 1)
+
+
+def test_a_checkpoint_that_was_there_before_is_told_from_one_that_was_saved_since(tmp_path: Path) -> None:
+    manifests = [tmp_path / "checkpoints" / f"checkpoint-{step}" / MANIFEST for step in (50, 100)]
+    for path in manifests:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        os.utime(path, (1.0, 1.0))
+    before = saved_checkpoints(tmp_path)
+    assert len(before) == 2 and not saved_checkpoints(tmp_path) - before
+    # The same step again is another checkpoint.
+    manifests[1].write_text("{}")
+    assert {path for path, _ in saved_checkpoints(tmp_path) - before} == {str(manifests[1])}

@@ -94,7 +94,7 @@ def test_the_last_report_of_a_log_of_pdsh_is_read_without_the_pods_name() -> Non
     lines = [f"pod1: {line}" for line in (made("wide") + made()).splitlines()]
     lines[-30:-30] = ["pod2: loss 3.1"]
     report = read("\n".join(lines))
-    assert (report.reports, report.summary["forward_macs"], report.missing) == (2, 7_680.0, "")
+    assert (report.reports_in_file, report.summary["forward_macs"], report.missing) == (2, 7_680.0, "")
 
 
 def test_a_report_of_a_version_before_0_10_is_read() -> None:

@@ -134,7 +134,7 @@ class DeepSpeed(Engine):
 
     def prepare_process(self) -> None:
         """Prepare this process: transformers' arguments start the process group."""
-        _name_process_group()
+        _set_variables_of_one_process()
         compile_in_turns()
         spare_shared_memory()
 
@@ -268,11 +268,9 @@ class DeepSpeed(Engine):
         return held_tensors(optimizer, STATES)
 
 
-def _name_process_group() -> None:
-    """Set the variables of a process group of one, where no launcher has set any.
-
-    DeepSpeed needs them even then.
-    """
+def _set_variables_of_one_process() -> None:
+    """Set the environment variables from which DeepSpeed makes its process group, for one process
+    that no launcher has started."""
     if "RANK" in os.environ:
         return
     os.environ.update(
