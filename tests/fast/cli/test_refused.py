@@ -72,6 +72,10 @@ REFUSED = [
     (f"{HERE} --export A=B {SCRIPT}", "--export A=B: not set here"),
     (f"{HERE} --export '' {SCRIPT}", "--export : not set here"),
     (f"{HERE} --export AN_API_KEY {SCRIPT}", "--export AN_API_KEY: sounds like a secret"),
+    *(
+        (f"{HERE} --restarts 1 {SCRIPT} --resume {name}", f"--resume {name}: would lose at each restart what was done")
+        for name in ("never", "run/checkpoints/checkpoint-5")
+    ),
     # Pods.
     ("pods up", "--count: not given"),
     ("pods up --count 1 --backend local --replace", "--replace: is for CML workers; leave it out"),
