@@ -29,7 +29,7 @@ TWICE = (1.8, 2.2)
 ONCE = (0.9, 1.1)
 """Range in which a factor is taken for 1."""
 CLEAR = 5
-"""Least size of attention's products, as a multiple of the figures' rounding error: smaller ones
+"""Least MACs of attention's products, as a multiple of the figures' rounding error: smaller ones
 are lost in it."""
 AGREEMENT = 0.03
 """Share by which a profiler's count may differ from the closed form."""
@@ -41,6 +41,7 @@ BY_FORWARD_TIME = (
     "flops_per_second",
     "samples_per_second",
 )
+"""Keys of the summary's other figures into which DeepSpeed works the forward time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Checked:
     """Number of passes of a step whose time the summary has; None for an unknown number above 1."""
     faults: tuple[Fault, ...] = ()
     run: str = ""
-    """Whether it was compared with its run, in words."""
+    """In words, whether the report was compared with the record of its run, and if not, why."""
 
     def to_json(self, depth: int | None = None) -> dict[str, object]:
         """Everything as plain values; the trees down to a depth, or whole if `depth` is None."""
@@ -84,10 +85,14 @@ class Checked:
 
 
 def check(path: Path) -> Checked:
-    """Read and check a report, or that of a run folder; also against its run, if the run's record
-    lies beside it.
+    """Read a report and check it, also against its run where a record that can be read lies beside
+    the report.
 
-    `UserError` where there is no report.
+    Args:
+        path: the report's file, or the run folder that contains it.
+
+    Raises:
+        UserError: there is no report.
     """
     report = read_report(path)
     folder = report.path.parent
@@ -105,95 +110,89 @@ def check_report(report: Report, record: Record | None = None) -> Checked:
     """Correct a report that was read, and find its faults.
 
     Args:
-        record: that of the run beside the report. Where it is the profiled run, its usual step
-            takes the place of a profiled one that is not near it, and shows more faults; where it
-            is another run, that is a fault.
+        record: the record beside the report. Where it is that of the profiled run, figures of the
+            run's usual step replace those of the profiled step that are not near them, and more
+            faults can be seen; where it is that of another run, this is a fault.
     """
     passes = None
     if record is not None and not _signs_of_another_run(report, record):
         passes = record.gradient_accumulation_steps
     judgement = judge_report(report, passes)
-    corrected = _corrected(report, judgement)
-    faults = (*_faults(corrected), *judgement.faults)
-    checked = replace(corrected.checked, faults=faults)
+    correction = _correct(report, judgement)
+    faults = (*_faults(correction), *judgement.faults)
+    checked = replace(correction.checked, faults=faults)
     if record is None:
         return checked
     return _compared_with(checked, record)
 
 
 def shares(figures: Figures) -> dict[str, float] | None:
-    """Shares of forward, backward and the optimizer's step in an iteration; None where one of them
-    was not timed, or all took no time."""
-    known = {}
+    """Shares of `forward`, `backward` and the optimizer's `step` in the time of all three; None
+    where one of them was not timed, or all took no time."""
+    seconds_by_part = {}
     for part in ("forward", "backward", "step"):
         seconds = figures[f"{part}_seconds"]
         if seconds is None:
             return None
-        known[part] = seconds
-    whole = sum(known.values())
+        seconds_by_part[part] = seconds
+    whole = sum(seconds_by_part.values())
     if not whole:
         return None
-    return {part: seconds / whole for part, seconds in known.items()}
+    return {part: seconds / whole for part, seconds in seconds_by_part.items()}
 
 
-def _ratio(part: float | None, whole: float | None, times: float = 1.0) -> float | None:
-    """A part of a whole; None where either is not known, or the whole is zero."""
+def _ratio(part: float | None, whole: float | None, factor: float = 1.0) -> float | None:
+    """`factor` x part / whole; None where either is not known, or the whole is zero."""
     if part is None or not whole:
         return None
-    return times * part / whole
+    return factor * part / whole
 
 
 # A report with its known faults taken out: a clock in place of the root's latency, linear layers
 # counted twice, parameters left out.
 
 
-class _Corrected(NamedTuple):
-    """A corrected report, without what cannot be relied on, and what was corrected in its tree."""
+class _Correction(NamedTuple):
+    """A corrected report, without figures that cannot be relied on, and what its faults are found
+    by."""
 
     checked: Checked
+    """The report without faults yet."""
     times_counted: float | None
     """How often linear layers were counted; None where nothing shows it."""
     missing_parameters: int
     """Number of parameters that lie on other ranks, each matrix counted once."""
 
 
-def _corrected(report: Report, judgement: Judgement) -> _Corrected:
-    """The report with what its figures, and those of its tree, say of one another."""
-    printed = None
+def _correct(report: Report, judgement: Judgement) -> _Correction:
+    """Correct the figures of a report, and a copy of its tree, by what they say of one another."""
+    printed_root = None
     if report.tree_is_whole and judgement.tree_is_possible:
-        printed = report.root
+        printed_root = report.root
     figures = dict(report.summary)
     if is_time_of_day(figures["forward_seconds"]):
-        figures |= _without_clock(figures, printed)
+        figures |= _without_clock(figures, printed_root)
     # Without an engine, DeepSpeed prints 0 here.
     figures["model_parameters"] = figures["model_parameters"] or None
     root = None
     closed_form_macs = None
     times_counted = None
     missing_parameters = 0
-    if printed is not None:
+    if printed_root is not None:
         rows = figures["batch_size_per_gpu"]
-        times_counted = _times_counted(printed, rows)
-        root = deepcopy(printed)
-        missing_parameters = _mend_root(root, printed, times_counted)
-        surplus_macs = printed.total("macs") - root.total("macs")
+        times_counted = _times_counted(printed_root, rows)
+        root = deepcopy(printed_root)
+        missing_parameters = _mend_root(root, printed_root, times_counted)
+        surplus_macs = printed_root.total("macs") - root.total("macs")
         figures |= _counts_of_tree(figures, surplus_macs, missing_parameters)
-        root.latency_seconds = printed.latency_seconds
         _follow_summary(root, figures, judgement.passes)
         if rows:
             closed_form_macs = _closed_form_macs(root, rows)
     for key in judgement.unknown:
         figures[key] = None
+    # Last, since what DeepSpeed worked out from a figure that is corrected by now is wrong too.
     figures |= contradictions(figures)
-    # DeepSpeed counts the FLOPs and rows of one pass in the time of all of them.
-    passes = judgement.passes or 1
-    for key in SUMMARY_RATES:
-        rate = figures[key]
-        if rate is not None:
-            figures[key] = rate * passes
-    # Processes that share a model have the same rows.
-    copies = figures["model_parallel_size"] or 1
-    figures["samples_per_second"] = _ratio(figures["samples_per_second"], copies)
+    figures |= _rates_of_step(figures, judgement.passes or 1)
     checked = Checked(
         report=report,
         figures=figures,
@@ -201,71 +200,99 @@ def _corrected(report: Report, judgement: Judgement) -> _Corrected:
         closed_form_macs=closed_form_macs,
         passes=judgement.passes,
     )
-    return _Corrected(checked, times_counted, missing_parameters)
+    return _Correction(checked, times_counted, missing_parameters)
+
+
+def _rates_of_step(figures: Figures, passes: int) -> Figures:
+    """Rates of a summary, as far as they are known, with the work of all `passes` of a step, and
+    with the rows of processes that share a model counted once."""
+    rates: Figures = {}
+    for key in SUMMARY_RATES:
+        rate = figures[key]
+        if rate is not None:
+            # DeepSpeed counts the FLOPs and rows of one pass in the time of all of them.
+            rates[key] = rate * passes
+    model_parts = figures["model_parallel_size"] or 1
+    rates["samples_per_second"] = _ratio(rates.get("samples_per_second"), model_parts)
+    return rates
 
 
 def _without_clock(figures: Figures, root: Module | None) -> Figures:
-    """Figures of a summary whose forward time is the time of day, worked out from the modules
-    inside the root; None where these are not known."""
+    """Corrections of a summary whose forward time is the time of day.
+
+    The sum over the modules inside the root takes its place. Where no such time is known, neither
+    is any figure that follows from it; where one is known, `contradictions` computes these later.
+    """
     seconds = 0.0
     if root is not None:
         seconds = sum(child.total("latency_seconds") for child in root.children)
-    right: Figures = {
+    corrections: Figures = {
         "forward_seconds": seconds or None,
         "forward_flops_per_second": _ratio(figures["forward_flops"], seconds),
     }
     if not seconds:
         for key in BY_FORWARD_TIME:
-            right[key] = None
-    return right
+            corrections[key] = None
+    return corrections
 
 
 def _times_counted(root: Module, rows: float | None) -> float | None:
-    """How often linear layers were counted, by attention's products; None where nothing shows
-    it."""
-    products = _attentions(root, rows) if rows else []
+    """How often linear layers were counted, about 1 or 2: how many times as many tokens their MACs
+    imply as those of attention's products do. None where no attention shows it.
+
+    Args:
+        rows: rows of the profiled pass; None where they are not known.
+    """
+    products = _attention_products(root, rows) if rows else []
     if not products:
         return None
-    # The products grow with the square of the tokens that the linear layers claim.
-    return median(sqrt(product.claimed / product.reported) for product in products)
+    # The products grow with the square of the tokens.
+    return median(sqrt(product.implied / product.reported) for product in products)
 
 
-def _is_double(times_counted: float | None) -> bool:
+def _is_twice(times_counted: float | None) -> bool:
     return times_counted is not None and TWICE[0] < times_counted < TWICE[1]
 
 
-def _mend_root(root: Module, printed: Module, times_counted: float | None) -> int:
+def _mend_root(root: Module, printed_root: Module, times_counted: float | None) -> int:
     """Correct the counts of a tree in place; return how many parameters it lacks, each matrix
     counted once.
 
     Args:
-        root: a copy of `printed`, which is corrected.
-        printed: the tree as the report has it.
+        root: a copy of `printed_root`, which is corrected.
+        printed_root: the tree as the report has it.
         times_counted: how often linear layers were counted; None where nothing shows it.
     """
-    embeddings = []
-    for _, module in printed.walk():
+    embedding_sizes = []
+    for _, module in printed_root.walk():
         size = module.sizes(*EMBEDDING)
         if size is not None:
-            embeddings.append(size)
-    largest_embedding = max(embeddings, default=None)
-    missing = _mend(root, _is_double(times_counted), largest_embedding)
+            embedding_sizes.append(size)
+    largest_embedding = max(embedding_sizes, default=None)
+    missing = _mend(root, _is_twice(times_counted), largest_embedding)
+    # What is not printed for the whole model is not known, whatever its parts take together.
+    root.latency_seconds = printed_root.latency_seconds
     # Figures are printed with few digits, the root's with the fewest. Where the root's MACs were no
     # more than the sum of its children's, the corrected ones of the children are summed.
-    parts = [child.total("macs") for child in printed.children]
-    rounding_error = rounding(printed.macs) + sum(map(rounding, parts))
-    if printed.macs and abs(printed.macs - sum(parts)) <= rounding_error:
+    printed_macs = [child.total("macs") for child in printed_root.children]
+    rounding_error = rounding(printed_root.macs) + sum(map(rounding, printed_macs))
+    if printed_root.macs and abs(printed_root.macs - sum(printed_macs)) <= rounding_error:
         root.macs = sum(child.total("macs") for child in root.children)
     return sum(missing.values())
 
 
-def _mend(module: Module, is_double: bool, shared: tuple[int, int] | None) -> dict[Hashable, int]:
-    """Correct a module in place, from its leaves up; return how many parameters it lacks, by
+def _mend(
+    module: Module, are_linears_doubled: bool, shared_size: tuple[int, int] | None
+) -> dict[Hashable, int]:
+    """Correct a module and those inside it in place; return how many parameters they lack, by
     matrix.
 
+    A module without figures of its own gets the sums over its children.
+
     Args:
-        shared: (rows, dimension) of the token embedding, the largest one. The report does not say
-            what is shared: T5 and most language models use this matrix as the encoder's and the
+        are_linears_doubled: whether the MACs of linear layers were counted twice.
+        shared_size: (rows, dimension) of the token embedding, the largest one. The report does not
+            say what is shared: T5 and most language models use this matrix as the encoder's and the
             decoder's embedding and, without a bias, as the output layer, so any matrix of its size
             is taken to be it.
     """
@@ -273,29 +300,36 @@ def _mend(module: Module, is_double: bool, shared: tuple[int, int] | None) -> di
     seconds = module.total("latency_seconds")
     parameters = module.total("parameters")
     surplus_macs = 0.0
-    if is_double and module.linear is not None:
+    if are_linears_doubled and module.linear is not None:
         surplus_macs = printed_macs / 2
     missing: dict[Hashable, int] = {}
     for child in module.children:
-        before = child.total("macs")
-        missing |= _mend(child, is_double, shared)
-        surplus_macs += before - child.total("macs")
-    missing |= _missing_from_matrix(module, shared)
+        printed_macs_of_child = child.total("macs")
+        missing |= _mend(child, are_linears_doubled, shared_size)
+        surplus_macs += printed_macs_of_child - child.total("macs")
+    missing |= _missing_from_matrix(module, shared_size)
     if module.flops_per_second is not None and seconds:
-        mended_rate = module.flops_per_second - 2 * surplus_macs / seconds
-        module.flops_per_second = max(0.0, mended_rate)
+        surplus_rate = 2 * surplus_macs / seconds
+        # Rounding may leave a little less than nothing.
+        module.flops_per_second = max(0.0, module.flops_per_second - surplus_rate)
     module.parameters = parameters + sum(missing.values())
     module.macs = printed_macs - surplus_macs
     module.latency_seconds = seconds
     return missing
 
 
-def _missing_from_matrix(module: Module, shared: tuple[int, int] | None) -> dict[Hashable, int]:
-    """How many parameters a linear layer or an embedding has fewer than its size implies, by its
-    matrix; empty where it has all of them."""
+def _missing_from_matrix(
+    module: Module, shared_size: tuple[int, int] | None
+) -> dict[Hashable, int]:
+    """By the key of its matrix, how many parameters a linear layer or an embedding has fewer than
+    its size implies; empty where it has all of them, and for any other module.
+
+    Modules of the shared size have the same key, so that their one matrix counts once.
+    """
     linear = module.linear
     embedding = module.sizes(*EMBEDDING)
     has_bias = bool(module.details.get("bias"))
+    # For a linear layer these are its inputs and outputs.
     rows, columns = linear or embedding or (0, 0)
     expected = rows * columns
     if has_bias:
@@ -307,22 +341,21 @@ def _missing_from_matrix(module: Module, shared: tuple[int, int] | None) -> dict
     if linear is not None:
         # The output layer has the embedding's matrix the other way round: from dimension to rows.
         sizes_as_embedding.append(linear[::-1])
-    is_shared = shared is not None and not has_bias and shared in sizes_as_embedding
-    # Equal keys are one matrix, which counts once; a matrix of its own has a key of its own.
-    matrix = shared if is_shared else id(module)
-    return {matrix: expected - round(printed)}
+    is_shared = shared_size is not None and not has_bias and shared_size in sizes_as_embedding
+    key = shared_size if is_shared else id(module)
+    return {key: expected - round(printed)}
 
 
 def _counts_of_tree(figures: Figures, surplus_macs: float, missing_parameters: int) -> Figures:
-    """Counts of a summary without MACs that were counted twice, and with parameters that lie on
-    other ranks."""
-    copies = figures["model_parallel_size"] or 1
+    """The counts that a summary has, without MACs that were counted twice, and with parameters that
+    lie on other ranks."""
+    model_parts = figures["model_parallel_size"] or 1
     changes = {
         "parameters_per_gpu": missing_parameters,
-        "model_parameters": missing_parameters * copies,
+        "model_parameters": missing_parameters * model_parts,
         "forward_macs": -surplus_macs,
         "forward_flops": -2 * surplus_macs,
-        "model_forward_flops": -2 * surplus_macs * copies,
+        "model_forward_flops": -2 * surplus_macs * model_parts,
     }
     counts: Figures = {}
     for key, change in changes.items():
@@ -333,8 +366,12 @@ def _counts_of_tree(figures: Figures, surplus_macs: float, missing_parameters: i
 
 
 def _follow_summary(root: Module, figures: Figures, passes: int | None) -> None:
-    """Give the root of a tree the corrected figures of the summary, the time of one pass in place
-    of the time of day, and compute the shares of all modules anew."""
+    """Change a tree in place: the root gets the corrected figures of the summary, and the time of
+    one pass in place of the time of day; the shares of all modules are computed anew.
+
+    Args:
+        passes: number of passes whose time the summary has; None where it is not known.
+    """
     if is_time_of_day(root.latency_seconds):
         root.latency_seconds = _ratio(figures["forward_seconds"], passes)
     root.parameters = figures["parameters_per_gpu"]
@@ -349,15 +386,17 @@ class _Products(NamedTuple):
     """MACs of an attention module's products, queries x keys and weights x values together."""
 
     reported: float
-    claimed: float
+    implied: float
     """As the tokens of its linear layers imply them."""
 
 
-def _attentions(root: Module, rows: float) -> list[_Products]:
-    """The products of each attention module.
+def _attention_products(root: Module, rows: float) -> list[_Products]:
+    """The products of each attention module whose products stand out of the rounding error.
 
-    Such a module has linear layers (queries first, the output last), and more MACs than theirs. The
-    products have 2 x rows x T x S x inner MACs.
+    A module counts as attention if it has linear layers (queries first, the output last) and more
+    MACs than its children together. With T query and S key tokens in each of the rows, and heads of
+    `inner` features together, which the output layer takes in, its products have
+    2 x rows x T x S x inner MACs.
     """
     products = []
     for _, module in root.walk():
@@ -365,24 +404,25 @@ def _attentions(root: Module, rows: float) -> list[_Products]:
         if len(layers) < 2 or module.macs is None:
             continue
         reported = module.macs - sum(child.macs or 0.0 for child in module.children)
-        unsure = rounding(module.macs) + sum(rounding(child.macs) for child in module.children)
-        has_keys = len(layers) > 2
+        rounding_error = rounding(module.macs)
+        rounding_error += sum(rounding(child.macs) for child in module.children)
+        is_clear = reported >= CLEAR * rounding_error
+        # These are tokens of all rows. With two layers, the first one makes queries and keys.
         query_tokens = layers[0].tokens
-        key_tokens = layers[1].tokens if has_keys else query_tokens
+        key_tokens = layers[1].tokens if len(layers) > 2 else query_tokens
         output = layers[-1].linear
-        is_clear = reported >= CLEAR * unsure
         if query_tokens and key_tokens and output is not None and is_clear:
-            claimed = 2 * query_tokens * key_tokens * output[0] / rows
-            products.append(_Products(reported, claimed))
+            inner, _ = output
+            implied = 2 * query_tokens * key_tokens * inner / rows
+            products.append(_Products(reported, implied))
     return products
 
 
 def _closed_form_macs(root: Module, rows: float) -> float | None:
-    """MACs of a forward pass for a tree whose linear layers are counted once, from layer sizes x
-    whole tokens.
+    """MACs of a forward pass by arithmetic, for a tree whose linear layers are counted once.
 
-    In x out x tokens of each linear layer, plus attention's products; None where other layers
-    compute too (`Conv2d`).
+    They are in x out x tokens of each linear layer, plus attention's products. None where other
+    layers compute too (`Conv2d`).
     """
     linear_macs = 0
     for _, module in root.walk():
@@ -390,10 +430,12 @@ def _closed_form_macs(root: Module, rows: float) -> float | None:
             continue
         size = module.linear
         if size is not None:
-            linear_macs += round(module.tokens or 0) * size[0] * size[1]
+            # Printed MACs are rounded, but tokens are whole.
+            tokens = round(module.tokens or 0)
+            linear_macs += tokens * size[0] * size[1]
         elif module.macs:
             return None
-    return linear_macs + sum(product.claimed for product in _attentions(root, rows))
+    return linear_macs + sum(product.implied for product in _attention_products(root, rows))
 
 
 # Where MACs and time go: all modules of the tree by their class, each figure counted once.
@@ -420,8 +462,8 @@ def by_class(root: Module) -> list[ClassShare]:
     classes = []
     for class_name in sorted(modules_by_class):
         modules = modules_by_class[class_name]
-        macs = sum(_done_itself(module, "macs") for module in modules)
-        seconds = sum(_done_itself(module, "latency_seconds") for module in modules)
+        macs = sum(_without_children(module, "macs") for module in modules)
+        seconds = sum(_without_children(module, "latency_seconds") for module in modules)
         share = ClassShare(
             class_name=class_name,
             modules=len(modules),
@@ -434,14 +476,14 @@ def by_class(root: Module) -> list[ClassShare]:
     return sorted(classes, key=lambda share: (share.macs, share.latency_seconds), reverse=True)
 
 
-def _done_itself(module: Module, figure: str) -> float:
-    """A module's figure without those of the modules inside it."""
+def _without_children(module: Module, figure: str) -> float:
+    """A module's figure without those of the modules inside it; 0 where rounding may explain the
+    difference."""
     whole = module.total(figure)
     parts = [child.total(figure) for child in module.children]
-    rest = whole - sum(parts)
-    # A difference that rounding explains counts as none.
-    unsure = rounding(whole) + sum(map(rounding, parts))
-    return rest if rest > unsure else 0.0
+    difference = whole - sum(parts)
+    rounding_error = rounding(whole) + sum(map(rounding, parts))
+    return difference if difference > rounding_error else 0.0
 
 
 # All that is wrong with a report, or easily misread.
@@ -508,22 +550,26 @@ REASONS_OF_FAULTS = {
 """Why a figure is wrong, by the name of the fault."""
 
 
-def _of_line(report: Report, name: str, key: str, right: float | None, **details: object) -> Fault:
-    """A fault in a line of the summary, for the reason that its name has here."""
-    return fault_of_line(report, name, key, right, REASONS_OF_FAULTS[name].format(**details))
+def _line_fault(
+    report: Report, name: str, key: str, corrected: float | None, **details: object
+) -> Fault:
+    """A fault in a line of the summary; `details` fill the reason that `REASONS_OF_FAULTS` has for
+    its name."""
+    return fault_of_line(report, name, key, corrected, REASONS_OF_FAULTS[name].format(**details))
 
 
-def _faults(corrected: _Corrected) -> Iterator[Fault]:
-    """Latencies, counts and parameters that are not those of the model and of this step; figures
-    that do not follow from the others; figures that are easily misread."""
-    checked = corrected.checked
+def _faults(correction: _Correction) -> Iterator[Fault]:
+    """Times, counts and parameters that had to be corrected or cannot be confirmed; then what is
+    easily misread: which step was profiled, and which of several reports this is."""
+    checked = correction.checked
     yield from _time_of_day_faults(checked)
-    yield from _count_faults(checked, corrected.times_counted)
-    yield from _parameter_faults(checked, corrected.missing_parameters)
+    yield from _count_faults(checked, correction.times_counted)
+    yield from _parameter_faults(checked, correction.missing_parameters)
     report = checked.report
     step = report.summary["step"]
+    # A report without a world size was made without an engine, and `profile_step` is an engine's.
     if report.summary["world_size"] is not None and step:
-        yield _of_line(report, "profiled_step", "step", None, step=step, before=step - 1)
+        yield _line_fault(report, "profiled_step", "step", None, step=step, before=step - 1)
     if report.reports_in_file > 1:
         name = "several_reports"
         yield Fault(
@@ -539,11 +585,11 @@ def _faults(corrected: _Corrected) -> Iterator[Fault]:
 
 def _time_of_day_faults(checked: Checked) -> Iterator[Fault]:
     """Latencies that are the time of day, such as `1.8 Gs` (since 1970), because DeepSpeed never
-    started that timer: of the root, with its FLOP/s, and of the summary."""
+    started their timer: of the summary, and of the root with its FLOP/s."""
     report = checked.report
     if is_time_of_day(report.summary["forward_seconds"]):
         seconds = checked.figures["forward_seconds"]
-        yield _of_line(report, "forward_latency", "forward_seconds", seconds)
+        yield _line_fault(report, "forward_latency", "forward_seconds", seconds)
     root = report.root
     corrected_root = checked.root
     if root is None or corrected_root is None or not is_time_of_day(root.latency_seconds):
@@ -572,39 +618,40 @@ def _time_of_day_faults(checked: Checked) -> Iterator[Fault]:
     )
 
 
-def _count_faults(checked: Checked, times: float | None) -> Iterator[Fault]:
-    """Linear layers and attention that imply different numbers of tokens; a count that arithmetic
-    does not confirm."""
-    of_line = partial(_of_line, checked.report)
+def _count_faults(checked: Checked, times_counted: float | None) -> Iterator[Fault]:
+    """Linear layers and attention that imply different numbers of tokens; corrected MACs that
+    arithmetic does not confirm."""
+    line_fault = partial(_line_fault, checked.report)
     macs = checked.figures["forward_macs"]
-    if _is_double(times):
-        yield of_line("linear_counted_twice", "forward_macs", macs, times=times)
-    elif times is not None and not ONCE[0] < times < ONCE[1]:
-        yield of_line("tokens_contradict", "forward_macs", None, times=times)
+    if _is_twice(times_counted):
+        yield line_fault("linear_counted_twice", "forward_macs", macs, times=times_counted)
+    elif times_counted is not None and not ONCE[0] < times_counted < ONCE[1]:
+        yield line_fault("tokens_contradict", "forward_macs", None, times=times_counted)
     closed_form = checked.closed_form_macs
     if not closed_form or macs is None:
         return
     difference = macs / closed_form - 1
     if abs(difference) > AGREEMENT:
         percent = 100 * difference
-        yield of_line("differs_from_closed_form", "forward_macs", closed_form, percent=percent)
+        yield line_fault("differs_from_closed_form", "forward_macs", closed_form, percent=percent)
 
 
-def _parameter_faults(checked: Checked, missing: int) -> Iterator[Fault]:
-    """Layers with fewer parameters than their size implies, or else depths at which a class has
-    more than the model."""
+def _parameter_faults(checked: Checked, missing_parameters: int) -> Iterator[Fault]:
+    """One fault where layers have fewer parameters than their sizes imply; else one for each class
+    that has more of them at a depth than the model has."""
     report = checked.report
-    if missing:
-        right = checked.figures["parameters_per_gpu"]
-        yield _of_line(report, "sharded_parameters", "parameters_per_gpu", right)
+    if missing_parameters:
+        corrected = checked.figures["parameters_per_gpu"]
+        yield _line_fault(report, "sharded_parameters", "parameters_per_gpu", corrected)
         return
-    model = report.summary["parameters_per_gpu"]
-    if model is None:
+    parameters_of_model = report.summary["parameters_per_gpu"]
+    if parameters_of_model is None:
         return
     name = "shared_parameters"
     for depth in report.depths:
         for class_name, parameters in depth.parameters.items():
-            if parameters > model + rounding(parameters) + rounding(model):
+            most = parameters_of_model + rounding(parameters) + rounding(parameters_of_model)
+            if parameters > most:
                 yield Fault(
                     name=name,
                     line=depth.number,
@@ -620,8 +667,8 @@ def _parameter_faults(checked: Checked, missing: int) -> Iterator[Fault]:
 
 
 def _signs_of_another_run(report: Report, record: Record) -> dict[str, float | None]:
-    """Those figures of a record of which the report's summary has others; with any the report is of
-    another run."""
+    """What a record says, by key, where the report's summary says something else; empty where
+    nothing shows that the report is of another run."""
     expected = {
         "world_size": record.world_size,
         "batch_size_per_gpu": record.per_device_train_batch_size,
@@ -630,83 +677,89 @@ def _signs_of_another_run(report: Report, record: Record) -> dict[str, float | N
     if profile_step is not None:
         # DeepSpeed profiles the step after it.
         expected["step"] = profile_step + 1
-    unlike: dict[str, float | None] = {}
+    signs: dict[str, float | None] = {}
     for key, value in expected.items():
+        # A line that the report lacks shows nothing.
         if report.summary[key] not in (None, value):
-            unlike[key] = value
-    return unlike
+            signs[key] = value
+    return signs
 
 
 def _compared_with(checked: Checked, record: Record) -> Checked:
-    """A report with the faults that its run's record shows, and with the figures of the run's usual
-    step.
+    """A checked report with the faults that the record beside it shows, and with the figures of
+    the run's usual step (`_usual_figures`).
 
-    These come from rank 0's timed steps, without those of warm-up and the profiler, where the
-    profiled step is not near them. FLOP/s are the FLOPs of the profiled pass, times the passes of a
-    step, in the time of the usual step.
+    Where the record is that of another run, nothing is added but this fault.
     """
     report = checked.report
     signs = _signs_of_another_run(report, record)
     if signs:
-        faults = [_of_line(report, "another_run", key, right) for key, right in signs.items()]
+        faults = [_line_fault(report, "another_run", key, value) for key, value in signs.items()]
         return replace(checked, faults=(*checked.faults, *faults))
-    usual = _usual_figures(checked, record)
-    faults = _faults_of_step(report, usual, record.gradient_accumulation_steps)
+    usual_figures = _usual_figures(checked, record)
+    faults = _faults_of_step(report, usual_figures, record.gradient_accumulation_steps)
     backward = report.summary["backward_seconds"]
-    counts_two_passes = report.summary["backward_factor"] == 2
-    if record.gradient_checkpointing and counts_two_passes and backward:
-        right = _ratio(report.summary["forward_flops"], backward, 3)
+    leaves_out_recomputation = report.summary["backward_factor"] == 2
+    if record.gradient_checkpointing and leaves_out_recomputation and backward:
+        corrected = _ratio(report.summary["forward_flops"], backward, 3)
         name = "recomputation_left_out"
-        faults.append(_of_line(report, name, "backward_flops_per_second", right))
-    return replace(checked, figures=checked.figures | usual, faults=(*checked.faults, *faults))
+        faults.append(_line_fault(report, name, "backward_flops_per_second", corrected))
+    figures = checked.figures | usual_figures
+    return replace(checked, figures=figures, faults=(*checked.faults, *faults))
 
 
 def _usual_figures(checked: Checked, record: Record) -> Figures:
-    """Figures of the run's usual step, for those that the profiled step is not near to."""
-    timed = None
+    """Time and rates of the run's usual step, those left out that the printed ones are near to.
+
+    Its time is the median of rank 0's timed steps, without those of warm-up and the profiler. Its
+    FLOPs are those of the profiled pass, times the passes of a step.
+    """
+    step_seconds = None
     if record.rank_0 is not None:
-        timed = record.rank_0.step_seconds
-    if timed is None or not timed.median:
+        step_seconds = record.rank_0.step_seconds
+    if step_seconds is None or not step_seconds.median:
         return {}
+    usual_seconds = step_seconds.median
     # What is not known is NaN, and so is all that follows from it; no comparison with NaN is true.
     forward_flops = checked.figures["forward_flops"] or nan
     backward_factor = checked.figures["backward_factor"] or nan
     flops = record.gradient_accumulation_steps * (1 + backward_factor) * forward_flops
     figures = {
-        "iteration_seconds": timed.median,
-        "flops_per_second": flops / timed.median,
-        "samples_per_second": record.effective_batch_size / timed.median,
+        "iteration_seconds": usual_seconds,
+        "flops_per_second": flops / usual_seconds,
+        "samples_per_second": record.effective_batch_size / usual_seconds,
     }
-    usual: Figures = {}
-    for key, right in figures.items():
+    usual_figures: Figures = {}
+    for key, figure in figures.items():
         printed = checked.report.summary[key] or nan
-        if abs(printed / right - 1) > NEAR_USUAL:
-            usual[key] = right
-    return usual
+        if abs(printed / figure - 1) > NEAR_USUAL:
+            usual_figures[key] = figure
+    return usual_figures
 
 
-def _faults_of_step(report: Report, usual: Figures, passes: int) -> list[Fault]:
+def _faults_of_step(report: Report, usual_figures: Figures, passes: int) -> list[Fault]:
     """Faults of a profiled step: its time, and its rows per second, are not the run's usual ones.
 
     Args:
-        usual: the run's usual figures, but for those that the profiled step is near to.
+        usual_figures: what `_usual_figures` returns.
         passes: number of forward and backward passes of a step.
     """
     printed_seconds = report.summary["iteration_seconds"] or 0.0
-    usual_seconds = usual.get("iteration_seconds") or 0.0
+    usual_seconds = usual_figures.get("iteration_seconds") or 0.0
     is_quicker = printed_seconds < usual_seconds
     name = "profiler_overhead"
+    # With several passes, a shorter time shows nothing: it may be that of one pass.
     if is_quicker and passes == 1:
         name = "unusual_step"
     faults = []
-    if "iteration_seconds" in usual:
-        seconds = usual["iteration_seconds"]
-        faults.append(_of_line(report, name, "iteration_seconds", seconds, remark=""))
-    if "samples_per_second" in usual:
+    if "iteration_seconds" in usual_figures:
+        seconds = usual_figures["iteration_seconds"]
+        faults.append(_line_fault(report, name, "iteration_seconds", seconds, remark=""))
+    if "samples_per_second" in usual_figures:
         # DeepSpeed counts the rows of one pass in the time of a whole step.
         remark = ""
         if passes > 1:
             remark = f"; as printed it has the rows of one pass of {passes}"
-        rate = usual["samples_per_second"]
-        faults.append(_of_line(report, name, "samples_per_second", rate, remark=remark))
+        rate = usual_figures["samples_per_second"]
+        faults.append(_line_fault(report, name, "samples_per_second", rate, remark=remark))
     return faults
