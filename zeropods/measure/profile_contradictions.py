@@ -33,9 +33,9 @@ MOST_PASSES = 64
 """Largest number of passes that is recognised by its time."""
 WHOLE_PASSES = 0.03
 """Share by which the time of several passes may differ from that many times the time of one."""
-MOST_OWN = 0.1
-"""Share of a root's time that it takes itself, beside the modules inside it, where passes are
-recognised by these; and of FLOPs that are no multiply-adds, where FLOPs are recognised by these."""
+MOST_BESIDES = 0.1
+"""Largest share by which a root's time may exceed that of the modules inside it, where passes are
+recognised by their time; and FLOPs those of multiply-adds, where FLOPs are recognised by these."""
 MOST_OUTSIDE = 3.0
 """Largest forward time of one pass, as a multiple of that of the root or of the modules inside it:
 the rest is what the root, and DeepSpeed before and after it, do themselves."""
@@ -55,7 +55,9 @@ class Fault:
     line: int
     """Line number in the report's file; the first line is 1."""
     where: str
+    """Label of the line in the summary, or the module, in words."""
     said: float | None
+    """The figure as printed."""
     corrected: float | None
     """The right figure; None where nothing is to be corrected, or where it cannot be known."""
     unit: str
@@ -77,7 +79,7 @@ class Judgement:
 
 
 class Findings(NamedTuple):
-    """What is found where some figures are held against others."""
+    """Contradictions between some figures of a report and others."""
 
     unknown: set[str]
     """Keys of the summary's figures that cannot be relied on."""
@@ -85,32 +87,33 @@ class Findings(NamedTuple):
 
 
 def judge_report(report: Report, passes: int | None = None) -> Judgement:
-    """Hold the figures of a report against each other.
+    """Hold the figures of a report against one another.
 
     Args:
-        passes: passes of an optimizer step, if the run is known.
+        passes: number of passes of an optimizer step, from the run's record; None where the run is
+            not known.
     """
-    impossible_modules = list(_impossible_modules(report))
-    faults = [*_impossible(report), *impossible_modules, *_parallel_size_faults(report)]
-    unknown = {*report.impossible, *_rates_of_impossible(report)}
+    faults_of_modules = list(_impossible_modules(report))
+    faults = [*_impossible_figures(report), *faults_of_modules, *_parallel_size_faults(report)]
+    unknown = {*report.impossible, *_following_from_impossible(report)}
     passes_timed: int | None = 1
     # Where the timer was never started, the forward time is the time of day, which says nothing.
     if not is_time_of_day(report.summary["forward_seconds"]):
-        by_tree = _by_tree(report, passes)
-        by_formulas = _by_formulas(report, by_tree.unknown)
+        by_tree = _findings_by_tree(report, passes)
+        by_formulas = _findings_by_formulas(report, by_tree.unknown)
         unknown |= by_formulas.unknown | by_tree.unknown
         faults += [*by_formulas.faults, *by_tree.faults]
         if "forward_seconds" not in unknown:
-            passes_timed, faults_of_passes = _by_passes(report, passes)
+            passes_timed, faults_of_passes = _count_timed_passes(report, passes)
             faults += faults_of_passes
     if passes_timed is None:
         # There were several passes, and nobody knows how many.
         unknown.update(SUMMARY_RATES)
-    faults += _larger_inside(report)
+    faults += _excess_faults(report)
     return Judgement(
         passes=passes_timed,
         unknown=frozenset(unknown),
-        tree_is_possible=not impossible_modules,
+        tree_is_possible=not faults_of_modules,
         faults=tuple(faults),
     )
 
@@ -148,7 +151,7 @@ REASONS_OF_CONTRADICTIONS = {
     ),
 }
 """Why a figure is wrong, by the name of the fault."""
-SEVERAL = (
+SEVERAL_PASSES = (
     "{times:.1f} times that of the model's one pass in the tree: the time of several passes, since "
     "gradients are accumulated, but of how many is not known, so that no rate is worked out from it"
 )
@@ -160,9 +163,11 @@ DOUBTFUL = (
 """Why a figure is doubtful that other lines follow from."""
 
 
-def fault_of_line(report: Report, name: str, key: str, right: float | None, reason: str) -> Fault:
-    """A fault in a line of the summary; it is placed at the summary's first line where that line is
-    missing."""
+def fault_of_line(
+    report: Report, name: str, key: str, corrected: float | None, reason: str
+) -> Fault:
+    """A fault in the summary's figure `key`, placed at the figure's line, or at the first line of
+    the summary where the figure has none."""
     first_line = (report.line_number + 1, FIGURES[key].label)
     number, label = report.lines.get(key, first_line)
     return Fault(
@@ -170,42 +175,44 @@ def fault_of_line(report: Report, name: str, key: str, right: float | None, reas
         line=number,
         where=label,
         said=report.summary[key],
-        corrected=right,
+        corrected=corrected,
         unit=FIGURES[key].unit,
         reason=reason,
     )
 
 
-def _of_line(
-    report: Report, name: str, key: str, right: float | None = None, **details: object
+def _line_fault(
+    report: Report, name: str, key: str, corrected: float | None = None, **details: object
 ) -> Fault:
-    """A fault in a line of the summary, for the reason that its name has here."""
+    """A fault in a line of the summary; `details` fill the reason that `REASONS_OF_CONTRADICTIONS`
+    has for its name."""
     reason = REASONS_OF_CONTRADICTIONS[name].format(**details)
-    return fault_of_line(report, name, key, right, reason)
+    return fault_of_line(report, name, key, corrected, reason)
 
 
 # Figures that cannot be.
 
 
-def _impossible(report: Report) -> Iterator[Fault]:
-    """Figures of the summary that are below zero, times of zero, and sizes that are no whole
-    numbers above zero."""
+def _impossible_figures(report: Report) -> Iterator[Fault]:
+    """A fault for each figure of the summary that cannot be, with the number that was printed, if
+    it is one: the summary has None."""
     for key, text in report.impossible.items():
-        fault = _of_line(report, "impossible_figure", key, text=repr(text))
+        fault = _line_fault(report, "impossible_figure", key, text=repr(text))
         yield replace(fault, said=amount(text, FIGURES[key].unit))
 
 
-def _rates_of_impossible(report: Report) -> Iterator[str]:
-    """Keys of figures that DeepSpeed has worked out from figures that cannot be."""
+def _following_from_impossible(report: Report) -> Iterator[str]:
+    """Keys of the figures that DeepSpeed has worked out from figures that cannot be."""
     for formula in formulas(report.summary):
         if any(key in report.impossible for key in formula.inputs):
             yield formula.key
+    # The inputs of a formula do not name these two.
     if "world_size" in report.impossible or "batch_size_per_gpu" in report.impossible:
         yield "samples_per_second"
 
 
 def _impossible_modules(report: Report) -> Iterator[Fault]:
-    """Figures of modules that are below zero."""
+    """A fault for each figure of a module that is below zero."""
     if report.root is None:
         return
     name = "impossible_figure"
@@ -227,8 +234,8 @@ def _impossible_modules(report: Report) -> Iterator[Fault]:
 
 
 def _parallel_size_faults(report: Report) -> Iterator[Fault]:
-    """Numbers of processes that do not fit together, and samples/s that count the same samples once
-    for each part of a divided model."""
+    """A fault for numbers of processes that do not fit together, and one for samples/s that count
+    the same samples once for each part of a divided model."""
     world = report.summary["world_size"]
     replicas = report.summary["data_parallel_size"]
     parts = report.summary["model_parallel_size"]
@@ -237,12 +244,12 @@ def _parallel_size_faults(report: Report) -> Iterator[Fault]:
     # Pipeline stages, of which the report says nothing, divide the processes as well.
     is_divisible = world % (replicas * parts) == 0
     if not is_divisible:
-        yield _of_line(
+        yield _line_fault(
             report, "sizes_contradict", "world_size", world=world, data=replicas, model=parts
         )
     rate = report.summary["samples_per_second"]
     if parts > 1 and rate is not None:
-        yield _of_line(
+        yield _line_fault(
             report, "model_parallel", "samples_per_second", rate / parts, world=world, model=parts
         )
 
@@ -258,12 +265,11 @@ class Formula(NamedTuple):
     """Keys of the figures that it follows from, but for `backward_factor`, batch size and
     number of ranks."""
     computed: float
-    """NaN where one of them is not known."""
+    """What they come to; NaN where one of them is not known."""
 
 
 def formulas(figures: Figures) -> list[Formula]:
-    """DeepSpeed's own formulas: which figure each gives, from which others, and what it comes
-    to."""
+    """DeepSpeed's own formulas with the figures of a summary."""
     # NaN goes through all arithmetic: what follows from a figure that is not known is NaN too.
     known = {key: nan if value is None else value for key, value in figures.items()}
     forward_flops = known["forward_flops"]
@@ -302,8 +308,8 @@ def _rate(amount_done: float, seconds: float) -> float:
 
 
 def contradictions(figures: Figures) -> dict[str, float]:
-    """Figures that contradict DeepSpeed's own formulas, each with the value that follows from the
-    formula."""
+    """What follows from DeepSpeed's own formulas, by key, where the figure is known and is another
+    one."""
     computed = {}
     for formula in formulas(figures):
         if not _holds(formula, figures):
@@ -316,50 +322,56 @@ def _is_known(formula: Formula, figures: Figures) -> bool:
 
 
 def _holds(formula: Formula, figures: Figures) -> bool:
-    """Whether a line is what its formula gives; also where one of its figures is not known."""
+    """Whether a line has what its formula gives; True too where the line's figure, or one that it
+    follows from, is not known."""
     printed = figures[formula.key]
     if printed is None or isnan(formula.computed):
         return True
     return abs(printed - formula.computed) <= ROUNDING_TOLERANCE * formula.computed
 
 
-def _by_formulas(report: Report, against_tree: set[str]) -> Findings:
+def _findings_by_formulas(report: Report, unknown_by_tree: set[str]) -> Findings:
     """Keys of figures that cannot be relied on, and a fault for each line that contradicts others.
 
-    A figure is sound where a formula with it holds, and where the tree has the same. A line that
-    contradicts sound figures is the one that is wrong, and they say what is right; else nobody
-    knows which of them was changed.
+    A figure is sound where a formula with it holds, or where the tree has the same. A line that
+    contradicts nothing but sound figures is the one that is wrong, and they say what is right; else
+    nobody knows which of the figures was changed, and all but the sound ones are unknown.
 
     Args:
-        against_tree: keys of figures that contradict the tree; of lines that follow from them
-            nothing more is said.
+        unknown_by_tree: keys of figures that contradict the tree; lines that follow from them get
+            no fault here.
     """
     summary = report.summary
-    known = [formula for formula in formulas(summary) if _is_known(formula, summary)]
-    sound = _sound_figures(report, known)
+    known_formulas = [formula for formula in formulas(summary) if _is_known(formula, summary)]
+    sound = _sound_figures(report, known_formulas)
     unknown = set[str]()
     faults = list[Fault]()
-    for formula in known:
-        if _holds(formula, summary) or against_tree.intersection(formula.inputs):
+    for formula in known_formulas:
+        if _holds(formula, summary) or unknown_by_tree.intersection(formula.inputs):
             continue
         doubtful = [key for key in formula.inputs if key not in sound]
         if doubtful:
             unknown.update((formula.key, *doubtful))
-        right = None if doubtful else formula.computed
-        faults.append(_of_line(report, "contradicts_itself", formula.key, right))
+        corrected = None if doubtful else formula.computed
+        faults.append(_line_fault(report, "contradicts_itself", formula.key, corrected))
     lines_with_fault = {fault.where for fault in faults}
+    # In the order of the summary, which a set does not have.
     for key in FIGURES:
-        if key in unknown and report.lines[key][1] not in lines_with_fault:
+        if key not in unknown:
+            continue
+        _, label = report.lines[key]
+        if label not in lines_with_fault:
             faults.append(fault_of_line(report, "contradicts_itself", key, None, DOUBTFUL))
     return Findings(unknown, faults)
 
 
-def _sound_figures(report: Report, known: list[Formula]) -> set[str]:
-    """Keys of the figures of formulas that hold, and of FLOPs that the tree has as well."""
+def _sound_figures(report: Report, known_formulas: list[Formula]) -> set[str]:
+    """Keys of the figures in formulas that hold, and of the forward FLOPs where the tree confirms
+    them."""
     sound = set[str]()
     if _has_flops_of_tree(report):
         sound.add("forward_flops")
-    for formula in known:
+    for formula in known_formulas:
         if _holds(formula, report.summary):
             sound.update((formula.key, *formula.inputs))
     return sound
@@ -370,25 +382,27 @@ def _sound_figures(report: Report, known: list[Formula]) -> set[str]:
 UNITS_HELD_AGAINST = {"parameters": "parameters", "macs": "MACs", "latency_seconds": "s"}
 """Units of a module's figures that are held against others."""
 ROOT_COUNTS = {"parameters_per_gpu": "parameters", "forward_macs": "macs"}
-"""Figures of a summary that the root has as well, and the name that they have there."""
+"""Counts of a summary that the root has as well, and the name that they have there."""
 UNKNOWN_WITH_COUNT = {
     "parameters_per_gpu": ("parameters_per_gpu", "model_parameters"),
     "forward_macs": ("forward_macs",),
     "forward_flops": ("forward_flops", "model_forward_flops"),
 }
-"""Figures that cannot be relied on where a count contradicts the tree."""
+"""Keys that cannot be relied on where the count, by its key, contradicts the tree."""
 
 
 class Root(NamedTuple):
-    """What another part of the report says of the whole model."""
+    """What a part of the report besides the summary says of the whole model."""
 
     where: str
+    """The line and the part, in words."""
     figures: Mapping[str, float | None]
     """`parameters`, `macs` and `latency_seconds`, which is None where it is the time of day."""
 
 
 def roots(report: Report) -> list[Root]:
-    """The class at depth 0, and the root of the tree, as far as they were read."""
+    """What the only class at depth 0 and the root of the tree say, in this order; each is left out
+    where it was not read."""
     parts = []
     for depth in report.depths:
         names = {*depth.parameters, *depth.macs, *depth.seconds}
@@ -416,19 +430,20 @@ def _latency(seconds: float | None) -> float | None:
     return None if is_time_of_day(seconds) else seconds
 
 
-def _by_tree(report: Report, passes: int | None) -> Findings:
-    """Keys of the summary's figures that contradict the tree, and a fault for each of them."""
+def _findings_by_tree(report: Report, passes: int | None) -> Findings:
+    """Keys of the summary's figures that contradict the tree, with those that follow from them; and
+    a fault for each figure that contradicts."""
     findings = Findings(set(), [])
     for root in roots(report):
         _compare_counts(report, root, findings)
         _compare_flops(report, root, findings)
-    contradicting = _other_time(report, passes)
-    if contradicting is not None:
-        where, seconds = contradicting
+    contradiction = _contradicting_time(report, passes)
+    if contradiction is not None:
+        where, seconds = contradiction
         findings.unknown.update((*SUMMARY_TIMES, *SUMMARY_RATES))
         time = f"{seconds:.4g} s"
         findings.faults.append(
-            _against(report, "forward_seconds", where, time, "the summary's times")
+            _tree_fault(report, "forward_seconds", where, time, "the summary's times")
         )
     return findings
 
@@ -438,15 +453,15 @@ def _compare_counts(report: Report, root: Root, findings: Findings) -> None:
     already."""
     for key, name in ROOT_COUNTS.items():
         printed = report.summary[key]
-        other = root.figures[name]
-        if printed is None or other is None or key in findings.unknown:
+        count_of_root = root.figures[name]
+        if printed is None or count_of_root is None or key in findings.unknown:
             continue
-        by_rounding = rounding(printed) + rounding(other)
-        by_quotient = ROUNDING_TOLERANCE * max(printed, other)
-        if abs(printed - other) > max(by_rounding, by_quotient):
+        rounding_error = rounding(printed) + rounding(count_of_root)
+        tolerance = max(rounding_error, ROUNDING_TOLERANCE * max(printed, count_of_root))
+        if abs(printed - count_of_root) > tolerance:
             findings.unknown.update(UNKNOWN_WITH_COUNT[key])
-            other_count = f"{other:.4g} {FIGURES[key].unit}"
-            findings.faults.append(_against(report, key, root.where, other_count))
+            other = f"{count_of_root:.4g} {FIGURES[key].unit}"
+            findings.faults.append(_tree_fault(report, key, root.where, other))
 
 
 def _compare_flops(report: Report, root: Root, findings: Findings) -> None:
@@ -459,12 +474,12 @@ def _compare_flops(report: Report, root: Root, findings: Findings) -> None:
     # Each multiply-add is two FLOPs, and other work comes on top.
     if flops < 2 * macs * (1 - ROUNDING_TOLERANCE):
         findings.unknown.update((*UNKNOWN_WITH_COUNT["forward_flops"], *FLOP_RATES))
-        findings.faults.append(_against(report, "forward_flops", root.where, f"{macs:.4g} MACs"))
+        findings.faults.append(_tree_fault(report, "forward_flops", root.where, f"{macs:.4g} MACs"))
 
 
 def _has_flops_of_tree(report: Report) -> bool:
-    """Whether the FLOPs of the summary are two for each multiply-add of the model, and at most a
-    tenth more, by each part of the report that says the model's."""
+    """Whether the tree's root and the class at depth 0, as far as they were read, confirm the
+    summary's FLOPs: two for each multiply-add, and at most `MOST_BESIDES` more."""
     flops = report.summary["forward_flops"]
     macs_of_roots = [root.figures["macs"] for root in roots(report)]
     if flops is None or not macs_of_roots:
@@ -472,20 +487,25 @@ def _has_flops_of_tree(report: Report) -> bool:
     for macs in macs_of_roots:
         if not macs:
             return False
-        if not 1 - ROUNDING_TOLERANCE <= flops / (2 * macs) <= 1 + MOST_OWN:
+        if not 1 - ROUNDING_TOLERANCE <= flops / (2 * macs) <= 1 + MOST_BESIDES:
             return False
     return True
 
 
-def _against(report: Report, key: str, where: str, other: str, what: str = "it") -> Fault:
-    """A fault in a line that has another figure elsewhere, from which nothing is worked out
-    therefore."""
-    return _of_line(report, "summary_contradicts_tree", key, where=where, other=other, what=what)
+def _tree_fault(report: Report, key: str, where: str, other: str, what: str = "it") -> Fault:
+    """A fault in a line of the summary that the tree, or the class at depth 0, contradicts.
+
+    Args:
+        where: the part of the report with another figure, in words.
+        other: this figure, with its unit.
+        what: what nothing is worked out from, in words; `it` is the line's own figure.
+    """
+    return _line_fault(report, "summary_contradicts_tree", key, where=where, other=other, what=what)
 
 
-def _other_time(report: Report, passes: int | None) -> tuple[str, float] | None:
-    """Where the report has a time that contradicts the summary's forward time, and that time; None
-    where none does."""
+def _contradicting_time(report: Report, passes: int | None) -> tuple[str, float] | None:
+    """Where the report has a time that contradicts the summary's forward time, in words, and this
+    time in seconds; None where none does."""
     forward = report.summary["forward_seconds"]
     if forward is None:
         return None
@@ -494,21 +514,23 @@ def _other_time(report: Report, passes: int | None) -> tuple[str, float] | None:
         seconds = root.figures["latency_seconds"]
         if not seconds or seconds < 0:
             continue
-        unsure = rounding(seconds) + rounding(forward)
-        is_shorter = one_pass < seconds * (1 - ROUNDING_TOLERANCE) - unsure
+        rounding_error = rounding(seconds) + rounding(forward)
+        is_shorter = one_pass < seconds * (1 - ROUNDING_TOLERANCE) - rounding_error
         is_in_another_unit = one_pass > MOST_TIMES * seconds
         if is_shorter or is_in_another_unit:
             return root.where, seconds
     inside = seconds_inside(report)
     if report.root is None or inside is None:
         return None
+    # Their sum may exceed the time of a pass: a module that is called from two places counts twice.
     if not (1 - SHARED_TIME) * inside <= one_pass <= MOST_TIMES * inside:
         return f"line {report.root.number}, the sum of the modules inside the root,", inside
     return None
 
 
 def seconds_inside(report: Report) -> float | None:
-    """Seconds of the modules inside the root together; None where that is not known."""
+    """Seconds of the modules inside the root together; None where the tree is not whole, or has no
+    times."""
     root = report.root
     if root is None or not report.tree_is_whole:
         return None
@@ -518,22 +540,28 @@ def seconds_inside(report: Report) -> float | None:
 # Passes whose time a summary has together.
 
 
-def _by_passes(report: Report, passes: int | None) -> tuple[int | None, list[Fault]]:
+def _count_timed_passes(report: Report, passes: int | None) -> tuple[int | None, list[Fault]]:
     """Number of passes whose time the summary has, None for an unknown one above 1; and a fault
-    where it is not 1."""
+    where it is not 1.
+
+    Args:
+        passes: number of passes of an optimizer step; None where the run is not known.
+    """
     name = "accumulated_passes"
     key = "forward_seconds"
     passes_timed = passes_of(report, passes)
     if passes_timed > 1:
-        return passes_timed, [_of_line(report, name, key, passes=passes_timed)]
+        return passes_timed, [_line_fault(report, name, key, passes=passes_timed)]
     times = _times_one_pass(report)
     if passes is None and times is not None and times > MOST_OUTSIDE:
-        return None, [fault_of_line(report, name, key, None, SEVERAL.format(times=times))]
+        reason = SEVERAL_PASSES.format(times=times)
+        return None, [fault_of_line(report, name, key, None, reason)]
     return 1, []
 
 
 def seconds_of_root(report: Report) -> float | None:
-    """Seconds of the root's one pass; None where the report has only a time of day."""
+    """Seconds of the one pass that the root's latency is of; None where neither the tree nor depth
+    0 has it, or has but a time of day."""
     for root in roots(report):
         latency = root.figures["latency_seconds"]
         if latency is not None and latency > 0:
@@ -542,12 +570,12 @@ def seconds_of_root(report: Report) -> float | None:
 
 
 def _times_one_pass(report: Report) -> float | None:
-    """The summary's forward time as a multiple of the tree's, which has one pass; None where either
-    is not known."""
+    """The summary's forward time as a multiple of the tree's, which is that of one pass; None where
+    either is not known, or where the summary has the time of one call (`passes_of`)."""
     forward = report.summary["forward_seconds"]
     one_pass = seconds_of_root(report) or seconds_inside(report)
-    has_timers = report.summary["backward_seconds"] is not None
-    if forward is None or not one_pass or not has_timers:
+    has_timers_of_step = report.summary["backward_seconds"] is not None
+    if forward is None or not one_pass or not has_timers_of_step:
         return None
     return forward / one_pass
 
@@ -556,9 +584,12 @@ def passes_of(report: Report, passes: int | None) -> int:
     """Number of passes whose time the summary has: 1 unless the run or the report itself says more.
 
     DeepSpeed's timers of a step run through all of its passes; a summary without a backward time
-    has that of one call. Without a run, several passes are recognised where the forward time is
-    that many times the root's own, or where the file has so many reports and the forward time is so
-    many times what the modules inside the root take.
+    has that of one call. Where the run is not known, N passes are recognised by a forward time that
+    is N times the root's own; where that is not known either, by N reports in the file and a
+    forward time of N times what the modules inside the root take.
+
+    Args:
+        passes: number of passes of an optimizer step; None where the run is not known.
     """
     forward = report.summary["forward_seconds"]
     if forward is None or report.summary["backward_seconds"] is None:
@@ -567,8 +598,8 @@ def passes_of(report: Report, passes: int | None) -> int:
     if passes is not None:
         if seconds is None:
             return passes
-        # Rows of passes differ in length, and so do passes in time; where the report has the time
-        # of one, it shows.
+        # Rows differ in length, and so passes in time: all of them need not take exactly `passes`
+        # times as long as one. A time of less than half of that is the time of one.
         has_time_of_all = passes / 2 <= forward / seconds
         return passes if has_time_of_all else 1
     if seconds is not None:
@@ -579,7 +610,7 @@ def passes_of(report: Report, passes: int | None) -> int:
     if inside is None:
         return 1
     ratio_to_reports = forward / (report.reports_in_file * inside)
-    is_one_pass_a_report = 1 - ROUNDING_TOLERANCE <= ratio_to_reports <= 1 + MOST_OWN
+    is_one_pass_a_report = 1 - ROUNDING_TOLERANCE <= ratio_to_reports <= 1 + MOST_BESIDES
     return report.reports_in_file if is_one_pass_a_report else 1
 
 
@@ -587,22 +618,25 @@ def passes_of(report: Report, passes: int | None) -> int:
 
 
 class Excess(NamedTuple):
-    """Modules inside another one that have more of something than it has."""
+    """A module with less of a figure than one of the modules inside it, or all of them together."""
 
     times: float
-    """How much more, as a multiple."""
+    """What the modules inside have, as a multiple of what the module has."""
     name: str
-    """Name of the fault."""
+    """Name of the fault: `part_exceeds_whole` for one of the modules inside, `parts_exceed_whole`
+    for all of them together."""
     path: str
+    """Dotted path of the module."""
     module: Module
     part: str
-    """The modules inside, in words."""
+    """Name of the one module inside; empty for all of them."""
     amount: float
+    """What the modules inside have."""
 
 
-def _larger_inside(report: Report) -> Iterator[Fault]:
-    """For each figure, the module by which the modules inside it, one or all together, exceed it
-    the furthest."""
+def _excess_faults(report: Report) -> Iterator[Fault]:
+    """For each figure up to two faults: one for modules that a module inside exceeds, one for those
+    that all inside exceed together."""
     if report.root is None:
         return
     for figure, unit in UNITS_HELD_AGAINST.items():
@@ -618,7 +652,8 @@ def _larger_inside(report: Report) -> Iterator[Fault]:
 
 
 def _fault_of_excesses(excesses: list[Excess], figure: str, unit: str) -> Fault:
-    """One fault for excesses of the same name, placed where the excess is largest."""
+    """One fault for all excesses of the same name and figure, placed where the excess is
+    largest."""
     worst = max(excesses, key=lambda excess: excess.times)
     others = ""
     if len(excesses) > 1:
@@ -640,7 +675,11 @@ def _fault_of_excesses(excesses: list[Excess], figure: str, unit: str) -> Fault:
 
 
 def _excess(path: str, module: Module, figure: str) -> Excess | None:
-    """What exceeds a module in a figure; None where nothing does, or where it is not known."""
+    """By what the modules inside a module exceed it in a figure; None where they do not, or where
+    the figure is not known.
+
+    Of both kinds of excess, that of a single module inside is returned.
+    """
     whole = getattr(module, figure)
     if whole is None or whole < 0 or not module.children:
         return None
@@ -651,25 +690,26 @@ def _excess(path: str, module: Module, figure: str) -> Excess | None:
     parts = [(child.total(figure), child.name) for child in module.children]
     largest, largest_name = max(parts)
     together = sum(part for part, _ in parts)
-    unsure = rounding(whole) + sum(rounding(part) for part, _ in parts)
+    tolerance = rounding(whole) + sum(rounding(part) for part, _ in parts)
     if is_time:
-        unsure += SHARED_TIME * whole
-    base = max(whole, unsure)
-    if largest > whole + unsure:
+        tolerance += SHARED_TIME * whole
+    # A whole that was printed as 0 is no divisor.
+    divisor = max(whole, tolerance)
+    if largest > whole + tolerance:
         return Excess(
-            times=largest / base,
+            times=largest / divisor,
             name="part_exceeds_whole",
             path=path,
             module=module,
             part=largest_name,
             amount=largest,
         )
-    if together <= whole + unsure:
+    if together <= whole + tolerance:
         return None
-    if figure == "parameters" and _are_shared(module, together - whole, unsure):
+    if figure == "parameters" and _is_by_sharing(module, together - whole, tolerance):
         return None
     return Excess(
-        times=together / base,
+        times=together / divisor,
         name="parts_exceed_whole",
         path=path,
         module=module,
@@ -678,9 +718,9 @@ def _excess(path: str, module: Module, figure: str) -> Excess | None:
     )
 
 
-def _are_shared(module: Module, excess: float, unsure: float) -> bool:
-    """Whether parts of a module exceed its parameters since a matrix is in several of them: by its
-    size, some times."""
+def _is_by_sharing(module: Module, excess: float, tolerance: float) -> bool:
+    """Whether a matrix that several modules inside a module share explains that these have more
+    parameters together than it has: the excess is once or several times the matrix."""
     for _, inner in module.walk():
         size = inner.linear or inner.sizes(*EMBEDDING)
         if size is None:
@@ -688,8 +728,8 @@ def _are_shared(module: Module, excess: float, unsure: float) -> bool:
         rows, columns = size
         if not rows:
             continue
-        # A matrix that is in all parts is counted once too often for each part but one.
+        # A matrix that is in all children is counted once too often for each child but one.
         for times in range(1, len(module.children)):
-            if abs(excess - times * rows * columns) <= unsure:
+            if abs(excess - times * rows * columns) <= tolerance:
                 return True
     return False
