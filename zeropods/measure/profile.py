@@ -194,7 +194,8 @@ ALWAYS_THERE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """The top classes of modules at one depth of the tree, the root being 0."""
+    """The top classes of modules at one depth of the tree, the root being 0: their figures by
+    class name."""
 
     number: int
     """Number of its line in the file."""
@@ -202,6 +203,7 @@ class Depth:
     parameters: dict[str, float] = field(default_factory=dict)
     macs: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    """Forward latencies."""
 
 
 @dataclass(kw_only=True)
@@ -235,8 +237,8 @@ class Module:
             yield from child.walk(child_path)
 
     def total(self, figure: str) -> float:
-        """Its `parameters`, `macs` or `latency_seconds`; the sum over its children where it has
-        none itself."""
+        """The module's `parameters`, `macs` or `latency_seconds`, as `figure` names it; the sum
+        over its children where it has none itself."""
         value = getattr(self, figure)
         if value is not None:
             return value
@@ -258,8 +260,8 @@ class Module:
 
     @property
     def tokens(self) -> float | None:
-        """Number of tokens that a linear layer was given: its MACs / (in x out); None for anything
-        else."""
+        """Number of tokens that a linear layer was given, those of all rows: its MACs / (in x out).
+        None for anything else, and for a layer without MACs."""
         size = self.linear
         if size is None or not all(size) or not self.macs:
             return None
@@ -298,8 +300,8 @@ class Report:
     """What this report lacks, or what of it could not be read, in one line; empty where the report
     is complete."""
     impossible: dict[str, str] = field(default_factory=dict)
-    """Text of each figure of the summary that cannot be, such as a time below zero, by key; the
-    summary has None."""
+    """Text of each figure of the summary that cannot be, such as a time below zero, by key;
+    `summary` has None for these."""
 
 
 # Read a report from a file: one of its own, a log that contains one, or text that was copied from a
@@ -337,7 +339,11 @@ def read_report(path: Path) -> Report:
 
 
 def parse_report(path: Path, text: str) -> Report:
-    """The last report of a text that was read from `path`."""
+    """The last report of a text that was read from `path`.
+
+    Raises:
+        UserError: there is no report in the text, or nothing but its heading.
+    """
     lines = text.splitlines()
     headings = _headings(lines)
     if not headings:
@@ -352,7 +358,7 @@ def parse_report(path: Path, text: str) -> Report:
     summary, summary_lines = _read_summary(printed.parts["summary"], unread, impossible)
     depths = _read_depths(printed.parts["aggregated"], unread)
     root, tree_is_whole = _read_tree(printed.parts["detailed"], unread)
-    # The number of the step is in the heading, and says nothing of what was measured.
+    # The number of the step says nothing of what was measured.
     figures_of_summary = summary_lines.keys() - {"step"}
     has_figures = figures_of_summary or depths or root
     if not has_figures:
@@ -386,7 +392,7 @@ def parse_report(path: Path, text: str) -> Report:
 
 
 def _headings(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Line number and prefix of the heading of each report."""
+    """Line number, from 1, and prefix of the heading of each report."""
     headings = []
     for number, line in enumerate(lines, 1):
         match = REPORT_HEADING.fullmatch(line)
@@ -410,9 +416,10 @@ class _Printed:
 
 
 def _divide(lines: Sequence[str], start: int, prefix: str) -> _Printed:
-    """The report whose heading is on line `start` and has this prefix."""
+    """Divide into its parts the report whose heading is on line `start` and has this prefix; it
+    goes to its closing line, or to the last line of the file."""
     printed = _Printed()
-    part = printed.parts["summary"]
+    lines_of_part = printed.parts["summary"]
     has_prefix = prefix.strip() != ""
     for number, whole_line in enumerate(lines[start - 1 :], start):
         # Lines of a log that have another source are left out.
@@ -426,14 +433,15 @@ def _divide(lines: Sequence[str], start: int, prefix: str) -> _Printed:
             break
         heading = PART_HEADING.fullmatch(text.lower())
         if heading:
-            part = printed.parts[heading[1]]
+            lines_of_part = printed.parts[heading[1]]
         elif text:
-            part.append((number, line))
+            lines_of_part.append((number, line))
     return printed
 
 
 def _missing_text(absent: Sequence[str], unread: Lines) -> str:
-    """What a report lacks, and the first of the lines that could not be read; empty for neither."""
+    """What a report lacks, and how many lines could not be read, with the first of them; empty for
+    neither."""
     sentences = []
     if absent:
         sentences.append(f"it lacks {', '.join(absent)}")
@@ -460,8 +468,8 @@ PRINTED_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d\d?)?)\s*([TGBMKkmu]?)(
 
 
 def amount(text: str, unit: str) -> float | None:
-    """The number in a text like `602.28 MMACs`, an integer for a plain count; None where it is not
-    one in this unit."""
+    """The number in a text like `602.28 MMACs`, an integer for a plain count; None where the text
+    is no number in this unit."""
     match = PRINTED_NUMBER.fullmatch(text.strip())
     if match is None or match[3] not in PRINTED_UNITS.get(unit, ("",)):
         return None
@@ -471,8 +479,8 @@ def amount(text: str, unit: str) -> float | None:
 
 
 def rounding(value: float | None) -> float:
-    """How far a printed figure may be from the counted one: half of its last decimal, in the unit
-    that was printed."""
+    """Rounding error of a printed figure: it may be half of its last decimal away from the counted
+    one, in the unit that was printed, such as 0.005 M for `1.05 M`."""
     if not value:
         return 0.0
     for power in (12, 9, 6, 3, 0, -3):
@@ -498,8 +506,12 @@ NO_NUMBER = re.compile(r"(?:nan|[+-]?inf)\b.*", re.IGNORECASE)
 
 
 def _is_impossible(line: SummaryLine, text: str, value: float | None) -> bool:
-    """Whether a figure in its place cannot be: below zero, a time of zero, a size that is no whole
-    number."""
+    """Whether no run can have the figure of a line: it is below zero, NaN or infinite, a time of
+    zero, or a size that is no whole number above zero.
+
+    Args:
+        value: the figure that `text` says; None where the text cannot be read.
+    """
     if NO_NUMBER.fullmatch(text):
         return True
     if line.key in SIZES:
@@ -513,16 +525,16 @@ def _is_impossible(line: SummaryLine, text: str, value: float | None) -> bool:
 def _read_summary(
     lines: Lines, unread: Lines, impossible: dict[str, str]
 ) -> tuple[Figures, dict[str, tuple[int, str]]]:
-    """All figures, one per line after its label; and number and label of each line that was read,
-    both by key.
+    """All figures of a summary; and number and label of each line that was read. Both are by key.
 
     Args:
-        impossible: receives the text of each figure that cannot be, by key; its value is None.
+        unread: receives the lines that cannot be read.
+        impossible: receives the text of each figure that cannot be, by key; the figure is None.
     """
     figures: Figures = dict.fromkeys(FIGURES)
     lines_read: dict[str, tuple[int, str]] = {}
     for number, line in lines:
-        # The line of the step has its value before the colon: it is made like the others.
+        # A line has its value after a colon, but that of the step before it: it is made alike.
         match = SUMMARY_LINE.fullmatch(STEP_LINE.sub(r"\1: \2", line.strip()))
         if match is None:
             continue
@@ -551,8 +563,8 @@ def _read_summary(
 
 
 def _current_label(label: str) -> str:
-    """A label in lower case; older versions, and copies of the profiler outside DeepSpeed, spell
-    some labels differently."""
+    """A label as `LINES_BY_LABEL` has it: in lower case, and not as older versions, and copies of
+    the profiler outside DeepSpeed, spell it."""
     return label.lower().replace("paralel", "parallel").replace("per device", "per gpu")
 
 
@@ -561,7 +573,7 @@ def _without_formula(label: str) -> str:
 
 
 def _summary_value(text: str, unit: str) -> float | None:
-    """The figure of a line of the summary, or the truth value; None where it is neither."""
+    """The number in a line of the summary, or its truth value; None where the text is neither."""
     if text == "True":
         return True
     if text == "False":
@@ -584,7 +596,7 @@ def _read_depths(lines: Lines, unread: Lines) -> list[Depth]:
     `{'CLASS': 'FIGURE', ...}`.
 
     Args:
-        unread: receives the lines that cannot be read, or only in part.
+        unread: receives the tables that cannot be read, or only in part.
     """
     depths: list[Depth] = []
     for number, line in lines:
@@ -651,11 +663,13 @@ class _OpenModule(NamedTuple):
 
 
 def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
-    """The model as `print(model)` shows it, with figures at each module, and whether all of it was
-    read.
+    """The root of the tree, None where there is none, and whether all of it was read.
 
-    A module inside another one is indented more; a module without parts is on one line with its
-    figures.
+    The tree is printed as `print(model)` shows the model, with figures at each module. A module
+    inside another one is indented more; a module without parts is on one line with its figures.
+
+    Args:
+        unread: receives the lines whose figures cannot be read.
     """
     root: Module | None = None
     open_modules: list[_OpenModule] = []
@@ -682,27 +696,29 @@ def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
             figures_text = match["leaf"] or ""
         if not _stands_for_figures(figures_text):
             continue
-        # Without a match, they are figures of the last module that began.
-        has_taken_all = _take_figures(module, figures_text)
-        if not has_taken_all:
+        # On a line of their own, they are figures of the last module that began. There is one: the
+        # lines before the root were skipped.
+        could_be_read = _take_figures(module, figures_text)
+        if not could_be_read:
             unread.append((number, line))
     if root is None:
         return None, False
     is_whole = is_closed and len(unread) == unread_before
-    # The root has no name, so it stands for no more than itself.
+    # Only a name such as `0-5` stands for several modules, and the root has none.
     (expanded_root,) = _expanded(root)
     return expanded_root, is_whole
 
 
 def _is_root(match: re.Match[str] | None) -> bool:
-    """Whether a line is that of the root, which has no name."""
+    """Whether a line, by its match with `MODULE`, is that of the root, which has no name."""
     return match is not None and not match["name"]
 
 
 def _add_module(
     match: re.Match[str], number: int, indent: int, open_modules: list[_OpenModule]
 ) -> Module:
-    """Add the module of a line to the innermost open one, and open it unless it is a leaf."""
+    """Make the module of a line and add it to the innermost open one; it is the last of
+    `open_modules` now unless it is a leaf."""
     module = Module(number=number, name=match["name"] or "", class_name=match["class"])
     if open_modules:
         open_modules[-1].module.children.append(module)
@@ -717,8 +733,8 @@ def _stands_for_figures(text: str) -> bool:
 
 
 def _take_figures(module: Module, text: str) -> bool:
-    """Give a module the figures and details in a text; False where they cannot be read, or where
-    the module already has some."""
+    """Give a module the figures and details in a text; False, and nothing is changed, where they
+    cannot be read, or where the module already has some."""
     match = MODULE_FIGURES.fullmatch(text)
     if match is None or module.parameters is not None:
         return False
@@ -732,8 +748,8 @@ def _take_figures(module: Module, text: str) -> bool:
 
 
 def _expanded(module: Module) -> list[Module]:
-    """The module, or several where torch has printed equal modules of a list only once,
-    `(0-5): 6 x T5Block(...)`."""
+    """The module, or copies of it where torch has printed equal modules of a list only once,
+    `(0-5): 6 x T5Block(...)`; modules below it are expanded in place."""
     children = []
     for child in module.children:
         children += _expanded(child)
@@ -750,14 +766,15 @@ def _expanded(module: Module) -> list[Module]:
 
 
 EMBEDDING = ("rows", "dimension")
+"""Names of the two sizes of an embedding in `Module.details`."""
 UNNAMED_DETAILS = {"Embedding": EMBEDDING, "LayerNorm": ("normalized_shape",)}
 """Names of the values that a class prints without a name."""
 DETAIL = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
 
 
 def _read_details(class_name: str, text: str) -> dict[str, object]:
-    """What a class prints after its figures, `in_features=128, bias=False`; a value without a
-    name gets that of `UNNAMED_DETAILS`, or else its position, from 0."""
+    """What a class prints after its figures, such as `in_features=128, bias=False`, by name; the
+    name of a value without one is that of `UNNAMED_DETAILS`, or else its position, from 0."""
     details: dict[str, object] = {}
     names = UNNAMED_DETAILS.get(class_name.rpartition(".")[2], ())
     for position, untrimmed in enumerate(DETAIL.findall(text)):
