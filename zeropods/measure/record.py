@@ -91,8 +91,13 @@ class Statistics(StrictPart):
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Statistics | None:
-        """Statistics of figures, None where there are none; a percentile is the smallest figure
-        that 50 or 95 % of all figures, by weight, do not exceed."""
+        """Statistics of figures; None where there are none. The median is the smallest figure that
+        50 % of all figures, by weight, do not exceed; `p95` is the same for 95 %.
+
+        Args:
+            weights: weights of the figures in the mean, the median and `p95`, such as seconds; all
+                the same if not given.
+        """
         import numpy as np
 
         figures = np.asarray(values, dtype=float)
@@ -150,8 +155,8 @@ class MeasuredPrecision(StrictPart):
 
     @property
     def text(self) -> str:
-        """The formats for people: that of the arithmetic, then what differs: `bf16; master weights
-        in fp32`."""
+        """The formats for people: that of the arithmetic, then those that differ from it, such as
+        `bf16; master weights in fp32`."""
         main = self.linear_output or self.weights
         parts_by_format: dict[str, list[str]] = {}
         for part, number_format in vars(self).items():
@@ -202,7 +207,7 @@ class RankMeasurement(StrictPart):
     """Time from the process's start to the end of the attempt: start-up, steps, evaluation and
     saving."""
     start_seconds: float | None = None
-    """Time from the process's start to its first step."""
+    """Time from the process's start to the beginning of its first step."""
     warmup_steps: int = 1
     """Number of first steps that rates leave out."""
     warmup_seconds: float = 0.0
@@ -268,8 +273,9 @@ class RankMeasurement(StrictPart):
         return self.warmup_seconds + later_seconds
 
     def seconds_of_first(self, steps: int) -> float:
-        """Seconds of the first `steps` steps of this attempt; warm-up steps and later ones each
-        count as their mean."""
+        """Seconds of the first `steps` steps of this attempt, of all where it did fewer, 0 where
+        `steps` is below 0. A warm-up step takes the mean of those, a later one the mean of the
+        later ones."""
         first_steps = min(steps, self.steps)
         warmup_steps = min(self.steps, self.warmup_steps)
         if first_steps <= warmup_steps:
@@ -439,10 +445,12 @@ def _read_as(kind: type[T], path: Path) -> T:
     try:
         return files.validated(kind, path, content, "run it again")
     except UserError:
+        # Of a file that is not even a JSON object this says so, and running again would not help.
         document = files.validated(dict[str, Any], path, content, "move the run folder away")
         version = document.get("schema_version")
         if issubclass(kind, RunConfig) and version != SCHEMA_VERSION:
-            # In another version anything may differ: that it is another one says more.
+            # Any field may differ in another version, so the version says more than the first
+            # field that does.
             raise UserError(
                 f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION}: "
                 "run it again"
@@ -451,8 +459,12 @@ def _read_as(kind: type[T], path: Path) -> T:
 
 
 def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: bool = False) -> str:
-    """The results of a run that ended well, in one line, and the command to call next unless it
-    `ends_here`."""
+    """The results of a run that ended well, in one line, and the command to call next.
+
+    Args:
+        scored: the score of the run's answers, in words; empty where there is none yet.
+        ends_here: leave out the next command.
+    """
     results = [counted(record.steps, "step")]
     if record.losses:
         results.append(f"loss {record.losses[-1].loss:.4g}")
@@ -479,9 +491,10 @@ def no_rate(record: Record) -> str:
     """Why a run that ended well has no samples/s, in a few words, with the remedy."""
     warmup = max((rank.warmup_steps for rank in record.ranks), default=1)
     steps = max((rank.steps for rank in record.ranks), default=0)
-    profiled = "" if warmup == 1 else " up to the profiled one"
+    # With the profiler, all steps up to the profiled one are warm-up; without it, the first one is.
+    last_warmup = "" if warmup == 1 else " up to the profiled one"
     remedy = f"{warmup + 1} or more give samples/s"
-    return f"only {counted(steps, 'step')}, all warm-up{profiled}: {remedy}"
+    return f"only {counted(steps, 'step')}, all warm-up{last_warmup}: {remedy}"
 
 
 def reason_with_pod(record: Record) -> str:
@@ -520,17 +533,21 @@ def compose_record(
     exits: Sequence[RankExit] = (),
     restarts: int = 0,
 ) -> Record:
-    """Compose the record of the last attempt of a run folder; this is the only place where a record
-    is made.
+    """Compose the record of the last attempt of a run folder, and write nothing; this is the only
+    place where a record is made.
 
     Args:
-        status: overrules what the ranks say (a supervisor knows that a pod was lost).
+        status: one of `CAUSES`; overrules what the ranks say (a supervisor knows that a pod was
+            lost).
         reason: the reason, where `status` is given.
         pod: the pod that the reason is about.
-        rank: the rank that the reason is about.
+        rank: the rank that the reason is about, where `status` is given.
         last_lines: the last lines of that rank or of the log, where the run did not end well.
         exits: how the ranks' processes ended, as far as it was seen.
         restarts: how many times the launch had restarted by itself.
+
+    Raises:
+        UserError: `config.json` or a rank's measurement cannot be read.
     """
     config = read_config(folder)
     files_of_ranks = sorted((folder / "ranks").glob("*.json"), key=lambda path: int(path.stem))
@@ -567,19 +584,20 @@ class _Outcome(NamedTuple):
 
 
 def _outcome_of(ranks: Sequence[RankMeasurement], world_size: int) -> _Outcome:
-    """How a run of `world_size` ranks ended, judging by what they measured alone."""
-    missing = sorted(set(range(world_size)) - {measured.rank for measured in ranks})
-    first = first_failure(ranks)
-    if missing and first is not None and lost_connection(first.reason):
-        # Whom the others lost has no time to say so.
-        reason = f"rank {missing[0]} left no measurement: {UNSAID}"
-        return _Outcome("failed", reason, missing[0])
-    if first is not None:
-        place = f"rank {first.rank} on {first.host}: " if world_size > 1 else ""
-        return _Outcome(first.status, f"{place}{first.reason}", first.rank)
-    if missing:
-        reason = f"{len(missing)} of {world_size} ranks left no measurement"
-        return _Outcome("failed", reason, missing[0])
+    """How a run of `world_size` ranks ended, judging by the measurements that its ranks left and
+    by nothing else."""
+    missing_ranks = sorted(set(range(world_size)) - {measured.rank for measured in ranks})
+    first_failed = first_failure(ranks)
+    if missing_ranks and first_failed is not None and lost_connection(first_failed.reason):
+        # All that failed lost a connection, so a rank that left nothing ended before them.
+        reason = f"rank {missing_ranks[0]} left no measurement: {UNSAID}"
+        return _Outcome("failed", reason, missing_ranks[0])
+    if first_failed is not None:
+        who = f"rank {first_failed.rank} on {first_failed.host}: " if world_size > 1 else ""
+        return _Outcome(first_failed.status, f"{who}{first_failed.reason}", first_failed.rank)
+    if missing_ranks:
+        reason = f"{len(missing_ranks)} of {world_size} ranks left no measurement"
+        return _Outcome("failed", reason, missing_ranks[0])
     return _Outcome("ok", None, None)
 
 
@@ -588,6 +606,7 @@ def first_failure(ranks: Sequence[RankMeasurement]) -> RankMeasurement | None:
     ended well."""
 
     def order(rank: RankMeasurement) -> tuple[bool, int, float]:
+        # Clocks of pods may differ, so times only decide between ranks with the same status.
         ended = rank.ended_unix_seconds or 0.0
         return lost_connection(rank.reason), CAUSES.index(rank.status), ended
 
@@ -646,21 +665,21 @@ def lost_connection(reason: str | None) -> bool:
 
 
 def precision_of_ranks(ranks: Sequence[RankMeasurement]) -> MeasuredPrecision | None:
-    """The number formats that the ranks measured; None where no rank did. What ranks differ in
-    names the ranks."""
-    measured = {}
-    for rank in ranks:
-        if rank.measured_precision is not None:
-            measured[rank.rank] = rank.measured_precision
-    if not measured:
+    """The number formats that the ranks measured; None where no rank did. Where ranks differ in
+    one, it names them: `bf16 on rank 0; fp32 on rank 1`."""
+    precision_by_rank = {}
+    for measured in ranks:
+        if measured.measured_precision is not None:
+            precision_by_rank[measured.rank] = measured.measured_precision
+    if not precision_by_rank:
         return None
     formats = dict[str, str | None]()
     for part in PRECISION_PARTS:
         ranks_by_format: dict[str, list[int]] = {}
-        for number, precision in measured.items():
+        for rank, precision in precision_by_rank.items():
             number_format = getattr(precision, part)
             if number_format is not None:
-                ranks_by_format.setdefault(number_format, []).append(number)
+                ranks_by_format.setdefault(number_format, []).append(rank)
         formats[part] = _named_by_rank(ranks_by_format)
     return MeasuredPrecision(**formats)
 
@@ -684,7 +703,7 @@ def train_seconds(ranks: Sequence[RankMeasurement]) -> float | None:
 
 def samples_per_second(ranks: Sequence[RankMeasurement], effective_batch_size: int) -> float | None:
     """Training samples per second of all ranks together, over the steps after warm-up, by the
-    slowest rank's clock."""
+    slowest rank's clock; None where not every rank timed a step."""
     means = [rank.step_seconds.mean for rank in ranks if rank.step_seconds]
     all_were_timed = len(means) == len(ranks)
     if not ranks or not all_were_timed:

@@ -30,6 +30,7 @@ SAMPLED_COLUMNS = (
     "cpu_percent",
     "io_wait_percent",
 )
+"""Columns with numbers; each is empty where its value is not known."""
 HEADER = ("unix_seconds", "phase", *SAMPLED_COLUMNS)
 SAMPLES_BEFORE_DOUBLING = 4_096
 """Number of samples after which the pause between samples doubles, each time anew: three days take
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 class Sampler:
     """A thread that appends a line to `memory/N.csv` at an interval, inside a `with` block.
 
-    A failure is reported in one log line and ends the sampling, never the run.
+    A file that cannot be written is reported in one log line and ends the sampling, never the run.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class Sampler:
         self.path = path
         self.interval = interval
         self.last: Mapping[str, float | None] = {}
-        """The latest sample."""
+        """The values of the latest sample, by column."""
         self._values = {column: array("d") for column in SAMPLED_COLUMNS}
-        """By column, in turn a value and the seconds until the next sample: v, s, v, s ..."""
+        """By column, in turn a value and the seconds until the next sample: v, s, v, s ... One
+        array, so that no copy of it has a value without its seconds."""
         self._read = read
         self._phase = phase
         self._ending = threading.Event()
@@ -85,17 +87,19 @@ class Sampler:
             self._thread.join(SAMPLER_JOIN_SECONDS)
 
     def statistics(self) -> dict[str, Statistics]:
-        """Statistics so far, weighted by time, of the columns that contain numbers."""
+        """Statistics of the samples so far, weighted by time, by column; columns without numbers
+        are left out."""
         # Copied first: the thread may still add to them.
         copies = {column: values[:] for column, values in self._values.items()}
         statistics = {}
         for column, values in copies.items():
-            statistics_of_column = Statistics.of(values[::2], values[1::2])
+            statistics_of_column = Statistics.of(values[::2], weights=values[1::2])
             if statistics_of_column is not None:
                 statistics[column] = statistics_of_column
         return statistics
 
     def _run(self) -> None:
+        """Sample into the file until the `with` block ends; runs in the thread."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+", newline="", encoding="utf-8") as file:
@@ -104,7 +108,7 @@ class Sampler:
             log.warning("%s: %s; memory is no longer sampled", self.path, error.strerror or error)
 
     def _sample_into(self, file: TextIO) -> None:
-        """Append samples to an open file until the block ends, and one more then."""
+        """Append samples to an open file until the `with` block ends, and one more then."""
         lines = csv.DictWriter(file, HEADER, lineterminator="\n")
         if file.tell() == 0:
             lines.writeheader()
@@ -113,6 +117,7 @@ class Sampler:
         is_last = False
         pause = 0.0
         for number in count():
+            # No pause follows the last sample, which weighs as much as the one before it.
             if not is_last:
                 doublings = number // SAMPLES_BEFORE_DOUBLING
                 pause = min(self.interval * 2**doublings, threading.TIMEOUT_MAX)
@@ -123,7 +128,11 @@ class Sampler:
             is_last = self._ending.wait(pause)
 
     def _sample(self, pause: float) -> dict[str, str | float]:
-        """Take a sample, keep it with the pause that follows, and return the line for it."""
+        """Take a sample, keep it in `last` and in `_values`, and return the line for it.
+
+        Args:
+            pause: seconds until the next sample, the weight of this one.
+        """
         self.last = self._read()
         rounded = {}
         for column, value in self.last.items():
@@ -134,7 +143,8 @@ class Sampler:
 
 
 def _end_cut_off_line(file: TextIO) -> None:
-    """End the last line of a file, whose end is the present place, unless it is a whole line."""
+    """Write the line break that the last line of a file lacks where a process was killed while it
+    wrote. The file is not empty, and is at its end."""
     file.seek(file.tell() - 1)
     if file.read() != "\n":
         file.write("\n")
@@ -200,8 +210,8 @@ time."""
 
 
 class Cpu:
-    """How busy this process keeps the cores that it may use, and the machine its disks, since the
-    last reading."""
+    """How busy this process keeps the cores that it may use, and how much the machine waits for its
+    disks, since the last reading."""
 
     def __init__(self) -> None:
         import psutil
@@ -213,18 +223,22 @@ class Cpu:
         self._process.cpu_percent()
         self._machine_times()
         self._since = time.monotonic()
+        """Beginning of the present period, by the monotonic clock."""
 
     def read(self) -> dict[str, float | None]:
         """The process's share of its cores, and the share of the machine's time spent waiting for
-        disks (percent).
+        disks (percent), since the last reading; a new period begins.
 
-        Empty where too little time has passed for the kernel's clock ticks to show a share.
+        Empty, and the period goes on, where too little time has passed for the kernel's clock ticks
+        to show a share.
         """
         if time.monotonic() - self._since < SHORTEST_SECONDS:
             return {}
         self._since = time.monotonic()
+        # psutil counts a whole core as 100 %; clock ticks may make it a little more than all cores.
+        cpu_percent = min(100.0, self._process.cpu_percent() / self._cores)
         return {
-            "cpu_percent": min(100.0, self._process.cpu_percent() / self._cores),
+            "cpu_percent": cpu_percent,
             "io_wait_percent": getattr(self._machine_times(), "iowait", None),
         }
 
@@ -232,8 +246,8 @@ class Cpu:
 def find_gpu(names: Iterable[str]) -> Gpu | None:
     """The GPU of the first UUID (`GPU-...`) or PCI bus id (`00000000:3B:00.0`) that NVML knows.
 
-    CUDA numbers devices in its own order, and `CUDA_VISIBLE_DEVICES` hides some: a number might
-    name another GPU.
+    It is not found by its number: CUDA numbers devices in its own order, and `CUDA_VISIBLE_DEVICES`
+    hides some, so that the number might be that of another GPU.
 
     Returns:
         None where there is no NVML, or where NVML knows none of the names.
@@ -284,7 +298,9 @@ def peak_resident_bytes() -> int | None:
 
 
 def reset_peak_resident() -> bool:
-    """Reset the peak; False where the kernel (or a sandbox in front of it) does not do so."""
+    """Reset the kernel's peak of this process's resident memory to what is resident now; False
+    where the kernel (or a sandbox in front of it) does not do so."""
+    # A kernel that refuses raises; the peak then goes on from the beginning of the process.
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
         peak = peak_resident_bytes()
@@ -303,7 +319,7 @@ class Counters:
     """The kernel's peak memory of this process; a subclass adds the peaks of an allocator."""
 
     def peaks(self) -> PhasePeak:
-        """The peaks since the last reset, without seconds."""
+        """The peaks since the last reset; the seconds are 0."""
         return replace(NO_PEAK, peak_resident_bytes=peak_resident_bytes())
 
     def reset(self) -> bool:
@@ -313,10 +329,15 @@ class Counters:
 
 @dataclass(frozen=True)
 class _State:
+    """A rank's present phase, and what was measured of earlier ones."""
+
     ended: dict[str, PhasePeak]
+    """Seconds and peaks by phase; a phase that comes again is added to."""
     phase: str
     since: float
+    """When the present phase began, by the monotonic clock."""
     resident_is_its_own: bool
+    """Whether the kernel's peak was reset when the present phase began."""
 
 
 class Phases:
@@ -326,8 +347,9 @@ class Phases:
         """Begin with the first phase; `age_seconds` is how long ago the process began."""
         self.counters = counters
         self.most = NO_PEAK
-        # One object, replaced as a whole: an interrupted change of phase leaves either the old one
-        # or the new one.
+        """Peaks over all phases that have ended; its seconds are not counted."""
+        # One object, replaced as a whole: a signal that interrupts a change of phase leaves either
+        # the old state or the new one.
         self._state = _State({}, PHASES[0], time.monotonic() - age_seconds, True)
 
     @property
@@ -336,7 +358,8 @@ class Phases:
         return self._state.phase
 
     def enter(self, phase: str) -> str:
-        """End a phase and begin another; returns the one that ended."""
+        """End the present phase, begin another and reset the peaks, unless they are the same;
+        returns the phase before."""
         before = self._state.phase
         if phase != before:
             ended, self.most = self.measured()
@@ -344,19 +367,21 @@ class Phases:
         return before
 
     def measured(self) -> tuple[dict[str, PhasePeak], PhasePeak]:
-        """Peaks by phase, the present one included, and the peaks over all phases."""
+        """Seconds and peaks by phase, the present one included, and the peaks over all phases."""
         state = self._state
-        now = self.counters.peaks()
-        present = replace(now, seconds=time.monotonic() - state.since)
+        peaks_since_reset = self.counters.peaks()
+        present = replace(peaks_since_reset, seconds=time.monotonic() - state.since)
         if not state.resident_is_its_own:
+            # A peak that was not reset may be that of an earlier phase.
             present.peak_resident_bytes = None
         earlier = state.ended.get(state.phase, NO_PEAK)
         by_phase = {**state.ended, state.phase: _together(earlier, present)}
-        return by_phase, _together(self.most, now)
+        return by_phase, _together(self.most, peaks_since_reset)
 
 
 def _together(one: PhasePeak, other: PhasePeak) -> PhasePeak:
-    """Combine two measurements: seconds add up; of two peaks, the larger one counts."""
+    """Combine two measurements: seconds add up; of two peaks the larger one counts, and one that is
+    None does not."""
     peaks = {}
     for key in PEAKS:
         known = []
