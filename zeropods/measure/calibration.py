@@ -22,6 +22,7 @@ CALIBRATION = "calibration.json"
 """Name of the calibration's file, in the folder of all clusters."""
 FIT_AGAIN = "run zeropods plan --fit again"
 QUANTITIES = ("memory", "time")
+"""What is planned and measured of a run: bytes, and seconds of a step."""
 HELD = 0.8
 """Share of runs that an interval should contain."""
 ENOUGH_FOR = 0.95
@@ -38,7 +39,8 @@ factor about which the runs say little stays near 1, the value that arithmetic g
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """What one run measured, divided by what a fit without that run plans for it."""
+    """What one run measured, divided by what a fit to the other runs plans for it; None for a
+    quantity that is not known."""
 
     __pydantic_config__ = STRICT
 
@@ -62,26 +64,31 @@ class Calibration:
     residuals: list[Residual]
 
     def span(self, gpu: str, work: Workload, quantity: str, planned: float) -> Span | None:
-        """The range that `HELD` of such runs lie in, of a quantity for which so much is planned;
-        None if too few runs on this GPU are known.
+        """The range in which `HELD` of the runs of a workload's kind lie, and the value that
+        `ENOUGH_FOR` of them do not exceed; None if too few runs on this GPU are known.
 
         The ends are quantiles of the residuals, with half of the remaining share beyond each, as
         for a further run of the same kind (Vovk et al. 2005, conformal prediction): the k-th of n
         with k = (n + 1) x share, interpolated.
+
+        Args:
+            quantity: `memory` or `time`.
+            planned: the planned value of this quantity, in bytes or seconds of a step.
         """
         residuals = self._residuals_of_kind(gpu, work, quantity)
         if residuals is None:
             return None
         scale = self.factors.get(gpu, {}).get(quantity, 1.0) * planned
-        # Cut into parts so that half of the remaining share lies before the first cut, and as much
-        # behind the last one; and, for the most, the whole of it behind the last one.
+        # `quantiles` cuts into n equal parts: at 0.8 into ten, so that a tenth lies below the first
+        # cut and a tenth above the last one; at 0.95 into twenty, with a twentieth above the last.
         low, *_, high = quantiles(residuals, n=round(2 / (1 - HELD)))
         *_, most = quantiles(residuals, n=round(1 / (1 - ENOUGH_FOR)))
         return Span(low=low * scale, high=high * scale, most=most * scale)
 
     def _residuals_of_kind(self, gpu: str, work: Workload, quantity: str) -> list[float] | None:
-        """The residuals of runs of the same GPU, technique and family, or of wider kinds where too
-        few of those are known; None where too few are known of all."""
+        """The residuals of a quantity for runs with the same GPU, technique and family; where too
+        few are known, for those with the same GPU and technique, then for all on the same GPU; None
+        where these are too few as well."""
         of_gpu = [residual for residual in self.residuals if residual.device == gpu]
         of_technique = [
             residual for residual in of_gpu if residual.technique == work.technique.name
@@ -120,14 +127,18 @@ def kept_calibration(folder: Path) -> Calibration | None:
 
 
 def fit_runs(folders: Iterable[Path], named: str) -> dict[str, object]:
-    """Fit to the finished runs on GPUs among these run folders, and keep the result.
+    """Fit to the finished runs on GPUs among these run folders, and write the result into the
+    calibration's file in the folder of all clusters.
+
+    Args:
+        named: what the folders are, in words, for the calibration's source.
 
     Returns:
         What the calibration was fitted to, the number of runs, the file, and by quantity the median
         distance of a plan from its run, as a share of the plan.
 
     Raises:
-        UserError: too few runs can be planned.
+        UserError: too few runs can be planned, or a record cannot be read.
     """
     runs = []
     for folder in folders:
@@ -151,7 +162,14 @@ def fit_runs(folders: Iterable[Path], named: str) -> dict[str, object]:
 
 
 def fitted(runs: Sequence[PlannedRun], source: str) -> Calibration:
-    """Fit the factors by least squares of relative errors; residuals leave out one plan at a time.
+    """Fit a factor for each GPU and quantity by least squares of relative errors, and compute the
+    residual of each run by a fit without the runs of its plan.
+
+    Runs of which something was not measured are left out, and so are GPUs with fewer than
+    `FEWEST_RUNS` of the others.
+
+    Args:
+        source: what the runs are, in words.
 
     Raises:
         UserError: on no GPU are there enough runs.
@@ -174,15 +192,20 @@ def fitted(runs: Sequence[PlannedRun], source: str) -> Calibration:
 
 
 def _residual(run: PlannedRun, group: Sequence[PlannedRun]) -> Residual:
-    """What a run measured, divided by what the other runs of its group lead to expect."""
+    """What a run measured, divided by what the other runs of its group lead to expect.
+
+    Args:
+        group: all runs on the same GPU, this one among them.
+    """
     # Runs of the same plan, repeated or made on another machine, must not vouch for each other,
-    # unless there are no others.
+    # unless there are no others. Equal planned bytes tell that the plan is the same.
     others = [other for other in group if other.planned["memory"] != run.planned["memory"]]
     values = dict[str, float | None]()
     for quantity in QUANTITIES:
         measured = run.measured[quantity]
         planned = run.planned[quantity]
-        # Only runs that measured and planned everything are fitted, so that both are known.
+        # Runs that did not measure both quantities are left out by `fitted`, and a time without a
+        # plan counts as not measured: None is only for the type checker.
         if measured is None or not planned:
             values[quantity] = None
         else:
@@ -193,7 +216,8 @@ def _residual(run: PlannedRun, group: Sequence[PlannedRun]) -> Residual:
 
 
 def _factor(runs: Sequence[PlannedRun], quantity: str) -> float:
-    """The factor with the least sum of squared relative errors, and of `PULL`."""
+    """The factor f that minimises the sum of (f x planned / measured - 1)^2 over all runs, plus
+    `PULL` x (f - 1)^2."""
     numerator = PULL
     denominator = PULL
     for run in runs:
@@ -219,14 +243,16 @@ class Judged(NamedTuple):
 
 
 KEYS = {"memory": ("plan_peak", "bytes"), "time": ("plan_step", "seconds")}
+"""Beginning and end of the figures' names, by quantity."""
 WHAT = Judged._fields
 """Middle part of the figures' names, such as `planned` in `plan_peak_planned_bytes`."""
 PLAN_KEYS = tuple(f"{name}_{what}_{unit}" for name, unit in KEYS.values() for what in WHAT)
 
 
 def plan_figures(record: Record) -> dict[str, float | None]:
-    """Peak memory and step time of a run on GPUs: what a plan says, the interval of runs of its
-    kind, and what it measured. All None for a run without a GPU."""
+    """Peak memory and step time of a run on GPUs, by the names in `PLAN_KEYS`: what a plan says,
+    the interval of runs of its kind by the kept calibration, and what the run measured. None where
+    not known; all None for a run without a GPU, or that cannot be planned."""
     figures: dict[str, float | None] = dict.fromkeys(PLAN_KEYS)
     run = planned_run(record)
     if run is None:
@@ -255,12 +281,14 @@ def _kept_for_summaries(folder: Path) -> Calibration | None:
     """The calibration that is kept in this folder, read once unless its file changes; None where
     there is none, or where it cannot be read."""
     path = folder / CALIBRATION
-    changed = path.stat().st_mtime_ns if path.is_file() else 0
-    return _read_once(folder, changed)
+    changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
+    return _read_once(folder, changed_ns)
 
 
 @lru_cache(maxsize=1)
-def _read_once(folder: Path, changed: int) -> Calibration | None:
+def _read_once(folder: Path, changed_ns: int) -> Calibration | None:
+    """Read the kept calibration; `changed_ns`, the time of the file's last change, only makes the
+    cache forget it then."""
     # A file that cannot be read stops no summary; `zeropods plan` names it.
     with suppress(UserError):
         return kept_calibration(folder)

@@ -47,13 +47,14 @@ def planned_memory(record: Record) -> PlannedMemory | None:
 
 
 def _memory_on_gpu(work: Workload, gpu: str) -> PlannedMemory:
-    """The memory of one process on a GPU, with what CUDA and cuBLAS take of it."""
+    """Planned memory of one process on a GPU, with what CUDA and cuBLAS take."""
     return plan_memory(work, CONTEXT_BYTES, workspace_bytes(gpu))
 
 
 @lru_cache(maxsize=1)
 def recorded_work(record: Record) -> Workload | None:
-    """The workload of a recorded run: its largest batch, and how the work was divided.
+    """The workload of a recorded run: its largest batch, and how the work was divided. The last
+    answer is kept, by the identity of the record.
 
     None where it cannot be planned: a technique without a plan (`zero3++`, `custom`), a precision
     or a shape that is not known here, a configuration whose sizes are not numbers, a model that
@@ -74,6 +75,7 @@ def recorded_work(record: Record) -> Workload | None:
     if attention not in shape.attentions:
         attention = shape.attentions[0]
     dropout_rate = record.identity.get("dropout")
+    # None stands for the rate with which the model was published.
     has_dropout = dropout_rate > 0 if isinstance(dropout_rate, int | float) else None
     has_scaled_rates = bool(record.identity.get("scaled_rates"))
     try:
@@ -83,7 +85,8 @@ def recorded_work(record: Record) -> Workload | None:
             batch_size=batch.rows,
             tokens=batch.source_tokens,
             labels=labels,
-            # On an H200 the plan with these met what T5 took to 0.2 %.
+            # On an H200 the plan with these met what T5 took to 0.2 %; without a GPU, memory is
+            # planned from padded labels.
             label_tokens=batch.label_tokens if rank.gpu else None,
             precision=record.precision,
             checkpointing=record.gradient_checkpointing,
@@ -96,6 +99,7 @@ def recorded_work(record: Record) -> Workload | None:
             before_ampere=is_before_ampere(rank.gpu or ""),
             dropout=has_dropout,
         )
+        # Traces the model, which raises where it cannot be planned.
         work.saved()
     except UserError:
         return None
@@ -103,7 +107,8 @@ def recorded_work(record: Record) -> Workload | None:
 
 
 def _rank_with_largest_batch(record: Record) -> RankMeasurement | None:
-    """The first rank that met the batch with the most tokens; None where no rank measured one."""
+    """The rank whose largest batch has the most tokens, the first of several; None where no rank
+    measured both a batch and its model's shape."""
     largest = None
     most_tokens = -1
     for rank in record.ranks:
@@ -118,10 +123,10 @@ def _rank_with_largest_batch(record: Record) -> RankMeasurement | None:
 
 
 def _labels_of_a_row(rank: RankMeasurement, batch: BatchShape, shape: Shape) -> int:
-    """The label tokens of each row of a rank's largest batch, padding included.
+    """Number of label tokens in each row of a rank's largest batch, padding included.
 
     Of a causal model only the labels of tokens that are no padding were counted: in the padded row
-    they are assumed to be as frequent as among all tokens that the rank has read.
+    their share is taken to be that among all tokens that the rank has read.
     """
     if not shape.is_decoder_only:
         return batch.target_tokens
@@ -159,17 +164,22 @@ def planned_run(record: Record) -> PlannedRun | None:
 
 
 def _mean_work(record: Record, largest: Workload) -> Workload:
-    """The workload of a run's mean batch, by its tokens including padding."""
+    """The workload of a run's mean batch, which has the tokens and labels of the `largest` one
+    scaled to the mean number of tokens of a row, padding included.
+
+    It is the largest one itself where no tokens were counted.
+    """
     steps = sum(rank.steps for rank in record.ranks)
     batches = steps * record.gradient_accumulation_steps
-    padded_tokens_of_all = sum(rank.padded_tokens for rank in record.ranks)
-    padded_tokens_of_a_row = padded_tokens_of_all / max(1, batches * largest.batch_size)
-    if not padded_tokens_of_a_row:
+    padded_tokens = sum(rank.padded_tokens for rank in record.ranks)
+    mean_tokens_of_row = padded_tokens / max(1, batches * largest.batch_size)
+    if not mean_tokens_of_row:
         return largest
-    tokens_of_a_row = largest.tokens
+    tokens_of_row = largest.tokens
+    # The labels of a causal model are among its tokens.
     if not largest.shape.is_decoder_only:
-        tokens_of_a_row += largest.labels
-    scale = padded_tokens_of_a_row / tokens_of_a_row
+        tokens_of_row += largest.labels
+    scale = mean_tokens_of_row / tokens_of_row
     tokens = max(1, round(scale * largest.tokens))
     labels = max(1, round(scale * largest.labels))
     return replace(largest, tokens=tokens, labels=labels)

@@ -218,7 +218,7 @@ class RankMeasurement(StrictPart):
     evaluate_seconds: Statistics | None = None
     save_seconds: Statistics | None = None
     source_tokens: int = 0
-    """Number of real tokens that were read, over the steps that were timed."""
+    """Number of real tokens that were read, over all steps of this attempt, warm-up included."""
     target_tokens: int = 0
     """Number of tokens that carry a loss; in tasks whose rows are one text they are among those
     that were read."""
@@ -712,8 +712,8 @@ def samples_per_second(ranks: Sequence[RankMeasurement], effective_batch_size: i
 
 
 def real_tokens(rank: RankMeasurement, task: str) -> int:
-    """Number of tokens without padding, over the steps that were timed: source and target, or all
-    of a text."""
+    """Number of tokens without padding, over all steps of an attempt: source and target, or all of
+    a text."""
     if task_or_unknown(task).is_one_text:
         # The tokens that carry a loss are among those that were read.
         return rank.source_tokens

@@ -16,6 +16,7 @@ from zeropods.plan.workload import Workload, ZeroSettings
 TRIES = "tries.json"
 """Name of their file, in the folder of all clusters."""
 MEND = "remove the file, and tune again"
+"""Remedy for a file that cannot be read."""
 OK, OUT_OF_MEMORY = "ok", "oom"
 """Statuses of records that say whether a way fits."""
 
@@ -63,8 +64,9 @@ class Try:
 
     way: TriedWay
     rows: Count
-    """Rows of a pass."""
+    """Rows of a pass of one process."""
     passes: Count
+    """Passes of a step."""
     tokens: Count
     """Tokens of a row, padding included; for a T5, of its source. Where memory was not enough they
     are the most that a row of the data may have, as are the labels."""
@@ -73,7 +75,8 @@ class Try:
     gpu: str | None
     """Name of the GPU; None where it ran without one, so that no plan uses it."""
     gpu_memory_bytes: Count
-    """Memory of one GPU: as it was planned with or, of another GPU than that, as published."""
+    """Memory of one GPU: what the plan was made with, or what is published where the try ran on
+    another GPU."""
     status: str
     reason: str | None
     step_seconds: float | None
@@ -85,7 +88,7 @@ class Try:
 
     @property
     def what_was_tried(self) -> tuple[object, ...]:
-        """What another try would have in common with this one to take its place."""
+        """What must be equal for a later try to replace this one."""
         return (self.way, self.rows, self.passes, self.gpu, self.gpu_memory_bytes)
 
     @property
@@ -115,8 +118,8 @@ def kept_tries(folder: Path) -> list[Try]:
 
 
 def keep(tried: Try, folder: Path) -> Path:
-    """Keep a try in this folder, in the place of an earlier one of the same way, batch and GPU.
-    Returns its file."""
+    """Write a try into the file of tries in this folder, in place of an earlier one of the same
+    way, batch and GPU; returns the file."""
     others = []
     for other in kept_tries(folder):
         if other.what_was_tried != tried.what_was_tried:
@@ -127,15 +130,19 @@ def keep(tried: Try, folder: Path) -> Path:
 
 
 def tries_on(gpu: str, tries: Sequence[Try]) -> list[Try]:
-    """The tries on GPUs that a name means."""
+    """The tries on GPUs that a name means: those whose own names have all of its words."""
     return [tried for tried in tries if tried.gpu and words(gpu) <= words(tried.gpu)]
 
 
 def span_with_tries(tries: Sequence[Try], of_runs: SpanOfRuns | None) -> SpanOfRuns:
-    """What runs have shown, where tries say nothing.
+    """What tries have shown of memory, and what runs have shown where tries say nothing.
 
     A way that ran needs no more memory than there was, nor does it with fewer and shorter rows; one
-    that ran out of memory needs more than that, and so it does with more and longer rows.
+    that ran out of memory needs more than there was, and so it does with more and longer rows.
+
+    Args:
+        tries: those on GPUs of the kind that is planned for.
+        of_runs: what finished runs have shown; None where nothing is known of any.
     """
 
     def span(work: Workload, quantity: str, planned: float) -> Span | None:
@@ -149,9 +156,13 @@ def span_with_tries(tries: Sequence[Try], of_runs: SpanOfRuns | None) -> SpanOfR
 
 
 def _tried_memory(tries: Sequence[Try], work: Workload, planned: float) -> float | None:
-    """Bytes that a workload needs, as far as tries say: the planned ones, but no more than there
-    was, or more than that. None where no try says anything."""
-    if not _may_be_tried(work):
+    """Bytes that a workload needs, as far as tries say; None where none says anything.
+
+    They are the planned ones, but no more than a GPU had on which the same way ran with a batch
+    that was as large or larger, and at least one byte more than a GPU had on which it ran out of
+    memory with one that was as small or smaller.
+    """
+    if not _is_trained_as_tries(work):
         return None
     way = TriedWay.of(work)
     sizes = (work.batch_size, work.tokens, work.labels)
@@ -161,7 +172,9 @@ def _tried_memory(tries: Sequence[Try], work: Workload, planned: float) -> float
         if tried.way != way:
             continue
         tried_sizes = (tried.rows, tried.tokens, tried.labels)
-        differences = [size - other for size, other in zip(sizes, tried_sizes, strict=True)]
+        differences = [
+            size - tried_size for size, tried_size in zip(sizes, tried_sizes, strict=True)
+        ]
         is_at_most_as_large = max(differences) <= 0
         is_at_least_as_large = min(differences) >= 0
         if tried.status == OK and is_at_most_as_large:
@@ -173,8 +186,8 @@ def _tried_memory(tries: Sequence[Try], work: Workload, planned: float) -> float
     return needed if is_known else None
 
 
-def _may_be_tried(work: Workload) -> bool:
-    """Whether a workload is trained as tries are: not with an adapter, say, nor with a bucket size
-    of its own."""
+def _is_trained_as_tries(work: Workload) -> bool:
+    """Whether a workload is trained as tries are: by a method that is not only planned, such as an
+    adapter, and with ZeRO's default settings but for `secondary_ranks`, which `TriedWay` has."""
     settings_of_tries = ZeroSettings(secondary_ranks=work.zero.secondary_ranks)
     return not work.method.planned_only and work.zero == settings_of_tries
