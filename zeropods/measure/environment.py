@@ -23,8 +23,8 @@ def host() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that affect a run's figures, None where one is
-    missing; that of zeropods is the version of this code, installed or not."""
+    """Versions of Python, of this code (whether installed or not) and of the packages that affect a
+    run's figures, by name; None for a package that is not installed."""
     version_by_name: dict[str, str | None] = {
         "python": platform.python_version(),
         "zeropods": __version__,
@@ -37,10 +37,12 @@ def versions() -> dict[str, str | None]:
 
 
 def git_revision(folder: Path) -> str | None:
-    """The commit of a checkout, with `-dirty` where files differ from it; None outside one."""
+    """The commit of a checkout, with `-dirty` where files differ from it; None outside one, without
+    git, or where git takes longer than ten seconds."""
+    # Tags are excluded, so that it says the commit itself.
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        ended = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", str(folder), *describe],
             capture_output=True,
             text=True,
@@ -49,7 +51,7 @@ def git_revision(folder: Path) -> str | None:
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
-    return ended.stdout.strip() or None
+    return completed.stdout.strip() or None
 
 
 WIDEST_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
@@ -74,6 +76,7 @@ def _first_cpu() -> dict[str, str]:
     values: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
+        # Later lines with the same name are those of other processors.
         values.setdefault(name.strip(), value.strip())
     return values
 
@@ -94,8 +97,9 @@ def machine() -> str:
 
 def process_age_seconds() -> float:
     """Seconds since this process began, interpreter and imports included."""
-    # The name, in parentheses, may contain spaces; the start is field 22, in clock ticks since boot
-    # (proc(5)).
-    after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    # The start is field 22, in clock ticks since boot (proc(5)). The name, field 2, is in
+    # parentheses and may contain spaces, so fields are counted from the third, after the name.
+    fields_from_third = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    began = int(fields_from_third[22 - 3]) / os.sysconf("SC_CLK_TCK")
+    # A tick that is not yet over may put the start a little into the future.
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)

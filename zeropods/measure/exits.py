@@ -32,8 +32,8 @@ class ExitNote(StrictPart):
 
     exit: RankExit
     last_lines: list[str] = field(default_factory=list)
-    """The last lines that the rank wrote to stdout and stderr, where its output passed through who
-    started it."""
+    """The last lines that the rank wrote to stdout and stderr; empty where the process that started
+    it does not read its output."""
 
 
 def exit_file(folder: Path, rank: int) -> Path:
@@ -42,7 +42,7 @@ def exit_file(folder: Path, rank: int) -> Path:
     return folder / "ranks" / f"{rank}.exit"
 
 
-def write_exit(folder: Path, seen: RankExit, last_lines: Sequence[str] = ()) -> None:
+def write_exit(folder: Path, rank_exit: RankExit, last_lines: Sequence[str] = ()) -> None:
     """Write what is known of a rank's process in place of what was known before; `OSError` where
     that is impossible.
 
@@ -50,11 +50,11 @@ def write_exit(folder: Path, seen: RankExit, last_lines: Sequence[str] = ()) -> 
     a network file system shows what was closed.
     """
     lines = [line[:LINE_CHARACTERS] for line in last_lines]
-    text = _encoded(seen, lines)
+    text = _encoded(rank_exit, lines)
     while len(text) > EXIT_BYTES:
         del lines[0]
-        text = _encoded(seen, lines)
-    path = exit_file(folder, seen.rank)
+        text = _encoded(rank_exit, lines)
+    path = exit_file(folder, rank_exit.rank)
     path.parent.mkdir(exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
@@ -63,15 +63,16 @@ def write_exit(folder: Path, seen: RankExit, last_lines: Sequence[str] = ()) -> 
         os.close(handle)
 
 
-def _encoded(seen: RankExit, lines: Sequence[str]) -> bytes:
-    return json.dumps(asdict(ExitNote(exit=seen, last_lines=list(lines)))).encode()
+def _encoded(rank_exit: RankExit, lines: Sequence[str]) -> bytes:
+    note = ExitNote(exit=rank_exit, last_lines=list(lines))
+    return json.dumps(asdict(note)).encode()
 
 
 def read_exits(folder: Path) -> dict[int, ExitNote]:
-    """What is known of the ranks' processes, by rank; a file that is being written at this moment
-    is left out."""
+    """What is known of the ranks' processes, by rank."""
     notes = {}
     for path in (folder / "ranks").glob("*.exit"):
+        # A file that is being written, or that is removed, at this moment is left out.
         with suppress(UserError, OSError):
             note = files.validated(ExitNote, path, path.read_bytes())
             notes[note.exit.rank] = note
@@ -80,8 +81,8 @@ def read_exits(folder: Path) -> dict[int, ExitNote]:
 
 @contextmanager
 def exits_noted(folder: Path) -> Iterator[None]:
-    """Let the exits of one attempt be noted within this block: no note is there when it begins, and
-    none is left."""
+    """Let the exits of one attempt be noted within this block: all notes are removed when it begins
+    and when it ends."""
     # A supervisor that was killed has left those of an earlier attempt.
     remove_exits(folder)
     try:
@@ -94,5 +95,6 @@ def remove_exits(folder: Path) -> None:
     """Remove the notes of all ranks, and the folder `ranks/` if nothing else is in it."""
     for path in (folder / "ranks").glob("*.exit"):
         path.unlink(missing_ok=True)
+    # A folder with other files is not removed.
     with suppress(OSError):
         (folder / "ranks").rmdir()

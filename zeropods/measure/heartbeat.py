@@ -33,6 +33,8 @@ FRAMES = 24
 """Maximum number of stack frames in a heartbeat."""
 BEAT_PAUSE_SECONDS = 1.0
 JOIN_SECONDS = 5.0
+"""Most seconds to wait for the thread's end: a file system that hangs must not keep a rank from
+ending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +61,12 @@ class Beat:
     """The innermost of these frames that belongs neither to Python nor to an installed package."""
 
     def place(self) -> str:
-        """Where the main thread is, and from where in the user's or our own code it was called."""
-        inner = self.stack[0] if self.stack else "an unknown place"
-        if self.called_from in (None, inner):
-            return inner
-        return f"{inner}, called from {self.called_from}"
+        """Where the main thread is, and from where in the user's or our own code it was called, in
+        words."""
+        innermost = self.stack[0] if self.stack else "an unknown place"
+        if self.called_from in (None, innermost):
+            return innermost
+        return f"{innermost}, called from {self.called_from}"
 
 
 def beat_file(folder: Path, rank: int) -> Path:
@@ -72,8 +75,10 @@ def beat_file(folder: Path, rank: int) -> Path:
 
 
 def write_beat(folder: Path, beat: Beat) -> None:
-    """Overwrite the previous heartbeat. The file is closed each time: a network file system shows
-    what was closed."""
+    """Write a heartbeat over the previous one of its rank; `OSError` where that is impossible.
+
+    The file is closed each time: a network file system shows what was closed.
+    """
     stack = list(beat.stack[:FRAMES])
     text = _encoded(beat, stack)
     while len(text) > BEAT_BYTES and stack:
@@ -88,7 +93,7 @@ def write_beat(folder: Path, beat: Beat) -> None:
 
 
 def _encoded(beat: Beat, stack: list[str]) -> bytes:
-    """A heartbeat as JSON, with so much of its stack."""
+    """A heartbeat as JSON, with `stack` in place of its own."""
     return json.dumps({**asdict(beat), "stack": stack}).encode()
 
 
@@ -113,8 +118,9 @@ class HeartbeatWriter:
         """Prepare to write into a run folder; `phase` tells what the rank is doing. Nothing is
         written yet."""
         self.training = False
-        """Whether training steps are running now, one after another."""
+        """Whether training steps are running now, one after another; set from outside."""
         self.step = 0
+        """Number of the last finished optimizer step."""
         self._folder = folder
         self._rank = rank
         self._phase = phase
@@ -125,7 +131,8 @@ class HeartbeatWriter:
         """Identifier of the main thread."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._open = contextlib.ExitStack()
+        self._signal_handling = contextlib.ExitStack()
+        """Closes what `stacks_on_signal` has set up, if it could be."""
 
     def __enter__(self) -> HeartbeatWriter:
         self._main = threading.get_ident()
@@ -134,15 +141,17 @@ class HeartbeatWriter:
         with contextlib.suppress(OSError):
             beat_file(self._folder, self._rank).parent.mkdir(parents=True, exist_ok=True)
             stacks = self._folder / "stacks" / f"{self._rank}.txt"
-            self._open.enter_context(stacks_on_signal(stacks))
+            self._signal_handling.enter_context(stacks_on_signal(stacks))
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         self._thread.join(JOIN_SECONDS)
+        # An empty file or folder that cannot be removed must not end the rank.
         with contextlib.suppress(OSError):
-            self._open.close()
+            self._signal_handling.close()
+        # After the thread's end, since it would write the file anew.
         self._remove()
 
     def mark(self, step: int | None = None) -> None:
@@ -157,7 +166,7 @@ class HeartbeatWriter:
             # A function of its own looks at the main thread's frames, and lets go of them when it
             # returns. Frames that this thread held while it waits would keep their variables alive,
             # such as all gradients in an optimizer's step.
-            beat = self._beat()
+            beat = self._next_beat()
             try:
                 write_beat(self._folder, beat)
             except OSError:
@@ -166,12 +175,15 @@ class HeartbeatWriter:
             if self._ending.wait(BEAT_PAUSE_SECONDS):
                 return
 
-    def _beat(self) -> Beat:
-        """The heartbeat of this moment, with the stack of the main thread."""
+    def _next_beat(self) -> Beat:
+        """Count a heartbeat, and return it with the main thread's stack of this moment."""
         self._alive += 1
         phase = self._phase()
-        main = sys._current_frames().get(self._main)
-        frames = [frame for frame, _ in traceback.walk_stack(main)] if main else []
+        frames: list[FrameType] = []
+        innermost = sys._current_frames().get(self._main)
+        if innermost is not None:
+            frames = [frame for frame, _ in traceback.walk_stack(innermost)]
+        # Work whose finished pieces `mark` counts.
         has_pieces = phase == "evaluate" or (phase == "steady" and self.training)
         return Beat(
             rank=self._rank,
@@ -187,14 +199,20 @@ class HeartbeatWriter:
         )
 
     def _remove(self) -> None:
+        """Remove this rank's heartbeat, if there is one."""
+        # A file that cannot be removed must not end the rank.
         with contextlib.suppress(OSError):
             beat_file(self._folder, self._rank).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def stacks_on_signal(path: Path) -> Iterator[None]:
-    """Write the stacks of all threads into a file whenever `STACKS` arrives, whichever thread holds
-    Python's lock."""
+    """Within the block, write the stacks of all threads into a file whenever `STACKS` arrives,
+    whichever thread holds Python's lock.
+
+    A file from before is removed first. At the end the file is removed if it is empty, and then its
+    folder if that is empty too.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with open(path, "a", encoding="utf-8") as file:
@@ -231,13 +249,15 @@ def _innermost_own_place(frames: list[FrameType]) -> str | None:
 
 
 def _is_own(frame: FrameType) -> bool:
+    """Whether a frame belongs to the user's or our own code."""
     path = frame.f_code.co_filename
+    # Code that was not read from a file has a name such as `<frozen importlib>`.
     return os.path.isabs(path) and not path.startswith(_installed())
 
 
 @cache
 def _installed() -> tuple[str, ...]:
-    """Folders of packages and of Python's own modules; packages come first, since they may lie
-    below the others."""
+    """Folders of installed packages and of Python's own modules, each with a slash at its end.
+    Packages come first, since their folders may lie below Python's."""
     paths = sysconfig.get_paths()
     return tuple(paths[name] + os.sep for name in ("purelib", "platlib", "stdlib"))

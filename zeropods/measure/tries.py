@@ -187,7 +187,7 @@ def _tried_memory(tries: Sequence[Try], work: Workload, planned: float) -> float
 
 
 def _is_trained_as_tries(work: Workload) -> bool:
-    """Whether a workload is trained as tries are: by a method that is not only planned, such as an
+    """Whether a workload is trained as tries are: without what can only be planned, such as an
     adapter, and with ZeRO's default settings but for `secondary_ranks`, which `TriedWay` has."""
     settings_of_tries = ZeroSettings(secondary_ranks=work.zero.secondary_ranks)
     return not work.method.planned_only and work.zero == settings_of_tries
