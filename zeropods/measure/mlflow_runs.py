@@ -69,7 +69,7 @@ POINTS_AT_ONCE = 500
 PARAMETERS_AT_ONCE = 100
 """Most parameters that MLflow takes in a request."""
 MOST_PENDING = 100_000
-"""Points that are kept while the server does not answer; then the oldest are dropped."""
+"""Most points that are kept while the server does not answer; of more, the oldest are dropped."""
 LONGEST_PARAMETER = 500
 """Characters of a parameter's value that older servers take."""
 ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ]+)")
@@ -80,18 +80,19 @@ ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ]+)")
 
 
 def check_server(flag: str) -> None:
-    """Refuse to report where mlflow is not installed, or its server cannot be used.
+    """Refuse to report where mlflow is not installed, or its server cannot be used; asks the
+    server, and waits for it no longer than `BEGIN_SECONDS`.
 
     Args:
         flag: the flag that asks for it, for the message.
 
     Raises:
-        UserError: its message never holds a secret.
+        UserError: MLflow cannot be used; the message never holds a secret.
     """
     if find_spec("mlflow") is None:
         raise UserError(f"{flag}: mlflow is not installed; pip install {PACKAGE}")
     address = server_address(flag)
-    fault = fault_of(_ask, BEGIN_SECONDS)
+    fault = fault_of(_ask_server, BEGIN_SECONDS)
     if fault is not None:
         raise UserError(
             f"{flag}: MLflow at {address} cannot be used ({fault}); start it, or correct "
@@ -99,14 +100,15 @@ def check_server(flag: str) -> None:
         )
 
 
-def _ask() -> None:
-    """Ask the server for something small."""
+def _ask_server() -> None:
+    """Ask the server for something small; raises whatever mlflow does where that fails."""
     with connection() as client:
         client.search_experiments(max_results=1)
 
 
 def server_address(flag: str = "--report_to mlflow") -> str:
-    """The address of MLflow's server, which the environment names."""
+    """The address of MLflow's server, which the environment names; `UserError` where it names none,
+    or one with a user or a password in it."""
     address = os.environ.get(ADDRESS_VARIABLE, "")
     if not address:
         raise UserError(
@@ -131,7 +133,8 @@ def connection() -> Iterator[MlflowClient]:
     """A client of the server within the block, which waits for seconds, not minutes.
 
     A token that is in a file is in this process's environment within the block only, where mlflow
-    looks for it: no process that is started before or later inherits it.
+    looks for it: no process that is started before or later inherits it. `CLIENT_DEFAULTS` stay in
+    the environment, and `NOISY_LOGGERS` stay quiet.
     """
     for name, value in CLIENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -141,6 +144,7 @@ def connection() -> Iterator[MlflowClient]:
     for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     token_path = os.environ.get(TOKEN_PATH_VARIABLE)
+    # A token that the user has set in the environment counts before the file, and stays there.
     is_from_file = token_path is not None and TOKEN_VARIABLE not in os.environ
     if token_path is not None and is_from_file:
         token = Path(token_path).expanduser().read_text(encoding="utf-8")
@@ -153,27 +157,32 @@ def connection() -> Iterator[MlflowClient]:
 
 
 def fault_of(deed: Callable[[], object], seconds: float) -> str | None:
-    """Do something with a server in a thread, and say in one line what was wrong; None if nothing.
+    """Call `deed` in a thread, and return in one line what was wrong with it; None if nothing was.
 
     CML and others bring plugins to mlflow, which raise errors of any class: as the result of a
     thread each of them is a value, and none ends a run.
 
     Args:
+        deed: does something with the server; what it returns is not looked at.
         seconds: how long to wait. The thread is left alone then; mlflow's client gives up by
             itself a few seconds later.
     """
     executor = ThreadPoolExecutor(1, MLFLOW)
-    doing = executor.submit(deed)
+    future = executor.submit(deed)
     executor.shutdown(wait=False)
-    wait([doing], seconds)
-    return _fault(doing, seconds)
+    wait([future], seconds)
+    return _fault(future, seconds)
 
 
-def _fault(doing: Future[object], seconds: float) -> str | None:
-    """What was wrong with what a thread did, in one line."""
-    if not doing.done():
+def _fault(future: Future[object], seconds: float) -> str | None:
+    """What was wrong with what a thread did, in one line; None if nothing was.
+
+    Args:
+        seconds: how long its end was waited for, for the message where it has not come.
+    """
+    if not future.done():
         return f"no answer in {seconds:.0f} s"
-    error = doing.exception()
+    error = future.exception()
     if error is None:
         return None
     system_words = ERRNO.search(str(error))
@@ -184,7 +193,7 @@ def _fault(doing: Future[object], seconds: float) -> str | None:
 
 
 def say(folder: Path, message: str) -> None:
-    """Say something of a run that goes on, or has ended, all the same."""
+    """Print a message about what a folder reports to stderr: it is no error that ends anything."""
     print(f"{folder}: {message}", file=sys.stderr, flush=True)
 
 
@@ -216,36 +225,39 @@ class MlflowRun:
 
 
 def mlflow_run(folder: Path, run_id: str) -> MlflowRun:
-    """The MLflow run of a folder, without an id where this server has none for it.
+    """The MLflow run of a folder at the server that the environment names; without an id where the
+    folder's `mlflow.json` has none for it. Nothing is sent or written.
 
     Args:
         run_id: see `MlflowRun`; one that has begun anew in the folder is another run.
     """
     address = server_address()
     earlier = MlflowRun.of(folder)
-    is_same = earlier is not None and (earlier.address, earlier.run_id) == (address, run_id)
-    if earlier is not None and is_same:
-        return earlier
-    return MlflowRun(address, run_id, None)
+    if earlier is None or earlier.address != address or earlier.run_id != run_id:
+        return MlflowRun(address, run_id, None)
+    return earlier
 
 
 def opened(
     client: MlflowClient, folder: Path, run_id: str, parameters: Mapping[str, object]
 ) -> str:
-    """The id in MLflow of what a folder reports; it is made where the server has none.
+    """The id in MLflow of the run of a folder. Where the server has no such run, or it was deleted
+    there, one is made and its id written into the folder.
 
     Args:
-        parameters: sent once, when it is made: MLflow lets nobody change them later.
+        run_id: see `MlflowRun`.
+        parameters: sent once, when the run is made: MLflow lets nobody change them later.
     """
     from mlflow.entities import Param
 
-    named = mlflow_run(folder, run_id)
-    if named.mlflow_run_id is not None and _is_active(client, named.mlflow_run_id):
-        return named.mlflow_run_id
+    run = mlflow_run(folder, run_id)
+    if run.mlflow_run_id is not None and _is_active(client, run.mlflow_run_id):
+        return run.mlflow_run_id
+    experiment_id = _experiment_id(client)
     name = folder.resolve().name
-    made = client.create_run(_experiment(client), run_name=name, tags={"zeropods.run": run_id})
-    mlflow_run_id: str = made.info.run_id
-    MlflowRun(named.address, run_id, mlflow_run_id).write(folder)
+    created = client.create_run(experiment_id, run_name=name, tags={"zeropods.run": run_id})
+    mlflow_run_id: str = created.info.run_id
+    MlflowRun(run.address, run_id, mlflow_run_id).write(folder)
     all_parameters = []
     for key, value in parameters.items():
         all_parameters.append(Param(key, str(value)[:LONGEST_PARAMETER]))
@@ -273,8 +285,8 @@ def experiment_name() -> str:
     return os.environ.get(EXPERIMENT_VARIABLE) or DEFAULT_EXPERIMENT
 
 
-def _experiment(client: MlflowClient) -> str:
-    """Id of the experiment, which is made where there is none."""
+def _experiment_id(client: MlflowClient) -> str:
+    """Id of the experiment, which is made where the server has none of its name."""
     name = experiment_name()
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -283,15 +295,17 @@ def _experiment(client: MlflowClient) -> str:
 
 
 def parameters_of(config: RunConfig) -> dict[str, object]:
-    """What was asked for: the flags that make the run what it is, and facts of the run.
+    """Texts and numbers of a configuration, by name: the flags that make the run what it is, and
+    facts of the run.
 
-    DeepSpeed's configuration is left out, which `config.json` has.
+    What has parts is left out, such as DeepSpeed's configuration; `config.json` has it.
     """
     parameters: dict[str, object] = {}
     for source in (config.identity, vars(config)):
         for name, value in source.items():
             if isinstance(value, str | int | float):
                 parameters[name] = value
+    # The run's tag has its id; the others differ between attempts, or say nothing of the run.
     for name in ("schema_version", "run_id", "attempt", "started_at"):
         parameters.pop(name)
     return parameters
@@ -326,14 +340,17 @@ class Points:
         """Points that are being sent."""
         self._executor = ThreadPoolExecutor(1, MLFLOW)
         self._sending: Future[object] | None = None
+        """The last call of `_send`, which may have ended; None where nothing can be sent."""
         self._next_attempt = 0.0
         """When to try again, by the monotonic clock."""
         self._has_said_fault = False
 
     def begin(self) -> None:
-        """Open the run at the server, so that its first points do not have to wait for that.
+        """Open the run at the server, and wait for that at most `BEGIN_SECONDS`, so that its first
+        points do not have to.
 
-        The folder names the server in any case: what could not be sent is sent when the run ends.
+        The address is written into the folder before the server is asked: what cannot be sent now
+        is sent when the run ends.
         """
         run_id = read_config(self.folder).run_id
         try:
@@ -346,24 +363,27 @@ class Points:
         self._wait(BEGIN_SECONDS)
 
     def add(self, curves: Mapping[str, Mapping[str, float]], step: int) -> None:
-        """Send points, as soon as the earlier ones are sent; never waits.
+        """Keep the points of a step, and have all that are kept sent unless the thread is still
+        sending or has failed a short while ago; never waits.
 
         Args:
-            curves: values by tag, by the name before it, such as `train`.
+            curves: values by group and tag: that of group `train` and tag `loss` is a point of the
+                curve `train/loss`.
         """
         now = int(time.time() * 1_000)
-        for name, values in curves.items():
+        for group, values in curves.items():
             for tag, value in values.items():
-                self._pending.append(Point(f"{name}/{tag}", value, now, step))
+                self._pending.append(Point(f"{group}/{tag}", value, now, step))
         if self._sending is not None and self._sending.done():
             self._note_end(self._sending)
             if time.monotonic() >= self._next_attempt:
                 self._sending = self._executor.submit(self._send)
 
     def close(self) -> None:
-        """Send the last points, and wait for that a little while."""
+        """Send the last points, and wait for that at most `CLOSE_SECONDS` twice."""
         if self._sending is not None:
             self._wait(CLOSE_SECONDS)
+            # Points that came while it was sending, or that the server did not take.
             if self._sending.done() and self._has_more():
                 self._sending = self._executor.submit(self._send)
                 self._wait(CLOSE_SECONDS)
@@ -374,7 +394,7 @@ class Points:
         return bool(self._pending or self._batch)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for what is being sent, and say what is wrong with it."""
+        """Wait for what is being sent, and say what is wrong with it, if anything is."""
         if self._sending is None:
             return
         wait([self._sending], seconds)
@@ -383,14 +403,19 @@ class Points:
         else:
             self._say_once(_fault(self._sending, seconds) or "")
 
-    def _note_end(self, sent: Future[object]) -> None:
-        """Note whether what was sent has arrived."""
-        fault = _fault(sent, 0.0)
+    def _note_end(self, sending: Future[object]) -> None:
+        """Where sending has failed, say why, and do not try again for `PAUSE_SECONDS`.
+
+        Args:
+            sending: a call of `_send` that has ended.
+        """
+        fault = _fault(sending, 0.0)
         if fault is not None:
             self._next_attempt = time.monotonic() + PAUSE_SECONDS
             self._say_once(fault)
 
     def _say_once(self, fault: str) -> None:
+        """Say that MLflow cannot be reached, unless that was said before."""
         if not self._has_said_fault:
             self._has_said_fault = True
             later = "the run goes on, and what is missing is sent when it ends"
@@ -402,7 +427,8 @@ class Points:
             self._send_all(client)
 
     def _send_all(self, client: MlflowClient) -> None:
-        """The same by a client."""
+        """What `_send` does, through a client that is connected; points that were sent leave
+        `_pending`."""
         from mlflow.entities import Metric
 
         if not self._mlflow_run_id:
@@ -426,7 +452,8 @@ class Points:
 
 @contextlib.contextmanager
 def points_sent(folder: Path, *, is_reported: bool) -> Iterator[Points | None]:
-    """Send the points that are added within the block; None where nothing is reported."""
+    """Send to MLflow the points that are added within the block; yields None, and sends nothing,
+    unless `is_reported`."""
     if not is_reported:
         yield None
         return

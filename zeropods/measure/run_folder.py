@@ -47,14 +47,19 @@ def locked(folder: Path, lock: str = LOCK) -> AbstractContextManager[None]:
 
 
 def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Opening:
-    """Decide between a first attempt, a resumed one and a finished run, and put earlier records
-    aside.
+    """Decide between a first attempt, a further one and a finished run, and prepare the folder.
 
-    The caller holds the lock.
+    Before a further attempt, what the last one measured is moved into `attempts/`. What a run with
+    other settings has left that had done no step is removed. The caller holds the lock, and writes
+    `config.json`.
 
     Args:
         identity: what must be equal for two calls to mean the same run.
-        again: start from the beginning; earlier checkpoints are moved into `attempts/`.
+        again: start from the beginning; earlier checkpoints are moved into `attempts/` too.
+
+    Raises:
+        UserError: the folder holds a finished run that would be started again, or a run with other
+            settings; or what it holds cannot be read.
     """
     if not (folder / CONFIG).is_file():
         # The record of a launch that ended before it had opened the run says nothing about this
@@ -62,23 +67,24 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
         (folder / RECORD).unlink(missing_ok=True)
         return _first_opening()
     config = read_config(folder)
-    finished = (folder / RECORD).is_file() and read_json(folder / RECORD)["status"] == "ok"
-    if finished and again:
+    is_finished = (folder / RECORD).is_file() and read_json(folder / RECORD)["status"] == "ok"
+    if is_finished and again:
         raise UserError(
             f"{folder}: a finished run is never overwritten; choose another --outputdir"
         )
     # As it would be read from `config.json`, where tuples are lists.
     identity_as_read = json.loads(json.dumps(dict(identity)))
-    changed = _changes(config.identity, identity_as_read)
-    if changed and not is_claimed(folder):
-        # Remove what a run that has done no step wrote about itself.
+    changes = _changes(config.identity, identity_as_read)
+    if changes and not is_claimed(folder):
+        # Remove what a run that has done no step wrote about itself. It has a record, or it would
+        # count as claimed.
         (folder / RECORD).unlink()
         for name in ("attempts", "memory", "ranks", "stacks", "steps"):
             shutil.rmtree(folder / name, ignore_errors=True)
         return _first_opening()
-    if changed and not again:
-        settings = ", ".join(changed[:4])
-        if finished:
+    if changes and not again:
+        settings = ", ".join(changes[:4])
+        if is_finished:
             raise UserError(
                 f"{folder}: holds a finished run with other settings ({settings}); "
                 "choose another --outputdir"
@@ -87,7 +93,7 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
             f"{folder}: holds an unfinished run with other settings ({settings}); "
             "choose another --outputdir, or --resume never to start again"
         )
-    if finished:
+    if is_finished:
         return Opening(config.run_id, config.attempt, finished=True, resume=False)
     attempt = _put_aside(folder, again)
     return Opening(config.run_id, attempt, finished=False, resume=not again)
@@ -119,6 +125,7 @@ def is_claimed(folder: Path) -> bool:
         # The last attempt runs or was killed: how far it has come is not known.
         return True
     for record in records:
+        # Without what a rank measured, 0 only says that the steps are not known.
         did_nothing = record.get("steps") == 0 and record.get("ranks")
         if not did_nothing:
             return True
@@ -126,8 +133,14 @@ def is_claimed(folder: Path) -> bool:
 
 
 def _put_aside(folder: Path, again: bool) -> int:
-    """Move the last attempt's record into `attempts/K.json`; returns the number of the new
-    attempt."""
+    """Move the last attempt's record, stacks and step times into `attempts/`, and remove what its
+    ranks wrote into `ranks/`, which the record has; returns the number of the new attempt.
+
+    Where the last attempt was killed before it could write its record, one is made.
+
+    Args:
+        again: move the checkpoints as well.
+    """
     attempts = folder / "attempts"
     attempts.mkdir(exist_ok=True)
     number = len(list(attempts.glob("*.json")))
@@ -138,7 +151,7 @@ def _put_aside(folder: Path, again: bool) -> int:
     ranks = folder / "ranks"
     for path in (*ranks.glob("*.json"), *ranks.glob("*.beat")):
         path.unlink()
-    # A killed rank that was never asked for its stacks has left an empty file.
+    # A killed rank that was never asked for its stacks has left an empty file, not worth moving.
     for path in (folder / "stacks").glob("*"):
         if path.stat().st_size == 0:
             path.unlink()

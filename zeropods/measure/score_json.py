@@ -55,6 +55,7 @@ class AnswerScore(Score):
     """What the scores of answers have in common."""
 
     examples: int
+    """Number of examples that were answered and scored."""
     exact_match: Share
     """Share of answers whose text is that of a right one."""
 
@@ -143,7 +144,7 @@ SCORES: dict[str, type[Score]] = {TEXT2SQL: QueryScore, SQUAD: SquadScore, LM: T
 
 
 def near_zero_text(score: Score, record: Record | None) -> str:
-    """Why a score is near zero and what to do about it, in a line; empty where it is not.
+    """Why a score is near zero and what to do about it, in a line; empty where it is not near zero.
 
     Args:
         record: that of the run whose model was scored; None where it is not known.
@@ -158,7 +159,8 @@ def near_zero_text(score: Score, record: Record | None) -> str:
 
 
 def _is_near_zero(score: Score) -> bool:
-    """Whether the share that a model is judged by is near zero; a text has no answers."""
+    """Whether the share of right answers, or F1, by which a model is judged is near zero; False for
+    a text, which has no answers."""
     judging = judging_value(vars(score))
     if judging is None:
         return False
@@ -205,7 +207,7 @@ def _training_text(record: Record) -> str:
 
 
 def record_beside(path: Path) -> Record | None:
-    """The record of the run in a folder; None where it holds none, or none that can be read."""
+    """The record in a folder; None where there is none, or none that can be read."""
     if not (path / RECORD).is_file():
         return None
     try:
@@ -231,10 +233,8 @@ def read_score(path: Path) -> Score:
 
 
 def score_of(run: Path) -> tuple[str, Score] | None:
-    """The split by which a run is judged, and its score; None where nothing was scored.
-
-    Raises what `read_score` raises.
-    """
+    """The split by which a run is judged, and its score; None where none of `UNSEEN_SPLITS` was
+    scored. `UserError` as from `read_score`."""
     for split in UNSEEN_SPLITS:
         path = Path(run) / f"score.{split}.json"
         if path.is_file():
