@@ -26,8 +26,8 @@ def score_interval(values: Sequence[float]) -> tuple[float, float] | None:
     quantile of the means of resamples.
 
     Returns:
-        Its ends; None for no scores, and for equal ones that are neither 0 nor 1, which have no
-        spread to resample.
+        Its ends; None for no scores, and for equal ones other than 0 and 1, which have no spread to
+        resample.
     """
     import numpy as np
     from scipy.stats import binomtest
@@ -36,8 +36,8 @@ def score_interval(values: Sequence[float]) -> tuple[float, float] | None:
     number = len(values)
     are_zeros_and_ones = {0.0, 1.0}.issuperset(scores)
     if number > 0 and are_zeros_and_ones:
-        successes = int(sum(values))
-        interval = binomtest(successes, number).proportion_ci(CONFIDENCE, "wilson")
+        ones = int(sum(values))
+        interval = binomtest(ones, number).proportion_ci(CONFIDENCE, "wilson")
         return float(interval.low), float(interval.high)
     if len(scores) <= 1:
         return None
@@ -53,7 +53,7 @@ def score_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def t_interval(values: Sequence[float]) -> list[float] | None:
-    """95 % confidence interval of a mean, by Student's t (Student 1908).
+    """95 % confidence interval of the mean of repeats, by Student's t (Student 1908).
 
     Its ends are mean +- t(0.975, n - 1) x standard deviation / sqrt(n). It is meant for rates,
     which are never below 0, so the interval does not go below 0 either.
@@ -83,7 +83,8 @@ def ratio_interval(
         denominators: values whose mean it is divided by.
 
     Returns:
-        Its ends, which do not go below 0; None where either mean is of fewer than three values.
+        Its ends, of which the lower is at least 0; None where either mean is of fewer than three
+        values.
     """
     fewest = min(len(numerators), len(denominators))
     if fewest < LEAST_REPEATS:
@@ -92,6 +93,7 @@ def ratio_interval(
     variance_above = _relative_variance(numerators)
     variance_below = _relative_variance(denominators)
     relative_variance = variance_above + variance_below
+    # Without a spread there are no degrees of freedom.
     if relative_variance == 0:
         return [ratio, ratio]
     square_above = variance_above**2 / (len(numerators) - 1)
@@ -108,7 +110,8 @@ def _relative_variance(values: Sequence[float]) -> float:
 
 
 def _quantile(freedom: float) -> float:
-    """97.5 % quantile of Student's t, which a two-sided interval of 95 % needs."""
+    """97.5 % quantile of Student's t with so many degrees of freedom, which a two-sided interval of
+    95 % needs."""
     # Not scipy.stats, whose import takes a second.
     from scipy.special import stdtrit
 

@@ -50,13 +50,17 @@ class MachineProbe:
     and where NVML does not know it."""
 
     def flops(self, precision: str) -> float:
-        """The best FLOP/s at a precision that was probed."""
+        """The best FLOP/s at a precision that was probed; `KeyError` for any other."""
         return max(self.matmul_flops_per_second[precision].values())
 
     def is_of(self, machine: Mapping[str, object]) -> bool:
-        """Whether a machine, given by its hardware, is of the same kind as the probed one."""
+        """Whether a machine is of the same kind as the probed one.
+
+        Args:
+            machine: its hardware, by the keys of `environment.hardware`, and its `gpus`.
+        """
         for key in ALIKE:
-            # No GPU may be an empty list, or none at all.
+            # A machine without a GPU has an empty list of them, or no such key.
             probed = self.hardware.get(key) or None
             given = machine.get(key) or None
             if probed != given:
@@ -65,7 +69,7 @@ class MachineProbe:
 
     @property
     def name(self) -> str:
-        """A short description of the machine."""
+        """A short description of the machine: its first GPU, or its cores and processor."""
         if self.gpus:
             return self.gpus[0]
         return f"{self.hardware.get('cores') or 1} cores of {self.hardware['cpu']}"
@@ -78,11 +82,12 @@ class MachineProbe:
 
 
 def read_probe(path: Path) -> MachineProbe:
-    """The probe in a file; `UserError` says what is wrong with it."""
+    """The probe in a file; `UserError` where there is none, or where something is wrong with it."""
     if not path.is_file():
         reason = files.no_file(path)
         raise UserError(f"{path}: {reason}; create it with zeropods probe --out {path}")
     probe = files.validated(MachineProbe, path, path.read_bytes(), PROBE_AGAIN)
+    # Plans divide by them.
     for name, value in asdict(probe).items():
         if isinstance(value, int | float) and value <= 0:
             raise UserError(f"{path}: {name} {value}; expected more than 0: {PROBE_AGAIN}")
@@ -90,12 +95,13 @@ def read_probe(path: Path) -> MachineProbe:
 
 
 def kept_probe(folder: Path) -> MachineProbe | None:
-    """The probe that is kept in this folder; None if there is none, or if it is of another
-    machine."""
+    """The probe that is kept in this folder; None if there is none, or if it is of a machine of
+    another kind than this one."""
     path = folder / MACHINE
     if not path.is_file():
         return None
     probe = read_probe(path)
-    # Which GPUs are here now is not looked up: that would take longer than the plan.
+    # Which GPUs are here now is not looked up, since that would take longer than the plan: they are
+    # taken to be those of the probe.
     this_machine = hardware() | {"gpus": probe.hardware.get("gpus")}
     return probe if probe.is_of(this_machine) else None
