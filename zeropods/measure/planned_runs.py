@@ -33,9 +33,9 @@ class PlannedRun:
 
 def planned_memory(record: Record) -> PlannedMemory | None:
     """Planned memory of one process of a recorded run, from its largest batch, its shape and its
-    DeepSpeed configuration.
+    DeepSpeed configuration; None where it cannot be planned (`recorded_work`).
 
-    None where it cannot be planned. Without a GPU, nothing is counted for CUDA and cuBLAS.
+    For a run without a GPU nothing is counted for CUDA and cuBLAS.
     """
     work = recorded_work(record)
     if work is None:
@@ -74,9 +74,6 @@ def recorded_work(record: Record) -> Workload | None:
     attention = record.identity.get("attn_implementation")
     if attention not in shape.attentions:
         attention = shape.attentions[0]
-    dropout_rate = record.identity.get("dropout")
-    # None stands for the rate with which the model was published.
-    has_dropout = dropout_rate > 0 if isinstance(dropout_rate, int | float) else None
     has_scaled_rates = bool(record.identity.get("scaled_rates"))
     try:
         zero = read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings()
@@ -97,13 +94,21 @@ def recorded_work(record: Record) -> Workload | None:
             gradient_accumulation=record.gradient_accumulation_steps,
             attention=attention,
             before_ampere=is_before_ampere(rank.gpu or ""),
-            dropout=has_dropout,
+            dropout=_has_dropout(record),
         )
         # Traces the model, which raises where it cannot be planned.
         work.saved()
     except UserError:
         return None
     return work
+
+
+def _has_dropout(record: Record) -> bool | None:
+    """Whether a run had dropout; None where it had the rate with which the model was published."""
+    rate = record.identity.get("dropout")
+    if isinstance(rate, int | float):
+        return rate > 0
+    return None
 
 
 def _rank_with_largest_batch(record: Record) -> RankMeasurement | None:
@@ -142,23 +147,26 @@ def planned_run(record: Record) -> PlannedRun | None:
 
     Where no peak FLOP/s of its GPU are known, its time is not planned, and counts as not measured.
     """
-    largest = recorded_work(record)
-    if largest is None or record.status != "ok":
+    largest_work = recorded_work(record)
+    if largest_work is None or record.status != "ok":
         return None
+    # There is a rank: one has measured the largest batch.
     gpu = record.ranks[0].gpu
     if gpu is None:
         return None
-    mean = _mean_work(record, largest)
+    # Memory must be enough for the largest batch; time goes by the mean one.
+    planned_bytes = _memory_on_gpu(largest_work, gpu).device_bytes
+    mean_work = _mean_work(record, largest_work)
     planned_seconds = None
     measured_seconds = None
-    if published_flops(gpu, mean.precision) is not None:
+    if published_flops(gpu, mean_work.precision) is not None:
         machines = Machines(pods=record.pods, slots=record.slots, gpu=gpu)
-        planned_seconds = step_time(mean, machines).seconds
+        planned_seconds = step_time(mean_work, machines).seconds
         measured_seconds = measured_step(record)
     return PlannedRun(
-        work=largest,
+        work=largest_work,
         gpu=gpu,
-        planned={"memory": _memory_on_gpu(largest, gpu).device_bytes, "time": planned_seconds},
+        planned={"memory": planned_bytes, "time": planned_seconds},
         measured={"memory": _measured_memory(record), "time": measured_seconds},
     )
 

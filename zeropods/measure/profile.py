@@ -369,13 +369,7 @@ def parse_report(path: Path, text: str) -> Report:
     absent = [FIGURES[key].label for key in ALWAYS_THERE if key not in summary_lines]
     if not depths:
         absent.append("the part by depth")
-    if root is not None and not tree_is_whole:
-        absent.append("a part of the tree")
-    if not printed.has_closing_line:
-        if root is None:
-            # Whether the report was to have a tree is unknown.
-            absent.append("the tree of modules")
-        absent.append("the closing line of dashes")
+    absent += _absent_at_end(root, tree_is_whole, printed.has_closing_line)
     return Report(
         path=path,
         line_number=start,
@@ -389,6 +383,19 @@ def parse_report(path: Path, text: str) -> Report:
         missing=_missing_text(absent, unread),
         impossible=impossible,
     )
+
+
+def _absent_at_end(root: Module | None, tree_is_whole: bool, has_closing_line: bool) -> list[str]:
+    """What a report lacks of its last part, the tree, and of its end, in words."""
+    absent = []
+    if root is not None and not tree_is_whole:
+        absent.append("a part of the tree")
+    if root is None and not has_closing_line:
+        # The report breaks off; whether it was to have a tree is unknown.
+        absent.append("the tree of modules")
+    if not has_closing_line:
+        absent.append("the closing line of dashes")
+    return absent
 
 
 def _headings(lines: Sequence[str]) -> list[tuple[int, str]]:

@@ -153,11 +153,11 @@ def _ratio(part: float | None, whole: float | None, factor: float = 1.0) -> floa
 
 
 class _Correction(NamedTuple):
-    """A corrected report, without figures that cannot be relied on, and what its faults are found
-    by."""
+    """A corrected report, without figures that cannot be relied on, and what was found out about
+    its tree."""
 
     checked: Checked
-    """The report without faults yet."""
+    """The report; its faults are still to be added."""
     times_counted: float | None
     """How often linear layers were counted; None where nothing shows it."""
     missing_parameters: int
@@ -291,10 +291,10 @@ def _mend(
 
     Args:
         are_linears_doubled: whether the MACs of linear layers were counted twice.
-        shared_size: (rows, dimension) of the token embedding, the largest one. The report does not
-            say what is shared: T5 and most language models use this matrix as the encoder's and the
-            decoder's embedding and, without a bias, as the output layer, so any matrix of its size
-            is taken to be it.
+        shared_size: (rows, dimension) of the token embedding, taken to be the embedding with the
+            most rows; None where there is none. The report does not say what is shared: T5 and most
+            language models use this matrix as the encoder's and the decoder's embedding and,
+            without a bias, as the output layer, so any matrix of its size is taken to be it.
     """
     printed_macs = module.total("macs")
     seconds = module.total("latency_seconds")

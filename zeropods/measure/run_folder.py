@@ -76,11 +76,7 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
     identity_as_read = json.loads(json.dumps(dict(identity)))
     changes = _changes(config.identity, identity_as_read)
     if changes and not is_claimed(folder):
-        # Remove what a run that has done no step wrote about itself. It has a record, or it would
-        # count as claimed.
-        (folder / RECORD).unlink()
-        for name in ("attempts", "memory", "ranks", "stacks", "steps"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+        _remove_unclaimed(folder)
         return _first_opening()
     if changes and not again:
         settings = ", ".join(changes[:4])
@@ -102,6 +98,14 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
 def _first_opening() -> Opening:
     """The first attempt of a new run."""
     return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
+
+
+def _remove_unclaimed(folder: Path) -> None:
+    """Remove what a run that has done no step wrote about itself, but for `config.json`."""
+    # There is a record, or the folder would count as claimed.
+    (folder / RECORD).unlink()
+    for name in ("attempts", "memory", "ranks", "stacks", "steps"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
