@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 
 MOST_LOSSES = 4_096
-"""Number of points at which a curve loses every second one; TensorBoard has all of them."""
+"""Number of points at which a loss curve of the record loses every second one; TensorBoard has all
+of them."""
 
 
 class Meter(TrainerCallback):
@@ -61,7 +62,8 @@ class Meter(TrainerCallback):
 
         Args:
             folder: the run folder.
-            measured: receives losses and steps at once, the rest when it is written.
+            measured: receives the machine, the GPU's name, losses and the number of the first step
+                as soon as they are known; everything else when it is passed to `write`.
             interval: seconds between two samples of memory; 0: none.
             age_seconds: seconds since the process began.
             is_one_text: whether a row is one text in which some tokens carry a loss; otherwise it
@@ -74,14 +76,14 @@ class Meter(TrainerCallback):
         self.is_one_text = is_one_text
         self.tokens = Tokens()
         """Tokens of the current step so far."""
-        self._largest: BatchShape | None = None
-        """Shape of the pass with the most tokens, padding included."""
+        self._largest_batch: BatchShape | None = None
+        """Shape of the batch of one forward pass with the most tokens, padding included."""
         counters = Counters()
         if torch.cuda.is_available():
             counters = CudaCounters()
         self.phases = Phases(counters, age_seconds)
         self.failed_in: str | None = None
-        """Phase in which an error was raised; None where there was none."""
+        """The innermost phase in which an error was raised; None where there was none."""
         self.clock = StepClock()
         self.evaluate_seconds: list[float] = []
         self.save_seconds: list[float] = []
@@ -104,7 +106,10 @@ class Meter(TrainerCallback):
         return self.phases.phase
 
     def _energy_joules(self) -> float | None:
-        """What the GPU has used since its driver was loaded; None where it does not say."""
+        """Energy that the GPU has used since its driver was loaded, in joules.
+
+        None without a GPU, or where the GPU does not report it.
+        """
         if self._gpu is None:
             return None
         return self._gpu.energy_joules()
@@ -114,36 +119,42 @@ class Meter(TrainerCallback):
         self.sampler.__enter__()
         return self
 
-    def __exit__(self, *about: object) -> None:
-        error_type = about[0]
-        if error_type is not None:
-            # Where an inner phase has failed, it is known already.
-            self.failed_in = self.failed_in or self.phases.phase
-        self.sampler.__exit__(*about)
-        self.heartbeat.__exit__(*about)
+    def __exit__(self, *error: object) -> None:
+        error_type = error[0]
+        # `within` has already noted the phase of an error that was raised inside it.
+        if error_type is not None and self.failed_in is None:
+            self.failed_in = self.phases.phase
+        self.sampler.__exit__(*error)
+        self.heartbeat.__exit__(*error)
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Enter a phase between steps.
+        """Be in a phase during the block, and afterwards in the one before it again.
 
-        The device is waited for at both ends, and the phase counts in no step. The duration of each
-        save is kept; a model that is saved within a checkpoint is part of the checkpoint's save.
+        The block must lie between two steps: the step clock starts anew behind it, so that the
+        block's time counts in no step. The device is waited for at both ends. The duration of a
+        save is added to `save_seconds`; a model that is saved within a checkpoint is part of the
+        checkpoint's save. The phase of an error is kept in `failed_in`.
         """
         synchronize()
-        before = self.phases.enter(phase)
+        outer_phase = self.phases.enter(phase)
         began = time.perf_counter()
         self.heartbeat.mark()
         try:
             yield
+            # Here too, so that an error of the device counts as one of this phase, and its work as
+            # part of the save.
             synchronize()
-            if phase == "save" and before != phase:
+            if phase == "save" and outer_phase != "save":
                 self.save_seconds.append(time.perf_counter() - began)
         except BaseException:
-            self.failed_in = self.failed_in or phase
+            # An error passes the innermost phase first.
+            if self.failed_in is None:
+                self.failed_in = phase
             raise
         finally:
             synchronize()
-            self.phases.enter(before)
+            self.phases.enter(outer_phase)
             self.heartbeat.mark()
             self.clock.restart()
 
@@ -160,9 +171,11 @@ class Meter(TrainerCallback):
         self.clock.restart()
 
     def count(self, inputs: dict[str, Tensor]) -> None:
-        """Count the tokens of a forward pass of a collator's batch.
+        """Add the tokens of a forward pass to those of the current step; keep the largest batch.
 
-        Without a mask none of them is padding.
+        Args:
+            inputs: what the task's `batch` returned. Without an `attention_mask` none of its source
+                tokens is padding.
         """
         rows, source_length = inputs["input_ids"].shape
         target_length = 0
@@ -172,6 +185,7 @@ class Meter(TrainerCallback):
         attention_mask = inputs.get("attention_mask")
         source_tokens: int | Tensor = rows * source_length
         if attention_mask is not None:
+            # It stays a tensor: a GPU would have to finish its work before this is a number.
             source_tokens = attention_mask.sum()
         label_tokens = inputs["label_positions"].numel()
         self.tokens = Tokens(
@@ -179,9 +193,9 @@ class Meter(TrainerCallback):
             target=self.tokens.target + label_tokens,
             padded=self.tokens.padded + padded_tokens,
         )
-        largest = self._largest
+        largest = self._largest_batch
         if largest is None or padded_tokens > _padded_tokens(largest):
-            self._largest = BatchShape(
+            self._largest_batch = BatchShape(
                 rows=rows,
                 source_tokens=source_length,
                 target_tokens=target_length,
@@ -192,11 +206,13 @@ class Meter(TrainerCallback):
         tokens = self.tokens
         self.tokens = Tokens()
         if isinstance(tokens.source, Tensor):
-            # The copy to the CPU is under way; it has arrived when the step's mark is past.
+            # This only begins the copy. In the device's queue it comes before the mark that `lap`
+            # sets, so it has arrived when that mark is past; the number is read only then.
             tokens = tokens._replace(source=tokens.source.to("cpu", non_blocking=True))
         self.clock.lap(tokens)
-        self.measured.largest_batch = self._largest
+        self.measured.largest_batch = self._largest_batch
         if self.phases.phase == "first_step":
+            # Once only: peaks of the first step's work must not count in the phase after it.
             synchronize()
             self.phases.enter("steady")
         self.heartbeat.mark(state.global_step)
@@ -217,10 +233,13 @@ class Meter(TrainerCallback):
                 _keep_loss(curve, key, state.global_step, logs[key])
 
     def write(self, measured: RankMeasurement) -> None:
-        """Write what has been measured so far, whole steps only.
+        """Complete a measurement with the figures so far, whole steps only, and write it.
 
-        Beside the measurement, `steps/N.npy` has the wall time of every step, (steps,) float32 in
-        seconds.
+        Beside the measurement, `steps/N.npy` of rank N has the wall time of every step of this
+        attempt, (steps,) float32 in seconds.
+
+        Args:
+            measured: `self.measured`, or a copy of it with another status; it is changed.
         """
         steps = self.clock.steps()
         seconds = steps["seconds"]
@@ -254,10 +273,13 @@ def _padded_tokens(batch: BatchShape) -> int:
 
 
 def _keep_loss(curve: list[Loss], key: str, step: int, loss: float) -> None:
-    """Append a loss to a curve, which loses every second point where it has become long.
+    """Append a loss to a curve, and log it; thin the curve out once it has `MOST_LOSSES` points.
 
     Args:
-        key: transformers' name of the loss.
+        key: transformers' name of the loss, for messages.
+
+    Raises:
+        UserError: the loss is infinite or not a number.
     """
     if not math.isfinite(loss):
         remedy = "lower --learning_rate, or choose --precision fp32"
@@ -275,9 +297,11 @@ class Tokens(NamedTuple):
     """Numbers of tokens of a step, on this rank."""
 
     source: int | Tensor = 0
-    """A tensor where a GPU counts the tokens."""
+    """Tokens of the sources, without padding; a tensor where they were counted by a mask."""
     target: int = 0
+    """Tokens that carry a loss."""
     padded: int = 0
+    """Tokens of sources and targets, padding included."""
 
 
 class Mark:
@@ -289,7 +313,9 @@ class Mark:
 
     def __init__(self) -> None:
         self.at = time.perf_counter()
+        """Seconds of the host's clock when this mark was made."""
         self.event: torch.cuda.Event | None = None
+        """The event in the GPU's queue; None on a CPU."""
         if torch.cuda.is_available():
             self.event = torch.cuda.Event(enable_timing=True)
             self.event.record()
@@ -321,7 +347,11 @@ STEP = [
 
 
 class StepClock:
-    """Times of training steps, without what happens between them."""
+    """Times of training steps, without what happens between them.
+
+    The host ends a step with `lap` and runs ahead; `steps` later reads the times of those that the
+    device has finished too. Steps are numbered from 0.
+    """
 
     def __init__(self, mark: Callable[[], Mark] = Mark) -> None:
         """`mark` returns the current moment."""
@@ -329,10 +359,11 @@ class StepClock:
         self._began = mark()
         self._laps: dict[int, tuple[Mark, Mark, Tokens]] = {}
         """Beginning, end and tokens of each step that the device may still be at, by its number."""
-        self._count = 0
-        """Number of steps that have ended here."""
-        self._done = array("d")
-        """Values of the steps that the device has done."""
+        self._laps_ended = 0
+        """Number of steps that the host has ended."""
+        self._finished_values = array("d")
+        """The fields of `STEP` of each step that the device has finished, one step after the
+        other."""
 
     def restart(self) -> None:
         """Begin a step here; the time before it belongs to no step."""
@@ -341,18 +372,18 @@ class StepClock:
     def lap(self, tokens: Tokens) -> None:
         """End a step here, and begin the next one."""
         now = self._mark()
-        self._laps[self._count] = (self._began, now, tokens)
-        self._count += 1
+        self._laps[self._laps_ended] = (self._began, now, tokens)
+        self._laps_ended += 1
         self._began = now
 
     def steps(self, first: int = 0) -> np.ndarray:
-        """`STEP` of the steps that the device has done, from `first` on.
+        """The steps that the device has finished, from step `first` on: (steps,) records of `STEP`.
 
-        An interruption anywhere leaves them right.
+        It moves newly finished steps out of `_laps`. A signal may interrupt it anywhere and the
+        next call is still right: the number of the next step follows from `_finished_values`.
         """
         while True:
-            # `_done` has the values of one step after the other, `len(STEP)` of each.
-            number = len(self._done) // len(STEP)
+            number = len(self._finished_values) // len(STEP)
             lap = self._laps.get(number)
             if lap is None:
                 break
@@ -366,9 +397,9 @@ class StepClock:
                 tokens.padded,
             )
             # All four values at once: an interruption cannot come between them.
-            self._done.extend(step)
+            self._finished_values.extend(step)
             del self._laps[number]
-        values_from_first = self._done[len(STEP) * first :]
+        values_from_first = self._finished_values[len(STEP) * first :]
         return np.array(values_from_first).view(STEP)
 
 
@@ -392,7 +423,7 @@ class LiveBytesRecorder(TrainerCallback):
     engine: Engine
     wrapped: Callable[[], object]
     """Returns the model as the engine has wrapped it."""
-    due: bool = field(default=False, init=False)
+    is_due: bool = field(default=False, init=False)
     """Whether the bytes are counted at the current step."""
     before_step: tuple[int, int] | None = field(default=None, init=False)
     """Bytes of parameters and of gradients just before the optimizer's step, once counted."""
@@ -402,8 +433,8 @@ class LiveBytesRecorder(TrainerCallback):
         has_second_step = state.max_steps > self.measured.first_step + 1
         if has_second_step:
             counted_step += 1
-        self.due = state.global_step == counted_step
-        if not self.due:
+        self.is_due = state.global_step == counted_step
+        if not self.is_due:
             return
 
         def count() -> None:
@@ -412,12 +443,12 @@ class LiveBytesRecorder(TrainerCallback):
         self.engine.call_before_step(self.wrapped(), count)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        # Where this comes too late, the engine has had them counted.
-        if self.due and self.before_step is None:
+        # With DeepSpeed this comes too late, and `call_before_step` has had the bytes counted.
+        if self.is_due and self.before_step is None:
             self._count_before_step(about["model"], about["optimizer"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        if self.due and self.before_step is not None:
+        if self.is_due and self.before_step is not None:
             parameters, gradients = self.before_step
             tensors = self.engine.optimizer_states(about["optimizer"])
             self.measured.live_bytes = LiveBytes(
@@ -425,9 +456,10 @@ class LiveBytesRecorder(TrainerCallback):
                 gradients=gradients,
                 optimizer=_bytes(tensors, besides=self.engine.parameters(about["model"])),
             )
-        self.due = False
+        self.is_due = False
 
     def _count_before_step(self, model: nn.Module, optimizer: Any) -> None:
+        """Set `before_step` to what is held now."""
         gradients = self.engine.gradients(model, optimizer)
         self.before_step = (
             _bytes(self.engine.parameters(model)),
@@ -443,7 +475,10 @@ def _bytes(tensors: Iterable[object], besides: Iterable[object] = ()) -> int:
 
 
 def _storage_sizes(tensors: Iterable[object]) -> dict[int, int]:
-    """Bytes of the storages that hold these tensors, by address; what is no tensor is left out."""
+    """Bytes of the storages that hold these tensors, by the storage's address.
+
+    What is no tensor is left out: engines also yield None.
+    """
     sizes = {}
     for tensor in tensors:
         if isinstance(tensor, Tensor):
@@ -470,7 +505,8 @@ USE = (
 class Curves(TrainerCallback):
     """Draws training and validation loss in one chart, and figures of the steps between points.
 
-    The losses have one tag, and are two runs to TensorBoard.
+    TensorBoard draws the two losses in one chart since both have the tag `loss`, in two of its runs
+    (`train` and `validation`).
     """
 
     folder: Path
@@ -478,12 +514,14 @@ class Curves(TrainerCallback):
     meter: Meter
     effective_batch_size: int
     points: Points | None = None
-    """What sends the same figures to MLflow, where that was asked for."""
+    """Sends the same figures to MLflow; None where that was not asked for."""
     writers: dict[str, SummaryWriter] = field(default_factory=dict, init=False)
+    """TensorBoard's writers by the name of its run."""
     drawn_steps: int = field(default=0, init=False)
-    """Number of steps whose figures are drawn."""
+    """Number of steps of this attempt whose figures are drawn."""
 
     def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        # Only rank 0 draws; the other ranks need not load this.
         from torch.utils.tensorboard import SummaryWriter
 
         logs = about["logs"]
@@ -499,10 +537,10 @@ class Curves(TrainerCallback):
                 "loss": logs["eval_loss"],
                 "samples_per_second": logs["eval_samples_per_second"],
             }
-        for run, values in curves.items():
-            if run not in self.writers:
-                self.writers[run] = SummaryWriter(str(self.folder / run))
-            writer = self.writers[run]
+        for curve, values in curves.items():
+            if curve not in self.writers:
+                self.writers[curve] = SummaryWriter(str(self.folder / curve))
+            writer = self.writers[curve]
             for tag, value in values.items():
                 writer.add_scalar(tag, value, state.global_step)
         if self.points is not None:
@@ -516,11 +554,12 @@ class Curves(TrainerCallback):
             writer.flush()
 
     def _next_point(self) -> dict[str, float]:
-        """Memory and utilization now, and figures of the steps since the last point, if any; each
-        step counts once.
+        """Figures of the next point by tag: memory and utilization now, and those of new steps.
 
-        Those are the mean seconds of a step, the samples of all ranks per second, and the share of
-        padding among this rank's tokens.
+        New steps are those that the device has finished since the last point; they count as drawn
+        from now on. Their figures are the mean seconds of a step, the samples of all ranks per
+        second, and the share of padding among this rank's tokens; without new steps they are left
+        out.
         """
         new_steps = self.meter.clock.steps(self.drawn_steps)
         self.drawn_steps += len(new_steps)
