@@ -38,7 +38,7 @@ class Checkpoints:
     """Origin of this run's checkpoints."""
     engine: Engine
     keep: int | None = None
-    """Number of checkpoints that may stay once a newer one is whole; None: all."""
+    """Number of checkpoints that may stay, the newest included; None: all."""
 
     def save(
         self,
@@ -64,6 +64,7 @@ class Checkpoints:
             # The run's record still has to be written: free the space that an unfinished checkpoint
             # takes.
             if not (place / checkpoints.MANIFEST).exists():
+                # A folder that stays does not count, and the error at hand is the one to report.
                 with contextlib.suppress(OSError):
                     checkpoints.discard(place)
             raise
@@ -71,7 +72,7 @@ class Checkpoints:
             self._prune(step, self.keep, best)
 
     def _write(self, step: int, place: Path, write: Callable[[], None]) -> None:
-        """Write a checkpoint into the folder `place` with all ranks, and make it count."""
+        """Write a checkpoint into the folder `place` with all ranks, and mark it as complete."""
         in_one_line = said_in_one_line(self.folder, place.name, REMEDY)
         files: dict[str, SavedFile] = {}
 
@@ -96,7 +97,13 @@ class Checkpoints:
         processes.on_rank_zero(mark_complete)
 
     def _prune(self, step: int, keep: int, best: Callable[[], str | None]) -> None:
-        """Delete older checkpoints; those that cannot be deleted are no reason to end a run."""
+        """Delete older checkpoints, and log which; a failure is logged and does not end the run.
+
+        Args:
+            step: the step that has just been saved.
+            keep: number of checkpoints that may stay.
+            best: as for `save`.
+        """
         try:
             best_checkpoint = best()
             best_name = Path(best_checkpoint).name if best_checkpoint else None
@@ -108,11 +115,13 @@ class Checkpoints:
             place = self.folder / checkpoints.name_of(step)
             _say(f"{place}: {unsound}; older checkpoints stay", logging.WARNING)
 
-    def check(self, checkpoint: Path, place: str, remedy: str) -> CheckpointManifest:
+    def check(self, checkpoint: Path, subject: str, remedy: str) -> CheckpointManifest:
         """Verify a checkpoint, which may be another run's, and return its manifest.
 
+        Rank 0 verifies it; the result, or the error, is the same on every rank.
+
         Args:
-            place: the beginning of an error's message, such as `--resume DIR`.
+            subject: the beginning of an error's message, such as `--resume DIR`.
             remedy: the end of that message.
 
         Raises:
@@ -125,7 +134,7 @@ class Checkpoints:
                     checkpoint, lambda origin: origin.other_model(self.origin)
                 )
             except UnsoundError as unsound:
-                raise UserError(f"{place}: {unsound}; {remedy}") from None
+                raise UserError(f"{subject}: {unsound}; {remedy}") from None
 
         return processes.on_rank_zero(verify)
 
@@ -172,14 +181,15 @@ class Resumption:
     checkpoint: Path
     """The folder that is loaded: the checkpoint itself, or its universal form."""
     saved: CheckpointManifest
-    wanted: Origin
+    origin: Origin
     """The origin of the checkpoints that this attempt saves."""
     kept: dict[str, Any]
     """State that each of the trainer's callbacks had saved in it, by the callback's name."""
 
     @property
     def universal(self) -> bool:
-        """Whether its universal form is loaded: ZeRO saved it on another number of ranks."""
+        """Whether the checkpoint's universal form is loaded, since ZeRO saved the checkpoint on
+        another number of ranks."""
         return self.checkpoint.parent.name == checkpoints.UNIVERSAL
 
     def has_ended(self, state: TrainerState) -> bool:
@@ -195,18 +205,20 @@ class Resumption:
         if state.global_step >= state.max_steps:
             return True
         # A run with other settings, such as more epochs, goes on where this one stopped.
-        is_same_run = self.saved.origin.settings == self.wanted.settings
+        is_same_run = self.saved.origin.settings == self.origin.settings
         control = self.kept.get("TrainerControl", {}).get("args", {})
         return is_same_run and bool(control.get("should_training_stop"))
 
 
 def resumption(resume: str, opening: Opening, ours: Checkpoints) -> Resumption | None:
-    """The checkpoint that an attempt goes on from; None where it begins anew.
+    """The checkpoint that an attempt goes on from, made loadable here; None where it begins anew.
+
+    Every rank calls this, and gets the same.
 
     Args:
-        resume: the value of `--resume`. It may name a checkpoint, which is verified.
-        opening: how the run folder was opened: where it says so, the attempt goes on from the
-            newest checkpoint that counts.
+        resume: the value of `--resume`. A checkpoint that it names is verified and taken.
+        opening: how the run folder was opened. Where `resume` names no checkpoint, it decides
+            whether the newest checkpoint of this run that counts is taken.
         ours: the checkpoints of this run.
 
     Raises:
@@ -214,7 +226,7 @@ def resumption(resume: str, opening: Opening, ours: Checkpoints) -> Resumption |
     """
 
     def find_newest() -> tuple[Path, CheckpointManifest] | None:
-        """Find the newest checkpoint that counts, and say why others are passed over."""
+        """Find the newest checkpoint that counts, and say why newer ones are passed over."""
         return checkpoints.newest_good(
             ours.folder,
             lambda origin: origin.other_run(ours.origin),
@@ -231,8 +243,8 @@ def resumption(resume: str, opening: Opening, ours: Checkpoints) -> Resumption |
         checkpoint, manifest = newest
     else:
         return None
-    fitted = ours.fitted(checkpoint, manifest)
-    log.info("resuming from %s", fitted)
-    state = TrainerState.load_from_json(str(fitted / checkpoints.STATE))
+    loadable = ours.fitted(checkpoint, manifest)
+    log.info("resuming from %s", loadable)
+    state = TrainerState.load_from_json(str(loadable / checkpoints.STATE))
     kept: Any = state.stateful_callbacks
-    return Resumption(fitted, manifest, ours.origin, kept)
+    return Resumption(loadable, manifest, ours.origin, kept)

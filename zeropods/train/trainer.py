@@ -41,7 +41,7 @@ class MeasuredTrainer(Trainer):
     checkpoints: Checkpoints
     """Completes what is saved, and verifies what is loaded.
 
-    It must be set before training that saves.
+    It must be set before `train` is called.
     """
 
     def __init__(self, task: Task, meter: Meter, **kwargs: Any) -> None:
@@ -75,6 +75,7 @@ class MeasuredTrainer(Trainer):
             self.add_callback(self.time_limit)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
+        """The order of the training rows; it is kept in `sampler`, for `_run_epoch`."""
         rows_per_pass = self.args.train_batch_size * self.args.world_size
         rows_per_step = rows_per_pass * self.args.gradient_accumulation_steps
         lengths = self.train_dataset.lengths()
@@ -84,7 +85,7 @@ class MeasuredTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Do one forward and backward pass, and count its tokens."""
+        """Do one forward and backward pass, and count its tokens; return its loss."""
         self.meter.count(inputs)
         if self.run_arguments.compile == "graphs":
             # Results of the previous step are no longer needed: CUDA graphs overwrite them.
@@ -96,7 +97,7 @@ class MeasuredTrainer(Trainer):
     # The optimizer, and the schedule of its rate.
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The optimizer, with groups of different rates where that was asked for."""
+        """The optimizer, with groups of different rates for `--scaled_rates`."""
         if self.optimizer is None and self.run_arguments.scaled_rates:
             class_and_options = self.optimizer_cls_and_kwargs
             if not class_and_options:
@@ -105,15 +106,20 @@ class MeasuredTrainer(Trainer):
             optimizer_class, options = class_and_options
             groups = rate_groups(self.model, options["lr"], self.args.weight_decay)
             self.optimizer = optimizer_class(groups, **options)
+        # Where there is one by now, transformers makes none.
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The schedule asked for, or one that also ends with the training time."""
+        """The schedule that the flags name; under a time limit, one that also ends with the time.
+
+        It is kept in `lr_scheduler`.
+        """
         if self.lr_scheduler is None and self.time_limit is not None:
             warmup_steps = max(1, self.args.get_warmup_steps(num_training_steps))
             factor = _factor_until_time_is_up(num_training_steps, warmup_steps, self.time_limit)
             self.lr_scheduler = LambdaLR(optimizer or self.optimizer, factor)
-            # As transformers notes where it makes one itself.
+            # transformers notes this where it makes one itself, so that a second training does not
+            # go on with it.
             self._created_lr_scheduler = True
         # Where there is one by now, transformers makes none.
         return super().create_scheduler(num_training_steps, optimizer)
@@ -121,9 +127,11 @@ class MeasuredTrainer(Trainer):
     # Evaluation.
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Mean loss per label token: token losses and counts are summed over ranks, then divided.
+        """Evaluate the dev split, and return the metrics that are logged; every rank takes part.
 
-        transformers' own `eval_loss` is a mean of means, and depends on the number of processes.
+        `eval_loss` is the mean loss per label token: token losses and counts are summed over ranks,
+        then divided. transformers' own is a mean of means, and depends on the number of processes.
+        The loss is kept in `last_evaluation`. transformers' arguments are not used.
         """
         began = time.perf_counter()
         loss = self.summed_loss(self.eval_dataset)
@@ -142,7 +150,7 @@ class MeasuredTrainer(Trainer):
 
     @torch.no_grad()
     def summed_loss(self, rows: TokenizedSplit) -> SummedLoss:
-        """Loss of all rows, over all ranks; every rank takes part."""
+        """Loss of the model on all these rows, over all ranks; every rank takes part."""
         args = self.args
         with self._uncompiled(), self.meter.within("evaluate"):
             was_training = self.model.training
@@ -156,6 +164,7 @@ class MeasuredTrainer(Trainer):
                 batch = self._prepare_inputs(collated)
                 # The sum over the batch's label tokens, since it is divided by 1.
                 loss = self.model(**batch, num_items_in_batch=1).loss
+                # The weight is 0 for a batch that counts on another rank.
                 nats_and_tokens[0] += weight * loss.double()
                 nats_and_tokens[1] += weight * batch["label_positions"].numel()
                 self.meter.heartbeat.mark()
@@ -172,7 +181,15 @@ class MeasuredTrainer(Trainer):
     # Saving.
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the weights in FP32; every rank takes part."""
+        """Save the weights in FP32, configuration and tokenizer; every rank takes part.
+
+        Args:
+            output_dir: the folder; None for that of the trainer's arguments.
+            _internal_call: True where transformers saves the model as part of a checkpoint.
+
+        Raises:
+            UserError: the folder cannot be written to.
+        """
         folder = Path(output_dir or self.args.output_dir)
         remedy = "free or repair the disk, then run again"
         with self.meter.within("save"), said_in_one_line(folder, "the model", remedy):
@@ -190,11 +207,11 @@ class MeasuredTrainer(Trainer):
                 seal_model(folder)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save what a later attempt goes on from."""
+        """Save what a later attempt goes on from; every rank takes part."""
         write = partial(super()._save_checkpoint, model, trial)
 
         def best_checkpoint() -> str | None:
-            """The checkpoint of the best model so far; it may be the one that is being written."""
+            # Not read before: writing a checkpoint may make it the best one.
             return self.state.best_model_checkpoint
 
         with self.meter.within("save"):
@@ -203,10 +220,13 @@ class MeasuredTrainer(Trainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None
     ) -> None:
-        """Save weights, or those in the model, with the configuration of transformers' own class.
+        """Save a model with a configuration that names transformers' own class.
 
         Only a rank that should save writes: transformers 5.17 expects its callers to see to that,
         5.23 sees to it here.
+
+        Args:
+            state_dict: the weights in FP32, by name; None where the model itself holds them.
         """
         if not self.args.should_save:
             return
@@ -220,6 +240,7 @@ class MeasuredTrainer(Trainer):
         config = self.model.config
         config.architectures = [library_classes[0].__name__]
         if state_dict is not None:
+            # The model's own weights may be BF16, and the configuration with them.
             config.dtype = torch.float32
         config.save_pretrained(folder)
 
@@ -252,13 +273,14 @@ class MeasuredTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _resumes_from_universal(self) -> bool:
+        """Whether training resumes from a checkpoint's universal form."""
         return self.resumption is not None and self.resumption.universal
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Go on with this rank's random numbers; on another number of ranks, start new ones.
 
-        New ones depend on seed, step, number of ranks and rank. They set dropout masks, but not the
-        order of rows.
+        New ones depend on seed, step, number of ranks and rank. They set dropout masks; the
+        order of rows does not depend on them.
         """
         args = self.args
         resumed = self.resumption
@@ -270,21 +292,29 @@ class MeasuredTrainer(Trainer):
         set_seed(int(seed))
 
     def _load_best_model(self) -> None:
-        """Load the best checkpoint into the model, and into the masters where there are any."""
+        """Load the best checkpoint into the model, and into the masters where there are any.
+
+        Every rank takes part.
+
+        Raises:
+            UserError: the checkpoint is not whole, or has no form that this number of ranks can
+                load.
+        """
         best = self.state.best_model_checkpoint
         remedy = "--resume auto resumes from a complete one"
         with self.meter.within("load"):
             manifest = self.checkpoints.check(Path(best), best, remedy)
-            fitted = str(self.checkpoints.fitted(Path(best), manifest))
+            loadable = str(self.checkpoints.fitted(Path(best), manifest))
             # transformers loads what the state names: for the moment it is the form that this
             # number of ranks can load.
-            self.state.best_model_checkpoint = fitted
-            if fitted == best:
+            self.state.best_model_checkpoint = loadable
+            if loadable == best:
                 super()._load_best_model()
             else:
                 with self.engine.loading_universal(self.model_wrapped):
                     super()._load_best_model()
             self.state.best_model_checkpoint = best
+            # An engine that does this has no universal form, so the checkpoint itself was loaded.
             self.engine.load_masters(self.model, self.optimizer, Path(best))
 
 
@@ -296,16 +326,18 @@ class TimeLimit(TrainerCallback):
     """Ends training when its time is up; for one process only, since clocks differ."""
 
     seconds: float
+    """The time that training may take."""
     began: float | None = None
+    """When training began, by the monotonic clock; None before."""
 
     def share(self) -> float:
-        """Fraction of the time that has passed, 1 at its end; 0 before training."""
+        """Fraction of the time that has passed, 1 or more once it is up; 0 before training."""
         if self.began is None:
             return 0.0
         return (time.monotonic() - self.began) / self.seconds
 
     def seconds_left(self) -> float:
-        """Seconds until its time is up, at least 0."""
+        """Seconds until the time is up, at least 0."""
         return self.seconds * max(0.0, 1 - self.share())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -319,8 +351,14 @@ class TimeLimit(TrainerCallback):
 def _factor_until_time_is_up(
     steps: int, warmup_steps: int, time_limit: TimeLimit
 ) -> Callable[[int], float]:
-    """The factor of the learning rate at each step: after the warm-up it decays linearly, over
-    steps or over seconds, whichever is further."""
+    """A function that returns the factor of the learning rate at a step.
+
+    After the warm-up it decays linearly to 0: with the steps or with the time, whichever is closer
+    to its end.
+
+    Args:
+        steps: number of steps of the run, where the time does not end it before.
+    """
 
     def rate_factor(step: int) -> float:
         share_done = max(step / steps, time_limit.share())
@@ -337,9 +375,10 @@ class ShownSteps(TrainerCallback):
 
     bar: tqdm | ProgressLines
     rate: SampleRate
+    """Counts samples per second; it pauses while the run evaluates or saves."""
     time_limit: TimeLimit | None
-    """What ends the run after some time, so that nobody knows how many steps there will be; None
-    where steps or epochs end it."""
+    """Ends the run after some time, so that nobody knows how many steps there will be; None where
+    steps or epochs end it."""
     losses: dict[str, str] = field(default_factory=dict, init=False)
     """The last losses as text, by name."""
 
@@ -348,6 +387,7 @@ class ShownSteps(TrainerCallback):
             self.bar.total = state.max_steps
         else:
             self.bar.total = None
+        # The steps that were done before the checkpoint that training resumes from.
         self.bar.update(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -393,7 +433,11 @@ RATES = {"shared": 30.0, "relative_attention_bias": 100.0, "layer_norm": 10.0}
 
 
 def rate_groups(model: nn.Module, rate: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups for an optimizer: one for each factor of `RATES`, the common rate first."""
+    """Parameter groups for an optimizer: one for each factor of `RATES`, the common rate first.
+
+    Args:
+        rate: the common learning rate, of weights without a factor of their own.
+    """
     by_factor: dict[float, list[nn.Parameter]] = {1.0: []}
     for name, parameter in model.named_parameters():
         by_factor.setdefault(_factor_of(name), []).append(parameter)
