@@ -48,18 +48,23 @@ from zeropods.train.save_and_resume import Checkpoints, Resumption, resumption
 from zeropods.train.trainer import MeasuredTrainer, ShownSteps
 
 OTHERS_SECONDS = 3.0
-"""Seconds that rank 0 waits for others where it composes the record."""
+"""Seconds that rank 0 waits for other ranks' measurements where it composes the record."""
 LOOK_SECONDS = 0.1
-"""Seconds between two looks for them."""
+"""Seconds between two looks for these measurements."""
 
 
 def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
-    """Train, evaluate, save, and leave a record; `UserError` and Ctrl-C leave one too.
+    """Train, evaluate, save, and leave a record.
+
+    A run that fails or is interrupted leaves one too, once its folder is open.
 
     Args:
         argv: the call, for `config.json`.
         age_seconds: seconds since the run's own process began; 0 where several runs share one
             process.
+
+    Raises:
+        UserError: the call is wrong, or the run has failed; a `SharedError` where every rank knows.
     """
     began = time.monotonic() - age_seconds
     save_signal = SaveOnSignal()
@@ -72,6 +77,8 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
         try:
             _fine_tune_in_folder(task, argv, settings, began, save_signal)
         except processes.SharedError:
+            # Every rank has this error. After any other one this rank would wait in vain for the
+            # others, so it does not leave the group.
             processes.leave()
             raise
         processes.leave()
@@ -79,7 +86,7 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
 
 @contextlib.contextmanager
 def _threads(threads: int) -> Iterator[None]:
-    """Let torch use so many threads in this process; for 0, as many as it likes."""
+    """Let torch use this number of threads in this process; 0 leaves its number as it is."""
     if not threads:
         yield
         return
@@ -102,6 +109,7 @@ def _fine_tune_in_folder(
     The folder stays locked until training ends.
 
     Args:
+        settings: transformers' arguments; evaluation is switched off in them without a dev split.
         began: when the process began, by the monotonic clock.
     """
     with contextlib.ExitStack() as stack:
@@ -140,6 +148,7 @@ def train_and_record(
 
     Raises:
         UserError: memory was not enough; or this rank has ended well, but another one has not.
+        BaseException: any other error that ended the training, after all has been written.
     """
     measured = RankMeasurement(
         rank=processes.rank(), host=environment.host(), warmup_steps=task.engine.warmup_steps
@@ -164,7 +173,7 @@ def train_and_record(
                 raise UserError(f"{task.folder}: oom: {measured.reason}; {remedy}") from error
             raise
         finally:
-            record = _written(task, measured, meter, score, all_ranks_end_here)
+            record = _write_down(task, measured, meter, score, all_ranks_end_here)
     if record is not None and record.status != "ok":
         # This rank has ended well, but another one has not.
         raise UserError(f"{task.folder}: {record.status}: {record.reason}")
@@ -181,7 +190,7 @@ def _meter_of(task: Task, measured: RankMeasurement, age_seconds: float) -> Mete
     )
 
 
-def _written(
+def _write_down(
     task: Task, measured: RankMeasurement, meter: Meter, score: str, all_ranks_end_here: bool
 ) -> Record | None:
     """Write this rank's measurement and, on rank 0 without a supervisor, the record.
@@ -192,7 +201,7 @@ def _written(
             rank that has failed would never come.
 
     Returns:
-        The record, where this rank has written it.
+        The record where this rank has written it; None where another rank or a supervisor does.
     """
     with processes.undisturbed():
         meter.write(measured)
@@ -203,19 +212,19 @@ def _written(
     if processes.rank() != 0 or has_supervisor:
         return None
     with processes.undisturbed():
-        return _record(task, measured, score)
+        return _write_record_and_report(task, measured, score)
 
 
 def _remedy_for_memory(meter: Meter) -> str:
-    """What helps where memory was not enough, by the phase in which it failed."""
+    """What helps where memory was not enough, by the phase in which it ran out."""
     phase = meter.failed_in or meter.phases.phase
     if phase == "load":
         return "use a smaller model, or more memory"
     return "use fewer rows, or a technique that partitions more"
 
 
-def _record(task: Task, measured: RankMeasurement, score: str) -> Record:
-    """Compose and write the record of an attempt without a supervisor, and print how it ended.
+def _write_record_and_report(task: Task, measured: RankMeasurement, score: str) -> Record:
+    """Write the record of an attempt without a supervisor, call `on_end`, print how it ended.
 
     Args:
         measured: what rank 0, this one, has measured.
@@ -224,7 +233,8 @@ def _record(task: Task, measured: RankMeasurement, score: str) -> Record:
     # Written at once: this process may be ended while it waits for others.
     record = compose_record(task.folder)
     write_record(task.folder, record)
-    # A lost connection is what a rank sees where another one has failed, which says more.
+    # A rank loses a connection where another one has failed, and the other one's measurement, which
+    # may still come, says more about the reason.
     if lost_connection(measured.reason) and await_others(task.folder, processes.world_size()):
         record = compose_record(task.folder)
         write_record(task.folder, record)
@@ -240,9 +250,10 @@ def _record(task: Task, measured: RankMeasurement, score: str) -> Record:
 
 
 def await_others(folder: Path, world_size: int) -> bool:
-    """Wait a moment for the measurements of ranks that fail at the same time.
+    """Wait until all ranks have written their measurements, `OTHERS_SECONDS` at most.
 
-    Returns whether one of them has come.
+    Returns:
+        Whether any measurement has come meanwhile.
     """
     deadline = time.monotonic() + OTHERS_SECONDS
 
@@ -258,13 +269,17 @@ def await_others(folder: Path, world_size: int) -> bool:
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
     """Status and reason of an attempt that ended with an exception.
 
-    The reason for a lack of memory has the phase in which it was lacking, and the peak.
+    Returns:
+        `interrupted`, `oom` or `failed`, and the reason in one line. The reason for a lack of
+        memory has the phase in which it was lacking, and the peak.
     """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, UserError):
         text = str(error)
+    # An error without a message is its type's name alone.
     first_line = text.split("\n")[0].removesuffix(": ")
     if isinstance(error, SavedOnSignalError | KeyboardInterrupt):
+        # Only the interrupt that Python raises itself, on Ctrl-C, does not name its signal.
         return "interrupted", str(error) or "SIGINT"
     if isinstance(error, SystemExit):
         return "failed", exit_call(error)
@@ -272,15 +287,16 @@ def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
     is_of_cpu = "DefaultCPUAllocator: can't allocate" in text
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or is_of_cpu:
         phase = meter.failed_in or meter.phases.phase
-        place = f"phase {phase}, {meter.heartbeat.step} steps done"
-        return "oom", f"{first_line}; {place}{_peak_text(meter)}"
+        progress_text = f"phase {phase}, {meter.heartbeat.step} steps done"
+        return "oom", f"{first_line}; {progress_text}{_peak_text(meter)}"
     return "failed", first_line
 
 
 def _peak_text(meter: Meter) -> str:
-    """The peak of memory as an addition to a reason.
+    """The peak of memory as an addition to a reason; empty where none was measured.
 
-    It is that of what was allocated, or without a GPU of what was resident.
+    On a GPU it is the peak of torch's allocator, without a GPU that of the process's resident
+    memory.
     """
     _, peaks = meter.phases.measured()
     if peaks.peak_allocated_bytes is not None:
@@ -335,8 +351,8 @@ class Attempt:
             reason = f"{signal_name} while waiting for other ranks"
             self.meter.write(replace(self.measured, status="interrupted", reason=reason))
 
-        is_asked_for = self.task.arguments.report_to == MLFLOW
-        is_reported = is_asked_for and processes.rank() == 0
+        wants_mlflow = self.task.arguments.report_to == MLFLOW
+        is_reported = wants_mlflow and processes.rank() == 0
         with (
             self.meter,
             heard_while_waiting(write_interrupted, saving=self.save_signal.number),
@@ -345,10 +361,13 @@ class Attempt:
             return self._train(points)
 
     def _train(self, points: Points | None) -> str:
-        """Train, evaluate, save and score; returns what the score is in words.
+        """Train, evaluate, save and score; the figures of all this go into `measured`.
 
         Args:
             points: what sends the curves to MLflow; None where nothing does.
+
+        Returns:
+            As for `train`.
         """
         task = self.task
         arguments = task.arguments
@@ -382,6 +401,7 @@ class Attempt:
         if stopping is not None:
             trainer.add_callback(stopping)
         trainer.add_callback(self.save_signal)
+        # Set only now that it is known what training resumes from; the trainer has these settings.
         self.settings.eval_on_start = arguments.eval_on_start and has_dev and resumed is None
 
         with precision_recorder, _shown_steps(task, trainer):
@@ -398,7 +418,7 @@ class Attempt:
         return task.score(trainer.last_evaluation, trainer.summed_loss)
 
     def _model(self) -> PreTrainedModel:
-        """Load the model, suit it to the device, and note its size and shape."""
+        """Load the model, suit it to the device, and note its size and shape in `measured`."""
         task = self.task
         model = task.model()
         # Downloads are over; from now on each saved model would show a progress bar.
@@ -422,6 +442,7 @@ class Attempt:
     def _origin(self) -> Origin:
         """What a checkpoint of this run says of where it is from."""
         task = self.task
+        # Techniques that save whole states can load one another's checkpoints, so none is named.
         technique = None
         if task.technique not in SAVED_WHOLE:
             technique = task.technique
@@ -439,7 +460,7 @@ class Attempt:
 
 @contextlib.contextmanager
 def _shown_steps(task: Task, trainer: MeasuredTrainer) -> Iterator[None]:
-    """Show the steps of the training in this block, on rank 0."""
+    """Show the steps of the training in this block; nothing on any rank but 0."""
     if processes.rank() != 0:
         yield
         return
@@ -450,7 +471,7 @@ def _shown_steps(task: Task, trainer: MeasuredTrainer) -> Iterator[None]:
 
 
 def _is_evaluated(trainer: MeasuredTrainer, measured: RankMeasurement) -> bool:
-    """Whether the last evaluation was that of the weights that the model now has."""
+    """Whether the weights that the model now has are those that were evaluated last."""
     # The best model has taken the place of the last one, which was evaluated.
     has_other_weights = trainer.args.load_best_model_at_end
     if has_other_weights or not measured.eval_losses:
@@ -461,7 +482,7 @@ def _is_evaluated(trainer: MeasuredTrainer, measured: RankMeasurement) -> bool:
 def _early_stopping(
     arguments: RunArguments, resumed: Resumption | None
 ) -> EarlyStoppingCallback | None:
-    """What ends a run whose loss gets no better; None where it was not asked for."""
+    """A callback that ends a run whose loss gets no better; None where the flags ask for none."""
     if not arguments.early_stopping_patience:
         return None
     stopping = EarlyStoppingCallback(
