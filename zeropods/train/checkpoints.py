@@ -34,8 +34,8 @@ POINTER = "latest.json"
 minute old. It is a hint: the checkpoint that it names is verified like any other."""
 STATE = "trainer_state.json"
 UNIVERSAL = "universal"
-"""Folder of checkpoints in the form that any number of ranks can load. They are made
-when they are needed."""
+"""Folder, within `checkpoints/`, of checkpoints in the form that any number of ranks can load. They
+are made when they are needed."""
 NAME = re.compile(r"checkpoint-(\d{1,18})", re.ASCII)
 NUMBERED = re.compile(r"(?:pp_rank_|rng_state_)(\d+)")
 """Names, with the rank, of the files that DeepSpeed and transformers write on each rank. Rank 0
@@ -58,7 +58,8 @@ class UnsoundError(Exception):
 class Origin:
     """The run and model that a checkpoint belongs to.
 
-    It is the origin of the run that saved it, or the one that a run may resume from.
+    A checkpoint's manifest holds that of the run that saved it. A run that may resume compares it
+    with the origin that its own checkpoints have, the wanted one.
     """
 
     __pydantic_config__ = STRICT
@@ -161,12 +162,13 @@ def name_of(step: int) -> str:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Steps of everything that looks like a checkpoint, newest first.
+    """Steps of all folders with a checkpoint's name, complete or not, newest first.
 
     Args:
         folder: `checkpoints/` of a run folder; it may be missing.
     """
     names = {path.name for path in folder.glob("*")}
+    # The pointer is only a hint: where it is missing or damaged, the listing has to do.
     with suppress(OSError, ValueError, KeyError, TypeError):
         newest = str(json.loads((folder / POINTER).read_bytes())["checkpoint"])
         # The listing of a shared folder may be old on this machine, so this name is looked up by
@@ -188,8 +190,11 @@ def make_room(folder: Path, step: int) -> Path:
     """Make the empty folder that a step is to be written into, and return it.
 
     Anything that was there is removed, so that files of a killed save do not mix with the new ones.
-    So are checkpoints in universal form, made for other numbers of ranks, which are needed only at
-    the beginning of an attempt.
+    So are checkpoints in universal form, which are needed only until an attempt has loaded one, and
+    what killed processes have left in `folder`.
+
+    Args:
+        folder: `checkpoints/` of a run folder; it is made where it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for discarded in folder.glob(".discarded-*"):
@@ -204,7 +209,7 @@ def make_room(folder: Path, step: int) -> Path:
 
 
 def names_in(checkpoint: Path) -> set[str]:
-    """Paths of the files below a checkpoint but its manifest, relative, with `/`.
+    """Paths of the files below a checkpoint, except its manifest, relative to it and with `/`.
 
     Names that begin with a dot are left out: network file systems' deleted files, and writers'
     unfinished ones.
@@ -245,6 +250,7 @@ def hashed(
 
     share = []
     for name in sorted(names_in(checkpoint)):
+        # By the remainder a file is hashed even if its name has a rank that this run lacks.
         if _writer_of(name) % world_size == rank:
             share.append(name)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -272,15 +278,16 @@ def mark_complete(folder: Path, step: int, origin: Origin, files: dict[str, Save
         UserError: the files in the folder are not those that were hashed.
     """
     place = folder / name_of(step)
-    strange = sorted(names_in(place) ^ files.keys())
-    if strange:
+    changed_names = sorted(names_in(place) ^ files.keys())
+    if changed_names:
         raise UserError(
-            f"{place}: {strange[0]} appeared or disappeared while the step was being saved; "
+            f"{place}: {changed_names[0]} appeared or disappeared while the step was being saved; "
             "make sure nothing else writes there"
         )
     in_order = dict(sorted(files.items()))
     manifest = CheckpointManifest(step=step, origin=origin, files=in_order).sealed()
     written_folders = [Path(root) for root, _, _ in os.walk(place, topdown=False)]
+    # The last two may be new as well, and hold the entries of the ones below them.
     for written in [*written_folders, folder, folder.parent]:
         sync_folder(written)
     write_json(place / MANIFEST, asdict(manifest))
@@ -292,10 +299,12 @@ def mark_complete(folder: Path, step: int, origin: Origin, files: dict[str, Save
 def discard(folder: Path) -> None:
     """Remove a folder, if it exists.
 
-    It is renamed, so that its name is free at once, and then its content is deleted.
+    It is renamed, so that its name is free at once, and then its content is deleted. The new name
+    is no checkpoint's, and needs no room on a full disk. What cannot be deleted stays under the new
+    name; `make_room` tries again.
 
-    The new name is no checkpoint's, and takes no room on a full disk; `make_room` removes what a
-    killed process left.
+    Raises:
+        OSError: the folder cannot be renamed.
     """
     if not folder.exists():
         return
@@ -332,7 +341,8 @@ def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None =
     Args:
         folder: `checkpoints/` of a run folder.
         step: the step that was saved last.
-        keep: number of checkpoints that may stay, at least 1.
+        origin: the origin of this run's checkpoints.
+        keep: number of checkpoints that may stay, that of `step` included; at least 1.
         best: name of the best model's checkpoint, where one is known.
 
     Returns:
@@ -341,15 +351,16 @@ def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None =
     Raises:
         UnsoundError: the checkpoint of `step` does not verify, byte by byte; nothing was deleted.
     """
-
     older = []
     for saved in saved_steps(folder):
         if saved < step and _is_of_run(folder, saved, origin.run_id):
             older.append(name_of(saved))
+    # The checkpoint of `step` takes one of the places, and the best one another.
     kept_older = keep - 1
     if best in older:
         kept_older -= 1
     newest_first = [name for name in older if name != best]
+    # With `keep` 1 and an older best checkpoint, the number is -1.
     surplus = newest_first[max(0, kept_older) :]
     surplus.reverse()
     if surplus:
@@ -380,6 +391,7 @@ def newest_good(
 
     Args:
         folder: `checkpoints/` of a run folder; it may be missing.
+        refused: says why a checkpoint does not belong to the run.
         passed_over: called with each newer checkpoint, newest first, and the reason why it does not
             count.
     """
@@ -397,6 +409,9 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
 
     The manifest's names must be those found below the folder, so none of them can lead out of it.
 
+    Args:
+        refused: says why a checkpoint of its origin is not wanted.
+
     Raises:
         UnsoundError: the checkpoint does not count; the message says why.
     """
@@ -408,11 +423,11 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
         raise UnsoundError(fault)
     if NAME.fullmatch(checkpoint.name) and checkpoint.name != name_of(manifest.step):
         raise UnsoundError(f"holds step {manifest.step}, but its folder has another name")
-    on_one_side = sorted(manifest.files.keys() ^ names_in(checkpoint))
-    if on_one_side:
-        name = on_one_side[0]
-        what = "missing" if name in manifest.files else "not in the manifest"
-        raise UnsoundError(f"{name}: {what}")
+    differing_names = sorted(manifest.files.keys() ^ names_in(checkpoint))
+    if differing_names:
+        name = differing_names[0]
+        fault = "missing" if name in manifest.files else "not in the manifest"
+        raise UnsoundError(f"{name}: {fault}")
     try:
         _check_content(checkpoint, manifest)
     except OSError as error:
@@ -424,7 +439,12 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
 
 
 def _check_content(checkpoint: Path, manifest: CheckpointManifest) -> None:
-    """Refuse files that do not have the sizes and the digests of the manifest."""
+    """Refuse files that do not have the sizes and the digests of the manifest.
+
+    Raises:
+        UnsoundError: a file has changed.
+        OSError: a file cannot be read.
+    """
     # Sizes come first: a truncated file is seen without reading the others.
     for name, expected in manifest.files.items():
         size = (checkpoint / name).stat().st_size

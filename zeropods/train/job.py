@@ -96,7 +96,7 @@ class Task(ABC):
         self.folder = Path(self.arguments.outputdir)
         """The run folder."""
         self.on_end: Callable[[Path], object] | None = None
-        """Called with the folder when a run without a supervisor has its record."""
+        """Called with the run folder once a run without a supervisor has its record."""
 
     @cached_property
     def engine(self) -> Engine:
@@ -105,10 +105,11 @@ class Task(ABC):
         return engine
 
     def check(self) -> None:
-        """Read what the flags name, before processes connect.
+        """Check the flags and what they name, before processes connect; set `precision`.
 
         Raises:
-            UserError: the flags contradict one another, or are visibly wrong.
+            UserError: the flags contradict one another, or name something that is missing or
+                unusable.
         """
         arguments = self.arguments
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -126,7 +127,7 @@ class Task(ABC):
         """Refuse a model that is missing, or that cannot run here as the flags ask."""
 
     def prepare(self) -> None:  # noqa: B027
-        """Prepare data that are raw; most are prepared already.
+        """Prepare raw data; a task whose data are always prepared has nothing to do.
 
         Called on rank 0, which holds the run folder's lock.
         """
@@ -138,9 +139,9 @@ class Task(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
-        """What must be equal for two calls to mean the same run.
+        """The task's part of `identity`: the flags that two calls of the same run share.
 
-        It has the flags, and facts of the data in place of flags that name them.
+        Facts of the data stand in place of flags that name the data.
         """
 
     @abstractmethod
@@ -173,7 +174,7 @@ class Task(ABC):
 
     @property
     def technique(self) -> str:
-        """Name of the run's technique."""
+        """Name of the run's technique, which may depend on the number of processes."""
         return self.arguments.technique(self.engine.configuration, processes.world_size())
 
     def effective_batch_size(self) -> int:
@@ -185,13 +186,13 @@ class Task(ABC):
         """What must be equal for two calls to mean the same run.
 
         On another number of processes the same rows per step are divided differently: that is still
-        the same run.
+        the same run. So only their product is part of it, the effective batch size.
         """
         identity = dict(self.settings())
         for key in (ROWS, PASSES):
             identity.pop(key, None)
         if self.arguments.init not in INITS:
-            # The same folder may hold another run later, so the run's id is kept.
+            # `--init` names a run's folder, which may hold another run later: its id stays true.
             identity["init"] = record.read_config(Path(self.arguments.init)).run_id
         identity["effective_batch_size"] = self.effective_batch_size()
         identity["precision"] = self.precision
@@ -200,7 +201,10 @@ class Task(ABC):
 
 
 def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> Opening:
-    """Open the run folder, on rank 0; unless the run in it is finished, write `config.json`.
+    """Open the run folder, on rank 0, and say how the run begins.
+
+    Unless the run in the folder is finished, `config.json` is written, and the record of an earlier
+    attempt is put aside.
 
     Args:
         hosts: the pods, each once, in the order of their ranks.
@@ -225,10 +229,7 @@ def open_folder(task: Task, argv: list[str], hosts: list[str], device: str) -> O
 
 
 def _optimizer_steps(task: Task) -> int:
-    """Optimizer steps of the run.
-
-    As many as the flags ask for, or as the passes over the train split take.
-    """
+    """Number of optimizer steps of the run: that of the flags, or as many as the epochs take."""
     arguments = task.arguments
     if arguments.max_steps > 0:
         return arguments.max_steps
@@ -239,7 +240,7 @@ def _optimizer_steps(task: Task) -> int:
 def _config(
     task: Task, opening: Opening, argv: list[str], hosts: list[str], device: str
 ) -> dict[str, Any]:
-    """What `config.json` says of a run; the arguments are those of `open_folder`."""
+    """What `config.json` says of a run; the other arguments are those of `open_folder`."""
     arguments = task.arguments
     data = task.data
     manifest = data.manifest
@@ -286,10 +287,15 @@ def _config(
 
 
 def _name_of_start(init: str) -> str:
-    """What a record calls the weights that a run began with: `random`, `pretrained`, or a run's
-    folder; that of a sweep is named by its cell too, since the folder itself is only a number."""
+    """What a record calls the weights that a run began with: `random`, `pretrained`, or the name of
+    a run's folder.
+
+    Args:
+        init: the value of `--init`.
+    """
     start = Path(init).resolve()
     if start.name.isdigit():
+        # A run of a sweep, whose folder has a number for a name and its cell's folder around it.
         return f"{start.parent.name}/{start.name}"
     return start.name
 
@@ -297,8 +303,8 @@ def _name_of_start(init: str) -> str:
 def _place_of(data: str, folder: Path) -> dict[str, str]:
     """Where a run's data are, for its record.
 
-    `path` is absolute, `relative_path` starts from the run folder: by it they are found where both
-    were moved together. A name that is no path, such as a hub id, stays.
+    `path` is absolute. `relative_path` starts from the run folder: by it the data are found where
+    both were moved together. A name that is no path here, such as a hub id, is `path` alone.
 
     Args:
         data: the data as the flag names them.
@@ -314,13 +320,15 @@ def _place_of(data: str, folder: Path) -> dict[str, str]:
 def _check_same_run(task: Task) -> None:
     """Refuse a technique, or a number of rows per step, that is not that of the run in the folder.
 
-    Either may have been chosen for another number of pods. `open_run` finds all other differences.
+    They are looked for before `open_run` looks for all other differences, since as a rule they come
+    of another number of pods, and have a remedy of their own.
     """
     if task.arguments.resume == "never" or not is_claimed(task.folder):
         return
     before = record.read_config(task.folder)
-    keeps_states = before.technique in SAVED_WHOLE and task.technique in SAVED_WHOLE
-    if before.technique != task.technique and not keeps_states:
+    # Of these techniques each goes on from the checkpoints of the others.
+    are_both_saved_whole = before.technique in SAVED_WHOLE and task.technique in SAVED_WHOLE
+    if before.technique != task.technique and not are_both_saved_whole:
         raise UserError(
             f"{task.folder}: holds a run with technique {before.technique}, "
             f"but this call uses {task.technique}; "
@@ -343,8 +351,9 @@ def _remedy_for_batch(rows_per_step: int, ranks: int, rows: int) -> str:
     none, the numbers of processes that divide it.
 
     Args:
-        rows: rows per pass of one process, as they were asked for. The remedy never exceeds them:
-            memory is known to suffice for so many only.
+        rows_per_step: rows of all processes in an optimizer step.
+        rows: rows per pass of one process, as the flags have them. The remedy never exceeds them,
+            since memory may not suffice for more.
     """
     batch = batch_on(ranks, rows_per_step, rows)
     if batch is not None:
@@ -366,7 +375,7 @@ def training_arguments(task: Task) -> TrainingArguments:
     """Make transformers' arguments, and connect the processes.
 
     Making the arguments may itself start the process group, so the engine prepares the process
-    before, and connects afterwards where they have not done so.
+    before, and connects the processes afterwards where the arguments have not.
     """
     arguments = task.arguments
     task.engine.prepare_process()
@@ -384,7 +393,7 @@ def training_arguments(task: Task) -> TrainingArguments:
         remove_unused_columns=False,
         label_names=["labels"],
         **_device_settings(),
-        # All are used; looking for others would take time in each step.
+        # All parameters are used; looking for others would take time in each step.
         ddp_find_unused_parameters=False,
         logging_first_step=True,
         # The filter would wait for the device in each step, and log another number in place of NaN.
@@ -400,7 +409,7 @@ def training_arguments(task: Task) -> TrainingArguments:
 def checkpointing_settings(recompute: bool) -> dict[str, Any]:
     """Arguments of `TrainingArguments` that say whether activations are recomputed.
 
-    They have the names that are in use here: after 5.17 transformers renamed
+    They have the names of the installed version: after 5.17 transformers renamed
     `gradient_checkpointing` to `activation_checkpointing`. 5.17 does not know the new names, and
     5.23 warns of the old ones, which version 6 drops.
     """
@@ -442,10 +451,10 @@ def _device_settings() -> dict[str, Any]:
 
 
 def _correct_device(settings: TrainingArguments) -> None:
-    """Let a process train on one GPU, or on a CPU without a number."""
+    """Set the device to one GPU, or to the CPU without a number, in place."""
     if settings.n_gpu > 1:
-        # A process trains on one GPU. transformers would copy its model to all that it sees, by
-        # `DataParallel`, and give each of them a whole batch.
+        # transformers would copy the model to all GPUs that the process sees, by `DataParallel`,
+        # and give each of them a whole batch.
         settings._n_gpu = 1
     if not torch.cuda.is_available():
         # On a CPU accelerate gives each of several processes an indexed device, such as `cpu:0`. A
