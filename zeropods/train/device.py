@@ -111,7 +111,7 @@ torch 2.11 on an H200: 7 to 18 s each)."""
 def choose_attention() -> None:
     """Keep attention away from cuDNN, unless the environment asks for it.
 
-    It is called in each process that trains or answers.
+    It is called in each process that trains or answers, and holds for the whole process.
 
     With a cuDNN above 9.15, as torch has it from 2.11 on, attention in BF16 or FP16 tries cuDNN
     first on GPUs of compute capability 9.0 and 10.0 (torch's sdp_utils.cpp,
@@ -150,9 +150,9 @@ def padding_multiple(given: int | None = None, compiled: bool = False) -> int:
 
 
 def is_ampere() -> bool:
-    """Whether this process's GPU has TF32, and can have FlashAttention-2.
+    """Whether this process's GPU is of the Ampere generation or later (compute capability 8.0).
 
-    GPUs of compute capability 8.0 or later have both.
+    These have TF32, and can run FlashAttention-2.
     """
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
@@ -279,12 +279,12 @@ def _keep_mask(shape: torch.Size, dropping_levels: int) -> Tensor:
 
     The random bits are freed when this returns, before the masked values are made.
     """
-    size = shape.numel()
-    draws = math.ceil(size / ELEMENTS_PER_DRAW)
+    elements = shape.numel()
+    draws = math.ceil(elements / ELEMENTS_PER_DRAW)
     words = torch.empty(draws, dtype=torch.int64)
     # Draw from the range of all 64 bits; otherwise the top bit of every fourth element would be 0.
     words.random_(-(1 << 63), None)
-    bits = words.view(torch.int16)[:size]
+    bits = words.view(torch.int16)[:elements]
     # As signed numbers, 16 bits begin at -LEVELS / 2.
     threshold = dropping_levels - LEVELS // 2
     mask = torch.empty_like(bits)
@@ -355,7 +355,10 @@ def prepack(model: PreTrainedModel) -> None:
 
 
 def suit_cpu(model: nn.Module) -> None:
-    """Replace every dropout module in place; dropout inside attention stays PyTorch's own."""
+    """Put a `BitDropout` in the place of every dropout module, in place.
+
+    Dropout inside attention is no module, and stays PyTorch's own.
+    """
     _replace(model, nn.Dropout, lambda dropout: BitDropout(dropout.p))
 
 
@@ -401,6 +404,7 @@ def matmul_rates(precision: str) -> dict[int, float]:
     try:
         for side in SIDES[device]:
             flop = 2 * side**3
+            # The sides grow, so larger ones would take too long as well.
             if rates and flop / max(rates.values()) > MEASURING_SECONDS:
                 break
             rates[side] = flop / _product_seconds(side, dtype, device)

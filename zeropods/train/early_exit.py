@@ -14,10 +14,11 @@ from zeropods.measure.heartbeat import place_of
 def no_success_by_exit() -> Iterator[None]:
     """Make an error of `exit()` with status 0 in this block: the run has then not finished.
 
-    Libraries call it, such as DeepSpeed's autotuner, and so may a signal's handler.
+    Libraries call `exit()`, such as DeepSpeed's autotuner, and so may a signal's handler. With
+    another status it ends the process as usual.
 
     Raises:
-        UserError: it was called; the message says where.
+        UserError: `exit()` was called with status 0; the message says where.
     """
     try:
         yield

@@ -45,26 +45,30 @@ class MasterAdamW(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update the masters from the copies' gradients, then round the masters into the copies."""
-        trained = []
-        narrow_gradients = []
+        """Update the masters from the copies' gradients, then round the masters into the copies.
+
+        A parameter without a gradient stays as it is.
+        """
+        updated_masters = []
+        bf16_gradients = []
         for master, copy in zip(self.masters, self.copies, strict=True):
             if copy.grad is not None:
-                trained.append(master)
-                narrow_gradients.append(copy.grad)
-        gradients = [torch.empty_like(master) for master in trained]
+                updated_masters.append(master)
+                bf16_gradients.append(copy.grad)
+        gradients = [torch.empty_like(master) for master in updated_masters]
         if gradients:
             # On a GPU this takes a few kernels for all gradients, not one for each.
-            torch._foreach_copy_(gradients, narrow_gradients)
-        for master, gradient in zip(trained, gradients, strict=True):
+            torch._foreach_copy_(gradients, bf16_gradients)
+        for master, gradient in zip(updated_masters, gradients, strict=True):
             master.grad = gradient
         result = super().step(closure)
         torch._foreach_copy_(self.copies, self.masters)
+        # The masters' gradients: those of the copies are dropped by `zero_grad` below.
         super().zero_grad()
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of the copies."""
+        """Drop the gradients of the copies, whatever `set_to_none` says; masters keep none."""
         for copy in self.copies:
             copy.grad = None
 

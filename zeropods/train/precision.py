@@ -60,6 +60,7 @@ class PrecisionRecorder(TrainerCallback):
     hooks: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __post_init__(self) -> None:
+        # Not a default of the field, since its class is defined below.
         self.sent = CollectiveFormats()
 
     def __enter__(self) -> PrecisionRecorder:
@@ -106,7 +107,10 @@ class PrecisionRecorder(TrainerCallback):
 
 
 def name_of(formats: Iterable[torch.dtype]) -> str | None:
-    """The name of a number format; of several, all names; None for none, and for integers."""
+    """The name of a number format; of several, all names.
+
+    Integers are left out; None where nothing is left.
+    """
     names = set()
     for dtype in formats:
         if dtype.is_floating_point:
@@ -144,7 +148,9 @@ class CollectiveFormats:
 
     def __init__(self) -> None:
         self.reduced: set[torch.dtype] = set()
+        """Formats of what the operations of `REDUCE` got."""
         self.all_reduced: set[torch.dtype] = set()
+        """Formats of what those of `ALL_REDUCE` got."""
 
     def watch(self, until: ExitStack) -> None:
         """Watch every collective operation of this process until the stack is closed."""
@@ -165,7 +171,11 @@ class CollectiveFormats:
 
 
 def _watch_operation(library: torch.library.Library, name: str, formats: set[torch.dtype]) -> None:
-    """Note the formats of what a collective operation gets, on CPUs and on GPUs."""
+    """Let a collective operation add the formats of what it gets to `formats`, on any device.
+
+    Args:
+        library: undoes this when it is closed.
+    """
     operation = getattr(torch.ops.c10d, name).default
     for key in ("AutogradCPU", "AutogradCUDA"):
         library.impl(name, watching(operation, formats), key, with_keyset=True)

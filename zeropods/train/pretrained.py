@@ -88,6 +88,7 @@ def load_weights(
                 dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
+                # They are reported below, in one line.
                 ignore_mismatched_sizes=True,
                 **options,
             )
@@ -142,7 +143,9 @@ def source_options(name: str) -> dict[str, Any]:
 
 
 def check_source(arguments: RunArguments) -> PreTrainedConfig | None:
-    """The configuration of the model that a run names; None for random weights.
+    """Check the model that a run names, and return its configuration; None for random weights.
+
+    The hub is asked where the name is no folder; no weights are read.
 
     Raises:
         UserError: the configuration, or the headers of the model's files, show that it is unusable.
@@ -161,23 +164,32 @@ def check_source(arguments: RunArguments) -> PreTrainedConfig | None:
 
 @contextlib.contextmanager
 def loading(name: str, flag: str = "") -> Iterator[None]:
-    """Say in one line why a model, its configuration or its tokenizer cannot be loaded."""
+    """Say in one line why a model, its configuration or its tokenizer cannot be loaded.
+
+    Args:
+        name: the folder or hub id.
+        flag: the flag that named a model to train; empty for other models.
+
+    Raises:
+        UserError: the block has raised one of `FAULTS`; but a `RuntimeError` passes as it is where
+            there is a flag.
+    """
     try:
         yield
     except FAULTS as error:
         if flag and isinstance(error, RuntimeError):
-            # A run that is out of memory is recorded as such.
+            # That of a run that is out of memory is one: the run is recorded as such.
             raise
         reason = first_line(error)
         if isinstance(error, StrictDataclassError):
             # Its first line names a field; what is wrong with it comes after that.
             reason = " ".join(str(error).split())[:200]
-        place = name
+        subject = name
         remedy = "expected a run, a model folder or a hub id"
         if flag:
-            place = f"{flag} {name!r}"
+            subject = f"{flag} {name!r}"
             remedy = (
                 "give a hub id that can be reached, a local folder, "
                 "or --init random with a known shape"
             )
-        raise UserError(f"{place}: cannot be loaded ({reason}); {remedy}") from None
+        raise UserError(f"{subject}: cannot be loaded ({reason}); {remedy}") from None

@@ -26,7 +26,9 @@ from zeropods.errors import UserError
 UNHEARD_SECONDS = 2.0
 """Seconds that the main thread may take to act on a signal before it counts as waiting."""
 ENDINGS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that end a run."""
 VARIABLE = "ZEROPODS_SAVE_SIGNAL"
+"""Environment variable that names the signal to save, one of `NAMES`."""
 NAMES = ("USR1", "USR2", "TERM", "HUP", "CONT", "URG")
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ def world_size() -> int:
 
 
 def gathered(value: Any) -> list[Any]:
-    """The values of all ranks, in the order of ranks."""
+    """The values of all ranks, in the order of ranks; every rank must call this."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * world_size()
@@ -62,8 +64,11 @@ def gathered(value: Any) -> list[Any]:
 def on_every_rank(action: Callable[[], Any]) -> list[Any]:
     """Run `action` on every rank; return all results, in the order of ranks, on each.
 
+    Every rank must call this. An error that is no `UserError` stays on its rank, and the others
+    wait for it.
+
     Raises:
-        SharedError: the first `UserError` that `action` has raised on any rank.
+        SharedError: on every rank, the `UserError` of the first rank whose `action` has raised one.
     """
     result = None
     failure = None
@@ -80,19 +85,19 @@ def on_every_rank(action: Callable[[], Any]) -> list[Any]:
 
 
 def on_rank_zero(action: Callable[[], Any]) -> Any:
-    """Run `action` on rank 0, and return its result on every rank.
+    """Run `action` on rank 0, and return its result on every rank; every rank must call this.
 
     Raises:
-        SharedError: a `UserError` that `action` has raised.
+        SharedError: on every rank, a `UserError` that `action` has raised.
     """
     is_first = rank() == 0
 
-    def only_there() -> Any:
+    def act_if_first() -> Any:
         if is_first:
             return action()
         return None
 
-    return on_every_rank(only_there)[0]
+    return on_every_rank(act_if_first)[0]
 
 
 def leave() -> None:
@@ -130,14 +135,15 @@ def undisturbed() -> Iterator[None]:
 def heard_while_waiting(
     act: Callable[[str], None], *, saving: signal.Signals | None = None
 ) -> Iterator[None]:
-    """Act on a signal because of which the main thread does not leave this block.
+    """Let a thread act on a signal that ends a run, where the main thread cannot.
 
-    `act` is called with the signal's name, in a thread. Python's own handlers run in the main
-    thread between two instructions, which a rank that waits in a collective for a lost pod never
-    reaches. The byte that a signal puts on a wake-up socket still reaches another thread. Enter
-    this in the main thread.
+    Python's own handlers run in the main thread between two instructions, which a rank that waits
+    in a collective for a lost pod never reaches. The byte that a signal puts on a wake-up socket
+    still reaches another thread. Enter this in the main thread.
 
     Args:
+        act: called in the thread, with the signal's name, where the main thread is still in this
+            block `UNHEARD_SECONDS` after the signal.
         saving: a signal after which the main thread goes on until it has saved; `act` is not called
             for it.
     """
@@ -153,8 +159,9 @@ def heard_while_waiting(
             number = byte[0]
             if number not in ENDINGS or number == saving:
                 continue
-            # A main thread that Python's handler has reached leaves the block by then.
-            if _is_closed_within(hearing, UNHEARD_SECONDS):
+            # A main thread that Python's handler has reached leaves the block by then, which closes
+            # the other end.
+            if _wait_until_closed(hearing, UNHEARD_SECONDS):
                 return
             act(signal.Signals(number).name)
 
@@ -170,10 +177,14 @@ def heard_while_waiting(
         hearing.close()
 
 
-def _is_closed_within(hearing: socket.socket, seconds: float) -> bool:
-    """Whether the other end of a socket is closed before nothing has come from it for so long.
+def _wait_until_closed(hearing: socket.socket, seconds: float) -> bool:
+    """Read and drop bytes until the other end of a socket is closed, or none come any more.
 
-    What comes until then is dropped.
+    Args:
+        seconds: how long to wait for each byte.
+
+    Returns:
+        True where the other end was closed, False where nothing has come for `seconds`.
     """
     hearing.settimeout(seconds)
     try:
@@ -200,7 +211,11 @@ class SaveOnSignal(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        """Take the signal that the environment names, with or without `SIG`; it may name none."""
+        """Take the signal that the environment names, with or without `SIG`; it may name none.
+
+        Raises:
+            UserError: `ZEROPODS_SAVE_SIGNAL` is none of `NAMES`.
+        """
         value = os.environ.get(VARIABLE, "")
         name = value.removeprefix("SIG")
         if name and name not in NAMES:
@@ -218,7 +233,7 @@ class SaveOnSignal(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen for the signal; SIGTERM, if not that signal, ends a run as Ctrl-C does.
+        """Listen for the signal within the block; any other SIGTERM ends the run as Ctrl-C does.
 
         For use in the main thread.
         """
@@ -232,6 +247,7 @@ class SaveOnSignal(TrainerCallback):
 
         handlers = {signal.SIGTERM: interrupt}
         if self.number is not None:
+            # It may be SIGTERM itself.
             handlers[self.number] = hear
         before = {}
         for number, handler in handlers.items():

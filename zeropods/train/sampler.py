@@ -78,19 +78,19 @@ class LengthGroupedSampler(Sampler[int]):
         batches = rows.reshape(-1, self.effective_batch_size)
         return batches[generator.permutation(len(batches))]
 
-    def _sorted_in_groups(self, rows: np.ndarray, batches: int, side: int) -> np.ndarray:
-        """Row indices, sorted by length within each group of so many consecutive batches.
+    def _sorted_in_groups(self, rows: np.ndarray, batches: int, column: int) -> np.ndarray:
+        """Row indices, sorted by length within each group of consecutive batches.
 
         Args:
             rows: (rows,) indices; the last group may be smaller.
             batches: number of effective batches of a group.
-            side: `SOURCE` or `TARGET`, whose length counts.
+            column: `SOURCE` or `TARGET`, whose length counts.
         """
-        size = batches * self.effective_batch_size
+        rows_per_group = batches * self.effective_batch_size
         groups = []
-        for start in range(0, len(rows), size):
-            group = rows[start : start + size]
-            by_length = np.argsort(self.lengths[group, side], kind="stable")
+        for start in range(0, len(rows), rows_per_group):
+            group = rows[start : start + rows_per_group]
+            by_length = np.argsort(self.lengths[group, column], kind="stable")
             groups.append(group[by_length])
         return np.concatenate(groups)
 
@@ -103,6 +103,7 @@ def round_up(number: int, multiple: int) -> int:
 # A prepared set in memory, and batches of it.
 
 Row = tuple[np.ndarray, np.ndarray]
+"""Token ids of a source and of a target; of one text, its token ids and their labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,11 @@ class TokenizedSplit(Dataset[Row]):
 
 
 def load_split(folder: Path, split: str) -> TokenizedSplit | None:
-    """A split of a prepared set; None if the set has no split of that name."""
+    """A split of a prepared set; None if the set has no split of that name.
+
+    Raises:
+        UserError: the split cannot be read.
+    """
     place = folder / split
     if not place.is_dir():
         return None
@@ -179,7 +184,11 @@ class Prepared:
 
     @classmethod
     def read(cls, folder: Path) -> Prepared:
-        """The data of a prepared set."""
+        """The data of a prepared set.
+
+        Raises:
+            UserError: the set cannot be read, or has no train split.
+        """
         manifest = read_manifest(folder)
         train = load_split(folder, "train")
         if train is None:
@@ -238,10 +247,10 @@ def padded(rows: list[np.ndarray], fill: int, multiple: int = 1) -> tuple[np.nda
 def evaluation_batches(
     rows: TokenizedSplit, batch_size: int, rank: int, world_size: int
 ) -> list[tuple[list[int], int]]:
-    """A rank's batches of row indices, each with the weight 1 of its loss.
+    """A rank's batches of row indices, each with the weight of its loss, which is 1.
 
-    A rank with one batch fewer than others repeats one with weight 0. So every rank makes the same
-    number of forward passes: under ZeRO-3 each one is collective.
+    A rank with one batch fewer than others gets the first batch of all once more, with weight 0. So
+    every rank makes the same number of forward passes: under ZeRO-3 each one is collective.
     """
 
     def by_length(index: int) -> tuple[int, int]:

@@ -43,7 +43,8 @@ class Engine:
             ranks: number of processes of the run.
 
         Raises:
-            UserError: it is missing or wrong, contradicts the flags, or cannot run here.
+            UserError: what the flags name is missing or wrong, contradicts other flags, or cannot
+                run here.
         """
 
     def check_steps(self, ranks: int, steps: int) -> None:
@@ -108,13 +109,13 @@ class Engine:
             is_writer: whether this rank saves them; for another one the result may be empty.
 
         Returns:
-            None where the model itself holds them so.
+            None where the model itself holds its whole weights in FP32.
         """
         return None
 
     def load_masters(self, model: nn.Module, optimizer: object, checkpoint: Path) -> None:
         """Load a checkpoint's weights into the optimizer's masters, where loading the model alone
-        leaves them as they were."""
+        leaves the masters as they were."""
 
     def make_universal(self, place: Path, checkpoint: Path, manifest: CheckpointManifest) -> None:
         """Make the form of a checkpoint that any number of ranks can load, on one rank.
@@ -152,23 +153,23 @@ class Engine:
             yield parameter.data
 
     def gradients(self, model: nn.Module, optimizer: object) -> Iterator[object]:
-        """What this rank holds of their gradients, just before the optimizer's step."""
+        """What this rank holds of the parameters' gradients, just before the optimizer's step."""
         for parameter in model.parameters():
             yield parameter.grad
 
     def updated_weights(self, optimizer: object) -> list[Tensor]:
-        """The weights that the optimizer updates: the masters where there are any."""
+        """The weights on this rank that the optimizer updates: the masters where there are any."""
         return list(held_tensors(optimizer, ["param_groups"]))
 
     def optimizer_states(self, optimizer: object) -> Iterator[object]:
-        """The optimizer's states, and the weights that it updates."""
+        """What this rank holds of the optimizer's states and of the weights that it updates."""
         return held_tensors(optimizer, ["param_groups", "state"])
 
 
 def held_tensors(optimizer: object, attributes: Iterable[str]) -> Iterator[Tensor]:
     """Tensors in these attributes of the optimizer and of those that it wraps.
 
-    accelerate's optimizer wraps DeepSpeed's, which wraps torch's.
+    accelerate's optimizer wraps DeepSpeed's, which wraps torch's; not every one has each attribute.
     """
     # By identity, so that each optimizer is asked once, even where two refer to one another.
     seen_ids = set[int]()

@@ -39,8 +39,11 @@ class Ddp(Engine):
     def weights_to_save(
         self, model: nn.Module, optimizer: object, *, is_writer: bool
     ) -> dict[str, Tensor] | None:
-        """The FP32 masters where there are any, since the BF16 copies have lost their low bits;
-        None where there are none, and nothing on a rank that does not write."""
+        """The FP32 masters, since the BF16 copies have lost their low bits.
+
+        Returns:
+            None where there are no masters; an empty dict on a rank that does not write.
+        """
         masters = masters_of(optimizer)
         if not masters:
             return None
@@ -63,7 +66,7 @@ class Ddp(Engine):
 
 def masters_of(optimizer: object) -> dict[int, Tensor]:
     """The FP32 master of each parameter, by `id(parameter)`; empty where there are none."""
-    # accelerate wraps the optimizer once training has begun.
+    # Once training has begun, accelerate has wrapped the optimizer.
     innermost = getattr(optimizer, "optimizer", optimizer)
     if isinstance(innermost, MasterAdamW):
         return innermost.masters_by_copy()

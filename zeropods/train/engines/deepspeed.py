@@ -56,9 +56,10 @@ PARTITIONS = (
     "grad_partitions_flat_buffer",
     "fp32_groups_gradients_flat",
 )
-"""Attributes in which its optimizers keep reduced gradients."""
+"""Attributes in which DeepSpeed's optimizers keep reduced gradients."""
 STATES = (*MASTERS, "param_groups", "state")
-"""Attributes in which its optimizers and torch's keep states and, where there are any, masters."""
+"""Attributes in which DeepSpeed's optimizers and torch's keep states and, where there are any,
+masters."""
 WHOLE_FILES = (checkpoints.STATE, "scheduler.pt")
 """Files that each checkpoint holds undivided, and that resuming reads."""
 CONVERTER_ERRORS = (ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError)
@@ -83,7 +84,10 @@ class DeepSpeed(Engine):
     # Checks, and what identifies a run.
 
     def check(self, ranks: int) -> None:
-        """Read the configuration, check it, and direct its output into the run folder."""
+        """Read the configuration, check it, and set `configuration` to the one in effect.
+
+        The one in effect writes its output into the run folder.
+        """
         self._check_run(ranks)
         check_operation(self.as_read, self.path, on_gpu=torch.cuda.is_available())
         folder = Path(self.arguments.outputdir)
@@ -94,7 +98,11 @@ class DeepSpeed(Engine):
         self._check_run(ranks, optimizer_steps=steps)
 
     def _check_run(self, ranks: int, **known: object) -> None:
-        """Refuse a configuration that contradicts the flags, or what else is known of the run."""
+        """Refuse a configuration that contradicts the flags, or what else is known of the run.
+
+        Args:
+            known: as for `check_run`.
+        """
         has_no_gpu = not torch.cuda.is_available()
         check_run(self.as_read, self.arguments, ranks, has_no_gpu=has_no_gpu, **known)
 
@@ -139,7 +147,7 @@ class DeepSpeed(Engine):
         spare_shared_memory()
 
     def settings(self, precision: str) -> dict[str, object]:
-        """The configuration, and DeepSpeed's own BF16."""
+        """The configuration, and `bf16`, by which transformers fills in an `auto` in it."""
         return {"deepspeed": self.configuration, "bf16": precision == "bf16"}
 
     def connect(self) -> None:
@@ -194,7 +202,7 @@ class DeepSpeed(Engine):
         _convert(checkpoint / shards_folder, place / f"{shards_folder}_{checkpoints.UNIVERSAL}")
 
     def expect_universal(self, accelerator: Any) -> None:
-        """Tell the engine, through the configuration from which it is made."""
+        """Tell DeepSpeed's engine, through the configuration from which accelerate makes it."""
         config = accelerator.state.deepspeed_plugin.deepspeed_config
         config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
 
@@ -230,7 +238,7 @@ class DeepSpeed(Engine):
         step = wrapped.step
 
         def step_after_act(*arguments: Any, **options: Any) -> Any:
-            # The class's own method is uncovered again.
+            # The attribute of the instance goes, so that the class's method is found again.
             del wrapped.step
             act()
             return step(*arguments, **options)
@@ -314,16 +322,22 @@ def whole_weights(model: nn.Module, *, is_writer: bool) -> dict[str, Tensor]:
 def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Copies on the CPU of the buffers that are saved with a model's weights, by name."""
     buffers = {}
-    for place, module in model.named_modules():
+    for module_name, module in model.named_modules():
         for name, buffer in module._buffers.items():
             is_saved = name not in module._non_persistent_buffers_set
             if buffer is not None and is_saved:
-                buffers[f"{place}.{name}".lstrip(".")] = buffer.to("cpu", copy=True)
+                # The model itself is a module without a name.
+                full_name = f"{module_name}.{name}".lstrip(".")
+                buffers[full_name] = buffer.to("cpu", copy=True)
     return buffers
 
 
 def _convert(shards: Path, universal: Path) -> None:
-    """Convert a folder of ZeRO's shards with DeepSpeed's converter, without its output."""
+    """Convert a folder of ZeRO's shards with DeepSpeed's converter, which prints nothing here.
+
+    Raises:
+        UserError: the shards hold something other than plain values, or cannot be converted.
+    """
     from deepspeed.checkpoint import ds_to_universal
 
     options = Namespace(
@@ -382,8 +396,11 @@ def spare_compiler(config: Mapping[str, Any]) -> None:
 
 
 def spare_shared_memory() -> None:
-    """Let DeepSpeed create its process groups without that operation, in this process."""
-    # Reading the attribute would first try the compilers of every operation. Nothing else is looked
-    # up in this dict.
+    """Let DeepSpeed create its process groups without the shared-memory operation, in this process.
+
+    It is marked as one that cannot be compiled here.
+    """
+    # Read as an attribute of the module, the dict would first be filled by trying the compilers of
+    # every operation. Nothing else is looked up in it.
     compatible = vars(deepspeed.ops).setdefault("__compatible_ops__", {})
     compatible["deepspeed_shm_comm"] = False
