@@ -1,19 +1,24 @@
 """The models' losses, dropout, precision and master weights against hand-made or independent figures."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel, T5ForConditionalGeneration
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from tests.full.plan.test_plan_meta_model import MODELS, SHARED, SIZES
 from zeropods.train import device
 from zeropods.train.causal import causal_config, collate_causal, random_causal, with_causal_loss
 from zeropods.train.device import BitDropout
-from zeropods.train.master_adamw import MasterAdamW
+from zeropods.train.engines.ddp import Ddp
+from zeropods.train.flags import CausalArguments
+from zeropods.train.master_adamw import MasterAdamW, round_to_bf16
 from zeropods.train.sampler import LengthGroupedSampler, Row, TokenizedSplit, collate
 from zeropods.train.text2sql import T5ForTextToSQL, random_t5
 from zeropods.train.trainer import rate_groups
@@ -92,6 +97,26 @@ def test_masters_go_on_from_a_saved_state_as_if_undisturbed() -> None:
 def split_of(count: int) -> TokenizedSplit:
     sources, targets = zip(*rows(count), strict=True)
     return TokenizedSplit(list(sources), list(targets))
+
+
+def test_saved_weights_go_into_the_masters_past_a_weight_that_is_not_trained(tmp_path: Path) -> None:
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
+    sizes = {"vocab_size": 64, "max_position_embeddings": 16, **layers}
+    # RoFormer's sinusoids are a parameter without a gradient, which no optimizer has.
+    config = causal_config({"model_type": "roformer", "is_decoder": True, **sizes})
+    trained_model = round_to_bf16(random_causal(config, seed=1))
+    trained = [parameter for parameter in trained_model.parameters() if parameter.requires_grad]
+    assert len(trained) < len(list(trained_model.parameters()))
+    optimizer = MasterAdamW([{"params": trained}], lr=1e-2)
+    engine = Ddp(CausalArguments(model_name_or_path="gpt-tiny", init="random"))
+    saved = engine.weights_to_save(trained_model, optimizer, is_writer=True)
+    assert saved is not None
+    save_file({name: weight.clone() for name, weight in saved.items()}, tmp_path / SAFE_WEIGHTS_NAME)
+    best = [master.clone() for master in optimizer.masters]
+    for master in optimizer.masters:
+        master.add_(1.0)
+    engine.load_masters(trained_model, optimizer, tmp_path)
+    assert all(torch.equal(master, weight) for master, weight in zip(optimizer.masters, best, strict=True))
 
 
 def test_each_epoch_holds_every_row_fills_the_last_step_and_has_an_order_of_its_own_as_has_each_seed() -> None:

@@ -61,7 +61,10 @@ class Ddp(Engine):
             return
         parameters = model.state_dict(keep_vars=True)
         for name, weight in load_file(checkpoint / SAFE_WEIGHTS_NAME).items():
-            masters[id(parameters[name])].copy_(weight)
+            master = masters.get(id(parameters[name]))
+            # A buffer, or a parameter that is not trained, has none.
+            if master is not None:
+                master.copy_(weight)
 
 
 def masters_of(optimizer: object) -> dict[int, Tensor]:
