@@ -83,10 +83,10 @@ class Causal(Task):
         data = Path(arguments.data)
         self.is_prepared = (data / FILE).is_file()
         """Whether `--data` is a prepared set."""
-        self.set = self.folder / OWN
+        self.set_folder = self.folder / OWN
         """The folder where the prepared set is, or will be."""
         if self.is_prepared:
-            self.set = data
+            self.set_folder = data
 
     def check_model(self) -> None:
         """Refuse an attention implementation that cannot run here.
@@ -106,25 +106,27 @@ class Causal(Task):
             _class_of(self.arguments.source, config)
 
     def prepare(self) -> None:
-        """Make `data/` in the run folder if it does not exist yet.
+        """Prepare raw data into `data/` of the run folder, unless an earlier attempt has done so.
 
-        A set made from other data is never replaced.
+        Raises:
+            UserError: `data/` was made from other data or with other settings; it is never
+                replaced.
         """
         if self.is_prepared:
             return
-        wanted = self._preparation()
-        if (self.set / FILE).is_file():
-            made = read_manifest(self.set)
-            if made.content_key != key_of_preparation(wanted, made):
+        preparation = self._preparation()
+        if (self.set_folder / FILE).is_file():
+            manifest = read_manifest(self.set_folder)
+            if manifest.content_key != key_of_preparation(preparation, manifest):
                 raise UserError(
-                    f"{self.set}: was prepared from data or with settings that differ from "
+                    f"{self.set_folder}: was prepared from data or with settings that differ from "
                     f"this call's (--data {self.arguments.data}); choose another --outputdir"
                 )
             return
         remedy = "free some space on the disk, then run again"
-        in_one_line = files.said_in_one_line(self.set, "the prepared data", remedy)
+        in_one_line = files.said_in_one_line(self.set_folder, "the prepared data", remedy)
         with progress("prepare", "rows") as bar, in_one_line:
-            prepare(wanted, self.set, bar.update)
+            prepare(preparation, self.set_folder, bar.update)
 
     def _preparation(self) -> Preparation:
         """How the raw data at `--data` are to be prepared."""
@@ -158,23 +160,28 @@ class Causal(Task):
 
     @cached_property
     def data(self) -> Prepared:
-        """The set at `--data`, or the one that was made from it, cut to what the flags ask for."""
-        whole = Prepared.read(self.set)
+        """The set at `--data`, or the one that was made from it, cut to what the flags ask for.
+
+        Raises:
+            UserError: the set cannot be read, or its tokenizer has no padding token.
+        """
+        arguments = self.arguments
+        whole = Prepared.read(self.set_folder)
         if whole.tokenizer.pad_token_id is None:
             raise UserError(
-                f"{self.set}: its tokenizer has no padding token; prepare the data again"
+                f"{self.set_folder}: its tokenizer has no padding token; prepare the data again"
             )
         subset = None
         if self.is_prepared:
             # From raw data only the subset was prepared.
-            subset = self.arguments.subset
+            subset = arguments.subset
         train = whole.train.first(subset)
         dev = whole.dev
         if dev is not None:
-            most_rows = self.arguments.max_eval_steps
-            if most_rows:
-                most_rows *= self.arguments.per_device_eval_batch_size
-            dev = dev.first(subset).first(most_rows)
+            most_dev_rows = None
+            if arguments.max_eval_steps is not None:
+                most_dev_rows = arguments.max_eval_steps * arguments.per_device_eval_batch_size
+            dev = dev.first(subset).first(most_dev_rows)
         return replace(whole, train=train, dev=dev)
 
     def _complete_arguments(self) -> CausalArguments:
@@ -188,16 +195,20 @@ class Causal(Task):
         )
 
     def settings(self) -> dict[str, object]:
-        """The flags to compare, with the data's values where the data decide.
+        """The flags that two calls of the same run share, with the prepared set's values where it
+        decides.
 
-        The data's content key is in place of `--data`.
+        The set's content key is in place of `--data`.
         """
         return {**self._complete_arguments().comparable(), "data": self.data.manifest.content_key}
 
     def model(self) -> PreTrainedModel:
-        """A causal model.
+        """The causal model that the flags name.
 
         One for questions carries the prompt, so that the saved model says how to prompt it.
+
+        Raises:
+            UserError: as for `load_causal`; or the model could not continue `--generation_prompt`.
         """
         manifest = self.data.manifest
         model = load_causal(self._complete_arguments(), self.data.tokenizer)
@@ -211,7 +222,7 @@ class Causal(Task):
         """Refuse, before training, a prompt that the model could not continue.
 
         Args:
-            positions: how many the model has; None where it does not say.
+            positions: tokens of the model's longest sequence; None where it does not say.
         """
         tokens = len(self.data.tokenizer(prompt).input_ids)
         if not prompt.strip() or tokens == 0:
@@ -231,7 +242,8 @@ class Causal(Task):
     ) -> str:
         """Write the perplexity of text over all ranks, and the model's continuation of the prompt.
 
-        The arguments are those of `Task.score`.
+        Arguments and result are those of `Task.score`. Each is written only where the run has it:
+        the result is empty where there is no perplexity.
         """
         losses: dict[str, SummedLoss] = {}
         """Loss by split."""
@@ -283,7 +295,8 @@ def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
     labels, _ = padded([row_labels for _, row_labels in rows], -100)
     labels[:, 0] = -100
     has_label = labels.ravel() != -100
-    # The flags begin one later, so that the positions are those of the tokens before.
+    # Entry p says whether the token at p + 1 has a label. Behind the last token of a row comes the
+    # first one of the next row, which has none.
     next_has_label = has_label[1:]
     batch = {
         "input_ids": torch.from_numpy(ids),
@@ -345,13 +358,12 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
 def _configuration(
     arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
 ) -> PreTrainedConfig:
-    """The configuration of the model.
+    """The configuration of the model that the arguments name.
 
-    It is that of a known shape, with the tokenizer's ends of text, or that of the model that is
-    named.
+    With random weights it is that of a known shape, with the tokenizer's begin and end tokens.
 
     Args:
-        options: what transformers is to be given where it loads the model.
+        options: options of `from_pretrained`, where the model has weights.
     """
     if arguments.init == "random":
         ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -363,7 +375,7 @@ def _configuration(
 def _vocabularies(name: str, tokenizer: PreTrainedTokenizerBase) -> Vocabularies | None:
     """The vocabularies of a local model and of the data.
 
-    None where the model brings no tokenizer.
+    None where the model brings no tokenizer, or is at the hub: it is not fetched for this check.
     """
     tokenizer_files = (Path(name) / file for file in ("tokenizer.json", "vocab.json"))
     if not any(path.is_file() for path in tokenizer_files):
@@ -380,9 +392,11 @@ def _check_length(arguments: CausalArguments, positions: int | None) -> None:
 
 
 def _attention(flag: str, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str:
-    """The attention implementation that a model runs.
+    """The attention implementation that a model runs: the flag's, or `eager` where the model's
+    family has no SDPA, with a warning in the log.
 
-    It is that of the flag, or `eager` where the model's family has no SDPA.
+    Raises:
+        UserError: FlashAttention 2 for a family without it.
     """
     if flag == "flash_attention_2" and not model_class._supports_flash_attn:
         raise UserError(
@@ -401,7 +415,10 @@ def _attention(flag: str, config: PreTrainedConfig, model_class: type[PreTrained
 
 
 def _end_like_the_data(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let generated text end with the token that ends the texts on which the model is trained."""
+    """Let generated text end with the token that ends the texts on which the model is trained.
+
+    The model's own end tokens stay, behind that one. The model is changed in place.
+    """
     generation = model.generation_config
     ends = generation.eos_token_id
     if not isinstance(ends, list):
@@ -476,7 +493,7 @@ def causal_config(sizes: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def set_dropout(config: PreTrainedConfig, rate: float) -> None:
-    """Set every dropout rate of a configuration.
+    """Set every dropout rate of a configuration, in place.
 
     Raises:
         UserError: a rate above 0 for a family without dropout.
@@ -542,8 +559,8 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
         logits = output.logits.flatten(0, 1)
         if not selection.is_made:
             logits = logits.index_select(0, label_positions)
-        wanted = labels.flatten().index_select(0, label_positions + 1)
-        return CausalLMOutput(loss=_mean_loss(logits, wanted, num_items_in_batch))
+        label_ids = labels.flatten().index_select(0, label_positions + 1)
+        return CausalLMOutput(loss=_mean_loss(logits, label_ids, num_items_in_batch))
 
     # generate() looks up in the signature which arguments the model takes.
     forward.__signature__ = inspect.signature(forward_of_class)  # type: ignore[attr-defined]
@@ -555,17 +572,17 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
     return type(model_class.__name__, (model_class,), members)
 
 
-def _mean_loss(logits: Tensor, wanted: Tensor, count: Tensor | int | None) -> Tensor:
+def _mean_loss(logits: Tensor, label_ids: Tensor, count: Tensor | int | None) -> Tensor:
     """The sum of the losses of tokens, in nats, divided by a number.
 
     Args:
         logits: (n, vocabulary).
-        wanted: (n,) ids of the tokens.
+        label_ids: (n,) ids of the tokens.
         count: the number to divide by; n, or 1 without any token, if None.
     """
-    total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
+    total = nn.functional.cross_entropy(logits.float(), label_ids, reduction="sum")
     if count is None:
-        count = max(wanted.numel(), 1)
+        count = max(label_ids.numel(), 1)
     return total / count
 
 
@@ -578,7 +595,8 @@ class _Selection:
     positions: Tensor
     """(n,) flat positions of these hidden states."""
     is_made: bool = False
-    """Whether the head has seen these alone; a head that is given something else sees all of it."""
+    """Whether the head has seen these alone. Some families give it something else, all of which it
+    then sees."""
 
     def before(self, head: nn.Module | None) -> contextlib.AbstractContextManager[Any]:
         """Select before a head whenever it is called within this context.
@@ -590,7 +608,10 @@ class _Selection:
         return head.register_forward_pre_hook(self._select)
 
     def _select(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs of a head with (1, n, hidden) in place of (rows, tokens, hidden)."""
+        """The inputs of a head with (1, n, hidden) in place of (rows, tokens, hidden).
+
+        Inputs of another shape are returned as they are; otherwise it sets `is_made`.
+        """
         hidden, *others = inputs
         if hidden.shape[:-1] != self.shape:
             return inputs

@@ -55,13 +55,13 @@ def slots_of_pod(ranks: int) -> int:
 
 
 def effective_config(template: Config, run_folder: Path, slots: int) -> Config:
-    """The template with the profiler's and TensorBoard's output inside the run folder.
+    """A copy of the template that writes the profiler's and TensorBoard's output into a run folder.
 
-    A precision that it leaves out becomes `auto`: `--precision` decides there too.
+    A precision that the template leaves out becomes `auto`, so that `--precision` decides. An
+    `auto` of hpZ becomes the number of slots.
 
     Args:
-        slots: number of processes of a pod, among which hpZ divides the parameters where the
-            template says `auto`.
+        slots: number of processes of a pod, among which hpZ then divides the parameters.
     """
     config = copy.deepcopy(template)
     for name in ("bf16", "fp16"):
@@ -109,7 +109,7 @@ def check_operation(config: Mapping[str, Any], path: str | Path, *, on_gpu: bool
         on_gpu: whether the run is on a GPU of this machine.
 
     Raises:
-        UserError: what compiling needs and this machine lacks.
+        UserError: this machine lacks something to compile them; the message says what.
     """
     operation = operation_of(config)
     if operation is not None:

@@ -41,10 +41,10 @@ DEFAULTS: dict[str, Any] = {
     f"{SCHEDULER}.warmup_num_steps": 1_000,
     f"{SCHEDULER}.total_num_steps": None,
 }
-"""Values that DeepSpeed 0.19 silently uses where a key is absent; None: the key must be there. That
-of the accumulation is accelerate's."""
+"""Values that DeepSpeed 0.19 silently uses where a key is absent; None: the key must be there. The
+value for `gradient_accumulation_steps` is accelerate's."""
 TORCH_WEIGHT_DECAY = 0.01
-"""The same of PyTorch's AdamW, which `torch_adam` chooses."""
+"""The weight decay where its key is absent beside `torch_adam`, which chooses PyTorch's AdamW."""
 SAME = {
     "train_micro_batch_size_per_gpu": [ROWS],
     "gradient_accumulation_steps": [PASSES],
@@ -61,6 +61,7 @@ ADAM = ("adam", "adamw")
 OF_TORCH = frozenset({"lr", "betas", "eps", "weight_decay", "torch_adam", "adam_w_mode", "amsgrad"})
 """Keys of an optimizer with `torch_adam`."""
 WARMUP = frozenset({"warmup_num_steps", "warmup_type"})
+"""Keys of the warm-up, which each schedule takes."""
 RATES = WARMUP | {"warmup_min_lr", "warmup_max_lr"}
 
 
@@ -68,7 +69,7 @@ class Schedule(NamedTuple):
     """What is known of a schedule of DeepSpeed that `--lr_scheduler_type` has as well."""
 
     flag: str
-    """Its name there."""
+    """The schedule's name as a value of `--lr_scheduler_type`."""
     parameters: frozenset[str]
     """Keys that it takes."""
 
@@ -212,7 +213,8 @@ def _faults_of_keys(block: Config, before: str, *, ours: bool) -> Faults:
 
 
 def _faults_of_value(place: str, key: Key, value: object, *, ours: bool) -> Faults:
-    """Faults of a value that is not `auto`; of an object that is none itself, those within it."""
+    """Faults of a value that is not `auto`, or those within it where it is an object without any
+    fault of its own."""
     fault = _fault_of(key, value, ours=ours)
     if fault is not None:
         yield place, fault
@@ -305,13 +307,13 @@ def _faults_of_zero(config: Config, arguments: Mapping[str, Any]) -> Faults:
         fault = " false: needs stage 1 or 2, --max_grad_norm 0 and no offload; remove it"
         yield "zero_optimization.compute_grad_norm", fault
     for name in NAMED_WITHOUT:
-        same = f"stage3_{name}"
-        if name in zero and same in zero:
-            yield f"zero_optimization.{name}", f": {same} is the same key; remove one of them"
+        full_name = f"stage3_{name}"
+        if name in zero and full_name in zero:
+            yield f"zero_optimization.{name}", f": {full_name} is the same key; remove one of them"
 
 
 def _needs_norm(config: Config, stage: int, arguments: Mapping[str, Any]) -> bool:
-    """Whether DeepSpeed needs the norm of the gradients, so that it may not be left out."""
+    """Whether DeepSpeed needs the norm of the gradients, so that it must compute the norm."""
     clipping = config.get("gradient_clipping", CLIPPING)
     if clipping == "auto":
         clipping = arguments.get("max_grad_norm", 0)
@@ -322,8 +324,8 @@ def _faults_of_zeropp(config: Config, arguments: Mapping[str, Any]) -> Faults:
     """Keys of ZeRO++ that do not fit other keys, the machine or the pods."""
     quantized = [key for key in QUANTIZED if lookup(config, key) is True]
     switched_on = [*quantized]
-    size = lookup(config, HPZ)
-    divides_within_pods = size == "auto" or (POSITIVE.holds(size) and size > 1)
+    hpz_size = lookup(config, HPZ)
+    divides_within_pods = hpz_size == "auto" or (POSITIVE.holds(hpz_size) and hpz_size > 1)
     if divides_within_pods:
         switched_on.append(HPZ)
     for key in switched_on:
@@ -335,9 +337,9 @@ def _faults_of_zeropp(config: Config, arguments: Mapping[str, Any]) -> Faults:
             fault = "DeepSpeed quantizes by operations of CUDA, and there is no GPU here; remove it"
             yield key, f" true: {fault}"
     if divides_within_pods and "pod_slots" in arguments:
-        fault = _fault_of_size(size, sorted(set(arguments["pod_slots"])))
+        fault = _fault_of_hpz_size(hpz_size, sorted(set(arguments["pod_slots"])))
         if fault is not None:
-            yield HPZ, f" {_shown(size)}: {fault}"
+            yield HPZ, f" {_shown(hpz_size)}: {fault}"
 
 
 def _fault_beside(config: Config, key: str) -> str | None:
@@ -355,8 +357,9 @@ def _fault_beside(config: Config, key: str) -> str | None:
     return None
 
 
-def _fault_of_size(size: float | str, slots: Sequence[int]) -> str | None:
-    """What is wrong with the number of processes among which hpZ divides parameters once more.
+def _fault_of_hpz_size(size: float | str, slots: Sequence[int]) -> str | None:
+    """What is wrong with the number of processes among which hpZ divides parameters once more;
+    None where nothing is.
 
     Args:
         size: the number, above 1; or `auto`, which is the number of slots of a pod.
@@ -408,8 +411,8 @@ def _faults_beside_auto(bf16: object, fp16: object) -> Faults:
     What it comes to depends on the machine; it is never FP16.
     """
     if isinstance(bf16, bool):
-        same = "bf16" if bf16 else "fp32"
-        remedy = f'write "auto", or give --precision {same}'
+        precision = "bf16" if bf16 else "fp32"
+        remedy = f'write "auto", or give --precision {precision}'
         yield "bf16.enabled", f" {_shown(bf16)}, --precision auto; {remedy}"
     if fp16 is True:
         yield "fp16.enabled", ' true, --precision auto; write "auto", or give --precision fp16'
@@ -461,26 +464,27 @@ def _faults_of_schedule(config: Config, arguments: Mapping[str, Any]) -> Faults:
         if name not in schedule.parameters:
             expected = ", ".join(sorted(schedule.parameters))
             yield f"{SCHEDULER}.{name}", f": unknown to {kind}; expected {expected}"
-    given = arguments.get("lr_scheduler_type", schedule.flag)
-    if given != schedule.flag:
+    flag_value = arguments.get("lr_scheduler_type", schedule.flag)
+    if flag_value != schedule.flag:
         remedy = f"give --lr_scheduler_type {schedule.flag}"
-        yield "scheduler.type", f" {kind!r}, --lr_scheduler_type {given}; {remedy}"
+        yield "scheduler.type", f" {kind!r}, --lr_scheduler_type {flag_value}; {remedy}"
 
 
 def _faults_of_profiler(config: Config, arguments: Mapping[str, Any]) -> Faults:
     """A profile of a step that the run does not have: the step after `profile_step` is profiled."""
     if lookup(config, "flops_profiler.enabled") is not True:
         return
-    after = lookup(config, "flops_profiler.profile_step")
-    if after is None:
-        after = PROFILE_STEP
+    profile_step = lookup(config, "flops_profiler.profile_step")
+    if profile_step is None:
+        profile_step = PROFILE_STEP
+    # The number of the run comes first in `STEPS`, since the flags may leave it to the epochs.
     steps: Any = next((arguments[name] for name in STEPS if name in arguments), None)
-    are_counts = COUNT.holds(after) and POSITIVE.holds(steps)
-    if are_counts and steps <= after:
-        # One step after the profiled one is left for samples/s, where there are so many.
+    are_counts = COUNT.holds(profile_step) and POSITIVE.holds(steps)
+    if are_counts and steps <= profile_step:
+        # The remedy leaves a step after the profiled one, for samples/s, unless the run is shorter.
         most = max(0, steps - 2)
         remedy = f"there would be no profile: give {most} or less"
-        fault = f" {after}, the run has {steps} optimizer steps; {remedy}"
+        fault = f" {profile_step}, the run has {steps} optimizer steps; {remedy}"
         yield "flops_profiler.profile_step", fault
 
 
@@ -511,7 +515,12 @@ def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Faults:
 
 
 def _fault_of_absence(default: object, because: str) -> str:
-    """What is wrong where a key is absent, whose flag says something else than the default."""
+    """What is wrong where a key is absent and its default is not what its flag says.
+
+    Args:
+        default: the value that DeepSpeed would use; None where it needs the key.
+        because: the flag and its value, in words.
+    """
     consequence = f"so DeepSpeed would use {default}"
     if default is None:
         consequence = "but DeepSpeed needs it"

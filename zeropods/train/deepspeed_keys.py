@@ -46,13 +46,14 @@ def one_of(*values: object) -> Kind:
 
 
 def either(first: Kind, second: Kind) -> Kind:
-    """The values of both."""
+    """The values of the first kind and those of the second."""
     return Kind(
         f"{first.words} or {second.words}", lambda value: first.holds(value) or second.holds(value)
     )
 
 
 def _shown(value: object) -> str:
+    """A value as JSON writes it."""
     if value is None:
         return "null"
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
@@ -87,7 +88,7 @@ def words_of(*words: str) -> Kind:
 
 
 def _is_off(value: object) -> bool:
-    """Whether nothing in a block is `enabled`."""
+    """Whether nothing in a block, or in the blocks within it, is `enabled`."""
     if not isinstance(value, dict):
         return True
     return value.get("enabled", False) is False and all(_is_off(inner) for inner in value.values())

@@ -129,10 +129,11 @@ class Vocabularies:
 def _fault_of(
     value: Any, *, choices: tuple[str, ...], bounds: Mapping[str, float], **_: Any
 ) -> str | None:
-    """What is wrong with the value of a flag, the value included; None where nothing is.
+    """The value of a flag and what is wrong with it, for a message; None where nothing is.
 
     Args:
-        choices: see `flag`, and so for `bounds`.
+        choices: as for `flag`.
+        bounds: as for `flag`.
     """
     if choices and value not in choices:
         expected = ", ".join(choices)
@@ -236,7 +237,8 @@ class RunArguments:
             raise UserError(
                 f"--init {self.init!r}; expected {expected} or the folder of a finished run"
             )
-        saves_what_it_evaluates = self.eval_steps == self.save_steps != 0
+        # Both are None where neither is given: then every epoch is evaluated and saved.
+        saves_what_it_evaluates = self.eval_steps == self.save_steps and self.save_steps != 0
         if self.wants_best_model and not saves_what_it_evaluates:
             raise UserError(
                 f"--eval_steps {self.eval_steps} and --save_steps {self.save_steps}: the best "
@@ -249,6 +251,7 @@ class RunArguments:
         faults = []
         for flag_field in fields(self):
             value = getattr(self, flag_field.name)
+            # A default may be out of the bounds of given values, such as -1 steps for none.
             if value == flag_field.default:
                 continue
             fault = _fault_of(value, **flag_field.metadata)
@@ -258,11 +261,13 @@ class RunArguments:
             raise UserError("; ".join(faults))
 
     def divided_among(self, ranks: int) -> Self:
-        """The same flags with the passes by which so many processes reach the rows of
-        `--global_batch`, in its place; without it, these flags.
+        """The same flags, with `--gradient_accumulation_steps` in place of `--global_batch`.
+
+        On this number of processes the passes add up to the rows that `--global_batch` asks for.
+        Without that flag these flags are returned as they are.
 
         Raises:
-            UserError: no whole number of passes reaches them.
+            UserError: no whole number of passes reaches the rows.
         """
         if self.global_batch is None:
             return self
@@ -301,13 +306,13 @@ class RunArguments:
 
     @property
     def source(self) -> str:
-        """The source of the weights.
+        """A folder or hub id with the model's weights.
 
-        It is what the model flag names, a folder where that comes with the package, or the model of
-        the run that `--init` names.
+        It is the one that the model flag names (a folder of this package for a model that comes
+        with it), or the model of the run that `--init` names.
 
         Raises:
-            UserError: that run trained another model than the call names.
+            UserError: the run of `--init` trained another model than the call names.
         """
         if self.init in INITS:
             return model_source(self.model_id)
@@ -328,10 +333,11 @@ class RunArguments:
         raise NotImplementedError
 
     def check_model(self) -> tuple[str, int | None]:
-        """The model's name, and the number of its embedding rows.
+        """Check the model that the flags name, without loading it or asking a hub.
 
         Returns:
-            None for a number that is not known here.
+            The model's name, and the number of its embedding rows; None in place of a number that
+            no file here tells.
 
         Raises:
             UserError: the model has no weights, or is of another kind.
@@ -359,8 +365,8 @@ class RunArguments:
     def check_inputs(self) -> None:
         """Refuse a model or data that are missing, or do not fit each other.
 
-        Also refused are a run folder that cannot be made, and a checkpoint that is not there. No
-        hub is asked: a run will do that.
+        Also refused are a run folder that cannot be made, a checkpoint that is not there, and an
+        MLflow server that cannot be used. No hub is asked: a run will do that.
         """
         self.check_outputdir()
         self.check_resume()
@@ -368,7 +374,9 @@ class RunArguments:
         manifest = self.manifest()
         name, embedding_rows = self.check_model()
         if manifest is None:
+            # The run prepares its raw data, and checks then whether the model fits them.
             return
+        # A model with random weights has learned no ids, so any tokenizer fits it.
         vocabularies = None if self.init == "random" else self._vocabularies(Path(name))
         self.check_fit(name, embedding_rows, manifest.vocabulary_size, vocabularies)
 
@@ -377,6 +385,9 @@ class RunArguments:
 
         Returns:
             None where either has no `tokenizer.json`.
+
+        Raises:
+            UserError: a file is broken, or has changed since the model was saved.
         """
         of_model = model / TOKENIZER
         of_data = Path(self.dataset_path) / "tokenizer" / TOKENIZER
@@ -415,10 +426,10 @@ class RunArguments:
             raise UserError(f"--resume {self.resume}: no such checkpoint; {RESUME_REMEDY}")
 
     def check_reporting(self) -> None:
-        """Refuse MLflow where it cannot be used from here.
+        """Refuse `--report_to mlflow` where the server cannot be used from here.
 
-        Only the first process of a run reports. Where a supervisor started it, the supervisor has
-        looked before, and sends in the end what a rank could not send.
+        Only rank 0 of a run reports, so other ranks check nothing. Where a supervisor started the
+        ranks, it has checked the server before, and sends in the end what rank 0 could not send.
         """
         is_first = os.environ.get("RANK", "0") == "0"
         is_supervised = bool(os.environ.get("ZEROPODS_RUN"))
@@ -432,15 +443,14 @@ class RunArguments:
         vocabulary_size: int,
         vocabularies: Vocabularies | None,
     ) -> None:
-        """Refuse a model that does not fit the prepared set.
-
-        Its embedding is too small, or its tokenizer is another.
+        """Refuse a model that does not fit the prepared set: with an embedding that is too small,
+        or with another tokenizer.
 
         Args:
             name: the model, for the message.
-            embedding_rows: rows of its embedding, if known.
+            embedding_rows: rows of the model's embedding; None where they are not known.
             vocabulary_size: number of tokens of the set's tokenizer.
-            vocabularies: those of both, if known.
+            vocabularies: those of model and set; None to compare no ids.
         """
         if vocabularies is not None:
             self._check_same_ids(name, vocabularies)
@@ -519,7 +529,11 @@ class TextToSQLArguments(RunArguments):
             raise UserError(f"--compile graphs {other_flag}: {reason}; use --compile blocks")
 
     def manifest(self) -> Manifest:
-        """The manifest of the set at `--dataset_path`."""
+        """The manifest of the set at `--dataset_path`.
+
+        Raises:
+            UserError: there is no prepared set, or it is for the other script.
+        """
         manifest = read_manifest(Path(self.dataset_path))
         if tasks.task_or_unknown(manifest.task).script != self.script:
             place = f"--dataset_path {self.dataset_path}"
@@ -594,10 +608,14 @@ class CausalArguments(RunArguments):
         return tasks.TASKS[self.task or CAUSAL_TASKS[0]]
 
     def manifest(self) -> Manifest | None:
-        """The manifest of the set at `--data`, whose settings the flags may not contradict.
+        """The manifest of the set at `--data`.
 
         Returns:
             None for raw data.
+
+        Raises:
+            UserError: raw data are missing; or the set is for the other script, or was prepared
+                with settings that the flags contradict.
         """
         data = Path(self.data)
         if not (data / FILE).is_file():
@@ -615,7 +633,10 @@ class CausalArguments(RunArguments):
         return manifest
 
     def _check_raw_data(self, data: Path) -> None:
-        """Refuse raw data that are missing, and flags that are for data of a hub."""
+        """Refuse raw data that are missing, and flags that are for data of a hub.
+
+        For a task that reads no hub.
+        """
         on_hub = " or ".join(task.name for task in tasks.hub_tasks())
         for name in ("dataset_config", "text_field"):
             value = getattr(self, name)
@@ -642,14 +663,14 @@ class CausalArguments(RunArguments):
             "text_field": None,
         }
         for name, value in prepared_with.items():
-            wanted = getattr(self, name)
-            if wanted is None or wanted == value:
+            flag_value = getattr(self, name)
+            if flag_value is None or flag_value == value:
                 continue
             contradiction = f"was prepared with {value}"
             if value is None:
                 contradiction = "is a prepared set already"
             raise UserError(
-                f"--{name} {wanted}: --data {self.data} {contradiction}; "
+                f"--{name} {flag_value}: --data {self.data} {contradiction}; "
                 "leave the flag out, or prepare the data again"
             )
 
@@ -665,7 +686,7 @@ def arguments_of(script: str | Path) -> type[RunArguments] | None:
     """The class of flags of one of our scripts; None for any other script.
 
     Args:
-        script: its name or path.
+        script: its name or path; a file of the same name elsewhere is another script.
     """
     path = Path(script)
     is_in_project = path in (Path(path.name), PROJECT / path.name)
@@ -675,7 +696,10 @@ def arguments_of(script: str | Path) -> type[RunArguments] | None:
 
 
 def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
-    """Read flags strictly: no abbreviations, and no unknown flags.
+    """Read a script's flags strictly: no abbreviations, and no unknown flags.
+
+    Args:
+        kind: the script's class of flags.
 
     Raises:
         UserError: it names the flag, the value and the remedy.
@@ -751,7 +775,7 @@ def _check_names(kind: type[RunArguments], words: Sequence[str]) -> None:
 
 
 def _check_batch(words: Sequence[str]) -> None:
-    """Refuse passes of a step beside the rows of a step, which set them."""
+    """Refuse `--global_batch` beside `--gradient_accumulation_steps`, which it sets."""
     names = {word.partition("=")[0] for word in words}
     if {f"--{STEP_ROWS}", f"--{PASSES}"} <= names:
         raise UserError(f"--{STEP_ROWS}: sets --{PASSES} too; leave one of them out")
@@ -808,6 +832,7 @@ def batch_on(ranks: int, effective: int, most_rows: int) -> Batch | None:
 
     Args:
         effective: rows of all ranks in a step.
+        most_rows: most rows of a rank in a pass.
 
     Returns:
         None where the rows do not divide evenly among the ranks.
@@ -824,7 +849,7 @@ def batch_on(ranks: int, effective: int, most_rows: int) -> Batch | None:
 
 
 def passes_to_reach(step_rows: int, rows: int, ranks: int) -> int:
-    """The passes of an optimizer step in which so many ranks reach its rows.
+    """The number of passes in which these ranks reach the rows of an optimizer step.
 
     Args:
         step_rows: rows of all ranks in a step.
@@ -833,10 +858,11 @@ def passes_to_reach(step_rows: int, rows: int, ranks: int) -> int:
     Raises:
         UserError: no whole number of passes reaches them.
     """
-    of_a_pass = rows * ranks
-    if step_rows % of_a_pass == 0:
-        return step_rows // of_a_pass
-    near = nearest_multiples(step_rows, of_a_pass)
-    shared = f"{counted(ranks, 'process')} of {counted(rows, 'row')} a pass"
-    place = f"--global-batch {step_rows}"
-    raise UserError(f"{place}: {shared} cannot reach it; give {near}, or another --{ROWS}")
+    rows_per_pass = rows * ranks
+    if step_rows % rows_per_pass == 0:
+        return step_rows // rows_per_pass
+    near = nearest_multiples(step_rows, rows_per_pass)
+    share = f"{counted(ranks, 'process')} of {counted(rows, 'row')} a pass"
+    raise UserError(
+        f"--global-batch {step_rows}: {share} cannot reach it; give {near}, or another --{ROWS}"
+    )

@@ -122,7 +122,8 @@ def faults_of(
         script: name of the script.
     """
     faults = []
-    # Behind the last word there is none, which is no value either.
+    # The last word has none behind it: `--` stands for that, since it is no value either. A call
+    # without words has one next word too many.
     next_words = [*words[1:], "--"]
     for word, next_word in zip(words, next_words, strict=False):
         name = word.removeprefix("--").partition("=")[0]
@@ -138,18 +139,18 @@ def faults_of(
 
 
 def _remedy(name: str, flags: Collection[str], names_here: Mapping[str, str]) -> str:
-    """What to give in place of a flag that a script does not have."""
-    known = {flag: flag for flag in flags}
+    """What to give in place of a flag that a script does not have; arguments as of `faults_of`."""
+    flag_by_name = {flag: flag for flag in flags}
     for other_name, setting in {**SETTINGS, **names_here}.items():
         name_here = names_here.get(setting, setting)
         if name_here in flags:
-            known.setdefault(other_name, name_here)
-    if name in known:
-        return f"did you mean --{known[name]}?"
+            flag_by_name.setdefault(other_name, name_here)
+    if name in flag_by_name:
+        return f"did you mean --{flag_by_name[name]}?"
     setting = SETTINGS.get(name, name)
     if setting in WAYS:
         return WAYS[setting]
-    near = get_close_matches(name, known, 1)
+    near = get_close_matches(name, flag_by_name, 1)
     if near:
-        return f"did you mean --{known[near[0]]}?"
+        return f"did you mean --{flag_by_name[near[0]]}?"
     return "see --help"

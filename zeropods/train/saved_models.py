@@ -1,7 +1,5 @@
-"""A folder with a trained model: what it says about itself and its data, and the model itself.
-
-The model is loaded to answer.
-"""
+"""A folder with a trained model: what it says about itself and its data, and the model itself,
+loaded to answer."""
 
 from __future__ import annotations
 
@@ -40,7 +38,11 @@ LEVELS_UP = 3
 
 
 def model_folder(folder: Path) -> Path:
-    """The folder with the weights of a run or model folder; only safetensors files are read."""
+    """The folder with the weights of a run or model folder; only safetensors files count.
+
+    Raises:
+        UserError: there is no folder, or no weights in it.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: {no_folder(folder)}; expected a run or model folder")
@@ -66,7 +68,7 @@ def task_of(folder: Path) -> str:
     The configuration has the prompt of a task. A T5 without one counts as one for text-to-SQL.
 
     Raises:
-        UserError: neither says which.
+        UserError: neither names a task that is known here.
     """
     prompt = model_config(folder).get("prompt")
     task = _run_config(folder).get("task")
@@ -80,13 +82,13 @@ def task_of(folder: Path) -> str:
     return str(task)
 
 
-def answer_task(model: Path, asked: str | None = None) -> str:
-    """The task of a model: `asked`, else what the model says.
+def answer_task(model: Path, wanted: str | None = None) -> str:
+    """The task whose questions a model is to answer: the wanted one, else the one of its training.
 
     Raises:
-        UserError: the model answers no questions, or none of that task.
+        UserError: the model answers no questions, or none of the wanted task.
     """
-    task = asked or task_of(model)
+    task = wanted or task_of(model)
     kind = task_or_unknown(task)
     if not kind.has_answers:
         fault = "was trained on plain text and answers no questions"
@@ -98,20 +100,20 @@ def answer_task(model: Path, asked: str | None = None) -> str:
     return task
 
 
-def chosen_prompt(folder: Path, asked: str | None = None, force: bool = False) -> str:
-    """The prompt that a T5 was trained with, or `asked`.
+def chosen_prompt(folder: Path, wanted: str | None = None, force: bool = False) -> str:
+    """Name of the prompt for a T5: the wanted one, else the one that it was trained with.
 
     Raises:
-        UserError: `asked` is another prompt than the model records, and is not forced; or there is
-            neither.
+        UserError: the wanted prompt is not the one that the model records, and is not forced; or
+            there is neither.
     """
     with_weights = model_folder(folder)
     recorded = model_config(folder).get("prompt")
-    is_another = asked is not None and asked != recorded
+    is_another = wanted is not None and wanted != recorded
     if is_another and recorded in PROMPTS and not force:
         fault = f"{with_weights} was trained with {recorded}"
-        raise UserError(f"--prompt {asked}: {fault}; leave it out, or add --force-prompt")
-    prompt = asked or recorded
+        raise UserError(f"--prompt {wanted}: {fault}; leave it out, or add --force-prompt")
+    prompt = wanted or recorded
     if prompt not in PROMPTS:
         expected = " or ".join(PROMPTS)
         raise UserError(f"{with_weights}: does not record its prompt; give --prompt {expected}")
@@ -155,8 +157,8 @@ def raw_data(run: Path) -> tuple[Path, str]:
     """The folder of the data that a run was trained on, and the split that its model has not seen.
 
     Raises:
-        UserError: a model folder, or a run of text, which has no questions; or data no longer near
-            the prepared set.
+        UserError: the folder is a model folder, or a run of text, which has no questions; or the
+            data are no longer near the prepared set.
     """
     if has_weights(run) and not (run / RECORD).is_file():
         fault = "a model folder, which does not record where its data are"
@@ -172,9 +174,10 @@ def raw_data(run: Path) -> tuple[Path, str]:
 
 
 def prepared_of(run: Path, config: RunConfig | None = None) -> Path:
-    """The prepared set that a run was trained on.
+    """The folder of the prepared set that a run was trained on.
 
-    It is the one that the run was given, or the one that it made from raw data.
+    It is the one that the run was given, where it is still there, else the one within the run
+    folder, which the run made from raw data.
 
     Args:
         config: the run's configuration, where it is known; otherwise its record is read.
@@ -195,8 +198,15 @@ def prepared_of(run: Path, config: RunConfig | None = None) -> Path:
 def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | None:
     """The folder with the raw data of a prepared set, and the first of the splits that it has.
 
-    It is where it was, or near the prepared set; its files are recognised by their digests. None
-    where it is gone.
+    The folder is looked for where it was and near the prepared set; its files are recognised by
+    their digests.
+
+    Args:
+        prepared: the folder of the prepared set.
+        splits: the splits that will do, the best one first.
+
+    Returns:
+        None where the raw data have none of the splits, or are gone.
     """
     manifest = read_manifest(prepared)
     digests = manifest.source_sha256
@@ -205,7 +215,7 @@ def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | Non
     if split is None:
         return None
     digests_of_split = {name: digest for name, digest in digests.items() if split_of(name) == split}
-    for folder in chain([Path(manifest.data)], _near(prepared)):
+    for folder in chain([Path(manifest.data)], _folders_near(prepared)):
         # Another user's folder nearby may not be readable.
         with contextlib.suppress(PermissionError):
             if _has_files(folder, digests_of_split):
@@ -213,7 +223,7 @@ def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | Non
     return None
 
 
-def _near(prepared: Path) -> Iterator[Path]:
+def _folders_near(prepared: Path) -> Iterator[Path]:
     """The folders above a prepared set and what lies in them, the nearest first."""
     for folder in Path(prepared).resolve().parents[:LEVELS_UP]:
         yield folder
@@ -325,7 +335,13 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
 
 
 def _usable_precision(source: str | Path, precision: str, *, causal: bool) -> str:
-    """The precision that is asked for, where `auto` is resolved; one that cannot be is refused."""
+    """The precision in which a model answers: the given one, with `auto` resolved.
+
+    Arguments are those of `load_model`.
+
+    Raises:
+        UserError: FP16 for a model that cannot have it, or without a GPU.
+    """
     import torch
 
     from zeropods.train.device import resolve_precision
@@ -380,15 +396,15 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
     ids = [*first_tokens(saved.tokenizer), *words]
     if not words:
         raise UserError(f"prompt {prompt!r}: contains no tokens; give some words to continue")
-    room = max_new_tokens
+    most_new_tokens = max_new_tokens
     if saved.positions is not None:
-        room = min(max_new_tokens, saved.positions - len(ids))
-    if room < 1:
+        most_new_tokens = min(max_new_tokens, saved.positions - len(ids))
+    if most_new_tokens < 1:
         fault = f"prompt of {len(ids)} tokens, but the model has only {saved.positions} positions"
         raise UserError(f"{fault}; give a shorter one")
     began = time.perf_counter()
     (new_ids,) = saved.generated(
-        [ids], max_new_tokens=room, eos_token_id=saved.tokenizer.eos_token_id
+        [ids], max_new_tokens=most_new_tokens, eos_token_id=saved.tokenizer.eos_token_id
     )
     text = saved.tokenizer.decode(new_ids, skip_special_tokens=True)
     seconds = time.perf_counter() - began

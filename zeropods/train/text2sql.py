@@ -43,8 +43,8 @@ class TextToSQL(Task):
     def check_model(self) -> None:
         """Refuse flags that cannot run here, and a model that is missing.
 
-        The flags are `--compile` where the engine cannot run what it compiles, and `--tf32` where
-        no GPU has it.
+        The flags are `--compile` where the engine cannot run what is compiled, and `--tf32` where
+        no GPU has TF32.
         """
         self.engine.check_compiled()
         if self.arguments.tf32 and not is_ampere():
@@ -156,6 +156,9 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
                 collator, they spare the device a synchronisation.
             num_items_in_batch: label tokens of the whole optimizer step, over all ranks; the
                 batch's own count if None.
+
+        Returns:
+            With `labels` the loss alone, in nats; without them what transformers' T5 returns.
         """
         if labels is None:
             return super().forward(*args, **kwargs)
@@ -167,11 +170,11 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
         if self.config.scale_decoder_outputs:
             scale = self.model_dim**-0.5
         logits = self.lm_head(hidden.index_select(0, label_positions) * scale)
-        wanted = labels.flatten().index_select(0, label_positions)
-        total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
+        label_ids = labels.flatten().index_select(0, label_positions)
+        total = nn.functional.cross_entropy(logits.float(), label_ids, reduction="sum")
         count = num_items_in_batch
         if count is None:
-            count = wanted.numel()
+            count = label_ids.numel()
         return Seq2SeqLMOutput(loss=total / count)
 
     def _decode(
