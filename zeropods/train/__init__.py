@@ -30,12 +30,18 @@ to prepare raw data."""
 def run_script(on_end: Callable[[Path], object] | None = None) -> int:
     """Run a script of the project with this process's arguments, and return its exit status.
 
-    Flags, and the files that they name, are checked first: imports take many seconds.
+    Flags, and the files that they name, are checked before torch is imported, which takes many
+    seconds.
 
     Args:
         on_end: called with the run folder when a run that nothing supervises has its record.
+
+    Raises:
+        UserError: the call is wrong, or the run has failed. An error that all ranks share is raised
+            on rank 0 only; the others return its exit status.
     """
     is_first = os.environ.get("RANK", "0") == "0"
+    # Before torch is imported: it reads some of what these set only then.
     take_pods_gpus()
     wait_passively()
     without_chatter()
@@ -54,7 +60,7 @@ def run_script(on_end: Callable[[Path], object] | None = None) -> int:
                 check_run(config, flags, ranks)
             flags.check_inputs()
     except UserError as error:
-        # All ranks have the same flags: only one of them says what is wrong.
+        # All ranks have the same flags: only rank 0 says what is wrong.
         if is_first:
             raise
         return error.exit_status
@@ -92,15 +98,17 @@ def run_argv(
     age_seconds: Callable[[], float] = lambda: 0.0,
     on_end: Callable[[Path], object] | None = None,
 ) -> int:
-    """Train as `argv` says, and return the exit status.
-
-    Only one rank raises an error that all ranks share.
+    """Train as `argv` says, and return the exit status: 0, or on ranks other than 0 that of an
+    error that all ranks share.
 
     Args:
         argv: the script's name, and its arguments.
         age_seconds: returns how many seconds ago the run's process began; 0 where several runs
             share a process.
         on_end: as for `run_script`.
+
+    Raises:
+        UserError: as for `run_script`.
     """
     from zeropods.train.flags import SCRIPTS, parse_flags
     from zeropods.train.processes import SharedError

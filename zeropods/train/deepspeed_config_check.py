@@ -200,7 +200,7 @@ def _faults_of_keys(block: Config, before: str, *, ours: bool) -> Faults:
         place = f"{before}{name}"
         key = KEYS.get(place)
         if key is None:
-            # Which keys such a block has depends on the type beside it.
+            # Which keys a block of `BY_TYPE` has is checked with the type beside it.
             if parent not in BY_TYPE:
                 yield place, f": {_unknown(name, before)}"
         elif value == "auto":

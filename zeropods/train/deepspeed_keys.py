@@ -198,21 +198,17 @@ NO_COMPILER = "has no effect, since DeepSpeed's compiler is not called here"
 COMPILE = "remove it; --compile blocks compiles a T5"
 
 REMOVED = (
-    *(
-        "amp",
-        "compression_training",
-        "curriculum_learning",
-        "eigenvalue",
-        "elasticity",
-        "graph_harvesting",
-    ),
-    *(
-        "nebula",
-        "progressive_layer_drop",
-        "quantize_training",
-        "sparse_attention",
-        "sparse_gradients",
-    ),
+    "amp",
+    "compression_training",
+    "curriculum_learning",
+    "eigenvalue",
+    "elasticity",
+    "graph_harvesting",
+    "nebula",
+    "progressive_layer_drop",
+    "quantize_training",
+    "sparse_attention",
+    "sparse_gradients",
 )
 """Blocks of earlier versions that DeepSpeed refuses by itself."""
 

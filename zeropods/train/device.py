@@ -259,8 +259,8 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, rate: float) -> Tensor:
-        # Of `LEVELS` values of 16 bits, so many drop an element. At least one value keeps it, since
-        # the scale would be infinite otherwise.
+        # Number of the `LEVELS` values of 16 bits that drop an element. At least one value keeps
+        # an element, since the scale would be infinite otherwise.
         dropping_levels = min(round(rate * LEVELS), LEVELS - 1)
         keep_mask = _keep_mask(values.shape, dropping_levels)
         # The scale keeps the mean.

@@ -489,7 +489,7 @@ def _storage_sizes(tensors: Iterable[object]) -> dict[int, int]:
 
 # TensorBoard's curves of a run.
 
-USE = (
+DRAWN_FIGURES = (
     "allocated_bytes",
     "resident_bytes",
     "utilization_percent",
@@ -565,7 +565,7 @@ class Curves(TrainerCallback):
         self.drawn_steps += len(new_steps)
         now = {**self.meter.sampler.last, **held_bytes()}
         figures: dict[str, float] = {}
-        for key in USE:
+        for key in DRAWN_FIGURES:
             value = now.get(key)
             if value is not None:
                 figures[key] = value

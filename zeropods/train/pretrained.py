@@ -178,7 +178,7 @@ def loading(name: str, flag: str = "") -> Iterator[None]:
         yield
     except FAULTS as error:
         if flag and isinstance(error, RuntimeError):
-            # That of a run that is out of memory is one: the run is recorded as such.
+            # Running out of memory is a RuntimeError too, and must stay one to be recorded as such.
             raise
         reason = first_line(error)
         if isinstance(error, StrictDataclassError):
