@@ -65,7 +65,7 @@ def on_every_rank(action: Callable[[], Any]) -> list[Any]:
     """Run `action` on every rank; return all results, in the order of ranks, on each.
 
     Every rank must call this. An error that is no `UserError` stays on its rank, and the others
-    wait for it.
+    wait for that rank in vain.
 
     Raises:
         SharedError: on every rank, the `UserError` of the first rank whose `action` has raised one.
