@@ -148,10 +148,10 @@ class RunLog(GrowingFile):
         super().__init__(folder / LAUNCH_LOG)
         folder.mkdir(parents=True, exist_ok=True)
         self.names = dict(names or {})
-        self.failed: dict[str, float] = {}
+        self.failed_at: dict[str, float] = {}
         """Monotonic time in seconds at which pdsh said that a pod's session had failed, by the
         pod's name."""
-        self.sessions: dict[str, int] = {}
+        self.session_statuses: dict[str, int] = {}
         """Exit status of each of these sessions, in pdsh's order; for a signal it is 128 and the
         signal's number."""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
@@ -191,8 +191,8 @@ class RunLog(GrowingFile):
         was_killed = match[2] is not None
         if was_killed:
             status += 128
-        self.failed.setdefault(pod, time.monotonic())
-        self.sessions.setdefault(pod, status)
+        self.failed_at.setdefault(pod, time.monotonic())
+        self.session_statuses.setdefault(pod, status)
 
     def _named(self, line: str) -> str:
         """The line with its pod's name in place of what pdsh or srun has put before it."""

@@ -59,7 +59,7 @@ class PodState:
     pod: Pod
     answered_at: float
     """When the pod last answered, by the monotonic clock."""
-    most: int = 0
+    most_processes: int = 0
     """Largest number of processes of the run in any answer so far."""
     absent_since: float | None = None
     """Since when the pod has had no process of the run any more, by the same clock."""
@@ -121,7 +121,7 @@ def judge(
         # The time left for an attempt is shorter by the moment that its start took, hence the
         # rounding.
         return Ending("timeout", f"took longer than {round(timeout_seconds, 2):g} s")
-    missing = [state.pod.name for state in pods if not state.most]
+    missing = [state.pod.name for state in pods if not state.most_processes]
     if missing and since_start > FIRST_RANK_SECONDS:
         why = f"no process of the run started within {FIRST_RANK_SECONDS:.0f} s"
         return Ending("failed", why, missing[0])

@@ -233,7 +233,7 @@ def _job_to_follow(
             f"{launch.folder}: job {number} uses this folder with other arguments; "
             f"scancel {number}, or choose another --outputdir"
         )
-    ranks.before = submitted["config_before"]
+    ranks.config_before = submitted["config_before"]
     return number
 
 
@@ -247,7 +247,7 @@ def _submit(submission: Submission, supervision: Supervision, ranks: Ranks, log:
         raise SlurmError(f"sbatch: {answer!r:.100}; expected the number of a job")
     number = int(digits)
     command.remember(launch)
-    files.write_json(launch.folder / JOB, {"job": number, "config_before": ranks.before})
+    files.write_json(launch.folder / JOB, {"job": number, "config_before": ranks.config_before})
     supervision.show(f"job {number}: submitted; its log: {log.path}")
     return number
 
