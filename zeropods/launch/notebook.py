@@ -225,14 +225,14 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
 def kill_pod(cluster: Cluster, name: str) -> None:
     """Send SIGKILL to every process of a local pod at once, like a power cut: warden, agent, sshd,
     ranks. Nothing happens where the pod's warden has ended."""
-    warden = worker_of(cluster, name)
+    warden = warden_of(cluster, name)
     if warden is None:
         return
     for process in (warden, *descendants(warden.pid)):
         send(process, signal.SIGKILL)
 
 
-def worker_of(cluster: Cluster, name: str) -> Process | None:
+def warden_of(cluster: Cluster, name: str) -> Process | None:
     """The warden of a local pod, which is the root of its process tree; None where it has ended."""
     worker_id = next(pod.worker for pod in cluster.pods if pod.name == name)
     records = workers_of(cluster).processes()
