@@ -1,8 +1,8 @@
-"""Decide whether a run is over: a pod counts as lost, its launcher has ended, it hangs, or its time
-is up.
+"""Decide whether a run is over: one of its pods counts as lost, its launcher has ended, it hangs,
+or its time is up.
 
-Hang detection uses the heartbeats of the ranks (`measure/heartbeat.py`); it says which rank holds
-up the others.
+Hang detection uses the heartbeats of the ranks (`measure/heartbeat.py`) and finds the rank that
+holds up the others.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class PodState:
     """Number of processes that the kernel has killed for lack of memory since the run was opened;
     None if it does not count them."""
     error: str | None = None
-    """Why the last request got no answer."""
+    """Why the last request got no answer, or the error that it was answered with; None where it was
+    answered well."""
 
     @property
     def has_long_been_empty(self) -> bool:

@@ -148,9 +148,9 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
         while True:
             outcome, decided_at = attempts.run(current)
-            following = attempts.following(current, outcome)
+            following = attempts.prepare_next(current, outcome)
             if following is None:
-                return _record_of(current, outcome)
+                return _record_or_raise(current, outcome)
             attempts.note_restart(following, outcome, decided_at)
             current = following
 
@@ -182,9 +182,9 @@ class _Attempts:
         self._has_opened = self._has_opened or isinstance(outcome, Record)
         return outcome, decided_at
 
-    def following(self, current: Launch, outcome: Record | UnopenedError) -> Launch | None:
-        """The launch with which the run goes on after an attempt; None where the attempt was the
-        last.
+    def prepare_next(self, current: Launch, outcome: Record | UnopenedError) -> Launch | None:
+        """Prepare the pods for another attempt, and return the launch for it; None where the
+        attempt with this outcome was the last.
 
         Pods that no longer answer are left out from now on, and may be replaced by new ones. Where
         a restart is due but impossible, a line on stderr says why.
@@ -265,7 +265,7 @@ def _with_time_left(supervision: Supervision, began: float) -> Supervision:
     return replace(supervision, timeout_seconds=max(1.0, seconds_left))
 
 
-def _record_of(current: Launch, outcome: Record | UnopenedError) -> Record:
+def _record_or_raise(current: Launch, outcome: Record | UnopenedError) -> Record:
     """The last attempt's record. If its ranks had not opened the run, write a record that says why,
     and raise the `UnopenedError`."""
     if isinstance(outcome, Record):
