@@ -192,8 +192,7 @@ def verdict_of_ranks(
     if verdict.status is None:
         return _verdict_by_cause(ranks, ends, verdict, out_of_memory, uncounted)
     consequences = CONSEQUENCES.get(verdict.status, ("interrupted",))
-    # What a rank measured may say more than the supervisor saw. How a rank's process ended does
-    # not: the supervisor may have ended it.
+    # Only what a rank measured may say more than the status that the supervisor has found.
     possible_causes = []
     for end in ends:
         is_on_named_pod = verdict.pod in (None, end.pod)
@@ -317,8 +316,8 @@ def _verdict_on_cause(
 
 
 def killed_for_memory(folder: Path, rank: int) -> str:
-    """The reason to record if the kernel killed a rank for lack of memory, as far as it is known
-    with the rank's phase, its steps done and the sampled peak of its memory."""
+    """The reason to record if the kernel killed a rank for lack of memory: with the rank's phase,
+    its steps done and the sampled peak of its memory, as far as they are known."""
     reason = f"rank {rank}: killed by the kernel, out of memory"
     beat = read_beats(folder).get(rank)
     if beat is None:
