@@ -20,7 +20,7 @@ from benchmarks.reliability.seen import until
 from tests.full.faults import give_order
 from tests.namespaces import Namespaces
 from zeropods.launch.command import OVER_AGENTS
-from zeropods.launch.notebook import kill_pod, worker_of
+from zeropods.launch.notebook import kill_pod, warden_of
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.processes import descendants, send
@@ -67,7 +67,7 @@ def _order_rank(scene: Scene, fault: str) -> str:
 def _kill_half(scene: Scene, *, of_agent: bool) -> str:
     """Send SIGKILL to the agent of a pod that is in use, or to its warden."""
     pod = scene.random.choice(scene.used)
-    warden = worker_of(scene.cluster, pod)
+    warden = warden_of(scene.cluster, pod)
     assert warden is not None
     victim = warden
     if of_agent:

@@ -30,7 +30,7 @@ from benchmarks.reliability.seen import (
     until,
 )
 from zeropods.errors import UserError
-from zeropods.launch.notebook import worker_of
+from zeropods.launch.notebook import warden_of
 from zeropods.measure.record import read_json
 from zeropods.pods.processes import Process, descendants
 from zeropods.report.entry import read_entry
@@ -180,7 +180,7 @@ def _break(name: str, fault: Fault, scene: Scene) -> Broken | None:
 
 def _pod_processes(scene: Scene, pod: str) -> list[Process]:
     """A pod's warden and all processes below it; none where it has ended."""
-    warden = worker_of(scene.cluster, pod)
+    warden = warden_of(scene.cluster, pod)
     if warden is None:
         return []
     return [warden, *descendants(warden.pid)]

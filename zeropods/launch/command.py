@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 PDSH = "pdsh"
 AGENTS = "agents"
 ON_PODS = (PDSH, AGENTS)
-"""The launchers for the pods of a cluster: DeepSpeed's over pdsh, or the pods' agents, which start
-the same of DeepSpeed on each pod without ssh. Either is one command here, which ends with the last
-rank, writes the ranks' lines with the address of their pod before each, and is killed without harm:
-the agents end the ranks."""
+"""The launchers for the pods of a cluster. With `pdsh`, DeepSpeed's runner starts DeepSpeed's
+launcher on each pod over ssh; with `agents`, the pods' agents start it without ssh.
+
+Either is one command here. It ends with the last rank, and writes each line of a rank with the
+address of the rank's pod before it. It can be killed at any time: the agents end the ranks."""
 OVER_AGENTS = "zeropods.launch.over_agents"
 """Name of our module that lets the agents start the ranks, in the place of pdsh."""
 LIGHT = "zeropods.launch.light"
@@ -73,9 +74,10 @@ SECRET_NAME = re.compile(
 with a secret."""
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """Matches what a remote shell, pdsh or DeepSpeed would misread, and what is not UTF-8."""
-BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
+NOT_IN_AN_ARGUMENT = re.compile(r"[\n\0\ud800-\udfff]")
+"""Matches what an argument cannot hold that passes through a remote shell, even in quotes."""
 NOT_IN_A_LINE = re.compile(r"[\n\r\0\ud800-\udfff]")
-"""Matches what a line of the file with the variables of ranks by agents cannot hold."""
+"""Matches what a line of the launcher's environment file cannot hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +101,17 @@ class Launch:
     secret_file: Path | None = None
     """Path of the file with the cluster's secret."""
     exported: dict[str, str] = field(default_factory=dict)
-    """Environment variables of every rank, in addition to those that DeepSpeed forwards itself; no
-    secrets."""
+    """Environment variables of every rank with their values, in addition to those that DeepSpeed
+    forwards itself; no secrets."""
     export: tuple[str, ...] = ()
-    """Names of the exported variables that the user asked for."""
+    """The names among these that the user asked for with `--export`."""
     restarts: int = 0
     """Number of restarts so far, including the one that began this attempt."""
     original: Launch | None = None
     """The launch that the user asked for, where this one replaces it, perhaps on fewer pods or with
-    other flags."""
+    other flags; None where this is that launch."""
     changed_flags: dict[str, str] = field(default_factory=dict)
-    """The flags with which it differs from that launch."""
+    """The script's flags that differ from those of `original`, with their new values."""
 
     @property
     def script(self) -> Path:
@@ -152,9 +154,10 @@ def plan_launch(
     global_batch: int | None = None,
 ) -> Launch:
     """A launch on the pods of a cluster as data, with its arguments checked; starts nothing.
+    `UserError` where the arguments, or this machine's environment, do not allow it.
 
     Args:
-        pods: number of the cluster's pods to use; all if not given.
+        pods: number of the cluster's pods to use, the first ones; all if not given.
         export: names of environment variables that the ranks need with the values they have here.
         launcher: one of `ON_PODS`; if not given, pdsh where it reaches the pods, else the agents.
         global_batch: as for `plan_on`.
@@ -176,7 +179,8 @@ def plan_launch(
     if threads is None and cluster.shared_machine:
         # Pods of one machine share its cores.
         cores = len(os.sched_getaffinity(0))
-        threads = str(max(1, cores // sum(host.slots for host in hosts)))
+        ranks = sum(host.slots for host in hosts)
+        threads = str(max(1, cores // ranks))
     fixed = {} if threads is None else {"OMP_NUM_THREADS": threads}
     exported = exported_variables(export, fixed, launcher)
     return plan_on(
@@ -239,12 +243,13 @@ def plan_on(
     global_batch: int | None = None,
     **more: Any,
 ) -> Launch:
-    """A launch on these hosts as data, with its arguments checked.
+    """A launch on these hosts as data, with its arguments checked; `UserError` where they are
+    wrong.
 
     Args:
         has_no_gpu: whether the ranks are known to have no GPU.
-        global_batch: rows of all ranks in an optimizer step, which set the script's passes; None
-            leaves these as they are.
+        global_batch: rows of all ranks in an optimizer step, from which the script's gradient
+            accumulation follows; if not given, the script's own flags count.
         more: further fields of `Launch`.
     """
     ranks = sum(host.slots for host in hosts)
@@ -265,9 +270,12 @@ def plan_on(
 
 def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
     """Refuse arguments that can be seen to be wrong before anything starts, such as FP16 without a
-    GPU.
+    GPU; `UserError` says which.
 
     One of our scripts would refuse wrong flags itself, but only after half a minute on every pod.
+
+    Args:
+        has_no_gpu: whether the ranks are known to have no GPU.
     """
     call = planned.call
     if planned.launcher != AGENTS:
@@ -276,6 +284,7 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
         if "\0" in argument:
             reason = "contains NUL, which no program can be given"
             raise UserError(f"argument {argument!r}: {reason}; take it out")
+    # This parses the flags of one of our scripts, and refuses wrong ones.
     values = call.values
     is_ours = call.kind is not None
     if has_no_gpu and is_ours and values["precision"] == "fp16":
@@ -286,19 +295,19 @@ def check_arguments(planned: Launch, *, has_no_gpu: bool = False) -> None:
         )
     if call.deepspeed is not None:
         path = Path(call.deepspeed.path)
-        known = {
+        facts = {
             **values,
             "world_size": planned.world_size,
             "pod_slots": tuple(host.slots for host in planned.hosts),
             "has_no_gpu": has_no_gpu,
         }
         fp16_fault = None if call.kind is None else call.kind.fp16_fault
-        check_config(call.deepspeed.config, path, known, fp16_fault, ours=is_ours)
+        check_config(call.deepspeed.config, path, facts, fp16_fault, ours=is_ours)
 
 
 def check_inputs(call: ScriptCall, *, data: bool = True) -> None:
-    """Check the flags of a script of ours, the model and, if `data`, the data that they name,
-    before a pod is used."""
+    """Check the flags of one of our scripts, the model that they name and, if `data`, the data too;
+    `UserError` where something is wrong. Other scripts are not checked."""
     flags = call.parsed
     if flags is None:
         return
@@ -312,8 +321,12 @@ def check_inputs(call: ScriptCall, *, data: bool = True) -> None:
 
 
 def finished_record(launch: Launch) -> Record | None:
-    """Return this launch's record if it is finished, and say so; `UserError` if another finished
-    run is there."""
+    """The record of this launch if its folder holds it as a finished run, which a line on stderr
+    then says; None where no run is finished there.
+
+    Raises:
+        UserError: the finished run there is another one.
+    """
     if not (launch.folder / RECORD).is_file():
         return None
     record = read_record(launch.folder)
@@ -333,7 +346,7 @@ def finished_record(launch: Launch) -> Record | None:
 
 
 def remember(launch: Launch) -> None:
-    """Save the identity of a launch beside its record."""
+    """Save the identity of a launch in its run folder, where `remembered` finds it."""
     files.write_json(launch.folder / LAUNCH, identity(launch))
 
 
@@ -344,10 +357,13 @@ def remembered(folder: Path) -> dict[str, Any] | None:
 
 
 def identity(launch: Launch) -> dict[str, Any]:
-    """What makes two launches the same run; the port, the lease and what a restart has changed do
-    not count."""
-    launch = launch.original or launch
-    flags = launch.call.values
+    """What makes two launches the same run, as JSON: script, arguments, slots of each pod, and the
+    contents of the DeepSpeed configuration and of prepared data.
+
+    Which pods these are, the port, the lease and what a restart has changed do not count.
+    """
+    requested = launch.original or launch
+    flags = requested.call.values
     config = Path(str(flags.get("deepspeed") or ""))
     data = flags.get("dataset_path") or flags.get("data") or ""
     manifest = Path(str(data)) / MANIFEST
@@ -358,9 +374,9 @@ def identity(launch: Launch) -> dict[str, Any]:
     if manifest.is_file():
         content_key = read_json(manifest).get("content_key")
     return {
-        "script": str(launch.script),
-        "arguments": list(launch.arguments),
-        "pods": [host.slots for host in launch.hosts],
+        "script": str(requested.script),
+        "arguments": list(requested.arguments),
+        "pods": [host.slots for host in requested.hosts],
         "deepspeed": config_digest,
         "dataset": content_key,
     }
@@ -370,8 +386,12 @@ def identity(launch: Launch) -> dict[str, Any]:
 
 
 def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
-    """The command of DeepSpeed's launcher: over pdsh, by the pods' agents, or on this machine
-    alone."""
+    """The command that starts the ranks of a launch and ends with them: over pdsh, by the pods'
+    agents, or on this machine alone.
+
+    Args:
+        hostfile: file with the launch's hosts; not used on this machine alone.
+    """
     if launch.launcher == AGENTS:
         return [
             *(sys.executable, "-m", OVER_AGENTS),
@@ -383,12 +403,12 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
             *launch.arguments,
         ]
     if launch.launcher == "none":
-        # This launcher needs no ssh, starts a process per slot, and ends its children when it is
-        # ended.
-        places = {"localhost": list(range(launch.world_size))}
+        # DeepSpeed's launcher for a pod, which its runner would start over ssh, needs no ssh
+        # itself. It starts a process per slot, and ends its children when it is ended.
+        slots = {"localhost": list(range(launch.world_size))}
         return [
             *(sys.executable, "-u", "-m", LIGHT, "deepspeed.launcher.launch"),
-            f"--world_info={world_info(places)}",
+            f"--world_info={world_info(slots)}",
             "--master_addr=127.0.0.1",
             f"--master_port={launch.master_port}",
             str(launch.script),
@@ -413,35 +433,39 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
 
 def shell_line(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
     """A command and variables of its environment as text to paste into a shell, with one flag per
-    line."""
+    line. DeepSpeed's own program stands in the place of our faster way to start its runner."""
     program = Path(argv[0]).with_name("deepspeed")
     if list(argv[1:4]) == ["-m", LIGHT, RUNNER] and program.is_file():
         argv = [str(program), *argv[4:]]
-    first_line = []
+    settings = []
     for name, value in (variables or {}).items():
-        first_line.append(f"{name}={shlex.quote(value)}")
-    lines = [first_line]
+        settings.append(f"{name}={shlex.quote(value)}")
+    lines = [settings]
     for word in argv:
         if word.startswith("--"):
             lines.append([])
         lines[-1].append(shlex.quote(word))
-    return " \\\n    ".join(map(" ".join, lines))
+    return " \\\n    ".join(" ".join(words) for words in lines)
 
 
 def launch_line(launch: Launch, cluster: Cluster, hostfile: Path) -> str:
-    """What to paste into a shell for a launch on pods: DeepSpeed's own command over pdsh or, since
-    agents start only ranks that are supervised, `zeropods launch`."""
+    """What to paste into a shell for a launch on pods: DeepSpeed's own command over pdsh; for
+    agents `zeropods launch`, since they start only ranks that are supervised.
+
+    Args:
+        hostfile: file with the hosts, for DeepSpeed's command.
+    """
     if launch.launcher == PDSH:
         return shell_line(runner_argv(launch, hostfile), launcher_variables(launch))
-    exported = []
+    export_flags = []
     for name in launch.export:
-        exported += ["--export", name]
+        export_flags += ["--export", name]
     argv = [
         *(sys.executable, "-m", "zeropods", "launch"),
         *("--name", cluster.name),
         *("--launcher", AGENTS),
         *("--num-pods", str(len(launch.hosts))),
-        *exported,
+        *export_flags,
         *("--", str(launch.script)),
         *launch.arguments,
     ]
@@ -460,23 +484,26 @@ def launcher_variables(launch: Launch) -> dict[str, str]:
 
 
 def remote_argument(argument: str) -> str:
-    """Quote an argument for DeepSpeed's launcher, so that the script on the pod gets it unchanged.
+    """Quote an argument for DeepSpeed's runner, so that the script on the pod gets it unchanged;
+    `UserError` where no quoting does that.
 
-    The launcher joins arguments with blanks for a remote shell; it puts an argument that contains a
-    blank into double quotes, in which only `"` is escaped (deepspeed/launcher/multinode_runner.py).
+    The runner joins arguments with blanks for a remote shell. It puts an argument that contains a
+    blank into double quotes, in which it escapes only `"` (deepspeed/launcher/multinode_runner.py).
     pdsh replaces `%n` and the like.
     """
-    if BREAKS.search(argument):
+    if NOT_IN_AN_ARGUMENT.search(argument):
         why = "contains a line break or is not UTF-8, so it cannot pass through a remote shell"
         raise UserError(f"argument {argument!r}: {why}; put it into a file")
-    percent = argument.replace("%", "%%")
+    text = argument.replace("%", "%%")
     if " " not in argument:
-        return shlex.quote(percent)
-    return re.sub(r"([\\$`])", r"\\\1", percent)
+        return shlex.quote(text)
+    # The other characters that a shell heeds within double quotes.
+    return re.sub(r"([\\$`])", r"\\\1", text)
 
 
 def check_plain(what: str, path: Path | str) -> None:
-    """Refuse a path that pdsh or a remote shell would change."""
+    """Refuse a path that pdsh or a remote shell would change: `UserError`, which says of `what` it
+    is the path."""
     unsafe = UNSAFE.search(str(path))
     if unsafe is not None:
         raise UserError(
@@ -490,7 +517,8 @@ def check_plain(what: str, path: Path | str) -> None:
 
 def check_exported_names(names: Iterable[str]) -> None:
     """Refuse names of `--export` that are not set here, that sound like a secret, or that no pod
-    may be given: values of exported variables stand on command lines or in the run folder."""
+    may be given; `UserError` says which. Others can read what is exported: it stands on command
+    lines or in the run folder."""
     for name in names:
         if name not in os.environ:
             raise UserError(
@@ -512,12 +540,16 @@ def check_exported_names(names: Iterable[str]) -> None:
 def exported_variables(
     names: Sequence[str], fixed: Mapping[str, str], launcher: str = PDSH
 ) -> dict[str, str]:
-    """Variables for every rank: the `fixed` ones, those asked for by name, and those of FORWARDED
-    that are set.
+    """Variables for every rank with their values: those of `FORWARDED` that are set here, those
+    asked for by name, and the `fixed` ones, which win.
 
-    They end up on command lines or in the run folder, so a secret is refused, as is a value that
-    would not arrive unchanged: over pdsh it passes through a shell, by agents a line of a file
-    holds it.
+    They end up on command lines or in the run folder, so `UserError` refuses a secret. It also
+    refuses a value that would not arrive unchanged: over pdsh it passes through a shell, by agents
+    a line of a file holds it.
+
+    Args:
+        names: as given with `--export`.
+        fixed: variables whose values are not those they have here.
     """
     forbidden = UNSAFE
     why_forbidden = "would be changed by a remote shell"
@@ -543,15 +575,17 @@ def exported_variables(
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable holds a secret: by its name, or as an address with a user in it."""
+    """Whether a variable holds a secret, by its name, or because its value is an address with a
+    user in it."""
     return SECRET_NAME.search(name) is not None or has_user_info(value)
 
 
 def variables_of_ranks(launch: Launch, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables in the file from which the launcher on the pods takes those of the ranks.
+    """The variables for the launcher's environment file, from which the ranks get them.
 
-    Over pdsh DeepSpeed's runner adds those that it forwards unasked; here they are added for the
-    agents. `UserError` names one of these that a line of the file cannot hold.
+    Over pdsh these are the exported ones, and DeepSpeed's runner adds those that it forwards
+    unasked. For the agents these are added here; `UserError` names one of them that a line of the
+    file cannot hold.
 
     Args:
         environment: this process's environment.
@@ -562,10 +596,11 @@ def variables_of_ranks(launch: Launch, environment: Mapping[str, str]) -> dict[s
     for name, value in environment.items():
         if name.startswith(FORWARDED_BY_DEEPSPEED) and not is_secret(name, value):
             variables[name] = value
-    searched = [os.getcwd()]
+    # DeepSpeed's runner puts the working folder first too.
+    folders = [os.getcwd()]
     if environment.get("PYTHONPATH"):
-        searched.append(environment["PYTHONPATH"])
-    variables["PYTHONPATH"] = os.pathsep.join(searched)
+        folders.append(environment["PYTHONPATH"])
+    variables["PYTHONPATH"] = os.pathsep.join(folders)
     for name, value in variables.items():
         broken = NOT_IN_A_LINE.search(value)
         if broken is not None:
@@ -577,22 +612,23 @@ def variables_of_ranks(launch: Launch, environment: Mapping[str, str]) -> dict[s
 def runner_environment(
     launch: Launch, env_file: Path, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of DeepSpeed's launcher, which runs here and starts pdsh, or of what lets
-    the agents start the ranks.
+    """The environment of the command that `runner_argv` returns.
 
-    It holds no secret that the launcher would pass on. `UserError` names a variable that DeepSpeed
-    forwards over pdsh and whose value a remote shell would change.
+    It is this process's without the secrets that the command would pass on to the pods, and with
+    what pdsh and DeepSpeed need. `UserError` names a variable that DeepSpeed forwards over pdsh and
+    whose value a remote shell would change.
 
     Args:
+        env_file: the file with what `variables_of_ranks` returns.
         environment: this process's environment, with the programs of its Python first on PATH.
     """
     forwarded = {name for name in environment if name.startswith(FORWARDED_BY_DEEPSPEED)}
-    secret = {name for name in forwarded if is_secret(name, environment[name])}
-    for name in sorted(forwarded - secret):
+    secrets = {name for name in forwarded if is_secret(name, environment[name])}
+    for name in sorted(forwarded - secrets):
         if launch.launcher == PDSH and UNSAFE.search(environment[name]):
             raise UserError(
                 f"{name}: DeepSpeed forwards it, and a remote shell would change its value; "
                 "unset it"
             )
-    kept = {name: value for name, value in environment.items() if name not in secret}
+    kept = {name: value for name, value in environment.items() if name not in secrets}
     return {**kept, **launcher_variables(launch), VARIABLES_FILE: str(env_file)}

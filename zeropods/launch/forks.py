@@ -56,15 +56,17 @@ EARLY = (
     "DS_",
 )
 """Prefixes of the variables that libraries read while they are imported."""
-SEARCHED = "PYTHONPATH"
+FOLDERS_VARIABLE = "PYTHONPATH"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-HEEDED = (SEARCHED, THREADS_VARIABLE, EXTENSIONS)
-"""Variables among these that can still be applied after the imports."""
+APPLIED_LATE = (FOLDERS_VARIABLE, THREADS_VARIABLE, EXTENSIONS)
+"""Variables with such a prefix that a fork can still apply after the imports."""
 MESSAGE_BYTES = 1 << 18
+"""Most bytes of a request: the arguments and the environment of a process."""
 FOLDER = "zeropods-forks-"
 """Prefix of the names of folders that hold a socket."""
 FORK_POLL_SECONDS = 0.02
-ORDER_SECONDS = 1.0
+"""Pause between two looks whether forks have ended, or whether a server has its socket."""
+REQUEST_SECONDS = 1.0
 """Seconds within which a client that has connected must send its request."""
 IDLE_SECONDS = 900.0
 """Seconds without a request after which a server ends, because it holds a third of a GiB."""
@@ -80,8 +82,8 @@ IMPORTED = (
 )
 """Modules that ranks of this project's scripts need."""
 DATASETS = "datasets"
-"""A package that accelerate imports in each of several ranks, which takes a second, to tell a
-loader of its own from one of that package."""
+"""A package that accelerate imports in each of several ranks, which takes a second, to tell whether
+a loader's dataset is one of that package."""
 
 
 class Forked:
@@ -133,6 +135,7 @@ def fork(
     Args:
         server: path of the server's socket.
         argv: the script and its arguments.
+        environment: all of the process's environment variables.
         streams: file descriptors that become its stdin, stdout and stderr.
 
     Returns:
@@ -140,14 +143,14 @@ def fork(
         the server imported libraries with other settings, or its code is older than the files.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    order = {"argv": list(argv), "environment": dict(environment), "folder": os.getcwd()}
+    request = {"argv": list(argv), "environment": dict(environment), "folder": os.getcwd()}
     pid = 0
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         connection.connect(os.fspath(server))
-        socket.send_fds(connection, [json.dumps(order).encode()], list(streams))
+        socket.send_fds(connection, [json.dumps(request).encode()], list(streams))
         # A server that still imports takes seconds; an interrupt closes the connection, which ends
-        # what it forks later.
+        # what it forks later. An empty answer means that the server closed the connection.
         pid = int(connection.recv(MESSAGE_BYTES) or 0)
     except OSError:
         return None
@@ -160,11 +163,12 @@ def fork(
 
 
 def own_server() -> Path | None:
-    """Path of the socket of this process's fork server, started if none runs; None with a GPU or if
-    none starts."""
+    """Path of the socket of this process's fork server for its present environment, started if none
+    runs; None with a GPU or if none starts."""
     if own_gpus():
         return None
     early = early_variables(child_environment())
+    # A server may end while it is waited for; then another one is tried, once.
     for _ in range(2):
         # A server that was idle, or whose code was replaced, has ended.
         if early not in _servers or _servers[early][0].poll() is not None:
@@ -187,47 +191,50 @@ def _start_server() -> tuple[subprocess.Popen[bytes], Path]:
 
 
 _servers: dict[frozenset[tuple[str, str]], tuple[subprocess.Popen[bytes], Path]] = {}
-"""Fork servers of this process and their sockets, by the variables with which they were started."""
+"""Fork servers of this process and their sockets, by the variables that libraries read while they
+were imported."""
 
 
 def early_variables(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     """The variables, with their values, that libraries read only while they are imported."""
     early = set()
     for name, value in environment.items():
-        if name.startswith(EARLY) and name not in HEEDED:
+        if name.startswith(EARLY) and name not in APPLIED_LATE:
             early.add((name, value))
     return frozenset(early)
 
 
 def serve(listener: socket.socket, newest: int) -> None:
-    """Fork on request until no more requests come, or the code is older than its files, and all
-    forks have ended.
+    """Fork on request until no request has come for `IDLE_SECONDS`, or until the imported code is
+    older than its files, and all forks have ended.
 
-    Anyone who may open the socket's folder may send requests.
+    A client that is gone before its fork has ended makes the fork end. Anyone who may open the
+    socket's folder may send requests.
 
     Args:
-        newest: when the files of the imported code were last changed, in ns.
+        newest: when the files of the imported code were last changed, in nanoseconds.
     """
-    is_current = True
+    takes_requests = True
     clients: dict[int, socket.socket | None] = {}
     """Connection of the client that asked for a fork, by the pid of the fork; None where the client
     is gone."""
-    while is_current or clients:
+    while takes_requests or clients:
         connections = [listener, *filter(None, clients.values())]
         seconds = FORK_POLL_SECONDS if clients else IDLE_SECONDS
         ready, _, _ = select.select(connections, [], [], seconds)
         if listener in ready:
             connection, _ = listener.accept()
-            is_current = is_current and newest_source() == newest
+            takes_requests = takes_requests and newest_source() == newest
             # If the code is older than its files, the connection is closed, as if there were no
             # server.
-            pid = fork_as_requested(connection) if is_current else 0
+            pid = fork_as_requested(connection) if takes_requests else 0
             if pid:
                 clients[pid] = connection
             else:
                 connection.close()
         elif not clients:
-            is_current = False
+            # Nothing came within the time for which an idle server waits.
+            takes_requests = False
         for pid, client in clients.items():
             # A client sends nothing more; the connection is readable only once it is closed.
             if client is not None and client in ready:
@@ -243,23 +250,25 @@ def serve(listener: socket.socket, newest: int) -> None:
 
 def fork_as_requested(connection: socket.socket) -> int:
     """Fork the requested process, send its pid to the client and return it; 0 where none was
-    forked."""
+    forked, which the client is told too. In the fork this does not return."""
     server = os.getpid()
     streams: list[int] = []
     pid = 0
     try:
         # A client that sends nothing, or nonsense, must neither keep others waiting nor end their
         # forks.
-        connection.settimeout(ORDER_SECONDS)
+        connection.settimeout(REQUEST_SECONDS)
         message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
-        order = json.loads(message)
-        if _can_be_forked(order["environment"]):
+        request = json.loads(message)
+        if _can_be_forked(request["environment"]):
             pid = os.fork()
             if pid == 0:
-                run_as_new_process(order, streams, server)
+                run_as_new_process(request, streams, server)
         connection.send(str(pid).encode())
         connection.settimeout(None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # The client is gone or its request is nonsense. A fork that was made is ended by `serve`,
+        # which finds the connection closed.
         pass
     finally:
         for stream in streams:
@@ -268,20 +277,26 @@ def fork_as_requested(connection: socket.socket) -> int:
 
 
 def _can_be_forked(environment: Mapping[str, str]) -> bool:
-    """Whether a fork behaves as a new process with this environment would."""
+    """Whether a fork behaves as a new process with this environment would: the mark of a run fits
+    into its place, and libraries were imported with the same settings."""
     place = os.environ.get(PLACE[0])
     can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
     return can_be_marked and early_variables(environment) <= early_variables(os.environ)
 
 
 def newest_source() -> int:
-    """When a file of this package was last changed, in ns."""
+    """When a file of this package was last changed, in nanoseconds since 1970."""
     return max(path.stat().st_mtime_ns for path in PACKAGE.rglob("*.py"))
 
 
-def run_as_new_process(order: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
-    """Turn this fork into what a new process with this script, these arguments and this environment
-    would be."""
+def run_as_new_process(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
+    """Run a script in this fork as in a new process, and end the fork.
+
+    Args:
+        request: the script with its arguments, the environment and the working folder.
+        streams: file descriptors that become stdin, stdout and stderr.
+        parent: pid of the server, with which the fork ends.
+    """
     status = 1
     try:
         end_with_parent(parent, signal.SIGTERM)
@@ -295,15 +310,16 @@ def run_as_new_process(order: Mapping[str, Any], streams: Sequence[int], parent:
             os.dup2(stream, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open as long as the process lives)
-        argv = order["argv"]
-        environment = order["environment"]
+        argv = request["argv"]
+        environment = request["environment"]
         if RUN in environment and PLACE[0] in os.environ:
             _show_run(environment[RUN])
-        os.chdir(order["folder"])
+        os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(environment)
-        folders = filter(None, environment.get(SEARCHED, "").split(os.pathsep))
+        folders = filter(None, environment.get(FOLDERS_VARIABLE, "").split(os.pathsep))
         sys.argv = argv
+        # The script's folder, and then those of the variable, in the place of the server's folder.
         sys.path[:1] = [str(Path(argv[0]).resolve().parent), *folders]
         if THREADS_VARIABLE in environment:
             import_module("torch").set_num_threads(int(environment[THREADS_VARIABLE]))
@@ -318,9 +334,11 @@ def run_as_new_process(order: Mapping[str, Any], streams: Sequence[int], parent:
     except BaseException:  # noqa: BLE001 (shown like any error that ends a process)
         traceback.print_exc()
     finally:
-        for text in (sys.stdout, sys.stderr):
+        for output in (sys.stdout, sys.stderr):
+            # Nobody reads it any more, or the script has closed it.
             with contextlib.suppress(OSError, ValueError):
-                text.flush()
+                output.flush()
+        # Without the clean-up of the interpreter, which is the server's.
         os._exit(status)
 
 
@@ -331,6 +349,9 @@ def _show_run(run: str) -> None:
     proc(5)).
     """
     text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    # The program's name stands in parentheses, and may contain blanks and more of them. The first
+    # field after it is the third of the manual's, which counts `env_start` as 50 and `env_end` as
+    # 51.
     fields = text.rpartition(")")[2].split()
     start = int(fields[47])
     end = int(fields[48])
@@ -346,15 +367,16 @@ def import_for_ranks() -> None:
             import_module(name)
     # Only now: within the block above, transformers is not to find it.
     import_module(DATASETS)
-    # Collections in the ranks leave alone what they share with this process.
+    # Garbage collection in the ranks then leaves alone, and uncopied, what they share with this
+    # process.
     gc.freeze()
     # transformers builds this table when it loads its first model, which takes a second.
     import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
 
 
 def main() -> None:
-    """Import the modules, then serve; do nothing where there is a GPU, since CUDA does not survive
-    a fork."""
+    """Open the socket, import what ranks need, and serve until `serve` returns; do nothing where
+    there is a GPU, since CUDA does not survive a fork."""
     if own_gpus():
         return
     programs.wait_passively()
@@ -379,17 +401,18 @@ def main() -> None:
 
 
 def load_compiled_optimizer() -> None:
-    """Load offload's optimizer if it was compiled for this environment under its present path.
+    """Load offload's optimizer, CPU Adam, if it is compiled already, for the packages of this
+    environment.
 
-    Checking that it need not be compiled takes longer than loading it. While it is being compiled,
-    which takes minutes, forks need not wait for it.
+    A rank would check whether it must be compiled, which takes longer than loading it. While it is
+    being compiled, which takes minutes, forks need not wait for it.
     """
     recipe = programs.extension_cache() / "cpu_adam" / "build.ninja"
     is_compiled = recipe.with_name("cpu_adam.so").is_file() and recipe.is_file()
     if is_compiled and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8"):
         programs.compile_in_turns()
-        # It starts processes to describe the processor, which takes a second. DeepSpeed asks it
-        # here, and again for each optimizer in a rank, which gets this answer.
+        # cpuinfo starts processes to describe the processor, which takes a second. DeepSpeed asks
+        # it here, and again for each optimizer in a rank, which then gets the same answer.
         cpuinfo = import_module("cpuinfo")
         vars(cpuinfo)["get_cpu_info"] = functools.cache(cpuinfo.get_cpu_info)
         import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)

@@ -34,14 +34,16 @@ POD_LAUNCHER = "deepspeed.launcher.launch"
 RANK = "RANK"
 """Environment variable that tells a process its number in the run."""
 LONGEST_SLEEP_SECONDS = 0.1
+"""Most seconds that a pod's launcher sleeps at a time."""
 FORM = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
 """Format of the lines of DeepSpeed's logger."""
 
 
 def stand_in(name: str, **names: object) -> ModuleType:
-    """Replace one of DeepSpeed's packages by one with these names and with the modules in the
-    original's folder."""
+    """Replace one of DeepSpeed's packages by one that has only these names, but the same modules,
+    in `sys.modules`; returns the new package."""
     spec = find_spec(name)
+    # DeepSpeed is installed, or nobody would run its launcher.
     assert spec is not None and spec.submodule_search_locations is not None
     package = ModuleType(name)
     package.__spec__ = spec
@@ -52,7 +54,8 @@ def stand_in(name: str, **names: object) -> ModuleType:
 
 
 def lighten() -> None:
-    """Let DeepSpeed's launcher be imported without the rest of DeepSpeed, here and on each pod."""
+    """Let DeepSpeed's launcher be imported without the rest of DeepSpeed, in this process and on
+    each pod on which it starts one."""
     logging.basicConfig(format=FORM, stream=sys.stdout)
     logger = logging.getLogger("DeepSpeed")
     stand_in("deepspeed")
@@ -78,19 +81,21 @@ def lighten_pods() -> None:
     """Let DeepSpeed's runner call this module on each pod, so that the launcher there is light
     too."""
     pdsh = import_module("deepspeed.launcher.multinode_runner").PDSHRunner
-    command = pdsh.get_cmd
+    get_command = pdsh.get_cmd
 
     def light_command(self: Any, *arguments: Any) -> Any:
-        words, *rest = command(self, *arguments)
+        words, *rest = get_command(self, *arguments)
         launcher = words.index(POD_LAUNCHER)
-        # A path may contain blanks, and a shell on the pod parses the words.
+        # Before the launcher's name stand `cd FOLDER;`, the interpreter, `-u` and `-m`. A path may
+        # contain blanks, and a shell on the pod parses the words.
         words[launcher - 4 : launcher - 2] = [
             f"cd {shlex.quote(os.getcwd())};",
             shlex.quote(sys.executable),
         ]
         script = words.index(self.user_script, launcher)
         words[script] = shlex.quote(words[script])
-        return [*words[:launcher], __spec__.name, *words[launcher:]], *rest
+        light_words = [*words[:launcher], __spec__.name, *words[launcher:]]
+        return light_words, *rest
 
     pdsh.get_cmd = light_command
 
@@ -99,25 +104,26 @@ def show_gpus_of_slots(environment: MutableMapping[str, str], slots: Sequence[in
     """Set in the environment of ranks which GPUs they see: of those that the launcher sees, the
     ones of these slots.
 
-    DeepSpeed takes the slots for numbers of GPUs, so every pod of one machine would get its first
-    GPU.
+    DeepSpeed itself would take the slots for numbers of GPUs, so every pod of one machine would get
+    the machine's first GPU.
     """
     environment[VISIBLE] = gpus_of_slots(environment.get(VISIBLE), slots)
     environment.pop(POD_GPUS, None)
 
 
 def watch_ranks() -> None:
-    """Let a pod's launcher watch its ranks, and have those of this project's scripts forked by the
-    pod's server.
+    """Let a pod's launcher, which runs in this process, watch its ranks, and have those of this
+    project's scripts forked by the pod's server: `subprocess.Popen` is replaced.
 
     The launcher also notices sooner that its ranks have ended: on its own, it sleeps a second
-    between two checks.
+    between two checks, so `time.sleep` is replaced too.
     """
     server = os.environ.get(FORKS_VARIABLE)
     popen = subprocess.Popen
     sleep = time.sleep
 
     def start(command: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> Any:
+        # What else the launcher starts is none of the ranks, and stays as it is.
         is_python = list(command[:2]) == [sys.executable, "-u"]
         if env is None or RANK not in env or not is_python or more:
             return popen(command, env=env, **more)

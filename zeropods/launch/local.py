@@ -48,10 +48,10 @@ PROCESS_POLL_SECONDS = 0.2
 END_GRACE_SECONDS = 30.0
 """Seconds from SIGTERM to SIGKILL, in which a run can write its record."""
 WRITE_SECONDS = 5.0
-"""The same for ranks of a hanging run: those that wait for another one write what they measured
-within this time."""
+"""The same for the ranks of a hanging run, in which those that wait for another one can write what
+they measured."""
 Started = subprocess.Popen[bytes] | Forked | WatchedRank
-"""Type of a process that was started here."""
+"""Type of a process that was started here: a command, a fork, or a rank among several."""
 
 
 def run_here(
@@ -64,49 +64,52 @@ def run_here(
     """Run a command that trains on this machine; `UserError` says why it failed.
 
     Args:
-        timeout_seconds: limit for each attempt.
+        argv: the command; it leaves its run in `folder`.
+        timeout_seconds: limit for each attempt; None for no limit.
         step_timeout: as in `Supervision`.
-        restarts: how many times to run it again after a rank was killed; it resumes from its newest
-            checkpoint.
+        restarts: how many times to run the command again after a rank was killed, to go on from
+            its newest checkpoint.
     """
 
     def start(output: IO[bytes]) -> Sequence[Started]:
         return [start_child(argv, output)]
 
-    for number in range(restarts + 1):
+    for restarts_so_far in range(restarts + 1):
         with locked(folder, LAUNCH_LOCK):
             had_log = (folder / LAUNCH_LOG).exists()
             try:
                 record = to_end(start, folder, timeout_seconds, step_timeout)
             except (UnopenedError, KeyboardInterrupt, SystemExit):
                 if not had_log:
-                    _remove_shown_log(folder)
+                    _remove_needless_log(folder)
                 raise
-        if number == restarts or not calls_for_another(record):
+        if restarts_so_far == restarts or not calls_for_another(record):
             break
-        print(f"{folder}: {record.reason}; restart {number + 1} of {restarts}", file=sys.stderr)
+        how = f"restart {restarts_so_far + 1} of {restarts}"
+        print(f"{folder}: {record.reason}; {how}", file=sys.stderr)
     if record.status != "ok":
         raise UserError(failure(folder, record))
 
 
-def _remove_shown_log(folder: Path) -> None:
-    """Remove the log if no run began and nothing was said, or one of our scripts said why, which
-    has been shown."""
+def _remove_needless_log(folder: Path) -> None:
+    """Remove the log if no run began and the log says no more than the error that is shown: nothing
+    at all, or why one of our scripts refused to train."""
     log = folder / LAUNCH_LOG
     with suppress(FileNotFoundError):
         text = log.read_text(encoding="utf-8", errors="replace")
         lines = [line for line in text.splitlines() if not OF_LAUNCHER.match(line)]
         has_begun = (folder / CONFIG).exists()
-        is_shown = not lines or OF_SCRIPT.match(lines[-1])
-        if is_shown and not has_begun:
+        is_needless = not lines or OF_SCRIPT.match(lines[-1])
+        if is_needless and not has_begun:
             log.unlink()
 
 
 def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record:
-    """Run a launch on this machine to its end and return its record, whatever it says; its folder
-    is locked already.
+    """Run a launch on this machine to its end and return its record, whether the run succeeded or
+    not. The caller holds the lock of its folder.
 
-    Its ranks are forks where the script is this project's own and there is no GPU.
+    Its ranks are forks where the script is this project's own and there is no GPU. Raises as
+    `to_end`.
     """
 
     def start(output: IO[bytes]) -> Sequence[Started]:
@@ -128,12 +131,17 @@ def run_planned(planned: Launch, timeout_seconds: float | None = None) -> Record
 
 def _fork_ranks(planned: Launch, server: Path, output: IO[bytes]) -> list[Started]:
     """Fork the ranks of a launch. Where not all of them could be forked, those that were are ended
-    again."""
+    again, and fewer are returned.
+
+    Args:
+        server: path of the fork server's socket.
+        output: file to which the ranks' stdout and stderr go.
+    """
     ranks: list[Started] = []
     try:
-        with open(os.devnull, "rb") as nothing:
+        with open(os.devnull, "rb") as stdin:
             for rank in range(planned.world_size):
-                forked = _fork_rank(planned, rank, server, nothing, output)
+                forked = _fork_rank(planned, rank, server, stdin, output)
                 if forked is not None:
                     ranks.append(forked)
     finally:
@@ -144,14 +152,14 @@ def _fork_ranks(planned: Launch, server: Path, output: IO[bytes]) -> list[Starte
 
 
 def _fork_rank(
-    planned: Launch, rank: int, server: Path, nothing: IO[bytes], output: IO[bytes]
+    planned: Launch, rank: int, server: Path, stdin: IO[bytes], output: IO[bytes]
 ) -> Started | None:
-    """Fork one rank of a launch, with `nothing` as its stdin; None where the server refuses."""
+    """Fork one rank of a launch; None where the server refuses."""
     words = [str(planned.script), *planned.arguments]
-    environment = {**child_environment(), **_place_of(planned, rank)}
+    environment = {**child_environment(), **_rank_variables(planned, rank)}
 
     def begin(descriptor: int) -> Forked | None:
-        return fork(server, words, environment, (nothing.fileno(), descriptor, descriptor))
+        return fork(server, words, environment, (stdin.fileno(), descriptor, descriptor))
 
     if planned.world_size == 1:
         # The only rank writes into the log itself, which then goes on if this process is killed.
@@ -159,11 +167,12 @@ def _fork_rank(
     return start_watched(rank, planned.folder, begin, output.fileno())
 
 
-def _place_of(planned: Launch, rank: int) -> dict[str, str]:
-    """Environment variables that tell a rank its place among several; none for the only rank."""
-    size = str(planned.world_size)
+def _rank_variables(planned: Launch, rank: int) -> dict[str, str]:
+    """Environment variables that tell a rank its number, and how it meets the others; none for the
+    only rank."""
     if planned.world_size == 1:
         return {}
+    size = str(planned.world_size)
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -200,6 +209,7 @@ def to_end(
 
     Raises:
         UnopenedError: the attempt ended before it had opened its folder.
+        UserError: a timeout makes no sense, or the record cannot be written.
     """
     check_timeouts(timeout_seconds, step_timeout)
     with exits_noted(folder):
@@ -222,25 +232,30 @@ class _LocalAttempt:
         self._hangs = HangDetector(folder, step_timeout, self._ranks.have_opened_the_run)
         self._processes: Sequence[Started] = ()
         self._statuses: list[int | None] = []
-        """What `poll` last returned for each process while the attempt was watched."""
+        """What `poll` last returned for each process while the attempt was watched; None where the
+        process was still running."""
 
     def run(self, start: Callable[[IO[bytes]], Sequence[Started]]) -> Record:
         """Start the processes, watch them until there is a verdict, end what is left, and record
-        the attempt."""
+        the attempt; returns and raises as `to_end`."""
         began = time.monotonic()
         with open(self._log.path, "ab") as output, shown_progress(self._folder) as update:
             self._processes = start(output)
             try:
                 verdict = self._watch(began, update)
+                # Before the rest is ended: ranks that are ended here are not to blame.
                 self._ranks.note_exits()
+                # Where a hang ends the attempt, `_watch` returns the detector's own object.
                 if verdict is self._hangs.verdict:
                     self._end_hanging_ranks()
             finally:
-                end_statuses = _end(self._processes, END_GRACE_SECONDS)
+                statuses_at_end = _end(self._processes, END_GRACE_SECONDS)
                 self._log.read(ended=True)
         status = None
-        if not verdict.status:
-            status = _first_failure([*self._statuses, *end_statuses])
+        if verdict.status is None:
+            # The processes ended by themselves. One that failed while others were still running is
+            # the first failure, whatever these have come to since.
+            status = _first_failure([*self._statuses, *statuses_at_end])
             verdict = Ending(None, self._how_it_ended(status))
         if self._ranks.have_opened_the_run():
             self._note_ranks()
@@ -248,16 +263,16 @@ class _LocalAttempt:
             record = self._earlier_record()
             if record.status == "ok":
                 return record
-            # The record is an earlier attempt's.
+            # The record there is a failed attempt's, so the run is not finished.
             verdict = Ending(None, "ended with status 0 before it had opened the run")
         return self._record(verdict, has_failed=bool(status))
 
     def _watch(self, began: float, update: Callable[[], object]) -> Ending:
-        """Watch the processes until there is a verdict.
+        """Watch the processes until there is a verdict, and return it.
 
         Args:
             began: when the attempt began, by the monotonic clock.
-            update: is called several times per second.
+            update: is called several times per second to show progress.
         """
         while True:
             time.sleep(PROCESS_POLL_SECONDS)
@@ -284,6 +299,8 @@ class _LocalAttempt:
         end(lambda: hanging, WRITE_SECONDS)
 
     def _how_it_ended(self, status: int) -> str:
+        """How the attempt ended by itself, by the exit status of its first failure or 0, as
+        text."""
         if status < 0:
             return f"killed by {signal_name(-status)}"
         how = f"ended with status {status}"
@@ -293,16 +310,17 @@ class _LocalAttempt:
         return how
 
     def _note_ranks(self) -> None:
-        """Note how many ranks the run has and, if the process that was started here is the only
-        one, how it ended."""
+        """Note how many ranks the run has. If the process that was started here is its only rank,
+        and nobody else notes how it ends, note that too."""
         ranks = self._ranks
         world_size = read_config(self._folder).world_size
-        # No rank has a pod with a name.
+        # On one machine no rank has a pod with a name.
         ranks.pods = (None,) * world_size
         is_only_rank = world_size == 1 and len(self._processes) == 1
         if not is_only_rank or ranks.are_watched():
             return
         status = self._statuses[0]
+        # The rank ran until the verdict, so its end is no cause.
         if status is None:
             return
         seen = RankExit(
@@ -315,8 +333,9 @@ class _LocalAttempt:
         ranks.note_exit(seen, self._log.tail())
 
     def _earlier_record(self) -> Record:
-        """The record that was there before a command that succeeded without opening the run; show
-        what it said."""
+        """The record that was there before a command that succeeded without opening the run; its
+        last line, which says why it did nothing, is shown on stderr. `UserError` where there is no
+        record."""
         print("\n".join(self._log.tail()[-1:]), file=sys.stderr)
         if not (self._folder / RECORD).is_file():
             raise UserError(f"{self._folder}: the command succeeded but left no run record there")
@@ -327,7 +346,7 @@ class _LocalAttempt:
 
         Args:
             has_failed: whether a process ended badly by itself, so that the kernel may have killed
-                it.
+                it; otherwise its OOM kills do not concern this attempt.
         """
         kills = oom_kills_since(self._oom_kills) if has_failed else None
         return record_run(
@@ -340,17 +359,21 @@ class _LocalAttempt:
 
 
 def _first_failure(statuses: Sequence[int | None]) -> int:
-    """Exit status of the first process that failed; 0 if none did."""
-    return next(filter(None, statuses), 0)
+    """The first exit status that is a failure; 0 if none is. None stands for a process that
+    runs."""
+    for status in statuses:
+        if status is not None and status != 0:
+            return status
+    return 0
 
 
 def _common_status(statuses: Sequence[int | None]) -> int | None:
-    """Exit status of the first process that failed; if none did, None while one runs, and then
-    0."""
-    failure = _first_failure(statuses)
-    if failure == 0 and None in statuses:
+    """The exit status of all processes together: the first failure, as soon as one has failed; None
+    while one runs and none has failed; 0 once all have succeeded."""
+    first_failure = _first_failure(statuses)
+    if first_failure == 0 and None in statuses:
         return None
-    return failure
+    return first_failure
 
 
 def start_child(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -360,8 +383,12 @@ def start_child(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _end(processes: Sequence[Started], grace_seconds: float) -> list[int]:
-    """End processes by SIGTERM, and what is left of their groups by SIGKILL; returns their exit
-    statuses."""
+    """End processes by SIGTERM and, once they have ended or had their time, what is left of their
+    groups by SIGKILL; returns their exit statuses.
+
+    Args:
+        grace_seconds: time that all of them together have to end by themselves.
+    """
     deadline = time.monotonic() + grace_seconds
     try:
         for process in processes:

@@ -23,7 +23,7 @@ attempt."""
 LAST_LINES = 8
 """Number of last lines that a record has."""
 KEPT_LINES = 200
-"""Number of last lines of all pods from which these are chosen."""
+"""Number of last lines of all pods that are kept, so that those of one pod can be chosen."""
 BEATS_LOOK_SECONDS = 1.0
 """Pause between two looks at the ranks' heartbeats, for the line of progress."""
 MOST_WAITING = 100_000
@@ -39,23 +39,24 @@ on a pod."""
 LINE = re.compile(r"step (\d+) (loss|eval_loss) ([\d.e+-]*\d|nan|inf|-inf)$", re.MULTILINE)
 """Matches what `train.log` says about a step."""
 SESSION_END = re.compile(
-    r"(?:pdsh@[^:]*|agents): (\S+): "
-    r"(?:(?:ssh|launcher) exited with exit code|(?:ssh )?(killed by signal)) (\d+)"
+    r"(?:pdsh@[^:]*|agents): (?P<address>\S+): "
+    r"(?:(?:ssh|launcher) exited with exit code|(?:ssh )?(?P<killed>killed by signal)) "
+    r"(?P<number>\d+)"
 )
 """Matches what pdsh writes when a pod's command fails or its connection breaks, and what
 `launch/over_agents.py` writes in its place; of a success they say nothing."""
 
 
 class GrowingFile:
-    """A file to which another process appends lines."""
+    """A file to which another process appends lines; those that are there already do not count."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = path.stat().st_size if path.is_file() else 0
 
     def new_lines(self, *, ended: bool = False) -> list[str]:
-        """The complete lines added since the last call; if the file has `ended`, also a last line
-        without a newline."""
+        """The complete lines added since the last call, each returned once; none where there is no
+        file. If nothing more is added (`ended`), a last line without a newline counts too."""
         if not self.path.is_file():
             return []
         with open(self.path, "rb") as file:
@@ -71,8 +72,8 @@ class GrowingFile:
 
 @contextmanager
 def shown_progress(folder: Path) -> Iterator[Callable[[], None]]:
-    """Show a progress bar over the optimizer steps of a run; call the yielded function now and then
-    to update it."""
+    """Show a progress bar over the optimizer steps of a run inside a `with` block; yields a
+    function that updates it, to be called several times per second."""
     log = GrowingFile(folder / "train.log")
     with progress("train", "steps") as bar:
         losses: dict[str, str] = {}
@@ -82,6 +83,7 @@ def shown_progress(folder: Path) -> Iterator[Callable[[], None]]:
         def update() -> None:
             nonlocal looked_at, rate
             for step, name, loss in LINE.findall("\n".join(log.new_lines())):
+                # Where a step was logged, the run has its `config.json`.
                 bar.total = bar.total or _planned_steps(folder)
                 losses[name] = f"{float(loss):.4g}"
                 bar.update(int(step) - bar.n)
@@ -114,11 +116,12 @@ def _planned_steps(folder: Path) -> int | None:
 
 
 def ranks_doing(folder: Path) -> dict[str, str]:
-    """What the ranks of a run do while no steps come, as a word and its value for a line of
-    progress."""
+    """What the ranks of a run do while no steps come, as `ranks` and a text for a line of progress;
+    empty while all of them train."""
     beats = read_beats(folder)
     if not beats:
         return {"ranks": "starting"}
+    # `steady` is the phase of the steps.
     phases = {beat.phase.replace("_", " ") for beat in beats.values()} - {"steady"}
     if not phases:
         return {}
@@ -139,31 +142,32 @@ class RunLog(GrowingFile):
         show: Callable[[str], object] = lambda line: None,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the run folder if it does not exist.
+        """Create the run folder if it does not exist, and start a thread that shows lines.
 
         Args:
-            show: is called with every line that is added from now on.
+            show: is called, in that thread, with every line that is added from now on.
             names: the pods' names, by the prefix of their lines.
         """
         super().__init__(folder / LAUNCH_LOG)
         folder.mkdir(parents=True, exist_ok=True)
         self.names = dict(names or {})
-        self.failed: dict[str, float] = {}
-        """Monotonic time in seconds at which pdsh said that a pod's session had failed, by the
-        pod's name."""
-        self.sessions: dict[str, int] = {}
-        """Exit status of each of these sessions, in pdsh's order; for a signal it is 128 and the
-        signal's number."""
+        self.failed_at: dict[str, float] = {}
+        """Monotonic time in seconds at which pdsh, or what stands in its place, said that a pod's
+        session had failed, by the pod's name."""
+        self.session_statuses: dict[str, int] = {}
+        """Exit status of each of these sessions, in the order in which they failed; for a signal it
+        is 128 plus the signal's number."""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
         self._to_show: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
+        """Lines that wait for display; None ends it."""
         # A reader that takes nothing (a full pipe) must not block supervision; one that is gone
         # must not end the run.
         self._display = threading.Thread(target=self._show, args=(show,), daemon=True)
         self._display.start()
 
     def read(self, *, ended: bool = False) -> None:
-        """Put the new lines up for display, without waiting for it, and keep the last ones; where
-        too many wait for display, the rest is not shown.
+        """Put the new lines up for display, without waiting for it, keep the last ones, and note
+        which sessions have failed. Where too many lines wait for display, the rest is not shown.
 
         Args:
             ended: whether no more lines come: one without a line end counts too, and the display
@@ -177,7 +181,6 @@ class RunLog(GrowingFile):
                 self._to_show.put_nowait(named)
         if ended:
             with suppress(queue.Full):
-                # The display ends with it.
                 self._to_show.put_nowait(None)
             self._display.join(SHOW_SECONDS)
 
@@ -186,13 +189,13 @@ class RunLog(GrowingFile):
         match = SESSION_END.fullmatch(line)
         if match is None:
             return
-        pod = self.names.get(match[1], match[1])
-        status = int(match[3])
-        was_killed = match[2] is not None
-        if was_killed:
+        address = match["address"]
+        pod = self.names.get(address, address)
+        status = int(match["number"])
+        if match["killed"] is not None:
             status += 128
-        self.failed.setdefault(pod, time.monotonic())
-        self.sessions.setdefault(pod, status)
+        self.failed_at.setdefault(pod, time.monotonic())
+        self.session_statuses.setdefault(pod, status)
 
     def _named(self, line: str) -> str:
         """The line with its pod's name in place of what pdsh or srun has put before it."""
@@ -202,12 +205,15 @@ class RunLog(GrowingFile):
         return f"{self.names[place]}: {text}"
 
     def _show(self, show: Callable[[str], object]) -> None:
+        """Show lines as they come, until None comes."""
         while (line := self._to_show.get()) is not None:
+            # A reader that is gone must not keep later lines waiting.
             with suppress(OSError):
                 show(line)
 
     def tail(self, pod: str | None = None) -> list[str]:
-        """The last lines of a pod, or of all pods where it wrote none or no pod is named."""
+        """The last `LAST_LINES` lines of a pod, or of all pods where it wrote none or no pod is
+        named; without those of DeepSpeed's launcher."""
         lines = [line for line in self._last if not OF_LAUNCHER.search(line)]
         of_pod = [line for line in lines if line.startswith(f"{pod}: ")]
         return (of_pod or lines)[-LAST_LINES:]

@@ -50,8 +50,10 @@ def train(
     """Run a training script on this pod, in one process of its own.
 
     Args:
+        outputdir: the run folder.
         timeout_seconds: a run that takes longer is ended.
         step_timeout: as in `Supervision`.
+        flags: the script's other flags.
     """
     folder = Path(outputdir).resolve()
     argv = [sys.executable, str(script), *train_arguments(outputdir=folder, **flags)]
@@ -82,8 +84,9 @@ def launch(
             a rank is killed.
         replace_lost: whether a new CML worker is started once for each that is lost, before the run
             restarts.
-        min_pods: fewest pods for a restart, 1 if not given; if given, it may also begin on so few
-            if others are dead.
+        min_pods: fewest pods for a restart, 1 if not given; if given, the run may also begin on so
+            few if others are dead.
+        flags: the script's flags.
     """
     call = ScriptCall.of(script, train_arguments(**flags))
     # An earlier launch may have replaced some of its pods.
@@ -109,8 +112,8 @@ def command_line(
     pods: int | None = None,
     **flags: Any,
 ) -> str:
-    """The command that `train` runs with these flags, or `launch` on a cluster's pods, to be pasted
-    into a shell.
+    """The command that `train` runs with these flags or, given a cluster, `launch`, as text to
+    paste into a shell.
 
     A command for pods works as it is pasted, and may be edited; but nothing supervises one over
     pdsh, and no record says what a lost pod cost.
@@ -127,8 +130,8 @@ def command_line(
 
 
 def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[Run]:
-    """Run one of our training scripts for each set of flags, and return the runs, however they
-    ended.
+    """Run one of our training scripts on this machine for each set of flags, one after the other,
+    and return the runs in the same order, however they ended.
 
     A run that is already finished is returned as it is. One that fails, by running out of memory
     for instance, leaves a record that says so, and the next one begins. Where this machine has
@@ -155,16 +158,17 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
         is_known = command.remembered(planned.folder) == command.identity(planned)
         if not is_known or command.finished_record(planned) is None:
             waiting.append(planned)
-    most = max((planned.world_size for planned in waiting), default=0)
+    most_processes = max((planned.world_size for planned in waiting), default=0)
     with ending_in_order(), ExitStack() as stack:
-        if has_too_few(most):
+        if has_too_few(most_processes):
             gpus = counted(own_gpus(), "visible GPU")
             print(
-                f"{most} processes for {gpus}: these runs train without GPUs",
+                f"{most_processes} processes for {gpus}: these runs train without GPUs",
                 file=sys.stderr,
                 flush=True,
             )
             stack.enter_context(variable_set(VISIBLE, HIDDEN))
+        # All folders are locked first: a series that is refused one of them begins no run.
         for planned in waiting:
             stack.enter_context(locked(planned.folder, LAUNCH_LOCK))
         for planned in waiting:
@@ -185,10 +189,10 @@ CHECKPOINT_POLL_SECONDS = 0.05
 
 @contextmanager
 def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
-    """Send SIGKILL to everything that runs on a local pod, as soon as a run has a new complete
-    checkpoint.
+    """Inside the block, send SIGKILL to everything that runs on a local pod as soon as a run has a
+    new complete checkpoint, and note that in the run folder.
 
-    Nothing happens if the run is already finished.
+    Nothing happens if the run is already finished, since it saves no checkpoint then.
 
         with pod_killed(cluster, "pod2", folder):
             launch(cluster, outputdir=folder, restarts=1, **flags)
@@ -198,12 +202,12 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
         where = f"{cluster.name}, on {cluster.backend}"
         raise UserError(f"pod {pod!r} of {where}; expected a local one: {names}")
     pointer = folder / "checkpoints" / POINTER
-    over = threading.Event()
-    before = written_at(pointer)
+    block_is_over = threading.Event()
+    written_before = written_at(pointer)
 
     def kill_after_a_checkpoint() -> None:
-        while written_at(pointer) == before:
-            if over.wait(CHECKPOINT_POLL_SECONDS):
+        while written_at(pointer) == written_before:
+            if block_is_over.wait(CHECKPOINT_POLL_SECONDS):
                 return
         now = time.time()
         kill_pod(cluster, pod)
@@ -214,25 +218,26 @@ def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        block_is_over.set()
         thread.join()
 
 
 def kill_pod(cluster: Cluster, name: str) -> None:
     """Send SIGKILL to every process of a local pod at once, like a power cut: warden, agent, sshd,
-    ranks."""
-    warden = worker_of(cluster, name)
+    ranks. Nothing happens where the pod's warden has ended."""
+    warden = warden_of(cluster, name)
     if warden is None:
         return
     for process in (warden, *descendants(warden.pid)):
         send(process, signal.SIGKILL)
 
 
-def worker_of(cluster: Cluster, name: str) -> Process | None:
+def warden_of(cluster: Cluster, name: str) -> Process | None:
     """The warden of a local pod, which is the root of its process tree; None where it has ended."""
-    worker = next(pod.worker for pod in cluster.pods if pod.name == name)
+    worker_id = next(pod.worker for pod in cluster.pods if pod.name == name)
     records = workers_of(cluster).processes()
-    return next(record for record in records if record.id == worker).find()
+    record = next(record for record in records if record.id == worker_id)
+    return record.find()
 
 
 def left_over(folder: Path) -> int:

@@ -42,32 +42,37 @@ out: after 90 s, as Linux's NFSv4 server is usually set.
 LOCK_POLL_SECONDS = 0.2
 ENDED_FROM_OUTSIDE = ("interrupted", "ended by SIG")
 """Beginnings of the message of a script that was ended from outside."""
-NEVER_A_CAUSE = {"timeout": ("interrupted", "failed")}
-"""Statuses of ranks that follow from the supervisor's verdict, by this verdict: ranks ended later
-miss the others."""
+CONSEQUENCES = {"timeout": ("interrupted", "failed")}
+"""Statuses of ranks that only follow from the supervisor's verdict, by the verdict's status; for
+every other one this is `interrupted`. At a timeout, ranks that are ended later than others fail,
+since they miss these."""
 
 
 # What the ranks of a launch have written into its folder
 
 
 class Ranks:
-    """The ranks of one launch, and what is known of them since it began."""
+    """The ranks of one launch, and what is known of them since it began.
+
+    Whoever follows the launch sets `pods` and `session_statuses` as soon as they are known.
+    """
 
     def __init__(self, folder: Path, pods: Sequence[str | None] = ()) -> None:
         """`pods`: the name of each rank's pod, in the order of ranks; None where it has none."""
         self.pods = tuple(pods)
         self.folder = folder
-        self.before = written_at(folder / CONFIG)
-        """What `written_at` gave for `config.json` when the launch began."""
-        self.sessions: Mapping[str, int] = {}
+        self.config_before = written_at(folder / CONFIG)
+        """What `written_at` returned for `config.json` when the launch began."""
+        self.session_statuses: Mapping[str, int] = {}
         """Exit statuses of the launcher's sessions that failed, by pod, in the order in which they
         failed."""
         self._notes: dict[int, ExitNote] = {}
+        """What was known of the ranks' processes at the last call of `note_exits`, by rank."""
 
     def have_opened_the_run(self) -> bool:
         """Whether rank 0 has begun an attempt, so that the contents of the folder are this
         launch's."""
-        return written_at(self.folder / CONFIG) != self.before
+        return written_at(self.folder / CONFIG) != self.config_before
 
     def files(self) -> list[Path]:
         """Files in which ranks have written what they measured; none before they have opened the
@@ -78,16 +83,17 @@ class Ranks:
         return [path for path in files if path.stem.isdigit()]
 
     def measured(self) -> list[RankMeasurement]:
-        """What each rank measured; a damaged file is left out."""
+        """What each rank of this launch measured; a damaged file is left out."""
         measurements = []
         for path in self.files():
             with suppress(UserError):
                 measurements.append(read_rank(path))
-        return [rank for rank in measurements if rank.rank in range(len(self.pods))]
+        ranks = range(len(self.pods))
+        return [measured for measured in measurements if measured.rank in ranks]
 
     def note_exits(self) -> None:
-        """Note which ranks have ended by now. Call it before the others are ended: they are not to
-        blame for that."""
+        """Note which ranks have ended by now. Call this before the other ranks are ended, which
+        would otherwise seem to have ended by themselves."""
         self._notes = read_exits(self.folder)
 
     def note_exit(self, seen: RankExit, last_lines: Sequence[str]) -> None:
@@ -95,14 +101,16 @@ class Ranks:
         self._notes[seen.rank] = ExitNote(exit=seen, last_lines=list(last_lines))
 
     def are_watched(self) -> bool:
-        """Whether the end of any rank is noted when it comes."""
+        """Whether the process that started a rank has left a note about it, and so will note how
+        it ends."""
         return bool(self._notes or read_exits(self.folder))
 
     def exits(self) -> list[RankExit]:
-        """How the ranks' processes ended, as far as it was seen, in the order of their ends."""
+        """How the ranks' processes ended, as far as that was seen, in the order of their ends; also
+        of those that ended after `note_exits`."""
         notes = {**self._notes, **read_exits(self.folder)}
-        ended = [note.exit for note in notes.values() if note.exit.ended_unix_seconds is not None]
-        return sorted(ended, key=lambda seen: seen.ended_unix_seconds or 0.0)
+        exits = [note.exit for note in notes.values() if note.exit.ended_unix_seconds is not None]
+        return sorted(exits, key=lambda seen: seen.ended_unix_seconds or 0.0)
 
     def last_lines(self, rank: int | None) -> list[str]:
         """The last lines that a rank wrote; none where its output was not watched."""
@@ -127,7 +135,7 @@ class Ranks:
                 note=self._notes.get(rank),
                 beat=self._of_this_attempt(beats.get(rank)),
                 steps_done=steps_done,
-                session=self._session_of_only_rank(pod),
+                session_status=self._session_of_only_rank(pod),
             )
             ends.append(end)
         return ends
@@ -146,12 +154,12 @@ class Ranks:
         rank."""
         if pod is None or self.pods.count(pod) > 1:
             return None
-        return self.sessions.get(pod)
+        return self.session_statuses.get(pod)
 
 
 def written_at(path: Path) -> int | None:
-    """Modification time of a file, in ns, which changes when it is rewritten; None where there is
-    no file."""
+    """Modification time of a file in nanoseconds, by which a rewriting is noticed; None where there
+    is no file."""
     return path.stat().st_mtime_ns if path.is_file() else None
 
 
@@ -163,18 +171,18 @@ def verdict_of_ranks(
     uncounted: Collection[str | None] = (),
     is_certain: bool = False,
 ) -> Ending:
-    """The verdict in view of what is known of the ranks; without a status if all ended well,
-    whatever came after.
+    """The final verdict: the supervisor's, in view of what is known of the ranks. It has no status
+    if all ranks ended well, whatever came after.
 
     The rank that ended first for a reason of its own is the cause. Errors of ranks that lost their
     connection to it follow from it. A rank that was interrupted is never the cause where another
     one has a reason.
 
     Args:
+        verdict: the supervisor's verdict.
         out_of_memory: pods where the kernel has killed a process for lack of memory.
         uncounted: pods where the kernel does not count such processes.
-        is_certain: whether a verdict with a status stands, whatever is said by ranks that did not
-            end well.
+        is_certain: whether a verdict with a status stands unless all ranks ended well.
     """
     ends = ranks.ends()
     if all(end.ended_well for end in ends):
@@ -182,22 +190,25 @@ def verdict_of_ranks(
     if verdict.status == "pod_lost" or (is_certain and verdict.status is not None):
         return _with_rank(verdict, ends)
     if verdict.status is None:
-        return _cause(ranks, ends, verdict, out_of_memory, uncounted)
-    follows = NEVER_A_CAUSE.get(verdict.status, ("interrupted",))
-    measured = []
+        return _verdict_by_cause(ranks, ends, verdict, out_of_memory, uncounted)
+    consequences = CONSEQUENCES.get(verdict.status, ("interrupted",))
+    # Only what a rank measured may say more than the status that the supervisor has found.
+    possible_causes = []
     for end in ends:
-        is_about = verdict.pod in (None, end.pod)
-        if is_about and end.measured is not None and end.measured.status not in follows:
-            measured.append(end)
-    cause = first_cause(measured)
+        is_on_named_pod = verdict.pod in (None, end.pod)
+        if not is_on_named_pod or end.measured is None:
+            continue
+        if end.measured.status not in consequences:
+            possible_causes.append(end)
+    cause = first_cause(possible_causes)
     if cause is None:
         return verdict
-    return _blamed(cause, ranks, out_of_memory, uncounted)
+    return _verdict_on_cause(cause, ranks, out_of_memory, uncounted)
 
 
 def _with_rank(verdict: Ending, ends: Sequence[RankEnd]) -> Ending:
-    """A verdict that stands, with the rank that it is about: the only one of its pod, or one that
-    the kernel killed."""
+    """A verdict that stands, with the rank that it is about: the only one of its pod or, for `oom`,
+    the first that was killed. The same verdict where that rank is not known."""
     if verdict.rank is not None:
         return verdict
     if verdict.status == "oom":
@@ -211,53 +222,61 @@ def _with_rank(verdict: Ending, ends: Sequence[RankEnd]) -> Ending:
     return verdict
 
 
-def _cause(
+def _verdict_by_cause(
     ranks: Ranks,
     ends: Sequence[RankEnd],
     verdict: Ending,
     out_of_memory: Collection[str | None],
     uncounted: Collection[str | None],
 ) -> Ending:
-    """The cause of an end for which the supervisor has no reason of its own, only what the launcher
-    came to."""
+    """The verdict, with the rank that is the cause, on an end for which the supervisor has no
+    status of its own, only what it saw of the launcher.
+
+    Args:
+        ends: of all ranks.
+        verdict: the supervisor's, without a status.
+    """
     is_watched = any(end.note is not None for end in ends)
     if not is_watched and verdict.pod is not None:
         # Where one pod lost its ranks first, what they say is the cause.
         ends = [end for end in ends if end.pod == verdict.pod]
-    ends = _in_order_of_sessions(ends, ranks.sessions)
+    ends = _in_order_of_sessions(ends, ranks.session_statuses)
     unknown = [end for end in ends if end.is_unknown]
+    # A rank that left nothing on a pod where the kernel has killed a process is taken to be that
+    # process. It comes before all others: their errors follow, and its own time is not known.
     for end in unknown:
         if end.pod in out_of_memory:
             return Ending("oom", killed_for_memory(ranks.folder, end.rank), end.pod, end.rank)
     cause = first_cause(ends)
     if cause is not None:
-        return _blamed(cause, ranks, out_of_memory, uncounted)
+        return _verdict_on_cause(cause, ranks, out_of_memory, uncounted)
     if not unknown:
-        return _nobody_s_own_cause(ends, verdict)
+        return _verdict_without_cause(ends, verdict)
     first = unknown[0]
     how = verdict.reason or UNSAID
-    if first.session is not None:
+    if first.session_status is not None:
         how = first.described()
     why = f"rank {first.rank} left no measurement: {how}"
     return Ending("failed", why, first.pod, first.rank)
 
 
 def _in_order_of_sessions(ends: Sequence[RankEnd], sessions: Mapping[str, int]) -> list[RankEnd]:
-    """Those whose pods' sessions failed first come first, those whose sessions did not fail
-    come last."""
+    """The ends of ranks in the order in which their pods' sessions failed; those of pods whose
+    sessions did not fail come last."""
     positions = {pod: position for position, pod in enumerate(sessions)}
     return sorted(ends, key=lambda end: positions.get(end.pod or "", len(positions)))
 
 
-def _nobody_s_own_cause(ends: Sequence[RankEnd], verdict: Ending) -> Ending:
+def _verdict_without_cause(ends: Sequence[RankEnd], verdict: Ending) -> Ending:
     """The verdict where something is known of every rank, and none of them ended for a reason of
     its own.
 
     Args:
         ends: of all ranks, in the order in which their pods' sessions failed.
+        verdict: the supervisor's, without a status.
     """
     if verdict.launcher_was_killed:
-        # The ranks ended because it did.
+        # The ranks ended because the launcher did.
         return Ending("failed", verdict.reason or UNSAID, verdict.pod)
     interrupted = [end for end in ends if end.was_interrupted]
     if interrupted:
@@ -266,7 +285,8 @@ def _nobody_s_own_cause(ends: Sequence[RankEnd], verdict: Ending) -> Ending:
         why = f"rank {first.rank} was asked to end, and not by this launch: {reason}"
         return Ending("failed", why, first.pod, first.rank)
     for end in ends:
-        if end.note is not None and end.exit_status is None and end.session is not None:
+        ran_until_verdict = end.note is not None and end.exit_status is None
+        if ran_until_verdict and end.session_status is not None:
             why = f"what had started rank {end.rank} ended before it: {end.described()}"
             return Ending("failed", why, end.pod, end.rank)
     if any(end.lost_others for end in ends):
@@ -275,7 +295,7 @@ def _nobody_s_own_cause(ends: Sequence[RankEnd], verdict: Ending) -> Ending:
     return Ending("failed", verdict.reason or "the launcher ended before the ranks", verdict.pod)
 
 
-def _blamed(
+def _verdict_on_cause(
     cause: RankEnd,
     ranks: Ranks,
     out_of_memory: Collection[str | None],
@@ -296,8 +316,8 @@ def _blamed(
 
 
 def killed_for_memory(folder: Path, rank: int) -> str:
-    """The reason to record if the kernel killed a rank: phase, steps done and the sampled peak of
-    the rank's memory."""
+    """The reason to record if the kernel killed a rank for lack of memory: with the rank's phase,
+    its steps done and the sampled peak of its memory, as far as they are known."""
     reason = f"rank {rank}: killed by the kernel, out of memory"
     beat = read_beats(folder).get(rank)
     if beat is None:
@@ -310,7 +330,8 @@ def killed_for_memory(folder: Path, rank: int) -> str:
 
 
 def _resident_bytes(folder: Path, beat: Beat) -> list[float]:
-    """The sampled resident memory of the rank that has left a heartbeat, in bytes."""
+    """The samples of a rank's resident memory, in bytes, since the attempt to which its heartbeat
+    belongs; none where there is no file of them."""
     rows: list[dict[str, str]] = []
     path = folder / "memory" / f"{beat.rank}.csv"
     with suppress(OSError), open(path, encoding="utf-8", newline="") as file:
@@ -319,7 +340,8 @@ def _resident_bytes(folder: Path, beat: Beat) -> list[float]:
     for row in rows:
         sampled_at = row.get("unix_seconds")
         resident = row.get("resident_bytes")
-        # The last line may have been cut off, and lines of earlier attempts are older.
+        # The last line may have been cut off, and lines of earlier attempts are older. The second
+        # is a margin, since the times of samples are rounded.
         if sampled_at and resident and float(sampled_at) >= beat.began_unix_seconds - 1.0:
             samples.append(float(resident))
     return samples
@@ -329,7 +351,10 @@ def _resident_bytes(folder: Path, beat: Beat) -> list[float]:
 
 
 class UnopenedError(UserError):
-    """A run that ended before its ranks had opened its folder, so that nothing was measured."""
+    """A run that ended before its ranks had opened its folder, so that nothing was measured.
+
+    It has those fields of a `Record` that are known nevertheless.
+    """
 
     steps = 0
 
@@ -340,6 +365,7 @@ class UnopenedError(UserError):
         lines: Sequence[str],
         exits: Sequence[RankExit] = (),
     ) -> None:
+        """`lines`: the last ones that were written; they are shown, or explain the end."""
         self.status = verdict.status or "failed"
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
         self.pod = verdict.pod
@@ -366,21 +392,21 @@ def with_pod(pod: str | None, reason: str) -> str:
 
 
 def _refusal(lines: Sequence[str]) -> str | None:
-    """Why one of our scripts refused to train; None where the last of these lines does not come
-    from one that did."""
-    lines_of_ranks = [line for line in reversed(lines) if not SESSION_END.match(line)]
-    if not lines_of_ranks or not OF_SCRIPT.match(lines_of_ranks[0]):
+    """Why one of our scripts refused to train; None where the last line that is a rank's is no
+    message of such a script."""
+    newest_first = [line for line in reversed(lines) if not SESSION_END.match(line)]
+    if not newest_first or not OF_SCRIPT.match(newest_first[0]):
         return None
-    refusals = []
-    for line in lines_of_ranks:
+    messages = []
+    for line in newest_first:
         match = OF_SCRIPT.match(line)
         if match is not None:
-            refusals.append(match[1])
-    # Ranks that were ended because another one refused also say so.
-    for refusal in refusals:
-        if not refusal.startswith(ENDED_FROM_OUTSIDE):
-            return refusal
-    return refusals[0]
+            messages.append(match[1])
+    # Ranks that were ended because another one refused write a message too, which is no refusal.
+    for message in messages:
+        if not message.startswith(ENDED_FROM_OUTSIDE):
+            return message
+    return messages[0]
 
 
 def record_run(
@@ -393,18 +419,21 @@ def record_run(
     is_certain: bool = False,
     restarts: int = 0,
 ) -> Record:
-    """Write `record.json` of a run whose ranks have ended, and return it; `UnopenedError` where
-    they never began.
+    """Write `record.json` of a run whose ranks have ended, report the end to MLflow, and return the
+    record.
 
     Args:
-        verdict: the supervisor's verdict, which `verdict_of_ranks` takes into account.
+        ranks: gets the exit statuses of the log's sessions.
+        verdict: the supervisor's verdict.
+        out_of_memory, uncounted, is_certain: as for `verdict_of_ranks`.
         restarts: number of times that the launch had restarted by itself.
 
     Raises:
-        UserError: the record cannot be written; the message says what it would have said.
+        UnopenedError: the ranks had not opened the run.
+        UserError: the record cannot be written; the message says what the record would have said.
     """
     folder = ranks.folder
-    ranks.sessions = log.sessions
+    ranks.session_statuses = log.session_statuses
     exits = ranks.exits()
     if not ranks.have_opened_the_run():
         raise _unopened(ranks, verdict, log, exits, uncounted)
@@ -435,10 +464,11 @@ def record_run(
 
 
 def _lock_once_it_is_free(folder: Path) -> AbstractContextManager[None]:
-    """The lock of a run folder, or nothing if it does not become free.
+    """Wait for the lock of a run folder; returns a context manager that takes it, or one that takes
+    nothing if the lock does not become free within `LOCKED_SECONDS`.
 
-    A process that holds the folder longer than a lease is out of reach; the supervisor's own lock
-    keeps others out.
+    A process that holds the folder for so long is out of reach, on a lost pod. The record is then
+    written without the lock, since the supervisor's own lock keeps other launches out.
     """
     deadline = time.monotonic() + LOCKED_SECONDS
     while is_held(folder / LOCK) and time.monotonic() < deadline:

@@ -41,6 +41,7 @@ AGENT_GONE_SECONDS = 3.0
 come; then the pod's launcher counts as lost, and its supervisor waits less long for the pod
 itself."""
 PAUSE_SECONDS = 0.5
+"""Pause before an agent that did not answer is asked again."""
 MOST_LINE_BYTES = 65_536
 """Bytes of a line that are kept until its end comes; what has more is written in several lines, so
 that a rank that never ends its line takes no memory here."""
@@ -59,8 +60,9 @@ class _Session:
         self._unfinished = b""
 
     async def follow(self, order: LauncherOrder) -> int:
-        """Start the launcher, write what it writes, and return its exit status, as a shell says
-        it."""
+        """Start the launcher, write what it writes, and return its exit status as a shell tells it:
+        for a signal 128 plus the signal's number. Where its agent does not answer, the launcher
+        counts as lost, and its status is `LOST`."""
         try:
             await self._ask({"do": "launch", "launcher": asdict(order)}, START_SECONDS)
             status = await self._pass_on()
@@ -77,10 +79,12 @@ class _Session:
         return status
 
     async def _pass_on(self) -> int:
-        """Write the launcher's lines as they come; returns its exit status.
+        """Write the launcher's lines as they come; returns its exit status, negative for a signal.
 
-        `WireError` where its agent does not answer, or has no such launcher.
+        `WireError` where its agent does not answer for `AGENT_GONE_SECONDS`, or refuses, since it
+        has no such launcher.
         """
+        # Number of the last piece of output that came.
         received = 0
         failing_since: float | None = None
         while True:
@@ -88,11 +92,12 @@ class _Session:
                 request = {"do": "output", "received": received}
                 answer = await self._ask(request, ANSWER_SECONDS)
             except RefusedError:
+                # This agent answers, and would refuse again.
                 raise
             except WireError:
+                now = time.monotonic()
                 # Not counted from the last answer: where nothing is written, an answer is held for
                 # longer than an agent is asked again.
-                now = time.monotonic()
                 if failing_since is None:
                     failing_since = now
                 if now - failing_since > AGENT_GONE_SECONDS:
@@ -112,6 +117,7 @@ class _Session:
         return await ask_agent(self._address, self._port, self._secret, about_run, seconds)
 
     def _take(self, output: bytes) -> None:
+        """Write the lines that this piece of output completes, and keep the rest of it."""
         *lines, self._unfinished = (self._unfinished + output).split(b"\n")
         if len(self._unfinished) >= MOST_LINE_BYTES:
             lines.append(self._unfinished)
@@ -119,9 +125,10 @@ class _Session:
         self._write(lines)
 
     def _write(self, lines: Sequence[bytes]) -> None:
-        place = self._address.encode()
+        """Write lines to stdout, each with the pod's address before it."""
+        prefix = self._address.encode() + b": "
         for line in lines:
-            sys.stdout.buffer.write(place + b": " + line + b"\n")
+            sys.stdout.buffer.write(prefix + line + b"\n")
         sys.stdout.buffer.flush()
 
 
@@ -129,16 +136,16 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-async def launched(orders: Sequence[LauncherOrder], sessions: Sequence[_Session]) -> int:
-    """Start the launcher of each pod with its order, at once, and return the largest exit status
-    once all have ended."""
+async def follow_all(orders: Sequence[LauncherOrder], sessions: Sequence[_Session]) -> int:
+    """Start the launchers of all pods at once, each with its order, and return the largest exit
+    status when all have ended."""
     pairs = zip(sessions, orders, strict=True)
-    return max(await asyncio.gather(*(session.follow(order) for session, order in pairs)))
+    statuses = await asyncio.gather(*(session.follow(order) for session, order in pairs))
+    return max(statuses)
 
 
 def _variables_of_ranks(path: Path) -> dict[str, str]:
-    """The variables in the file that is made for DeepSpeed's runner, or for this module: a line
-    `NAME=VALUE` for each."""
+    """The variables in the launcher's environment file: a line `NAME=VALUE` for each."""
     variables = {}
     for line in path.read_text(encoding="utf-8").split("\n"):
         name, is_set, value = line.partition("=")
@@ -148,7 +155,7 @@ def _variables_of_ranks(path: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Start the ranks of a run and follow them to their end."""
+    """Start the ranks of a run, follow them to their end, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--hostfile", type=Path, required=True)
     parser.add_argument("--control_ports", required=True)
@@ -167,10 +174,10 @@ def main() -> int:
     world = {host.address: list(range(host.slots)) for host in hosts}
     orders = []
     sessions = []
-    for number, (host, port) in enumerate(zip(hosts, ports, strict=True)):
+    for node_rank, (host, port) in enumerate(zip(hosts, ports, strict=True)):
         order = LauncherOrder(
             world=world,
-            node_rank=number,
+            node_rank=node_rank,
             master_addr=hosts[0].address,
             master_port=flags.master_port,
             folder=os.getcwd(),
@@ -180,7 +187,7 @@ def main() -> int:
         )
         orders.append(order)
         sessions.append(_Session(host.address, port, secret, variables[RUN]))
-    return asyncio.run(launched(orders, sessions))
+    return asyncio.run(follow_all(orders, sessions))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from zeropods.train.flags import PROJECT
 PROBE = "zeropods.launch.probe"
 """Name of this module, as which each process runs."""
 MOST_SECONDS = 40.0
+"""Seconds within which all processes must have ended."""
 LOCAL_PROCESSES = 2
 """Number of processes on this machine where no pods are up; with more, each has less of the
 machine."""
@@ -52,15 +53,18 @@ SECONDS_OF_A_FIGURE = 0.5
 SMALL = 1
 """Number of FP32 elements of the all-reduce that shows the latency."""
 LARGE = 1 << 24
-"""Number of those of the all-reduce that shows the bandwidth."""
+"""Number of FP32 elements of the all-reduce that shows the bandwidth."""
 PINNED_BYTES = 1 << 28
+"""Bytes that are copied to the GPU from pinned memory to measure the bandwidth of PCIe."""
 
 
 def probe(cluster: Cluster | None = None) -> MachineProbe:
-    """Probe the machines of a cluster's pods, with a process on each, or this machine.
+    """Probe the machines of a cluster's pods, with a process on each, or without a cluster this
+    machine, with up to `LOCAL_PROCESSES`.
 
     Raises:
-        UserError: it took too long, a process failed, or two pods have the same GPU.
+        UserError: the probe took too long, a pod failed its checks, a process failed, or two pods
+            have the same GPU.
     """
     port = free_port()
     ends: Sequence[CompletedProcess[str]]
@@ -81,14 +85,14 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
 
 
 def _variables_of_ranks(hosts: Sequence[str], port: int) -> list[dict[str, str]]:
-    """The environment variables of each rank, one on each host, which meet at this port of the
-    first one."""
+    """The environment variables of each rank, in the order of ranks. There is one on each host, and
+    they meet at this port of the first host."""
     ranks = []
     for number in range(len(hosts)):
         variables = {
             # As in training: threads that spin would take the cores from one another.
             "OMP_WAIT_POLICY": "PASSIVE",
-            # No shell reads them unquoted on any way, ssh's included, and pdsh has no part in it.
+            # Checked as for agents: over ssh these are quoted, and pdsh has no part in it.
             **exported_variables((), {}, AGENTS),
             **python_path_variables(os.environ.get(PYTHON_PATH)),
             "RANK": str(number),
@@ -101,8 +105,8 @@ def _variables_of_ranks(hosts: Sequence[str], port: int) -> list[dict[str, str]]
 
 
 def _run_on_pods(cluster: Cluster, ranks: Sequence[dict[str, str]]) -> list[CompletedProcess[str]]:
-    """Run a rank with its variables on each pod: over ssh, or by the agents where pdsh does not
-    reach the pods either. A pod's own session has the pod's GPUs."""
+    """Run a rank with its variables on each pod, and return how each ended: by the agents where
+    pdsh does not reach the pods, otherwise over ssh. Either way, a rank sees the pod's own GPUs."""
     if cluster.why_not_pdsh() is not None:
         requests = []
         for variables in ranks:
@@ -118,7 +122,8 @@ def _run_on_pods(cluster: Cluster, ranks: Sequence[dict[str, str]]) -> list[Comp
 
 def _command_of_a_rank(variables: dict[str, str]) -> list[str]:
     """The command of one rank, with these environment variables."""
-    # On a pod the process outlives the ssh that started it, and would wait for the other ranks.
+    # On a pod the process outlives the ssh that started it, and would wait for the other ranks. A
+    # second more than here, so that it is known here first that the time is up.
     limit = ["timeout", "-k", "5", f"{MOST_SECONDS + 1:.0f}"]
     settings = [f"{name}={value}" for name, value in variables.items()]
     return [*limit, "env", *settings, sys.executable, "-m", PROBE]
@@ -127,11 +132,17 @@ def _command_of_a_rank(variables: dict[str, str]) -> list[str]:
 def _require_that_all_ended_well(
     ends: Sequence[CompletedProcess[str]], hosts: Sequence[str]
 ) -> None:
-    """Raise an error about the rank that failed, if one did."""
+    """Raise `UserError` about the first rank, in the order of ranks, that failed, if one did; about
+    one that took too long only if no other failed.
+
+    Args:
+        ends: how the ranks ended, in the order of ranks.
+        hosts: the ranks' hosts, in the same order.
+    """
     failed = [number for number, end in enumerate(ends) if end.returncode != 0]
     if not failed:
         return
-    # Processes that did not end may have been waiting for one that did.
+    # Those that did not end may have been waiting for one that failed.
     first = min(failed, key=lambda number: ends[number].returncode == TIMED_OUT)
     end = ends[first]
     place = f"probe: process {first} on {hosts[first]}"
@@ -155,7 +166,8 @@ def _printed_probe(stdout: str) -> MachineProbe:
 
 
 def measure() -> MachineProbe | None:
-    """Measure as one rank; rank 0 returns what was measured, the others return None."""
+    """Measure as one rank, together with the others; rank 0 returns what was measured, the others
+    return None. The process group is left open."""
     import torch
     import torch.distributed as dist
 
@@ -174,7 +186,8 @@ def measure() -> MachineProbe | None:
     if rank() != 0:
         return None
 
-    # A message goes around the ring twice.
+    # In an all-reduce over a ring, each part of the tensor goes around twice: through each link in
+    # 2 * others messages, each of which is one of world_size() parts.
     others = max(1, world_size() - 1)
     share_through_a_link = 2 * others / world_size()
     hardware: dict[str, Any] = environment.hardware()
@@ -186,6 +199,8 @@ def measure() -> MachineProbe | None:
         versions=environment.versions(),
         processes=world_size(),
         machines=machines,
+        # 4 bytes an element. With one process, the large all-reduce may take no longer than the
+        # small one.
         bandwidth=share_through_a_link * 4 * LARGE / max(1e-9, whole - latency),
         latency_seconds=latency / (2 * others),
         gpu_memory_bytes=min(gpu_sizes, default=None),
@@ -202,7 +217,8 @@ def _gpu_bytes() -> int | None:
 
 
 def _figures_of_one_rank() -> dict[str, Any]:
-    """What rank 0 measures while the others wait."""
+    """What rank 0 measures alone while the others wait: fields of a `MachineProbe` by name; those
+    about copies to a GPU, and launches on it, only where there is one."""
     import torch
 
     from zeropods.train.device import fastest_seconds, matmul_rates, multiplies_bf16
@@ -230,7 +246,7 @@ def _figures_of_one_rank() -> dict[str, Any]:
 
 def launch_seconds() -> float:
     """Seconds in which the host launches one operation of PyTorch: those of a pass in which the GPU
-    waits for the host alone, by the operations that a plan counts in such a pass."""
+    only waits for the host, divided by the operations that a plan counts in such a pass."""
     from zeropods.train.host_speed import LAYERS, host_bound_pass_seconds
 
     layers_of_both_stacks = 2 * LAYERS
@@ -238,16 +254,16 @@ def launch_seconds() -> float:
     return host_bound_pass_seconds(SECONDS_OF_A_FIGURE) / launches
 
 
-def _all_reduce_seconds(size: int) -> float:
-    """Mean seconds of an all-reduce of so many elements; every rank makes the same number of
-    them."""
+def _all_reduce_seconds(elements: int) -> float:
+    """Mean seconds of an all-reduce of so many FP32 elements, to be called by all ranks."""
     import torch
     import torch.distributed as dist
 
     from zeropods.train.device import synchronize
 
-    tensor = torch.ones(size, device="cuda" if torch.cuda.is_available() else "cpu")
-    rounds = 4 if size > SMALL else 200
+    tensor = torch.ones(elements, device="cuda" if torch.cuda.is_available() else "cpu")
+    rounds = 4 if elements > SMALL else 200
+    # The first one sets up connections, and is not timed.
     dist.all_reduce(tensor)
     synchronize()
     began = time.perf_counter()
@@ -258,7 +274,8 @@ def _all_reduce_seconds(size: int) -> float:
 
 
 def main() -> None:
-    """Import what a rank imports, measure, leave the process group and print."""
+    """Import what a rank imports, measure, leave the process group and, as rank 0, print what was
+    measured."""
     from zeropods.launch.forks import import_for_ranks
 
     import_for_ranks()

@@ -25,8 +25,8 @@ how it went on."""
 
 
 def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None:
-    """Refuse `min_pods` above the launch's pods, and `restarts` or `min_pods` for a script whose
-    batch is not known."""
+    """Refuse more `min_pods` than the launch has pods, and `restarts` or `min_pods` for a script
+    whose batch is not known; `UserError` says which."""
     if min_pods is not None and min_pods > len(planned.hosts):
         raise UserError(
             f"--min-pods {min_pods}: the run starts on only {len(planned.hosts)}; give no more"
@@ -40,7 +40,8 @@ def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None
 
 
 def batch_of(launch: Launch) -> Batch | None:
-    """The batch of each rank; None for a script that is not ours and is not given both flags."""
+    """The batch of each rank by the script's flags; None for a script that is not ours and is not
+    given both the rows of a pass and the passes of a step."""
     flags = launch.call.values
     rows = flags.get(ROWS)
     passes = flags.get(PASSES)
@@ -49,23 +50,25 @@ def batch_of(launch: Launch) -> Batch | None:
     return None
 
 
-def calls_for_another(end: Record | UnopenedError) -> bool:
-    """Whether another attempt makes sense: one of the script's own errors would only occur again.
-
-    It does if a pod was lost; if a rank left no measurement, which it does after every error that
-    Python can report, so it was killed; or if no rank says that it failed: the launcher was ended.
-    Never after `oom`, `timeout` or Ctrl-C.
-    """
-    if end.status != "failed" or isinstance(end, UnopenedError):
-        return end.status == "pod_lost"
-    if len(end.ranks) < end.world_size:
+def calls_for_another(outcome: Record | UnopenedError) -> bool:
+    """Whether another attempt makes sense after an attempt with this outcome: always if a pod was
+    lost; of other failures, only if something outside of the script ended the ranks, since an error
+    of the script would only occur again. Never after `oom`, `timeout` or Ctrl-C."""
+    if outcome.status == "pod_lost":
         return True
-    return all(rank.status not in ("failed", "oom") for rank in end.ranks)
+    if outcome.status != "failed" or isinstance(outcome, UnopenedError):
+        return False
+    # A rank leaves a measurement after every error that Python can report, so one without was
+    # killed.
+    if len(outcome.ranks) < outcome.world_size:
+        return True
+    # If no rank says that it failed, the launcher was ended.
+    return all(rank.status not in ("failed", "oom") for rank in outcome.ranks)
 
 
 def saved_checkpoints(folder: Path) -> frozenset[tuple[str, int]]:
-    """The checkpoints of a run folder, as the path of each manifest and the time at which it was
-    written, in nanoseconds."""
+    """The complete checkpoints of a run folder: for each the path of its manifest, and when that
+    was written, in nanoseconds since 1970, so that a checkpoint that is saved anew is another."""
     manifests = (folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}")
     return frozenset((str(path), path.stat().st_mtime_ns) for path in manifests)
 
@@ -73,12 +76,13 @@ def saved_checkpoints(folder: Path) -> frozenset[tuple[str, int]]:
 def next_attempt(
     original: Launch, left: Cluster, min_pods: int, *, opened: bool, has_saved: bool
 ) -> Launch | str:
-    """The launch on the most pods that keep the effective batch size, or the reason why there is
-    none.
+    """The launch on the most pods that keep the effective batch size, or the reason, as text, why
+    there is none.
 
     Args:
         original: the launch that the user asked for.
         left: the cluster with the pods that still answer.
+        min_pods: fewest pods for the launch.
         opened: whether an attempt of this launch has opened the run, so that the folder is its own.
         has_saved: whether an attempt of this launch has saved a checkpoint.
     """
@@ -86,12 +90,12 @@ def next_attempt(
     if pods < min_pods:
         return f"too few pods are left ({len(left.pods)}, --min-pods {min_pods})"
     batch = batch_of(original)
-    # `check_restarts` refuses others.
+    # `check_restarts` has refused launches without a known batch.
     assert batch is not None
     effective = batch.rows * batch.passes * original.world_size
     resume = original.call.flag_texts.get("resume", "auto")
     # With `never`, opening the run has put older checkpoints aside. A checkpoint that is named is
-    # needed again until this launch has saved one.
+    # needed again until this launch has saved one. After that, the newest checkpoint is right.
     resume_is_done = resume != "auto" and opened and (resume == "never" or has_saved)
     numbers = range(pods, min_pods - 1, -1)
     for number in numbers:
@@ -105,7 +109,7 @@ def next_attempt(
                 changes[name] = str(value)
         if resume_is_done:
             changes["resume"] = "auto"
-        # The last value of a flag counts.
+        # A flag that comes twice counts with its last value.
         call = ScriptCall.of(original.script, [*original.arguments, *train_arguments(**changes)])
         launcher = _launcher_again(original)
         try:
@@ -113,7 +117,7 @@ def next_attempt(
                 left, call, pods=number, export=original.export, launcher=launcher
             )
         except UserError as error:
-            # On fewer pods it would be no other.
+            # On fewer pods the error would be the same.
             return str(error)
         return replace(planned, original=original, changed_flags=changes)
     fewer = f", nor among fewer (at least {min_pods})" if len(numbers) > 1 else ""
@@ -123,10 +127,10 @@ def next_attempt(
 
 def _launcher_again(original: Launch) -> str | None:
     """The launcher that a restart has to take; None where it is chosen anew."""
-    # Agents reach every pod, and may have been given what pdsh could not pass on.
+    # Agents reach every pod, and the arguments or variables may be such as pdsh cannot pass on.
     if original.launcher == AGENTS:
         return AGENTS
-    # A pod that is new may have no sshd.
+    # Over pdsh only if the user asked for it: a pod that is new may have no sshd.
     return original.requested_launcher
 
 
@@ -157,7 +161,11 @@ def journal_entry(
 
 
 def restart_line(entry: Mapping[str, Any], how: str) -> str:
-    """An entry as text for a person; `how` says what is done now, such as `restart 1 of 2`."""
+    """An entry of the journal as text for a person.
+
+    Args:
+        how: what is done now, such as `restart 1 of 2`.
+    """
     why = with_pod(entry["pod"], entry["reason"] or "")
     line = f"{entry['status']}: {why}; {how} on {', '.join(entry['pods'])}"
     if entry["unused"]:

@@ -62,12 +62,13 @@ class ScriptCall:
 
     @property
     def kind(self) -> type[RunArguments] | None:
-        """The class of the script's flags; None for a script that is not one of ours."""
+        """The class that declares the script's flags; None for a script that is not one of ours."""
         return arguments_of(self.script)
 
     @cached_property
     def flag_texts(self) -> Mapping[str, str]:
-        """The flags that are written on the command line, with their values as they are written."""
+        """The values of the flags on the command line as they are written, by the flags' names with
+        `_` for `-`."""
         return flag_values(self.arguments)
 
     @cached_property
@@ -94,8 +95,11 @@ class ScriptCall:
         return self.parsed.global_batch
 
     def with_step_rows(self, step_rows: int, processes: int) -> ScriptCall:
-        """The same call with as many passes in an optimizer step as so many processes need for the
-        rows of all of them.
+        """The same call with the passes in an optimizer step set, so that the step has these rows.
+
+        Args:
+            step_rows: rows of all processes in an optimizer step.
+            processes: number of ranks.
 
         Raises:
             UserError: no whole number of passes reaches these rows, the passes are given too, or
@@ -117,8 +121,10 @@ class ScriptCall:
 
     def with_own_step_rows(self, processes: int) -> ScriptCall:
         """The same call with passes in place of the script's own `--global_batch`, so that a
-        restart knows them; the call itself where one of our scripts is not given that flag.
-        `UserError` as for `with_step_rows`."""
+        restart knows them; the call itself where the script has no such flag or is not given it.
+
+        `UserError` as for `with_step_rows`.
+        """
         step_rows = self.own_step_rows
         if step_rows is None:
             return self
@@ -127,7 +133,8 @@ class ScriptCall:
 
     @property
     def folder(self) -> Path:
-        """The folder in which the script leaves its run."""
+        """Absolute path of the folder in which the script leaves its run."""
+        # A script that is not ours counts as if it had the text-to-SQL script's default.
         kind = self.kind or TextToSQLArguments
         return Path(self.flag_texts.get("outputdir", kind.outputdir)).resolve()
 
@@ -142,7 +149,7 @@ class ScriptCall:
 
 
 def train_arguments(**flags: Any) -> list[str]:
-    """A script's arguments; a flag without a value is left out."""
+    """The words of a command line with these flags; a flag whose value is None is left out."""
     arguments = []
     for name, value in flags.items():
         if value is not None:
@@ -151,9 +158,10 @@ def train_arguments(**flags: Any) -> list[str]:
 
 
 def flag_values(arguments: Sequence[str]) -> dict[str, str]:
-    """Values of `--name value` and `--name=value`, by the name of the dataclass field; the last one
-    wins."""
+    """Values of `--name value` and `--name=value` by name, with `_` for `-`; that of a flag without
+    a value is empty. If a flag comes twice, the last value counts."""
     values: dict[str, str] = {}
+    # The last argument is followed by what counts as another flag, so it has no value.
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
         if not argument.startswith("--"):
             continue
@@ -165,7 +173,12 @@ def flag_values(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def without_flag(arguments: Sequence[str], name: str) -> tuple[str, ...]:
-    """The words without a flag and its value, which it has in the same word or in the next."""
+    """The words of a command line without a flag and its value, be that in the same word or in the
+    next one.
+
+    Args:
+        name: the flag without dashes in front, and with `_` for `-`.
+    """
     kept = []
     is_value = False
     for argument in arguments:
@@ -181,7 +194,8 @@ def without_flag(arguments: Sequence[str], name: str) -> tuple[str, ...]:
 
 
 def find_script(name: str | Path) -> Path:
-    """Path of a script in the working folder, else of one in the project."""
+    """Absolute path of a script in the working folder, else of one in the project; `UserError`
+    where there is none, or where it is a notebook."""
     folders = dict.fromkeys((Path.cwd(), PROJECT))
     for folder in folders:
         path = (folder / name).resolve()
@@ -198,11 +212,11 @@ def find_script(name: str | Path) -> Path:
 
 
 def _value_of(text: str) -> object:
-    """The value of a flag of a script whose flags are not known, by what it looks like: a whole
-    number, a number, a truth value, or else text."""
+    """The value of a flag of a script whose flags are not known, by what its text looks like: a
+    truth value, a whole number, another number, or else the text itself."""
     if text in ("True", "False"):
         return text == "True"
-    for read in (int, float):
+    for number_type in (int, float):
         with suppress(ValueError):
-            return read(text)
+            return number_type(text)
     return text

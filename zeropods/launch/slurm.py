@@ -28,12 +28,12 @@ from zeropods.train.flags import PROJECT
 
 SBATCH_FILE = PROJECT / "slurm" / "train.sbatch"
 JOB = "slurm.json"
-"""File in the run folder: the job that was submitted last, and when `config.json` had been written
-before that."""
+"""File in the run folder: the number of the job that was submitted last, and what `written_at`
+returned for `config.json` before that."""
 JOB_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_")
 """Prefixes of variables that describe the job in which this process runs, if any."""
 KEPT_VARIABLES = ("SLURM_CONF",)
-"""Those of these variables that the new job gets nevertheless."""
+"""Variables with such a prefix that the new job gets nevertheless."""
 STATUSES = {
     "BOOT_FAIL": "pod_lost",
     "CANCELLED": "interrupted",
@@ -62,6 +62,7 @@ the job."""
 MISSING_VALUES = ("(null)", "None", "N/A")
 """What SLURM writes for a missing value."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
+"""Matches a field of a job as scontrol writes it: its name and its value."""
 UNKNOWN_JOB = "Invalid job id"
 """What SLURM says about a job that ended MinJobAge (300 s) ago or earlier, or never existed."""
 COMMAND_SECONDS = 60.0
@@ -72,7 +73,8 @@ LOG_POLL_SECONDS = 0.5
 LONGEST_SECONDS = 5.0
 """Most seconds between queries of SLURM, which become rarer the longer a job takes."""
 PATIENCE_SECONDS = 900.0
-"""Seconds that a controller may be away, for a restart; the job goes on without it."""
+"""Seconds that SLURM's controller may be away, as for a restart of its own; the job goes on without
+it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,12 @@ class Submission:
         return self.launch.hosts[0].slots
 
     def environment(self, here: Mapping[str, str]) -> dict[str, str]:
-        """The environment of sbatch, which becomes the job's."""
+        """The environment of sbatch, which becomes the job's: this process's, without what
+        describes a job in which this process itself runs, and with the launch's parameters.
+
+        Args:
+            here: this process's environment.
+        """
         environment = {}
         for name, value in here.items():
             if name in KEPT_VARIABLES or not name.startswith(JOB_PREFIXES):
@@ -125,16 +132,23 @@ def plan_slurm(
     """A job as data, with the script's arguments checked; starts nothing.
 
     Args:
+        pods: number of nodes.
+        slots: number of processes on each node.
+        cpus_per_slot: number of processors for each process.
+        partition: SLURM's default one if not given.
         options: further options of sbatch, such as `--qos=high`; they come last and win.
         needs_slurm: whether it is an error if SLURM does not answer when it is asked for its nodes;
             if not, the job is written for nodes with one GPU per slot.
         global_batch: as for `command.plan_on`.
+
+    Raises:
+        UserError: the arguments can be seen to be wrong, or the partition has too few nodes.
     """
     # `slurm/job.sh` derives rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
     launch = command.plan_on(hosts, call, global_batch=global_batch, launcher="slurm")
     partition_options = () if partition is None else (f"--partition={partition}",)
-    nodes = _nodes(partition_options, needs_slurm=needs_slurm)
+    nodes = _sinfo(partition_options, needs_slurm=needs_slurm)
     _check_number_of_nodes(nodes, pods, partition)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", launch.folder.name)
     # sbatch replaces %j and the like in the path of the log.
@@ -163,20 +177,24 @@ def plan_slurm(
     return Submission(launch, argv, variables)
 
 
-def _nodes(partition_options: Sequence[str], *, needs_slurm: bool) -> str:
-    """The nodes of a partition, or of all of them: on each line a number and what these nodes have
-    besides processors."""
+def _sinfo(partition_options: Sequence[str], *, needs_slurm: bool) -> str:
+    """The nodes of a partition, or of all of them, as text: on each line a number of nodes, and
+    what each of them has besides processors, such as `gpu:2` or `(null)`."""
     try:
         return _output_of(["sinfo", "--noheader", "--format=%D %G", *partition_options])
     except SlurmError:
         if needs_slurm:
             raise
+        # With GPUs, and a number of nodes that `_check_number_of_nodes` takes for unknown.
         return "0 gpu"
 
 
 def _check_number_of_nodes(nodes: str, pods: int, partition: str | None) -> None:
-    """Refuse more pods than there are `nodes`, as `_nodes` returns them: the job would wait for
-    ever."""
+    """Refuse more pods than there are nodes: the job would wait for ever.
+
+    Args:
+        nodes: as `_sinfo` returns them.
+    """
     available = sum(int(line.split()[0]) for line in nodes.splitlines())
     if 0 < available < pods:
         place = partition or "all partitions"
@@ -188,11 +206,13 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
 
     The record of a run that is already finished is returned at once. A job of this launch that
     still waits or runs, because its follower was killed, is followed instead. The job's log and its
-    states are shown; a job that runs for longer than its timeout, its wait in the queue left out,
-    is cancelled.
+    states are shown. A job that hangs, or that runs for longer than its timeout, its wait in the
+    queue left out, is cancelled.
 
     Raises:
-        UserError: another run is finished in this folder, or SLURM refused the job.
+        UnopenedError: the job ended before its ranks had opened the run.
+        UserError: another run is finished in this folder, or SLURM refused the job or no longer
+            answers.
     """
     supervision = supervision or Supervision()
     launch = submission.launch
@@ -207,12 +227,14 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
         with shown_progress(launch.folder) as update:
             follower = _JobFollower(number, log, supervision, hangs, signals)
             verdict = follower.follow(update)
+        # The log has no names where the job was never seen on its nodes.
         nodes = log.names.values() or (None,) * len(launch.hosts)
         ranks.pods = tuple(node for node in nodes for _ in range(submission.slots))
         ranks.note_exits()
         try:
             # What SLURM says about the job's end is certain: ranks fail because of it, unless all
-            # of them were done before. The kernel's kills are counted on none of its nodes.
+            # of them were done before. Nobody counts the kernel's kills on the job's nodes, so all
+            # of these are uncounted.
             return record_run(ranks, verdict, log, uncounted=ranks.pods, is_certain=True)
         finally:
             remove_exits(launch.folder)
@@ -221,7 +243,13 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
 def _job_to_follow(
     submission: Submission, supervision: Supervision, ranks: Ranks, log: RunLog
 ) -> int:
-    """The number of this launch's job: of one that still waits or runs, else of a new one."""
+    """The number of this launch's job: of one that still waits or runs, else of a new one, which is
+    submitted.
+
+    Args:
+        ranks: for a job that was submitted earlier, its `config_before` becomes that of then, so
+            that a run that the job has opened since counts as opened.
+    """
     launch = submission.launch
     path = launch.folder / JOB
     submitted = read_json(path) if path.is_file() else None
@@ -233,12 +261,12 @@ def _job_to_follow(
             f"{launch.folder}: job {number} uses this folder with other arguments; "
             f"scancel {number}, or choose another --outputdir"
         )
-    ranks.before = submitted["config_before"]
+    ranks.config_before = submitted["config_before"]
     return number
 
 
 def _submit(submission: Submission, supervision: Supervision, ranks: Ranks, log: RunLog) -> int:
-    """Submit a new job, write down that it is this launch's, and return its number."""
+    """Submit a new job, note in the run folder that it is this launch's, and return its number."""
     launch = submission.launch
     answer = _output_of(submission.argv, submission.environment(child_environment()))
     # The answer is NUMBER, or NUMBER;CLUSTER.
@@ -247,7 +275,7 @@ def _submit(submission: Submission, supervision: Supervision, ranks: Ranks, log:
         raise SlurmError(f"sbatch: {answer!r:.100}; expected the number of a job")
     number = int(digits)
     command.remember(launch)
-    files.write_json(launch.folder / JOB, {"job": number, "config_before": ranks.before})
+    files.write_json(launch.folder / JOB, {"job": number, "config_before": ranks.config_before})
     supervision.show(f"job {number}: submitted; its log: {log.path}")
     return number
 
@@ -286,10 +314,11 @@ class _JobFollower:
         """Why the job was cancelled, once it was."""
 
     def follow(self, update: Callable[[], object]) -> Ending:
-        """Follow the job to its end, and return why its run ended.
+        """Follow the job to its end, and return why its run ended. `UserError` where SLURM has been
+        silent for too long.
 
         Args:
-            update: is called about twice per second.
+            update: is called about twice per second to show progress.
         """
         while not self._has_ended():
             update()
@@ -306,6 +335,7 @@ class _JobFollower:
             if has_answered:
                 self._note_state(now)
                 verdict = verdict or self._verdict_if_hopeless()
+            # SLURM's answer may be that the job has ended by itself.
             if verdict is not None and not self._has_ended():
                 self._cancel(verdict)
         self._log.read(ended=True)
@@ -319,45 +349,51 @@ class _JobFollower:
         """Why the job must be cancelled; None while it may go on, and once it was cancelled."""
         if self._verdict_of_cancel is not None:
             return None
-        seconds = 0.0
+        since_start = 0.0
         hang = None
         if self._running_since is not None:
-            seconds = now - self._running_since
+            since_start = now - self._running_since
             hang = self._hangs.check()
         return judge(
             signal_name=next(iter(self._signals), None),
-            since_start=seconds,
+            since_start=since_start,
             timeout_seconds=self._supervision.timeout_seconds,
             hang=hang,
         )
 
     def _is_query_due(self, now: float) -> bool:
+        # At first a short job is seen to end at once; later the controller is spared.
         pause = min(LONGEST_SECONDS, (now - self._began) / 20)
         return now - self._queried_at >= pause
 
     def _query(self, now: float, *, must_end: bool) -> bool:
-        """Ask SLURM about the job; whether it has answered.
+        """Ask SLURM about the job, and keep what it says; returns whether it has answered.
 
         Args:
             must_end: whether the job is about to be cancelled, which is tried even if SLURM has
                 been silent for too long.
+
+        Raises:
+            UserError: SLURM has been silent for more than `PATIENCE_SECONDS`.
         """
         self._queried_at = now
         try:
             self._job = job_now(self._number)
         except SlurmError as error:
-            silent = now - self._answered_at
-            if silent > PATIENCE_SECONDS and not must_end:
+            silent_seconds = now - self._answered_at
+            if silent_seconds > PATIENCE_SECONDS and not must_end:
                 raise UserError(
-                    f"SLURM has not answered for {silent:.0f} s ({error}); the job may still be "
-                    f"running: squeue --jobs {self._number}; repeat the launch to follow it"
+                    f"SLURM has not answered for {silent_seconds:.0f} s ({error}); the job may "
+                    f"still be running: squeue --jobs {self._number}; repeat the launch to follow "
+                    "it"
                 ) from None
             return False
         self._answered_at = now
         return True
 
     def _note_state(self, now: float) -> None:
-        """Note on which nodes the job runs and since when, and show its state if it is another."""
+        """Note on which nodes the job runs, whose names the log then gets, and since when; show the
+        job's state if it has changed."""
         state = self._job["JobState"]
         nodes = self._job["NodeList"]
         names = self._log.names
@@ -397,16 +433,19 @@ class _JobFollower:
         return Ending("failed", f"job {self._number} cannot start as requested: {reason}")
 
     def _cancel(self, verdict: Ending) -> None:
+        """Cancel the job because of this verdict; if the job hangs, save its ranks' stacks."""
         if verdict is self._hangs.verdict:
+            # Nobody here can signal the ranks, so the stacks of their last heartbeats are saved.
             self._hangs.save_stacks(lambda: None)
-        # Its ranks get SIGTERM, and SIGKILL after SLURM's KillWait.
         self._supervision.show(f"job {self._number}: cancelled: {verdict.reason}")
+        # The job's ranks get SIGTERM, and SIGKILL after SLURM's KillWait.
         _output_of(["scancel", str(self._number)])
         self._verdict_of_cancel = verdict
 
 
 def verdict_of(job: Mapping[str, str]) -> Ending:
-    """Why the run of an ended job ended. Without a status, the ranks know better."""
+    """The verdict on the run of a job that has ended, by what SLURM says about the job. It has no
+    status where the ranks know better."""
     state = job["JobState"]
     reason = job["Reason"]
     whose = f"SLURM's job {job['JobId']}"
@@ -434,7 +473,8 @@ class SlurmError(UserError):
 
 def job_now(number: int) -> dict[str, str]:
     """What SLURM knows about a job now, by its field names (scontrol(1)); a value is empty where
-    SLURM has none."""
+    SLURM has none. The state is `FORGOTTEN` where SLURM does not know the job; `SlurmError` where
+    it does not answer."""
     try:
         fields = FIELD.findall(_output_of(["scontrol", "--oneliner", "show", "job", str(number)]))
     except SlurmError as error:
@@ -442,7 +482,7 @@ def job_now(number: int) -> dict[str, str]:
             raise
         fields = [("JobId", str(number)), ("JobState", FORGOTTEN)]
     job = dict.fromkeys(("Reason", "ExitCode", "Restarts", "NodeList", "TimeLimit"), "")
-    # The first of several fields with the same name counts.
+    # Of several fields with the same name the first counts, so it is written last.
     for name, value in reversed(fields):
         job[name] = "" if value in MISSING_VALUES else value
     if "JobState" not in job:
@@ -451,10 +491,15 @@ def job_now(number: int) -> dict[str, str]:
 
 
 def _output_of(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """What one of SLURM's commands writes to stdout; `SlurmError` where it fails."""
+    """What one of SLURM's commands writes to stdout; `SlurmError` where it is missing, fails, or
+    takes longer than `COMMAND_SECONDS`.
+
+    Args:
+        environment: the command's; this process's if not given.
+    """
     program = argv[0]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             argv,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -473,14 +518,14 @@ def _output_of(argv: Sequence[str], environment: Mapping[str, str] | None = None
         raise SlurmError(
             f"{program}: no answer within {COMMAND_SECONDS:.0f} s; see scontrol ping"
         ) from None
-    if done.returncode != 0:
-        text = done.stderr or done.stdout or f"status {done.returncode}"
+    if completed.returncode != 0:
+        text = completed.stderr or completed.stdout or f"status {completed.returncode}"
         raise SlurmError(f"{program}: {_on_one_line(text, program)}")
-    return done.stdout
+    return completed.stdout
 
 
 def _on_one_line(text: str, program: str) -> str:
-    """What a command says on several lines, without its own name before each of them."""
+    """What a command says on several lines as one, without the command's own name before each."""
     lines = []
     for line in text.splitlines():
         if line:

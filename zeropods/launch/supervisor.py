@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 
 LAUNCHER_POLL_SECONDS = 0.2
 LATE_CHECK_SECONDS = 3.0
-"""Pause between two checks, in seconds, after which this process must have been stopped, or its
-machine asleep."""
+"""A longer pause than this, in seconds, between two checks means that this process was stopped, or
+its machine asleep."""
 RANKS_GRACE_SECONDS = 8.0
 """Seconds from SIGTERM to SIGKILL for ranks that must stop, in which they can write what they
 measured."""
@@ -84,11 +84,12 @@ RENEWAL_SECONDS = 1.5
 AGENT_ANSWER_SECONDS = 3.0
 """Seconds that an agent may take to answer."""
 OPEN_SECONDS = 5.0
-"""The same when a run is opened."""
+"""The same when a run is opened, or when the pods' statuses are asked for."""
 RUN_STOP_SECONDS = 15.0
 """Seconds that a pod may take to end a run, after the ranks' grace period."""
 ASK_AGAIN_SECONDS = 300.0
-"""Seconds for which a restart asks again pods that live and do not answer their checks."""
+"""Seconds for which a restart repeats the checks of pods whose agents answer, but whose checks do
+not."""
 ASK_AGAIN_PAUSE_SECONDS = 2.0
 
 
@@ -122,13 +123,18 @@ class Supervision:
 
 def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | None = None) -> Record:
     """Run a launch; after a lost pod or a killed rank, restart it on the pods that are left.
-    Returns the last record.
 
-    A pod that is already dead is left out like a lost one if `min_pods` is given; otherwise
-    `UserError` is raised.
+    The effective batch size never changes. The run folder gets the record of the last attempt, and
+    those of earlier attempts in `attempts/`.
 
-    A run that is already finished is left as it is. The effective batch size never changes. Every
-    attempt but the last has its record in `attempts/`.
+    Returns:
+        The record of the last attempt; the record that is already there if this run is finished.
+
+    Raises:
+        UnopenedError: the last attempt ended before its ranks had opened the run.
+        UserError: the run cannot begin as requested, or a pod lacks what a restart needs. A pod
+            that is already dead is an error only if `min_pods` is not given; otherwise it is left
+            out like a lost one.
     """
     supervision = supervision or Supervision()
     check_restarts(planned, supervision.restarts, supervision.min_pods)
@@ -142,9 +148,9 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
         while True:
             outcome, decided_at = attempts.run(current)
-            following = attempts.following(current, outcome)
+            following = attempts.prepare_next(current, outcome)
             if following is None:
-                return _record_of(current, outcome)
+                return _record_or_raise(current, outcome)
             attempts.note_restart(following, outcome, decided_at)
             current = following
 
@@ -159,24 +165,30 @@ class _Attempts:
         self._cluster = cluster
         self._supervision = supervision
         self._left = left
+        """The cluster with the pods that are left."""
         self._began = time.monotonic()
         self._has_opened = False
         """Whether an attempt has opened the run."""
         self._saved_before = saved_checkpoints(planned.folder)
         """The checkpoints that were there before the first attempt."""
         self._may_replace = supervision.replace_lost
+        """Whether lost pods may still be replaced, which happens once."""
         self._journal: list[dict[str, object]] = []
 
     def run(self, launch: Launch) -> tuple[Record | UnopenedError, float]:
-        """Make one attempt; returns as `_attempt`."""
+        """Make one attempt on the pods that are left; returns what `_attempt` returns."""
         supervision = _with_time_left(self._supervision, self._began)
         outcome, decided_at = _attempt(launch, self._left, supervision)
         self._has_opened = self._has_opened or isinstance(outcome, Record)
         return outcome, decided_at
 
-    def following(self, current: Launch, outcome: Record | UnopenedError) -> Launch | None:
-        """The launch with which the run goes on after an attempt; None where it ends with it. Where
-        it cannot go on, a line on stderr says why."""
+    def prepare_next(self, current: Launch, outcome: Record | UnopenedError) -> Launch | None:
+        """Prepare the pods for another attempt, and return the launch for it; None where the
+        attempt with this outcome was the last.
+
+        Pods that no longer answer are left out from now on, and may be replaced by new ones. Where
+        a restart is due but impossible, a line on stderr says why.
+        """
         supervision = self._supervision
         if not calls_for_another(outcome) or current.restarts >= supervision.restarts:
             return None
@@ -197,8 +209,8 @@ class _Attempts:
         return replace(following, restarts=current.restarts + 1)
 
     def _replace_lost_pods(self) -> None:
-        """Put new pods, once, into the place of those that are not left; where they do not come up,
-        a line on stderr says why."""
+        """Start new pods in the place of the lost ones, at most once in a run; where they do not
+        come up, a line on stderr says why."""
         self._may_replace = False
         names_left = [pod.name for pod in self._left.pods]
         lost = [pod.name for pod in self._cluster.pods if pod.name not in names_left]
@@ -208,13 +220,19 @@ class _Attempts:
         try:
             self._left = replace_lost_pods(self._cluster, lost, seconds)
         except (UserError, OSError) as error:
+            # The run can still go on with the pods that are left.
             place = f"{self._planned.folder}: {', '.join(lost)}"
             print(f"{place}: not replaced: {error}", file=sys.stderr)
 
     def note_restart(
         self, following: Launch, outcome: Record | UnopenedError, decided_at: float
     ) -> None:
-        """Write into the journal, and on stderr, what ended an attempt and how the run goes on."""
+        """Write into the journal, and on stderr, what ended an attempt and how the run goes on.
+
+        Args:
+            following: the launch with which it goes on.
+            decided_at: when the attempt was found to be over, in seconds since 1970.
+        """
         planned = self._planned
         entry = journal_entry(
             planned,
@@ -237,19 +255,22 @@ class _Attempts:
 
 
 def _with_time_left(supervision: Supervision, began: float) -> Supervision:
-    """The supervision of an attempt of a launch that began at this time of the monotonic clock."""
+    """The same supervision with the time that is left of its timeout, which counts since `began` on
+    the monotonic clock."""
     seconds = supervision.timeout_seconds
     if seconds is None:
         return supervision
-    left = seconds - (time.monotonic() - began)
-    return replace(supervision, timeout_seconds=max(1.0, left))
+    seconds_left = seconds - (time.monotonic() - began)
+    # 0 or less would be refused as a timeout; with a second, the attempt soon ends as timed out.
+    return replace(supervision, timeout_seconds=max(1.0, seconds_left))
 
 
-def _record_of(current: Launch, outcome: Record | UnopenedError) -> Record:
-    """The last attempt's record; if its ranks had not opened the run, raise that error, and leave a
-    record of it."""
+def _record_or_raise(current: Launch, outcome: Record | UnopenedError) -> Record:
+    """The last attempt's record. If its ranks had not opened the run, write a record that says why,
+    and raise the `UnopenedError`."""
     if isinstance(outcome, Record):
         return outcome
+    # The error that is raised says more than a disk that is full.
     with suppress(OSError):
         record_unopened(current, outcome)
     raise outcome
@@ -258,8 +279,12 @@ def _record_of(current: Launch, outcome: Record | UnopenedError) -> Record:
 def _launch_to_begin_with(
     planned: Launch, cluster: Cluster, min_pods: int | None
 ) -> tuple[Launch, Cluster]:
-    """How a run begins: as planned if all of its pods answer, otherwise on those that do, if that
-    was allowed."""
+    """The launch with which a run begins, and the cluster with the pods for it: as planned if all
+    of its pods are ready, otherwise on those that are, if `min_pods` allows it.
+
+    Lines on stderr name pods that are busy with another run, and say what is left out. `UserError`
+    where the run may not begin on the pods that are ready.
+    """
     statuses = cluster.statuses(OPEN_SECONDS)
     planned_statuses = statuses[: len(planned.hosts)]
     busy = [status.pod for status in planned_statuses if status.runs]
@@ -270,29 +295,29 @@ def _launch_to_begin_with(
             file=sys.stderr,
             flush=True,
         )
-    silent = [
+    not_ready = [
         f"{status.pod}: {status.status}" for status in planned_statuses if not status.is_ready
     ]
-    if not silent:
+    if not not_ready:
         return planned, cluster
-    dead = "; ".join(silent)
+    reason = "; ".join(not_ready)
     remaining = _with_ready_pods(cluster, statuses)
     remedy = f"see 'zeropods pods check', then {ANEW}"
     if min_pods is None:
-        raise UserError(f"{dead}; {remedy}, or begin on those that answer: --min-pods N")
-    launch_or_reason = next_attempt(planned, remaining, min_pods, opened=False, has_saved=False)
-    if not isinstance(launch_or_reason, Launch):
-        raise UserError(f"{dead}; {launch_or_reason}; {remedy}")
-    launch = launch_or_reason
+        raise UserError(f"{reason}; {remedy}, or begin on those that answer: --min-pods N")
+    launch_or_obstacle = next_attempt(planned, remaining, min_pods, opened=False, has_saved=False)
+    if not isinstance(launch_or_obstacle, Launch):
+        raise UserError(f"{reason}; {launch_or_obstacle}; {remedy}")
+    launch = launch_or_obstacle
     # Nothing was begun yet, so this goes into no journal: it is only shown as a restart would be.
-    entry = journal_entry(planned, launch, remaining, status="pod_lost", pod=None, reason=dead)
+    entry = journal_entry(planned, launch, remaining, status="pod_lost", pod=None, reason=reason)
     print(f"{planned.folder}: {restart_line(entry, 'begins')}", file=sys.stderr)
     return launch, remaining
 
 
 def _still_answering(cluster: Cluster, outcome: Record | UnopenedError) -> Cluster:
-    """The cluster with only those of its pods that are ready after an attempt; a pod that it has
-    lost is not."""
+    """The cluster with only those of its pods that are ready after an attempt. The pod that the
+    attempt has lost is left out, even if it answers again."""
     statuses = []
     for status in cluster.statuses(OPEN_SECONDS):
         is_lost = outcome.status == "pod_lost" and status.pod == outcome.pod
@@ -314,6 +339,9 @@ def _attempt(
 
     Returns:
         The record, or why there is none; and when the verdict was reached, in seconds since 1970.
+
+    Raises:
+        UserError: a pod that answers lacks what the launch needs.
     """
     check_began = time.monotonic()
     try:
@@ -325,6 +353,8 @@ def _attempt(
         # The pod was there a moment ago, so it counts as lost, like one that dies during the run.
         verdict = Ending("pod_lost", str(error), dead_pod)
         return UnopenedError(planned.folder, verdict, ()), time.time()
+    # The checks before the first attempt come before the launcher's start, from which the timeout
+    # counts; those of a restart come after it.
     if planned.restarts > 0:
         supervision = _with_time_left(supervision, check_began)
     run = secrets.token_hex(8)
@@ -359,37 +389,37 @@ def _require_pods(planned: Launch, cluster: Cluster, timeout_seconds: float | No
         seconds = min(seconds, timeout_seconds)
     deadline = time.monotonic() + seconds
     while True:
-        checks = _checks_of_pods(planned, cluster)
+        checks = _check_pods(planned, cluster)
         silent = checks.silent_pods()
-        left = deadline - time.monotonic()
-        may_ask_again = planned.restarts > 0 and bool(silent) and left > 0
+        seconds_left = deadline - time.monotonic()
+        may_ask_again = planned.restarts > 0 and bool(silent) and seconds_left > 0
         if not may_ask_again or _first_dead_pod(planned, cluster) is not None:
             checks.require()
             return
         how = "over ssh" if planned.launcher == command.PDSH else "to the checks"
         print(
             f"{planned.folder}: {', '.join(silent)}: {NO_ANSWER} {how}, but agents answer; "
-            f"asked again, for {left:.0f} s at most",
+            f"asked again, for {seconds_left:.0f} s at most",
             file=sys.stderr,
             flush=True,
         )
         time.sleep(ASK_AGAIN_PAUSE_SECONDS)
 
 
-def _checks_of_pods(planned: Launch, cluster: Cluster) -> Preflight:
-    """Check whether a launch's pods have what it needs."""
+def _check_pods(planned: Launch, cluster: Cluster) -> Preflight:
+    """Check whether each of a launch's pods has what it needs; returns the results, good or bad."""
     deepspeed = planned.call.deepspeed
-    needed: tuple[str, ...] = (str(planned.script),)
+    needed_files: tuple[str, ...] = (str(planned.script),)
     operations = []
     if deepspeed is not None:
-        needed = (*needed, deepspeed.path)
+        needed_files = (*needed_files, deepspeed.path)
         # An optimizer in main memory is stepped by CPU Adam, which has to be compiled.
         if operation_of(deepspeed.config) == CPU_ADAM:
             operations.append(CPU_ADAM)
         if is_quantized(deepspeed.config):
             operations.append(QUANTIZER)
     expected = Expectation.of_this_machine(
-        Path.cwd(), needed, master_port=planned.master_port, operations=operations
+        Path.cwd(), needed_files, master_port=planned.master_port, operations=operations
     )
     with progress("check", "pods", len(planned.hosts)) as bar:
         bar.leave = False
@@ -430,35 +460,38 @@ class _LeasedRun:
             try:
                 verdict = self._watch(process, signals, update)
                 decided_at = time.time()
+                # Before `_stop`: ranks that it ends are not to blame.
                 self._ranks.note_exits()
-                # The watch hands the detector's own verdict through where a hang ends the run.
+                # Where a hang ends the run, `_watch` returns the detector's own object.
                 if verdict is self._hangs.verdict:
                     self._hangs.save_stacks(lambda: self._lease.ask("stacks", AGENT_ANSWER_SECONDS))
             finally:
                 is_lost = verdict is not None and verdict.status == "pod_lost"
                 unanswered = _stop(process, self._lease, is_lost=is_lost)
                 self._log.read(ended=True)
-        verdict = self._in_view_of(unanswered, verdict)
+        verdict = self._with_silent_agents(verdict, unanswered)
         try:
             return self._record(verdict), decided_at
         except UnopenedError as error:
             return error, decided_at
 
     def _start_launcher(self) -> subprocess.Popen[bytes]:
-        """Write the launcher's hostfile and environment file, and start it."""
+        """Write the launcher's hostfile and environment file into the run folder, and start it; its
+        output goes to the log."""
         planned = self._planned
         hostfile = planned.folder / "launch.hostfile"
-        variables = planned.folder / "launch.environment"
+        env_file = planned.folder / "launch.environment"
         write_hostfile(hostfile, planned.hosts)
         # DeepSpeed's environment file must have no blank line and no comment: DeepSpeed would raise
         # on them.
-        of_ranks = command.variables_of_ranks(planned, child_environment())
-        lines = [f"{name}={value}\n" for name, value in of_ranks.items()]
-        files.write_text(variables, "".join(lines))
-        environment = runner_environment(planned, variables, child_environment())
+        variables = command.variables_of_ranks(planned, child_environment())
+        lines = [f"{name}={value}\n" for name, value in variables.items()]
+        files.write_text(env_file, "".join(lines))
+        environment = runner_environment(planned, env_file, child_environment())
         with open(self._log.path, "ab") as output:
             argv = self._supervision.argv(planned, hostfile)
-            # The launcher dies with this process.
+            # The launcher dies with this process: by SIGKILL, since on SIGTERM DeepSpeed's runner
+            # would do what `_stop` warns of.
             return start_bound(
                 argv, signal.SIGKILL, env=environment, stdout=output, stderr=subprocess.STDOUT
             )
@@ -469,11 +502,12 @@ class _LeasedRun:
         signals: Sequence[str],
         update: Callable[[], object],
     ) -> Ending:
-        """Watch the launcher and the pods until there is a verdict.
+        """Watch the launcher and the pods until there is a verdict, and return it.
 
         Args:
-            signals: names of signals that came; the first one ends the run.
-            update: is called several times per second.
+            process: the launcher.
+            signals: grows by the name of each signal that comes; the first one ends the run.
+            update: is called several times per second to show progress.
         """
         began = time.monotonic()
         measured_at: float | None = None
@@ -487,7 +521,7 @@ class _LeasedRun:
             if measured_at is None and len(self._ranks.files()) == self._number_of_ranks:
                 measured_at = now
             states = self._lease.states()
-            status = process.poll()
+            launcher_status = process.poll()
             since_measured = 0.0
             hang = None
             # A rank that has written its measurement is about to end, and works no more.
@@ -497,9 +531,9 @@ class _LeasedRun:
                 since_measured = now - measured_at
             verdict = judge(
                 pods=states,
-                launcher_status=status,
+                launcher_status=launcher_status,
                 signal_name=next(iter(signals), None),
-                failed_sessions={pod: now - at for pod, at in self._log.failed.items()},
+                failed_sessions={pod: now - at for pod, at in self._log.failed_at.items()},
                 since_start=now - began,
                 timeout_seconds=self._supervision.timeout_seconds,
                 since_measured=since_measured,
@@ -508,10 +542,15 @@ class _LeasedRun:
             if verdict is not None:
                 return verdict
 
-    def _in_view_of(self, unanswered: Mapping[str, str], verdict: Ending) -> Ending:
-        """The verdict, or another one if agents no longer answer; `unanswered` says why not, by pod
-        name."""
-        if not unanswered or verdict.status is not None or verdict.reason is None:
+    def _with_silent_agents(self, verdict: Ending, unanswered: Mapping[str, str]) -> Ending:
+        """The verdict in view of agents that no longer answer: that a pod is lost, if the launcher
+        ended badly and no rank elsewhere is known to be the cause; otherwise the same.
+
+        Args:
+            unanswered: why an agent gave no answer when it was to end the ranks, by pod name.
+        """
+        launcher_ended_badly = verdict.status is None and verdict.reason is not None
+        if not unanswered or not launcher_ended_badly:
             return verdict
         # A rank that was seen to end by itself on a pod that answers ended the run, even if another
         # pod is slow to answer.
@@ -521,12 +560,13 @@ class _LeasedRun:
                 seen_elsewhere.append(end_of_rank)
         if first_cause(seen_elsewhere) is not None:
             return verdict
-        # The launcher ended badly and an agent is gone: its pod has ended, or was brought down.
+        # The agent is gone: its pod has ended, or was brought down.
         pod, why = next(iter(unanswered.items()))
         return Ending("pod_lost", f"{pod} has ended: its agent does not answer ({why})", pod)
 
     def _record(self, verdict: Ending) -> Record:
-        """Write the record of the run, in view of the OOM kills that the pods have counted."""
+        """Write the record of the run, in view of the OOM kills that the pods have counted;
+        `UnopenedError` where the ranks had not opened the run."""
         kills = {state.pod.name: state.oom_kills for state in self._lease.states()}
         return record_run(
             self._ranks,
@@ -539,11 +579,15 @@ class _LeasedRun:
 
 
 def _stop(process: subprocess.Popen[bytes], lease: RunLease, *, is_lost: bool) -> dict[str, str]:
-    """End the ranks first; pdsh and the runner, or what stands in their place, then end by
-    themselves, or are killed.
+    """Stop renewing the lease and end the ranks; pdsh and the runner, or what stands in their
+    place, then end by themselves, or are killed.
 
     DeepSpeed's runner never gets SIGINT or SIGTERM: it would answer with `pkill -f` on every pod,
     which ends other runs too.
+
+    Args:
+        process: the launcher.
+        is_lost: whether a pod was lost, so that waiting for the rest is seldom of use.
 
     Returns:
         Why an agent gave no answer, or the error that it answered with, by pod name.
@@ -574,12 +618,17 @@ class RunLease:
     has been silent.
 
     Entering it opens the run on every pod; a pod that does not answer then counts as silent from
-    the beginning. It renews until it is closed. If the supervisor is killed, the agents
-    (`pods/leases.py`) end the run by themselves.
+    the beginning. A thread renews the lease until `closed` is set. If the supervisor is killed, the
+    agents (`pods/leases.py`) end the run by themselves.
     """
 
     def __init__(self, pods: Sequence[Pod], secret: bytes, run: str, *, forks: bool) -> None:
-        """`forks`: whether each pod should have a server that forks the ranks."""
+        """Prepare the lease; nothing is sent yet.
+
+        Args:
+            run: name of the lease, which marks the run's processes on the pods.
+            forks: whether each pod should have a server that forks the ranks.
+        """
         self.pods = tuple(pods)
         self.run = run
         self.closed = threading.Event()
@@ -588,6 +637,7 @@ class RunLease:
         self._secret = secret
         self._states = {pod.name: PodState(pod, time.monotonic()) for pod in self.pods}
         self._looked_at = time.monotonic()
+        """When `states` was last called, by the monotonic clock."""
 
     def __enter__(self) -> RunLease:
         self.ask("renew", OPEN_SECONDS, seconds=RUN_SECONDS, forks=self._forks)
@@ -603,19 +653,31 @@ class RunLease:
         self.closed.set()
 
     def states(self) -> list[PodState]:
-        """State of the run on each pod. Call this several times per second; otherwise silence
-        counts from now on."""
+        """State of the run on each pod.
+
+        Call this several times per second: after a pause of more than `LATE_CHECK_SECONDS`, every
+        pod counts as having answered just now.
+        """
         now = time.monotonic()
         if now - self._looked_at > LATE_CHECK_SECONDS:
-            # This process did not run for a while, and asked no pod.
+            # This process did not run for a while, and asked no pod: the silence was its own.
             states = self._states.items()
             self._states = {name: replace(state, answered_at=now) for name, state in states}
         self._looked_at = now
         return list(self._states.values())
 
     def ask(self, do: str, answer_seconds: float, **more: object) -> dict[str, str]:
-        """Ask the agents; keep what they say and when. Return, by pod name, why one gave no answer,
-        or its error."""
+        """Send a request about the run to the agents of all pods, and keep in their states what
+        they answer and when.
+
+        Args:
+            do: name of the request: `renew`, `stacks` or `end`.
+            answer_seconds: time that each agent has to answer.
+            more: further fields of the request.
+
+        Returns:
+            By pod name, why an agent gave no answer, or the error that it answered with.
+        """
         agents = [(pod.address, pod.control_port) for pod in self.pods]
         request = {"do": do, "run": self.run, **more}
         answers = ask_all(agents, self._secret, request, answer_seconds)
@@ -627,10 +689,11 @@ class RunLease:
                 self._states[pod.name] = replace(state, error=str(answer))
                 continue
             now = time.monotonic()
-            most = answer.get("seen", state.most)
+            # Only the answer to `renew` counts processes; that to `stacks` has no OOM kills either.
+            most_processes = answer.get("seen", state.most_processes)
             absent_since = None
-            if most > 0 and answer.get("processes") == 0:
+            if most_processes > 0 and answer.get("processes") == 0:
                 absent_since = state.absent_since or now
             kills = answer.get("oom_kills", state.oom_kills)
-            self._states[pod.name] = PodState(pod, now, most, absent_since, kills)
+            self._states[pod.name] = PodState(pod, now, most_processes, absent_since, kills)
         return errors

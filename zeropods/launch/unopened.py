@@ -36,7 +36,8 @@ UNKNOWN_TEXT = "unknown"
 def record_unopened(planned: Launch, end: UnopenedError) -> None:
     """Write `record.json` of a launch that ended before it had opened the run.
 
-    A record that an earlier attempt of the run has left stays as it is.
+    Where an earlier launch has opened the run, its record stays as it is; if it left none, one is
+    composed of what its ranks wrote, with this launch's end.
     """
     folder = planned.folder
     ending: dict[str, Any] = {
@@ -65,17 +66,19 @@ def record_unopened(planned: Launch, end: UnopenedError) -> None:
 
 
 def _requested(planned: Launch) -> RunConfig:
-    """What a launch asks for, as far as its arguments and its data say so."""
+    """The `config.json` that the ranks would have written, as far as the launch's arguments and its
+    data tell."""
     kind = planned.call.kind
     flags = planned.call.values
+    # The script's own names of some flags, by their usual names.
     names_here: Mapping[str, str] = {} if kind is None else kind.names_here
     data = str(flags.get(names_here.get("dataset_path", "dataset_path"), ""))
     manifest = _manifest(Path(data))
     config = None
     if planned.call.deepspeed is not None:
         config = planned.call.deepspeed.config
-    rows = _whole(flags.get(ROWS))
-    passes = _whole(flags.get(PASSES))
+    rows = _positive_or_1(flags.get(ROWS))
+    passes = _positive_or_1(flags.get(PASSES))
     ranks = planned.world_size
     technique = technique_of(config, ranks)
     if planned.call.parsed is not None:
@@ -111,7 +114,7 @@ def _requested(planned: Launch) -> RunConfig:
 
 
 def _manifest(data: Path) -> Manifest | None:
-    """The manifest of a prepared set; None for raw data, and for a set whose manifest is
+    """The manifest of prepared data in a folder; None for raw data, and where the manifest is
     damaged."""
     if (data / MANIFEST).is_file():
         with suppress(UserError):
@@ -120,7 +123,12 @@ def _manifest(data: Path) -> Manifest | None:
 
 
 def _facts_of_data(path: str, manifest: Manifest | None) -> dict[str, Any]:
-    """The fields of a `RunConfig` about prepared data, as far as their manifest tells them."""
+    """The fields of a `RunConfig` that the manifest of prepared data tells, or what stands for them
+    without one.
+
+    Args:
+        path: folder of the data, as the flag names it.
+    """
     if manifest is None:
         return {"prompt": None, "train_rows": 0, "dataset": {}}
     has_answers = task_or_unknown(manifest.task).has_answers
@@ -137,7 +145,9 @@ def _task(flags: Mapping[str, object], manifest: Manifest | None) -> str:
     return str(flags.get("task", UNKNOWN_TEXT))
 
 
-def _whole(value: object) -> int:
-    """A flag's whole number; 1, transformers' smallest, where a script of somebody else does not
-    have the flag."""
-    return value if isinstance(value, int) and value > 0 else 1
+def _positive_or_1(value: object) -> int:
+    """A flag's value if it is a positive whole number; otherwise 1, as where a script of somebody
+    else does not have the flag."""
+    if isinstance(value, int) and value > 0:
+        return value
+    return 1

@@ -33,6 +33,7 @@ class WatchedRank:
     """A rank whose output passes through this process, used like a `subprocess.Popen`;
     `start_watched` makes one.
 
+    Threads pass the output on and wait for the end, of which `ranks/N.exit` keeps a note.
     `returncode` is set only once the note of the rank's end is written: whoever reacts to it finds
     the note.
     """
@@ -54,7 +55,8 @@ class WatchedRank:
         self._exit = RankExit(rank=rank, host=environment.host(), pid=process.pid)
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._lock = threading.Lock()
-        self._write()
+        """Guards the last lines, which one thread adds and another reads."""
+        self._write_note()
         # Whoever opened `to` may close it while something that the rank left running still writes.
         self._reader = threading.Thread(
             target=self._pass_on, args=(reading, os.dup(to)), daemon=True
@@ -69,8 +71,8 @@ class WatchedRank:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit status and return it; `subprocess.TimeoutExpired` after `timeout`
-        seconds without one."""
+        """Wait until the rank has ended and the note of it is written, and return the exit status;
+        `subprocess.TimeoutExpired` after `timeout` seconds without one."""
         self._waiter.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(f"rank {self._exit.rank}", timeout or 0.0)
@@ -84,20 +86,24 @@ class WatchedRank:
 
     def _pass_on(self, reading: int, to: int) -> None:
         """Pass the output on until the rank, and whatever it has started, have closed it; keep its
-        last lines."""
+        last lines. Both descriptors are closed then."""
         unfinished = b""
         has_reader = True
         # `to` is opened only to be closed with the pipe: what is written goes to the descriptor.
         with open(reading, "rb", buffering=0) as pipe, open(to, "wb", buffering=0):
             while chunk := pipe.read(PIPE_CHUNK_BYTES):
                 *lines, unfinished = (unfinished + chunk).split(b"\n")
+                # A line that never ends takes no more memory than this.
                 unfinished = unfinished[-PIPE_CHUNK_BYTES:]
                 self._keep(lines)
-                # A rank is neither blocked nor ended because nobody reads what it writes.
-                has_reader = has_reader and _written(to, chunk)
+                # Where nobody reads any more, the pipe is still emptied, so that the rank is
+                # neither blocked nor ended.
+                if has_reader:
+                    has_reader = _write_all(to, chunk)
         self._keep([unfinished])
 
     def _keep(self, lines: list[bytes]) -> None:
+        """Add lines to the last ones, but for empty ones."""
         with self._lock:
             for line in lines:
                 # A progress bar writes over its own line.
@@ -106,15 +112,17 @@ class WatchedRank:
                     self._last_lines.append(text)
 
     def _await_end(self) -> None:
-        status = _exit_status(self._process)
+        """Wait for the end of the process, write the note of it, then set `returncode`."""
+        status = _wait_for_status(self._process)
         self._exit.ended_unix_seconds = time.time()
         self._exit.status = status
         self._reader.join(DRAIN_SECONDS)
-        self._write()
+        self._write_note()
         self.returncode = status
         atexit.unregister(self._waiter.join)
 
-    def _write(self) -> None:
+    def _write_note(self) -> None:
+        """Write what is known of the rank's process now in place of what was known before."""
         with self._lock:
             last_lines = list(self._last_lines)
         # Training itself complains about a disk that is full, and a run needs no notes to go on.
@@ -130,8 +138,9 @@ def start_watched(
     Args:
         rank: its number in the run.
         folder: the run folder.
-        start: starts the process; it is given the file descriptor for stdout and stderr.
-        to: file descriptor to which the output is passed on.
+        start: starts the process, or returns None if it cannot; it is given the file descriptor for
+            stdout and stderr.
+        to: file descriptor to which the output is passed on; it stays open.
 
     Returns:
         The rank; None where `start` has started nothing.
@@ -141,6 +150,7 @@ def start_watched(
     try:
         process = start(writing)
     finally:
+        # The process has its own copy. While this one is open, reading would never come to an end.
         os.close(writing)
         if process is None:
             os.close(reading)
@@ -149,8 +159,9 @@ def start_watched(
     return WatchedRank(rank, folder, process, reading, to)
 
 
-def _written(to: int, chunk: bytes) -> bool:
-    """Write all of a chunk; False where nobody reads any more."""
+def _write_all(to: int, chunk: bytes) -> bool:
+    """Write all of a chunk; returns whether that was possible, which it is not where nobody reads
+    any more."""
     while chunk:
         try:
             chunk = chunk[os.write(to, chunk) :]
@@ -159,17 +170,19 @@ def _written(to: int, chunk: bytes) -> bool:
     return True
 
 
-def _exit_status(process: Process) -> int:
-    """Wait for the end of a process and return its exit status, negative for a signal."""
+def _wait_for_status(process: Process) -> int:
+    """Wait for the end of a process, reap it, and return its exit status, negative for a signal."""
     if isinstance(process, Forked):
         return process.wait()
     status = None
     # First without reaping: DeepSpeed's launcher waits for the ranks that it ends too, and whoever
     # comes second is told nothing.
     with suppress(ChildProcessError):
-        seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        if seen is not None:
-            was_killed = seen.si_code != os.CLD_EXITED
-            status = -seen.si_status if was_killed else seen.si_status
-    reaped = process.wait()
-    return reaped if status is None else status
+        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if end is not None:
+            was_killed = end.si_code != os.CLD_EXITED
+            status = -end.si_status if was_killed else end.si_status
+    reaped_status = process.wait()
+    if status is None:
+        return reaped_status
+    return status

@@ -71,7 +71,7 @@ class Broken:
                 rank = a_rank(number, status=end.measured, reason=end.reason, ended_unix_seconds=end.at)
                 (self.folder / "ranks" / f"{number}.json").write_text(json.dumps(rank))
         ranks.note_exits()
-        ranks.sessions = dict.fromkeys(sessions, 137)
+        ranks.session_statuses = dict.fromkeys(sessions, 137)
         return verdict_of_ranks(ranks, verdict, **more)  # type: ignore[arg-type]
 
 

@@ -233,7 +233,7 @@ def test_an_ended_launcher_of_an_agent_is_told_like_a_broken_session_of_pdsh(tmp
     log = RunLog(tmp_path, names={f"10.0.0.{number}": f"pod{number}" for number in range(1, 5)})
     log.path.write_text("\n".join(lines))
     log.read(ended=True)
-    assert log.sessions == {"pod1": 1, "pod2": 255, "pod3": 137}
+    assert log.session_statuses == {"pod1": 1, "pod2": 255, "pod3": 137}
 
 
 # As a SLURM job.

@@ -136,7 +136,7 @@ def test_lines_carry_the_pods_names_and_failed_sessions_are_known(tmp_path: Path
     log.read(ended=True)
     assert shown == ["pod2: hello", *failed.splitlines(), "last without end"]
     assert log.tail("pod2") == ["pod2: hello"] and log.tail("pod9") == shown
-    assert list(log.failed) == ["pod2", "pod3"]
+    assert list(log.failed_at) == ["pod2", "pod3"]
 
 
 def test_a_reader_that_takes_nothing_keeps_no_supervisor_waiting(tmp_path: Path) -> None:
