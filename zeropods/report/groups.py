@@ -55,19 +55,21 @@ FACTS = (
 
 class Group:
     """Repeats: runs with the same compared settings, technique and pods. A single run is a group of
-    one."""
+    one.
+
+    `row` is replaced once, when `group_runs` knows what the row is compared with.
+    """
 
     def __init__(self, number: int, letter: str, runs: Sequence[Entry]) -> None:
-        """Sum up the repeats that were measured as one row; `group_runs` adds how it compares with
-        other rows.
+        """Sum up the repeats that were measured as one row.
 
-        The name is the run's; for repeats, the part of the path that they share, or the name of the
-        first one. The status is the one that all repeats share, or the number of repeats with each
-        status.
+        The row's name is the run's; for repeats, the part of the path that they share, or the name
+        of the first one.
 
         Args:
-            number: place of the row among all rows, from 0.
-            letter: name of the row in tables and plots.
+            number: index of the row among all rows, from 0.
+            letter: name of the row in tables and plots: `A`, `B` and so on.
+            runs: one or more.
         """
         self.number = number
         self.letter = letter
@@ -77,12 +79,12 @@ class Group:
         self.measured = [run for run in runs if run.status == "ok"]
         if not self.measured:
             self.measured = [run for run in runs if run.record is not None]
-        # A repeat that failed may not have measured all.
+        # A repeat that failed may lack settings that only a run measures, such as number formats.
         first_measured = self.measured[0] if self.measured else self.first
         self.settings = settings(first_measured.config)
         """What must be equal for another row to be compared with it."""
-        # The first line of accuracy is over all tables; there always is one.
-        overall, *_ = accuracy_lines(self.measured)
+        # The first item is over all tables; there always is one.
+        accuracy = next(accuracy_lines(self.measured))
 
         known_rates = []
         for run in self.measured:
@@ -99,11 +101,12 @@ class Group:
             figures=of_repeats([run.figures for run in self.measured]),
             samples_per_second_values=known_rates,
             samples_per_second_interval=t_interval(known_rates),
-            accuracy=overall,
+            accuracy=accuracy,
         )
 
     def to_json(self) -> dict[str, object]:
-        """The row's raw values by key, and what another summary needs to find the same row."""
+        """The row's raw values by key; `settings` and `arrangement` are there so that another
+        summary can find the same row."""
         row = self.row
         return {
             "row": row.letter,
@@ -127,7 +130,7 @@ class Group:
         for run in self.runs:
             values = vars(run.figures)
             if run.record is None:
-                # Nothing is known; the keys come in the order of a row.
+                # All values are None. The keys of such a run come in the order of a row's.
                 values = by_key(run.figures)
             documents.append(
                 {
@@ -150,17 +153,19 @@ def _facts(config: RunConfig | None) -> dict[str, object]:
 
 
 def _shared_path(runs: Sequence[Entry]) -> str:
-    """The first parts of the names of runs, as far as they are equal."""
+    """The folders with which the names of all runs begin; of one run the whole name, and empty
+    where the names begin differently."""
     shared = []
-    for names in zip(*(run.name.split("/") for run in runs), strict=False):
-        if len(set(names)) > 1:
+    paths = [run.name.split("/") for run in runs]
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
             break
-        shared.append(names[0])
+        shared.append(parts[0])
     return "/".join(shared)
 
 
 def _status_text(runs: Sequence[Entry]) -> str:
-    """The status that all runs share, or the number of runs with each status."""
+    """The status that all runs share, or the number of runs with each status: `2 ok, 1 oom`."""
     number_by_status = Counter(run.status for run in runs)
     if len(number_by_status) == 1:
         return runs[0].status
@@ -173,14 +178,15 @@ def group_runs(
     *,
     allow_differences: bool = False,
 ) -> list[Group]:
-    """The rows of a summary, by processes and technique within equal settings; the settings with
-    the most runs first.
+    """The rows of a summary, with their figures and comparisons.
 
-    A profiled run never comes before one that is not profiled. A run without a record is a row of
+    Rows of equal settings stand together: the block with the most runs first, profiled ones last.
+    Within a block rows go by processes, pods and technique. A run without a record is a row of
     its own. So is a copy, a second record with the id of another one: its figures were measured
     only once.
 
     Args:
+        price_per_hour: price of a pod in any currency; without one no row has a cost.
         allow_differences: where no other row is comparable, compare with any of the same model,
             task and row length, and say what differs. Where one of these differs, so does the work
             per sample, and rows are never compared.
@@ -188,14 +194,14 @@ def group_runs(
     peaks = best_peaks(entries)
     copied = copies(entries)
 
-    def row_of(run: Entry) -> str:
+    def key_of(run: Entry) -> str:
         if run.record is None or run.name in copied:
             return run.name
         return _row_key(run)
 
     with_figures = [_with_figures(entry, peaks, price_per_hour) for entry in entries]
     rows = []
-    for runs in _by_key(with_figures, row_of).values():
+    for runs in _by_key(with_figures, key_of).values():
         rows.extend(_by_measured_precision(runs))
 
     blocks = _by_key(rows, lambda runs: required(settings(runs[0].config)))
@@ -203,14 +209,19 @@ def group_runs(
     for block in sorted(blocks.values(), key=_block_order):
         ordered.extend(sorted(block, key=_row_order))
     groups = []
+    # Not strict: the letters never end.
     for number, (letter, runs) in enumerate(zip(letters(), ordered, strict=False)):
         groups.append(Group(number, letter, runs))
-    _scale(groups, allow_differences)
+    _compare_with_bases(groups, allow_differences)
     return groups
 
 
 def _row_key(run: Entry) -> str:
-    """A key that is equal for runs that may be repeats; formats that ran are compared later."""
+    """A key that is equal for runs that may be repeats.
+
+    It leaves out the number formats that ran, which not every repeat has measured;
+    `_by_measured_precision` compares them.
+    """
     requested = {}
     for name, value in settings(run.config).items():
         if not name.startswith(PRECISION_PREFIX):
@@ -221,7 +232,11 @@ def _row_key(run: Entry) -> str:
 def _with_figures(
     entry: Entry, peaks: Mapping[str, tuple[float, str]], price_per_hour: float | None
 ) -> Entry:
-    """A run with its figures and its accuracy."""
+    """The run with its figures and its accuracy over all tables.
+
+    Args:
+        peaks: the best FLOP/s and who measured it, as `best_peaks` returns them.
+    """
     peak = peaks.get(matmul_key(entry.record)) if entry.record else None
     return replace(
         entry,
@@ -251,27 +266,29 @@ def _row_order(runs: Sequence[Entry]) -> tuple[int, ...]:
 
 
 def _by_measured_precision(runs: Sequence[Entry]) -> list[list[Entry]]:
-    """Runs of equal settings, apart by the number formats that they ran in.
+    """Runs of equal settings, divided by the number formats that they ran in.
 
-    One that failed before it measured them counts as a repeat of the first. One that ended well
-    without them had no step left to do in its last attempt: it counts as a repeat where all others
-    agree, since its settings are theirs.
+    A run that failed before it measured its formats counts as a repeat of the first that did
+    measure them. A run that ended well without formats had no step left to do in its last attempt:
+    it counts as a repeat where all others agree, since its settings are theirs; where they do not,
+    nobody knows whose repeat it is, and it stays apart.
     """
     formats_of_runs = [measured_settings(run.config) for run in runs]
-    measured = [formats for formats in formats_of_runs if formats]
-    others_agree = len({as_key(formats) for formats in measured}) == 1
+    known_formats = [formats for formats in formats_of_runs if formats]
+    all_agree = len({as_key(formats) for formats in known_formats}) == 1
 
     def key_of(run: Entry) -> str:
         formats = measured_settings(run.config)
-        is_like_the_first = others_agree or run.status != "ok"
-        if not formats and measured and is_like_the_first:
-            formats = measured[0]
+        may_join = all_agree or run.status != "ok"
+        if not formats and known_formats and may_join:
+            formats = known_formats[0]
         return as_key(formats)
 
     return list(_by_key(runs, key_of).values())
 
 
 def _by_key(items: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list[Item]]:
+    """The items of each key, in the order in which keys and items are met."""
     grouped: dict[str, list[Item]] = {}
     for item in items:
         grouped.setdefault(key(item), []).append(item)
@@ -279,9 +296,12 @@ def _by_key(items: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list
 
 
 def best_peaks(entries: Iterable[Entry]) -> dict[str, tuple[float, str]]:
-    """The FLOP/s of the best matrix multiplication that any run measured, and the name of that run,
-    by hardware and precision. Slower runs are taken to have shared the hardware with something
-    else."""
+    """The FLOP/s of the best matrix multiplication that any run measured, and the name of the run
+    that measured it, by `matmul_key`: hardware and precision.
+
+    All runs of a key are compared with the best one: a slower one is taken to have shared its
+    hardware with something else.
+    """
     best: dict[str, tuple[float, str]] = {}
     for entry in entries:
         record = entry.record
@@ -293,17 +313,17 @@ def best_peaks(entries: Iterable[Entry]) -> dict[str, tuple[float, str]]:
     return best
 
 
-# What there is to know about runs: what is to be said of several is said once.
+# Remarks about runs. A remark that holds for several runs is made once, with their names.
 
 NAMED_RUNS = 3
 """Number of runs that a line about several of them names; the rest are counted."""
 
 
 def remark_lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each text, with the names of all runs of which it is said.
+    """A line for each text, with the names of the runs that it is about.
 
     Args:
-        remarks: names of runs, each with a text about it.
+        remarks: pairs of the name of a run and a text about it.
     """
     names_by_text: dict[str, list[str]] = {}
     for name, text in remarks:
@@ -316,36 +336,40 @@ def remark_lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _named(names: Sequence[str]) -> str:
-    """The names of runs; of many, the first ones and how many more."""
+    """The names of runs; of many, the first ones and how many more: `a, b, c and 4 more`."""
     shown = shortened(names, NAMED_RUNS)
     if len(shown) == len(names):
         return ", ".join(names)
-    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+    *first_names, rest = shown
+    return f"{', '.join(first_names)} and {rest}"
 
 
 def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
-    """A line about the runs whose own matrix multiplications were far slower than the best on the
-    same hardware.
-
-    There is one line for each kind of hardware and precision, however many runs it is about.
-    """
+    """A line for each kind of hardware and precision, about all runs whose own matrix
+    multiplications were far slower than the best there; none where no run was that slow."""
     best = best_peaks(entries)
-    slow: dict[str, list[tuple[str, float]]] = {}
+    # By hardware and precision: the names of slow runs, each with its share of the best rate.
+    slow_runs: dict[str, list[tuple[str, float]]] = {}
     for entry in entries:
         record = entry.record
         if record is None or record.matmul_flops_per_second is None:
             continue
         key = matmul_key(record)
-        most, _ = best[key]
-        share = record.matmul_flops_per_second / most
+        best_rate, _ = best[key]
+        share = record.matmul_flops_per_second / best_rate
         if share < DISTURBED:
-            slow.setdefault(key, []).append((entry.name, share))
-    for key, runs in slow.items():
+            slow_runs.setdefault(key, []).append((entry.name, share))
+    for key, runs in slow_runs.items():
         yield _disturbed_text(runs, best[key])
 
 
 def _disturbed_text(runs: Sequence[tuple[str, float]], best: tuple[float, str]) -> str:
-    """A line about runs, each with its share of the best peak."""
+    """The line about slow runs on the same hardware.
+
+    Args:
+        runs: names of the runs, each with its share of the best peak.
+        best: the best peak in FLOP/s, and the name of the run that measured it.
+    """
     names = _named([name for name, _ in runs])
     shares = [share for _, share in runs]
     if len(runs) == 1:
@@ -354,34 +378,35 @@ def _disturbed_text(runs: Sequence[tuple[str, float]], best: tuple[float, str]) 
     else:
         their = "their"
         peaks = f"their own matmul peaks are {min(shares):.0%} to {max(shares):.0%}"
-    most, best_run = best
+    best_rate, best_run = best
     return (
-        f"{names}: {peaks} of the {most / 1e9:,.1f} GFLOP/s of {best_run}, on which {their} MFU "
-        f"is based: something else was running, and {their} times may be too long as well"
+        f"{names}: {peaks} of the {best_rate / 1e9:,.1f} GFLOP/s of {best_run}, on which {their} "
+        f"MFU is based: something else was running, and {their} times may be too long as well"
     )
 
 
 def unlike_formats(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
-    """Each run that computed otherwise than it was asked to, or whose ranks differ in a number
-    format, with a text that says so."""
+    """The name of each run that computed in another precision than it was asked for, or whose ranks
+    differ in a number format, with a text that says so."""
     for entry in entries:
         record = entry.record
         if record is None or record.measured_precision is None:
             continue
         unlike = _unlike_parts(record, record.measured_precision)
-        output = record.measured_precision.linear_output
+        output_format = record.measured_precision.linear_output
         if unlike:
             yield entry.name, f"its ranks computed in different precisions: {', '.join(unlike)}"
-        elif output is not None and output != record.precision:
-            text = f"was asked for {record.precision}, but its linear layers returned {output}"
-            yield entry.name, text
+        elif output_format is not None and output_format != record.precision:
+            requested = f"was asked for {record.precision}"
+            yield entry.name, f"{requested}, but its linear layers returned {output_format}"
 
 
 def _unlike_parts(record: Record, of_all_ranks: MeasuredPrecision) -> list[str]:
-    """Each kind of tensors whose number format differs between ranks, with the formats.
+    """Each kind of tensors whose number format differs between ranks, with the formats: `gradients
+    sent bf16 on rank 0; fp32 on rank 1`.
 
     Args:
-        of_all_ranks: the run's own formats, in which one that differs is said for each rank.
+        of_all_ranks: the record's own formats, whose texts name the ranks where these differ.
     """
     precisions = []
     for rank in record.ranks:
@@ -389,6 +414,7 @@ def _unlike_parts(record: Record, of_all_ranks: MeasuredPrecision) -> list[str]:
             precisions.append(rank.measured_precision)
     unlike = []
     for part in PRECISION_PARTS:
+        # A rank that has not measured a format does not differ in it.
         formats = {getattr(precision, part) for precision in precisions} - {None}
         if len(formats) > 1:
             unlike.append(f"{part.replace('_', ' ')} {getattr(of_all_ranks, part)}")
@@ -410,7 +436,8 @@ def copies(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def copy_remarks(entries: Sequence[Entry]) -> Iterator[str]:
-    """A line about all runs that are copies of other ones."""
+    """One line about all runs that are copies of other ones, with the id where it is one copy
+    only; no line without copies."""
     originals = copies(entries)
     if len(originals) > 1:
         names = _named([f"{name} of {original}" for name, original in originals.items()])
@@ -425,7 +452,7 @@ def copy_remarks(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def letters() -> Iterator[str]:
-    """The letters A, B ... Z, AA, AB and so on."""
+    """The letters A, B ... Z, AA, AB and so on, without end."""
     for length in itertools.count(1):
         for word in itertools.product(string.ascii_uppercase, repeat=length):
             yield "".join(word)
@@ -443,7 +470,8 @@ LONGEST_VALUE = 60
 
 def differences(groups: Sequence[Group]) -> list[str]:
     """A line for each setting in which rows of one task differ: `what: value (rows); value (rows)`.
-    Settings in which the same rows differ share a line: `rows / rows: what: value / value; ...`.
+    Settings that divide the rows in the same way share a line:
+    `rows / rows: what: value / value; what: value / value`.
 
     The task itself comes first: rows of two tasks have little else in common, and are never
     compared. Runs whose settings are not known are left out.
@@ -460,41 +488,45 @@ def differences(groups: Sequence[Group]) -> list[str]:
 
 
 def _differences_of_task(rows: Sequence[Group]) -> list[str]:
-    """The lines about rows of one task."""
+    """The lines of `differences` about rows of one task."""
     # The settings of all rows, in the order in which they are first met.
     names: dict[str, None] = {}
     for row in rows:
         names |= dict.fromkeys(row.settings)
-    # By the names of the rows on each side: the settings that divide the rows so, and for each
-    # setting the rows of each value.
-    by_sides: dict[tuple[str, ...], dict[str, dict[str, list[Group]]]] = {}
+    # A setting divides the rows into parts, one for each of its values. By the row names of each
+    # part: the settings that divide the rows in this way, each with the rows of its values.
+    by_parts: dict[tuple[str, ...], dict[str, dict[str, list[Group]]]] = {}
     for name in names:
         with_setting = [row for row in rows if is_of(name, row.settings)]
         rows_by_value = _by_key(with_setting, partial(_setting_text, name))
         if len(rows_by_value) > 1:
-            sides = tuple(row_names(side) for side in rows_by_value.values())
-            by_sides.setdefault(sides, {})[name] = rows_by_value
+            parts = tuple(row_names(part) for part in rows_by_value.values())
+            by_parts.setdefault(parts, {})[name] = rows_by_value
 
     lines = []
-    for sides, settings_apart in by_sides.items():
-        if len(settings_apart) == 1:
-            ((name, rows_by_value),) = settings_apart.items()
+    for parts, rows_by_setting in by_parts.items():
+        if len(rows_by_setting) == 1:
+            ((name, rows_by_value),) = rows_by_setting.items()
             lines.append(f"{name}: {_listed(rows_by_value)}")
         else:
             texts = []
-            for name, rows_by_value in settings_apart.items():
+            for name, rows_by_value in rows_by_setting.items():
                 values = list(rows_by_value)
-                texts.append(f"{name}: {_cut(values)}")
-            lines.append(f"{_cut(sides)}: {'; '.join(texts)}")
+                texts.append(f"{name}: {_side_by_side(values)}")
+            lines.append(f"{_side_by_side(parts)}: {'; '.join(texts)}")
     return lines
 
 
 def _task(group: Group) -> str:
+    """The task of a row whose settings are known."""
     return group.row.known_config.task
 
 
 def _setting_text(name: str, row: Group) -> str:
-    """The value that a row has for a setting, cut off where it is long."""
+    """The value that a row has for a setting, cut off where it is long.
+
+    A row without the setting has `not recorded`, or for a key of DeepSpeed `by default`.
+    """
     if name in row.settings:
         value = row.settings[name]
     else:
@@ -506,7 +538,10 @@ def _setting_text(name: str, row: Group) -> str:
 
 
 def row_names(rows: Iterable[Group]) -> str:
-    """The plain labels of rows as text, such as `A none x1, C ddp x2 to F zero3 x2`."""
+    """The plain labels of rows as text, such as `A none x1, C ddp x2 to F zero3 x2`.
+
+    Three or more that follow each other in the summary are given by the first and the last.
+    """
     spans: list[list[Group]] = []
     for row in rows:
         if spans and row.number == spans[-1][-1].number + 1:
@@ -529,13 +564,14 @@ def _listed(rows_by_value: Mapping[str, Sequence[Group]]) -> str:
     return "; ".join(_first_texts(texts))
 
 
-def _cut(texts: Sequence[str]) -> str:
+def _side_by_side(texts: Sequence[str]) -> str:
     """The first of some texts side by side, and how many more there are."""
     return " / ".join(_first_texts(texts))
 
 
 def _first_texts(texts: Sequence[str]) -> list[str]:
-    """The first of some texts and, in words that go on from them, how many more there are."""
+    """The first `SHOWN_VALUES` of some texts; the last item says how many more there are: `and 3
+    more`."""
     shown = shortened(texts, SHOWN_VALUES)
     if len(shown) < len(texts):
         shown[-1] = f"and {shown[-1]}"
@@ -549,17 +585,17 @@ LENGTHS = ("max_seq_length", "loss_on")
 
 
 def compared_rows(groups: Sequence[Group]) -> set[str]:
-    """Letters of the rows that a summary is about: for each model, those that are compared with
-    each other.
+    """Letters of the rows that a summary is about: for each model and task, one set of rows that
+    are compared with each other.
 
-    Where a model has several such sets, the one with the most runs is taken, and a profiled one
-    only if there is no other. Rows of the same settings that were not timed, such as one that ran
-    out of memory, belong to the set.
+    Where there are several sets, the one with the most runs is taken, and a profiled one only if
+    there is no other. Rows of the same settings that were not timed, such as one that ran out of
+    memory, belong to the set.
     """
     bases_of_models: dict[tuple[str, str], str] = {}
     for rows in sorted(_compared_sets(groups), key=_set_order):
         config = rows[0].row.known_config
-        # The first set of a model stays.
+        # The sets are in order of preference: the first one of a model stays.
         bases_of_models.setdefault((config.model_id, config.task), _base(rows[0]))
     bases = set(bases_of_models.values())
     base_settings = [group.settings for group in groups if group.letter in bases]
@@ -572,45 +608,53 @@ def compared_rows(groups: Sequence[Group]) -> set[str]:
 
 
 def _compared_sets(groups: Sequence[Group]) -> list[list[Group]]:
-    """The rows that have the same base and differ from it only in technique and pods, two or more
-    each."""
-    related = []
+    """Sets of rows that have the same base and differ from it only in technique and pods; each has
+    at least two rows, the base among them."""
+    comparable = []
     for group in groups:
         comparison = group.row.comparison
         if comparison.base is not None and not comparison.differs_in:
-            related.append(group)
-    sets = _by_key(related, _base)
+            comparable.append(group)
+    sets = _by_key(comparable, _base)
     return [rows for rows in sets.values() if len(rows) > 1]
 
 
 def _base(group: Group) -> str:
     """Letter of the base of a row that has one."""
     base = group.row.comparison.base
+    # `_compared_sets` takes only rows that have a base.
     assert base is not None
     return base
 
 
 def _set_order(rows: Sequence[Group]) -> tuple[bool, int]:
     """Sort key of sets of rows: not profiled first, then those with the most runs."""
-    runs = sum(len(group.measured) for group in rows)
-    return is_profiled(rows[0].first.config), -runs
+    number_of_runs = sum(len(group.measured) for group in rows)
+    return is_profiled(rows[0].first.config), -number_of_runs
 
 
-def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
-    """Add to each row its comparison with the row of fewest processes, `none` before other
-    techniques."""
+def _compare_with_bases(groups: Sequence[Group], allow_differences: bool) -> None:
+    """Replace the row of each timed group that has a comparable one by a row with its comparison;
+    leave the others.
+
+    The base is the comparable row with the fewest processes, `none` before other techniques: it may
+    be the row itself.
+
+    Args:
+        allow_differences: a row without a comparable one is compared with those of the same work.
+    """
     timed = [group for group in groups if _is_timed(group)]
     by_settings = _by_key(timed, lambda group: required(group.settings))
     by_work = _by_key(timed, _work)
     for group in timed:
         # Rows of equal `required` settings may still differ in one that only some of them have.
         candidates = by_settings[required(group.settings)]
-        peers = [other for other in candidates if not unequal(group.settings, other.settings)]
-        is_alone = peers == [group]
-        if is_alone and allow_differences:
-            peers = by_work[_work(group)]
-        if len(peers) > 1:
-            base = min(peers, key=lambda peer: base_order(peer.row))
+        # The row itself is one of them.
+        comparable = [other for other in candidates if not unequal(group.settings, other.settings)]
+        if len(comparable) == 1 and allow_differences:
+            comparable = by_work[_work(group)]
+        if len(comparable) > 1:
+            base = min(comparable, key=lambda other: base_order(other.row))
             group.row = replace(group.row, comparison=_comparison(group, base))
 
 
@@ -621,7 +665,8 @@ def _is_timed(group: Group) -> bool:
 
 
 def _comparison(group: Group, base: Group) -> Comparison:
-    """How a row compares with its base, which may be itself."""
+    """How a timed row compares with its base, which may be itself; then the speed-up is 1, without
+    an interval."""
     row = group.row
     base_row = base.row
     speed_up = row.rate / base_row.rate
@@ -640,8 +685,8 @@ def _comparison(group: Group, base: Group) -> Comparison:
 
 
 def base_order(row: Row) -> tuple[int, bool]:
-    """Sort key of rows, the first of which is the base of the others: fewest processes, `none`
-    before others."""
+    """Sort key of rows with a configuration, the first of which is the base of the others: fewest
+    processes, `none` before other techniques."""
     config = row.known_config
     return config.world_size, config.technique != "none"
 
