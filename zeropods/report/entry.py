@@ -53,10 +53,10 @@ MEMORY_COLUMNS = {
     "resident_bytes": "GiB resident",
 }
 USE_COLUMNS = {"utilization_percent": "GPU (%)", "cpu_percent": "CPU (% of cores)"}
-"""Labels of the columns of `memory/N.csv`; of each kind, the first column that has samples is
-drawn."""
-DRAWN = 2_000
-"""Number of samples that are kept per rank, more than a plot can show separately."""
+"""Labels of the columns of `memory/N.csv`; of memory and of use, the first column that has samples
+is drawn."""
+DRAWN_SAMPLES = 2_000
+"""Maximum number of samples that are kept per rank, more than a plot can show separately."""
 SLACK_SECONDS = 1.0
 """Tolerance between the clock by which a run is timed and the clock of its samples."""
 
@@ -66,17 +66,20 @@ class Entry:
     """One run of a summary."""
 
     name: str
+    """A name that no other run of the summary has, as `find_runs` gives it."""
     folder: Path
     status: str
     """The record's status; without a record `running`, `killed` or `broken`."""
     reason: str | None = None
-    """The reason for the status, in one line."""
+    """The reason for the status, or what could not be read, in one line; None where there is
+    nothing to say."""
     config: RunConfig | None = None
     """The record, or the configuration where there is no record yet; None where that is missing or
     damaged."""
     earlier: tuple[Record, ...] = ()
     """The records of earlier attempts, as far as they can be read."""
     split: str | None = None
+    """The split of the data that was scored; None where nothing was, as with `score`."""
     score: Score | None = None
     figures: Figures = field(default_factory=Figures)
     """What follows from the records; only a summary fills it."""
@@ -90,7 +93,7 @@ class Entry:
 
 
 def read_entry(folder: Path, name: str) -> Entry:
-    """Read a run folder; what is wrong with it becomes a status and a reason."""
+    """Read a run folder. Nothing is raised for a damaged file: the status or the reason tells."""
     entry = Entry(name=name, folder=folder, status="broken")
     try:
         has_record = (folder / RECORD).is_file()
@@ -100,28 +103,35 @@ def read_entry(folder: Path, name: str) -> Entry:
             split, score = scored
             entry = replace(entry, split=split, score=score)
     except (UserError, OSError) as error:
-        # What was read before stays.
+        # What was read before stays: a run with a damaged score keeps its record and its status.
         return replace(entry, reason=one_line(error, folder))
     return entry
 
 
 def _with_record(entry: Entry) -> Entry:
-    """The run with its record and those of its earlier attempts, as far as they can be read."""
+    """The run with its record and those of its earlier attempts, as far as they can be read.
+
+    Raises:
+        UserError: the record is damaged.
+        OSError: the record cannot be read.
+    """
     record = read_record(entry.folder)
     reason = None
     if record.reason:
         reason = one_line(reason_with_pod(record), entry.folder)
     earlier = []
-    for number in range(record.attempt):
+    for attempt in range(record.attempt):
+        # Earlier records serve two figures only, which are unknown where one is missing.
         with suppress(UserError, OSError):
-            earlier.append(read_record(entry.folder, number))
+            earlier.append(read_record(entry.folder, attempt))
     return replace(
         entry, status=record.status, reason=reason, config=record, earlier=tuple(earlier)
     )
 
 
 def _without_record(entry: Entry) -> Entry:
-    """The run with its configuration, if there is one, and whether it is running."""
+    """The run with its configuration, if there is one, and with the status `running` while a
+    process holds one of its locks, else `killed`."""
     config = None
     if (entry.folder / CONFIG).is_file():
         config = read_config(entry.folder)
@@ -138,9 +148,13 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     """Run folders by name, in the order of `folders`, each of which is a run or has runs below it.
 
     A run's name is its path below the given folder, or that folder's own name; where two runs have
-    the same name, they are named by their whole paths. A folder is a run folder if a writer opened
-    it, or if it has a record.
+    the same name, they are named by their whole paths. A run that is found twice counts once. A
+    folder is a run folder if it has a lock, which is made when a run begins, or a record.
+
+    Raises:
+        UserError: one of `folders` does not exist, or there is no run in any of them.
     """
+    # By whole paths without links.
     names_by_run: dict[str, str] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -163,24 +177,28 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _runs_below(top: str) -> Iterator[str]:
-    """The run folders at or below a folder, and the links to some, sorted by name."""
-    for place, children, files in os.walk(top):
+    """The paths of the run folders at or below a folder, and of links to run folders, in the order
+    of their names."""
+    for folder, children, files in os.walk(top):
+        # `os.walk` goes on in `children`: sorted in place they are visited in order, and cleared
+        # they are not visited.
         children.sort()
-        # A link is followed where it leads to a run, and nowhere else.
-        links = []
+        # It follows no links. Those that lead to a run are run folders themselves; others may lead
+        # anywhere, even in a circle.
+        links_to_runs = []
         for child in children:
-            path = os.path.join(place, child)
+            path = os.path.join(folder, child)
             if os.path.islink(path) and _is_run(path):
-                links.append(path)
+                links_to_runs.append(path)
         is_run = any(name in files for name in FILES_OF_RUN)
         if is_run:
-            # Nothing inside a run is searched, except such links.
             children.clear()
-            yield place
-        yield from links
+            yield folder
+        yield from links_to_runs
 
 
 def _is_run(folder: str) -> bool:
+    """Whether a folder, or the one that a link leads to, is a run folder."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in FILES_OF_RUN)
 
 
@@ -189,6 +207,7 @@ class Timeline:
     """The samples of the last attempt of one run."""
 
     label: str
+    """The name of the run in plots."""
     ranks: dict[int, DataFrame]
     """Samples by rank, at least one each: `unix_seconds`, `phase` and columns of numbers, NaN where
     there is none."""
@@ -196,11 +215,11 @@ class Timeline:
     """What could not be read, one line each."""
 
     def column(self, columns: Iterable[str]) -> str:
-        """The first of these columns that has samples; an empty string where none has."""
+        """The first of these columns that has a sample above 0; an empty string where none has."""
         return next((name for name in columns if self.peak(name) > 0), "")
 
     def peak(self, column: str) -> float:
-        """The highest sample of all ranks; 0 where there is none."""
+        """The highest sample of a column over all ranks; 0 where there is none."""
         peaks = []
         for samples in self.ranks.values():
             if column in samples:
@@ -209,17 +228,22 @@ class Timeline:
 
 
 def read_timeline(entry: Entry, label: str) -> Timeline:
-    """The samples of a run's ranks; damage is listed in `faults`, not raised."""
+    """The samples of a run's ranks in its last attempt, from `memory/N.csv`, which has those of all
+    attempts; damage is listed in `faults`, not raised.
+
+    Args:
+        label: the name of the run in plots.
+    """
     ranks = {}
     faults = []
-    measured = entry.record.ranks if entry.record else ()
+    recorded_ranks = entry.record.ranks if entry.record else ()
     # A rank that did not reach its end has not recorded when it began: all its samples count.
-    began = {rank.rank: rank.began_unix_seconds or 0.0 for rank in measured}
+    began_unix_seconds = {rank.rank: rank.began_unix_seconds or 0.0 for rank in recorded_ranks}
     paths = {}
     for path in (entry.folder / "memory").glob("*.csv"):
         if path.stem.isdigit():
             paths[int(path.stem)] = path
-    for number, path in sorted(paths.items()):
+    for rank, path in sorted(paths.items()):
         try:
             samples = _read_samples(path)
         except (ValueError, OSError) as error:
@@ -231,17 +255,17 @@ def read_timeline(entry: Entry, label: str) -> Timeline:
             lines = counted(left_out, "line")
             fault = f"{path}: left out {lines} without a valid sample"
             faults.append(one_line(fault, entry.folder))
-        begin = began.get(number, 0.0) - SLACK_SECONDS
-        samples_of_attempt = valid[valid["unix_seconds"] >= begin]
+        earliest = began_unix_seconds.get(rank, 0.0) - SLACK_SECONDS
+        samples_of_attempt = valid[valid["unix_seconds"] >= earliest]
         if len(samples_of_attempt):
-            ranks[number] = _thinned(samples_of_attempt)
+            ranks[rank] = _thinned(samples_of_attempt)
     return Timeline(label, ranks, tuple(faults))
 
 
 def _thinned(samples: DataFrame) -> DataFrame:
-    """At most `DRAWN` samples, one for each stretch: the highest value of memory, and the mean of
-    use."""
-    if len(samples) <= DRAWN:
+    """At most `DRAWN_SAMPLES` samples, each of which stands for a stretch of about as many samples:
+    the highest value of memory and the mean of use, at the time and in the phase of the first."""
+    if len(samples) <= DRAWN_SAMPLES:
         return samples
     import numpy as np
 
@@ -249,14 +273,17 @@ def _thinned(samples: DataFrame) -> DataFrame:
     for name in samples:
         if name in ("unix_seconds", "phase"):
             rules[name] = "first"
+        elif name in MEMORY_COLUMNS:
+            rules[name] = "max"
         else:
-            rules[name] = "max" if name in MEMORY_COLUMNS else "mean"
-    stretches = np.arange(len(samples)) * DRAWN // len(samples)
+            rules[name] = "mean"
+    # The number of the stretch that each sample belongs to.
+    stretches = np.arange(len(samples)) * DRAWN_SAMPLES // len(samples)
     return samples.groupby(stretches).agg(rules)
 
 
 def _read_samples(path: Path) -> DataFrame:
-    """The samples of a file.
+    """The samples of a file, of all attempts; NaN where a value is missing or damaged.
 
     Raises:
         OSError: it cannot be read.
@@ -272,11 +299,11 @@ def _read_samples(path: Path) -> DataFrame:
     known = {*needed, *USE_COLUMNS}
     read = partial(
         pd.read_csv,
-        # An attempt of a later version may have written more columns: only those that the header
-        # names are taken.
+        # The header is of the first attempt. A later attempt, of a later version, may have appended
+        # lines with more columns: only those that the header names are taken.
         usecols=lambda name: name in known,
-        # Damage stays within its line: more fields do not shift columns, and no quote goes on in
-        # the next line.
+        # Damage stays within its line: a line with too many fields does not shift the columns, and
+        # a quote that is not closed does not swallow the next line.
         index_col=False,
         quoting=csv.QUOTE_NONE,
     )
@@ -284,8 +311,8 @@ def _read_samples(path: Path) -> DataFrame:
         types = defaultdict(lambda: "float64", phase="str")
         samples = read(io.BytesIO(whole_lines), dtype=types)
     except ValueError:
-        # A full disk or a loss of power may have spoilt a line: anything that is not a number
-        # counts as missing.
+        # A full disk or a loss of power may have spoilt a line. The file is read once more as text,
+        # in which anything that is not a number counts as missing.
         samples = read(io.BytesIO(whole_lines), dtype="str")
         for name in set(samples) - {"phase"}:
             samples[name] = pd.to_numeric(samples[name], errors="coerce")
@@ -296,13 +323,13 @@ def _read_samples(path: Path) -> DataFrame:
 
 
 def one_line(what: object, folder: Path) -> str:
-    """A reason without line breaks, characters that control a terminal, and the path of the run
-    folder."""
+    """The text of an error or a reason without line breaks and without the path of the run folder;
+    characters that could control a terminal are replaced."""
     words = str(what).replace(f"{folder}/", "").split()
-    letters = []
-    for letter in " ".join(words):
-        letters.append(letter if letter.isprintable() else "\ufffd")
-    return "".join(letters)
+    characters = []
+    for character in " ".join(words):
+        characters.append(character if character.isprintable() else "\ufffd")
+    return "".join(characters)
 
 
 # How good the models of runs are: the figures of their scores, and their means over repeats.
@@ -313,21 +340,22 @@ equals rougeL."""
 
 
 def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Accuracy]:
-    """Accuracy over all tables, then once more for each group of tables that all the scores have:
-    `known`, `unseen`. Where nothing was scored, there is one that has nothing.
+    """The accuracy of a run or of repeats: first over all tables, then once more for each group of
+    tables that all the scores have: `known`, `unseen`. Where nothing was scored, there is one empty
+    `Accuracy`.
 
-    For repeats, it is the mean of each share. The ends of its interval are the means of the
+    For repeats, each figure is the mean of theirs. The ends of its interval are the means of the
     repeats' ends: the interval comes from the choice of questions, which is the same in each
     repeat. Repeats that differ from the first one in task, split or number of examples, or in
-    whether they were linked, are left out.
+    whether their answers were linked to the rows of the tables, are left out.
     """
     scored = [(entry.split, entry.score) for entry in entries if entry.score is not None]
     if not scored:
         return iter([Accuracy()])
     first_split, first_score = scored[0]
-    extent = _extent(first_split, first_score)
-    alike = [score for split, score in scored if _extent(split, score) == extent]
-    return score_lines(first_split, alike)
+    first_extent = _extent(first_split, first_score)
+    comparable = [score for split, score in scored if _extent(split, score) == first_extent]
+    return score_lines(first_split, comparable)
 
 
 def _split_text(split: str | None, scores: Sequence[Score]) -> str | None:
@@ -337,8 +365,8 @@ def _split_text(split: str | None, scores: Sequence[Score]) -> str | None:
 
 
 def _extent(split: str | None, score: Score) -> tuple[str | None, str, int | None]:
-    """What must be equal for scores of repeats: split, whether it was linked, task, and number of
-    examples or tokens."""
+    """What must be equal for scores of repeats: split, whether its answers were linked, task, and
+    number of examples or tokens."""
     number = None
     if isinstance(score, TextScore):
         number = score.tokens
@@ -348,7 +376,8 @@ def _extent(split: str | None, score: Score) -> tuple[str | None, str, int | Non
 
 
 def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Accuracy]:
-    """Accuracy by scores of one task and split, over all tables, then for each group of them."""
+    """Accuracy by scores of one task and split, over all tables, then for each group of tables that
+    all scores have."""
     yield _mean_accuracy(split, "all", scores)
     groups_of_scores = [_groups(score) for score in scores]
     for group in groups_of_scores[0]:
@@ -383,7 +412,7 @@ def _mean_accuracy(split: str | None, tables: str, scores: Sequence[Score]) -> A
 
 def _accuracy(score: Score, task: LearningTask) -> Accuracy:
     """The figures of one score, and the intervals of its measures, under the keys of a summary."""
-    # Which of these a score has depends on its type.
+    # Which of these three fields a score has depends on its type.
     fields_of_score = vars(score)
     intervals: Mapping[str, Interval | None] = fields_of_score.get("intervals") or {}
     rouge: Mapping[str, float] = fields_of_score.get("rouge") or {}
@@ -406,21 +435,22 @@ def _ends(intervals: Mapping[str, Interval | None], name: str) -> list[float] | 
 def _mean_values(
     task: LearningTask, of_scores: Sequence[Mapping[str, float | None]]
 ) -> dict[str, float | None]:
-    """The mean of each figure of a task over scores; None where one of them has none."""
+    """The mean of each figure of a task over scores; None where one of them has none. A perplexity
+    is the exponential of the mean loss."""
     means = {}
     for figure in task.figures:
         means[figure.key] = _mean([values[figure.key] for values in of_scores])
     for figure in task.figures:
         if figure.exponential_of is not None:
-            # The mean of such powers would not match the mean of their exponents.
+            # The mean of the perplexities would not belong to the mean loss beside it.
             exponent = means[figure.exponential_of]
             means[figure.key] = None if exponent is None else math.exp(exponent)
     return means
 
 
 def _judging_measure(task: LearningTask, values: Mapping[str, float | None]) -> Measure | None:
-    """The measure by which the model of a run is judged: the first of the task's that was measured,
-    else the last; None for a task that has none."""
+    """The measure by which the model of a run is judged: the first of the task's `judged_by` that
+    was measured; the last of them where none was, and None where the task has none."""
     for measure in task.judged_by:
         if values[measure.key] is not None:
             return measure
@@ -445,15 +475,15 @@ def _means(of_scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _mean_intervals(
     of_scores: Sequence[Mapping[str, list[float] | None]],
 ) -> dict[str, list[float] | None]:
-    """The means of the ends of each measure that all scores have; None where one of them has no
-    interval."""
+    """The interval of each measure that all scores have: the means of their lower and of their
+    upper ends; None where one of the scores has no interval."""
     means: dict[str, list[float] | None] = {}
     for name in of_scores[0]:
         if not all(name in intervals for intervals in of_scores):
             continue
-        known = [intervals[name] for intervals in of_scores]
-        lows = [ends[0] for ends in known if ends is not None]
-        highs = [ends[1] for ends in known if ends is not None]
-        is_whole = len(lows) == len(known)
-        means[name] = [mean(lows), mean(highs)] if is_whole else None
+        ends_of_scores = [intervals[name] for intervals in of_scores]
+        lows = [ends[0] for ends in ends_of_scores if ends is not None]
+        highs = [ends[1] for ends in ends_of_scores if ends is not None]
+        all_have_one = len(lows) == len(ends_of_scores)
+        means[name] = [mean(lows), mean(highs)] if all_have_one else None
     return means

@@ -27,7 +27,8 @@ class Figures:
     steps: float | None = None
     """Number of optimizer steps."""
     train_seconds: float | None = None
-    """Seconds of these steps, each in the last attempt that did it, of the slowest rank."""
+    """Seconds of the optimizer steps, each in the last attempt that did it, of the slowest
+    rank."""
     samples_per_second: float | None = None
     """Training samples/s of all ranks together, after warm-up."""
     tokens_per_second: float | None = None
@@ -45,15 +46,15 @@ class Figures:
 
     precision_weights: str | None = None
     """Number format of the model's weights in the first step: `fp32`, `bf16` or `fp16`, or several
-    of them; the next four are of the same kind."""
+    of them."""
     precision_master_weights: str | None = None
-    """That of the weights which the optimizer updates."""
+    """Number format of the weights which the optimizer updates."""
     precision_optimizer_states: str | None = None
-    """That of the moments of AdamW."""
+    """Number format of the moments of AdamW."""
     precision_gradients_sent: str | None = None
-    """That of the gradients which are added up over the ranks; None where there is one rank."""
+    """Number format of the gradients which are added up over the ranks; None with one rank."""
     precision_linear_output: str | None = None
-    """That of what the linear layers return."""
+    """Number format of what the linear layers return."""
 
     model_flops_per_second: float | None = None
     """FLOP/s that the model needs, without recomputation."""
@@ -62,14 +63,14 @@ class Figures:
     peak_flops_kind: str | None = None
     """`published` or `measured matmul`."""
     peak_flops_run: str | None = None
-    """Name of the run that measured this peak, where it is not the run itself."""
+    """Name of the run that measured this peak, maybe the run itself; None where it is published."""
     machines: int | None = None
     """Number of distinct machines of the ranks."""
 
     pod_memory_bytes: Sequence[float] | None = None
     """Peak memory of each pod in bytes, in pod order."""
     peak_memory_bytes: float | None = None
-    """That of the pod that needed most."""
+    """Peak memory of the pod that needed most, in bytes."""
     pod_state_bytes: Sequence[float] | None = None
     """Live parameters, gradients and optimizer states of each pod in bytes, in pod order."""
     pod_activation_bytes: float | None = None
@@ -112,7 +113,8 @@ class Figures:
     utilization_percent_mean: float | None = None
     """Mean share of time in which the GPUs were busy, in percent, as the mean over ranks."""
     utilization_percent_p95: float | None = None
-    """The 95th percentile of that share, as the mean over ranks; so it is with the others."""
+    """The 95th percentile of that share. This and the following percentiles are means over
+    ranks."""
     memory_utilization_percent_mean: float | None = None
     """The mean for the GPUs' memory, in percent of time."""
     memory_utilization_percent_p95: float | None = None
@@ -134,7 +136,7 @@ class Figures:
     eval_loss: float | None = None
     """The last loss on the dev split, in nats per token."""
     energy_joules: float | None = None
-    """Energy of all GPUs from start to end."""
+    """Energy of all GPUs from start to end, in joules."""
 
     model_flops_utilization: float | None = None
     """Model FLOP/s / peak FLOP/s, a share of 1."""
@@ -149,7 +151,7 @@ class Figures:
     plan_peak_high_bytes: float | None = None
     """Upper end of the plan's interval."""
     plan_peak_measured_bytes: float | None = None
-    """The measured bytes that this plan is about."""
+    """Measured peak memory of a process in bytes, of the kind that this plan is about."""
     plan_step_planned_seconds: float | None = None
     """Seconds of a step by `zeropods plan`."""
     plan_step_low_seconds: float | None = None
@@ -168,8 +170,8 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """How good the model of a run is, or the models of repeats are; nothing where nothing was
-    scored."""
+    """How good the model of a run is, or the models of repeats are; all fields are empty where
+    nothing was scored."""
 
     split: str | None = None
     """The split whose answers were scored."""
@@ -188,7 +190,7 @@ class Accuracy:
     custom_intervals: Mapping[str, list[float] | None] = field(default_factory=dict)
     """Their 95 % intervals, by the same names."""
     judged_by: Measure | None = None
-    """The measure that the model is judged by."""
+    """The measure that the model is judged by; None for a task without one."""
 
     @property
     def inference_kind(self) -> str | None:
@@ -206,12 +208,12 @@ class Accuracy:
         return None if self.judged_by is None else self.intervals[self.judged_by.key]
 
     def to_json(self) -> dict[str, object]:
-        """The values by their keys in the files of a report. What was not scored has no key of an
-        interval."""
+        """The values by their keys in the files of a report: every figure of every task, None where
+        it was not scored, and an interval only of what was scored."""
         values: dict[str, object] = {"split": self.split, "tables": self.tables}
-        known = figures_of(TASKS.values())
-        counts = [figure for figure in known if figure.is_count]
-        measures = [figure for figure in known if not figure.is_count]
+        all_figures = figures_of(TASKS.values())
+        counts = [figure for figure in all_figures if figure.is_count]
+        measures = [figure for figure in all_figures if not figure.is_count]
         for figure in (*counts, *measures):
             values[figure.key] = self.values.get(figure.key)
         for name, ends in self.intervals.items():
@@ -238,11 +240,12 @@ class Comparison:
     speed_up: float | None = None
     """Samples/s of the row / samples/s of its base."""
     speed_up_interval: Sequence[float] | None = None
-    """The ends of its 95 % interval, where both rows have three repeats."""
+    """The ends of the speed-up's 95 % interval; None unless both rows have three repeats."""
     scaling_efficiency: float | None = None
     """Speed-up / (processes of the row / processes of its base)."""
     differs_in: list[str] = field(default_factory=list)
-    """The settings besides technique and pods in which the two differ, where that was allowed."""
+    """The settings besides technique and pods in which the two rows differ; empty unless such
+    comparisons were asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +265,8 @@ class Row:
     reasons: list[str]
     """Why its runs ended so, in a line each, as far as that is known; equal reasons once."""
     config: RunConfig | None
-    """What the first run was asked for; None where that is not known."""
+    """The first run's record, or its configuration where it has no record; None where neither can
+    be read."""
     figures: Figures
     samples_per_second_values: list[float]
     """Samples/s of each repeat that was timed."""
@@ -272,9 +276,10 @@ class Row:
     comparison: Comparison = Comparison()
     label: str = ""
     """`plain_label` with the model, where rows have several, and with what tells the row apart from
-    another one of the same technique and pods."""
+    another one of the same technique and pods. `columns.labelled_rows` fills this and the following
+    fields."""
     short_label: str = ""
-    """The same without a model."""
+    """The label without a model."""
     base_label: str = ""
     """The plain label of its base; empty where it has none."""
     hardware: str = ""
@@ -284,7 +289,8 @@ class Row:
 
     @property
     def technique_and_pods(self) -> str:
-        """Its technique with pods and slots, such as `zero1 x3`; without a record its status."""
+        """Its technique with pods and slots, such as `zero1 x3`; without a configuration its
+        status."""
         if self.config is None:
             return self.status
         return f"{self.config.technique} {pods_and_slots(self.config)}"
@@ -296,13 +302,15 @@ class Row:
 
     @property
     def known_config(self) -> RunConfig:
-        """The configuration of a row with a record, as every row has that is timed or compared."""
+        """The configuration of a row that has one."""
+        # Callers ask only rows that have settings or figures, which come from a configuration.
         assert self.config is not None
         return self.config
 
     @property
     def rate(self) -> float:
         """Samples/s of a row that was timed."""
+        # Callers leave out the rows without samples/s.
         assert self.figures.samples_per_second is not None
         return self.figures.samples_per_second
 
@@ -320,5 +328,6 @@ def is_done(status: str) -> bool:
 
 def pods_and_slots(config: RunConfig) -> str:
     """The pods of a run, and the slots of a pod where they are several: `x3`, `x3x2`."""
+    # A configuration may come from a file, in which nothing keeps the pods above 0.
     slots = config.world_size // max(1, config.pods)
     return f"x{config.pods}x{slots}" if slots > 1 else f"x{config.pods}"

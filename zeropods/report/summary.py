@@ -77,10 +77,13 @@ def read_runs(
 
     Args:
         runs: run folders, or folders that hold some below them. A run without a good record is
-            listed with the reason; a missing folder, or folders without any run, raise `UserError`.
+            listed with the reason.
         price_per_hour: price of a pod, in any currency.
-        allow_differences: draw ratios, marked as such, between rows that differ in more than
+        allow_differences: compute ratios, marked as such, between rows that differ in more than
             technique and pods.
+
+    Raises:
+        UserError: a folder is missing, or no folder has a run.
     """
     entries = [read_entry(folder, name) for name, folder in find_runs(runs).items()]
     groups = group_runs(entries, price_per_hour, allow_differences=allow_differences)
@@ -91,23 +94,29 @@ class Summary:
     """A summary of some runs, which a notebook shows and a report holds."""
 
     def __init__(self, groups: Sequence[Group], *, allow_differences: bool) -> None:
+        """Make the tables; plots are drawn when they are first asked for.
+
+        Args:
+            groups: the rows, as `group_runs` returns them.
+            allow_differences: what `group_runs` was told, so that a heading can say it.
+        """
         self.groups = groups
         self.allow_differences = allow_differences
         self.entries = [run for group in groups for run in group.runs]
         self.rows = labelled_rows(groups)
         """The rows with their labels, as tables and plots take them."""
         self.tables = tables(groups, self.rows)
-        """Results, runs that are not compared, settings, accuracy and whatever else was
-        measured."""
+        """Tables of results first, then, from the one of the settings on, of how they came
+        about."""
         self._first_runs: list[tuple[Entry, str]] = []
         """The first run of each row, with the row's label."""
         self._first_runs_with_samples: list[tuple[Entry, str]] = []
-        """Those of them that have samples of their memory."""
+        """Those of `_first_runs` that have samples of their memory."""
         for group, row in zip(groups, self.rows, strict=True):
-            first = (group.first, row.label)
-            self._first_runs.append(first)
+            labelled_run = (group.first, row.label)
+            self._first_runs.append(labelled_run)
             if (group.first.folder / "memory").is_dir():
-                self._first_runs_with_samples.append(first)
+                self._first_runs_with_samples.append(labelled_run)
 
     def table(self, title: str) -> Table:
         """The table with a title, such as `Scaling and arithmetic`; an empty one where no run has
@@ -124,18 +133,20 @@ class Summary:
 
     @cached_property
     def reference(self) -> list[dict[str, str]]:
-        """The published rows of the models of these runs, as transcribed; an empty string means not
-        published. None for a run of another task."""
+        """The published rows of the models that these runs train on text-to-SQL, which is what was
+        published; no rows for runs of other tasks. Values are text as transcribed; an empty one was
+        not published."""
         models = set()
         for row in self.rows:
             if row.config is not None and row.config.task == TEXT2SQL:
                 models.add(row.config.model_id.rsplit("/", 1)[-1])
         with open(REFERENCE, encoding="utf-8", newline="") as file:
-            return [row for row in csv.DictReader(file) if row["model"] in models]
+            return [line for line in csv.DictReader(file) if line["model"] in models]
 
     @cached_property
     def timelines(self) -> list[Timeline]:
-        """Memory and use over time of the first run of each row, for as many rows as are drawn."""
+        """Memory and use over time of the first run of each row that has samples, at most
+        `PLOTTED_RUNS`."""
         return [
             read_timeline(entry, label)
             for entry, label in self._first_runs_with_samples[:PLOTTED_RUNS]
@@ -143,22 +154,21 @@ class Summary:
 
     @cached_property
     def plots(self) -> dict[str, Plot]:
-        """Every plot by the name of its file; the first one comes at the top of the page.
+        """Every plot by the name of its file without `.svg`; the first one comes at the top of the
+        page.
 
-        Losses, and memory and use over time, are of the first run of each row; the latter two of at
-        most `PLOTTED_RUNS` that have samples.
+        Losses are of the first run of each row; memory and use over time are those of `timelines`.
         """
         records = [(label, entry.record) for entry, label in self._first_runs]
+        number_with_samples = len(self._first_runs_with_samples)
         return {
             "speed_memory": speed_memory_plot(self.rows),
             "throughput": throughput_plot(self.rows),
             "memory": planned_memory_plot(self.rows),
             "losses": loss_plot(records),
             "scaling": scaling_plot(self.rows),
-            "memory_over_time": over_time(
-                self.timelines, len(self._first_runs_with_samples), "memory"
-            ),
-            "use_over_time": over_time(self.timelines, len(self._first_runs_with_samples), "use"),
+            "memory_over_time": over_time(self.timelines, number_with_samples, "memory"),
+            "use_over_time": over_time(self.timelines, number_with_samples, "use"),
         }
 
     def remarks(self) -> list[str]:
@@ -166,8 +176,8 @@ class Summary:
         more than technique and pods.
 
         Of a run: how a repeat failed, what could not be read, why it has no samples/s, whether it
-        is a copy or computed in another precision than it was asked to. Why a whole row failed
-        stands in a table of its own.
+        is a copy, was disturbed, was resumed, or computed in another precision than it was asked
+        for. Why a whole row failed stands in a table of its own.
         """
         remarks = remark_lines(self._failed_repeats())
         remarks += copy_remarks(self.entries)
@@ -181,10 +191,11 @@ class Summary:
         return remarks
 
     def _failed_repeats(self) -> Iterator[tuple[str, str]]:
-        """The runs of rows with a result that failed or could not be read as a whole, each with its
-        status and the reason."""
+        """The name of each run that failed or could not be read as a whole, with its status and the
+        reason, of the rows that have a result all the same."""
         for group in self.groups:
             if not group.row.is_done:
+                # The table of failed rows says why.
                 continue
             for run in group.runs:
                 if run.status != "ok" or run.reason:
@@ -210,8 +221,8 @@ class Summary:
         return differences(self.groups)
 
     def to_json(self) -> dict[str, Any]:
-        """Raw values by run and by row, and what to know about them."""
-        # The lists alone; how the second one is headed is for people.
+        """What `summary.json` holds: raw values by run and by row, and what to know about them."""
+        # Their headings are for people; the second one depends on `allow_differences`.
         remarks, differences = self.notes.values()
         runs = []
         for group in self.groups:
@@ -235,7 +246,11 @@ class Summary:
         return f"{self.answers().to_markdown()}\n{self.origin()}\n\n{tables_and_notes}"
 
     def to_text(self, shown: Callable[[Table], str] = str) -> str:
-        """The tables, and below them what to know before reading them."""
+        """The tables, below them what to know before reading them, then the published rows.
+
+        Args:
+            shown: makes a table's text: for a terminal if not given.
+        """
         parts = [shown(table) for table in self.tables]
         parts += [_markdown_list(heading, items) for heading, items in self.notes.items()]
         if self.reference:
@@ -249,7 +264,8 @@ class Summary:
         lines = []
         for group in self.groups:
             lines += group.runs_to_json()
-        # The keys of all runs, in the order in which they are first met: one may have more.
+        # The keys of all runs, in the order in which they are first met: a run that was scored has
+        # more of them.
         keys: dict[str, None] = {}
         for line in lines:
             keys |= dict.fromkeys(line)
@@ -261,9 +277,8 @@ class Summary:
         return text.getvalue()
 
     def to_page(self) -> str:
-        """The whole report as one HTML page that needs nothing else: no script, no font, no
-        address."""
-        first, *others = (plot.svg for plot in self.plots.values())
+        """The whole report as one HTML page that loads nothing: no script, no font, no image."""
+        first_plot, *other_plots = (plot.svg for plot in self.plots.values())
         published = ""
         if self.reference:
             published = reference_table(self.reference).to_html()
@@ -274,17 +289,19 @@ class Summary:
             title=PAGE_TITLE,
             answers=self.answers()._repr_html_(),
             origin=escape(self.origin()),
-            first=first,
+            first=first_plot,
             shown=self._results_html(),
             notes=self._notes_html(),
             folded=self._further_html(),
-            others="\n".join(f"<figure>{plot}</figure>" for plot in others),
+            others="\n".join(f"<figure>{plot}</figure>" for plot in other_plots),
             published=published,
         )
 
     def write(self, out: Path) -> dict[str, Any]:
-        """Write the report's files into a folder: each file appears whole, and none before all of
-        them are written.
+        """Write the report's files into a folder, which is made where it is missing.
+
+        All of them are written to a folder beside their places first: so each appears whole, and
+        where one cannot be written, those of an earlier report stay.
 
         Returns:
             What `summary.json` holds.
@@ -309,7 +326,8 @@ class Summary:
 
     @cached_property
     def notes(self) -> dict[str, list[str]]:
-        """What to know before reading the tables: lists of lines by their heading."""
+        """What to know before reading the tables, as lines by their heading: first the remarks,
+        then the differences."""
         heading = DIFFERENCES_HEADING
         if self.allow_differences:
             heading = ALLOWED_DIFFERENCES_HEADING
@@ -317,7 +335,7 @@ class Summary:
 
     @property
     def confounders(self) -> list[str]:
-        """What makes each published row hard to compare."""
+        """A line for each published row: what makes it hard to compare."""
         lines = []
         for row in self.reference:
             name = f"{row['model']} {row['technique']} x{row['pods']}"
@@ -329,7 +347,8 @@ class Summary:
 
     @property
     def _number_of_results(self) -> int:
-        """How many tables tell results; the others, which follow, say how they came about."""
+        """How many tables tell results; the others, which begin with the one of the settings, say
+        how the results came about."""
         titles = [table.title for table in self.tables]
         return titles.index(SETTINGS_TITLE)
 
@@ -339,11 +358,12 @@ class Summary:
 
     def _further_html(self) -> str:
         """All other tables, folded under their titles."""
-        folds = []
+        folded_tables = []
         for table in self.tables[self._number_of_results :]:
+            # The fold has the title already.
             cells = replace(table, title="").to_html()
-            folds.append(f"<details><summary>{table.title}</summary>{cells}</details>")
-        return "\n".join(folds)
+            folded_tables.append(f"<details><summary>{table.title}</summary>{cells}</details>")
+        return "\n".join(folded_tables)
 
     def _repr_html_(self) -> str:
         answers_html = self.answers()._repr_html_()
@@ -355,7 +375,7 @@ class Summary:
 
 
 def _without_a_rate(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
-    """Each run that ended well without samples/s, with a text that says why."""
+    """The name of each run that ended well without samples/s, with a text that says why."""
     for entry in entries:
         record = entry.record
         if entry.status != "ok" or record is None:
@@ -365,15 +385,15 @@ def _without_a_rate(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
 
 
 def _resumed(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
-    """Each run that was resumed, with a text that says so."""
+    """The name of each run that was resumed, with a text that says so."""
     for entry in entries:
         if entry.record is not None and is_resumed(entry.record):
             yield entry.name, "was resumed: its times are those of its last attempt"
 
 
 def _ratio_remarks(rows: Sequence[Row]) -> list[str]:
-    """Why the ratios between rows and their base are marked with `*`: a line for all rows that
-    differ from one base in the same settings."""
+    """Why ratios are marked with `*`: a line for all rows that differ from one base in the same
+    settings; none where all rows differ from their base only in technique and pods."""
     labels_by_text: dict[str, list[str]] = {}
     for row in rows:
         if row.comparison.differs_in:
@@ -392,9 +412,9 @@ def _days_text(configs: Sequence[RunConfig]) -> str:
     days = sorted(config.started_at[:10] for config in configs)
     if not days:
         return ""
-    first = days[0]
-    last = days[-1]
-    return first if first == last else f"{first} to {last}"
+    first_day = days[0]
+    last_day = days[-1]
+    return first_day if first_day == last_day else f"{first_day} to {last_day}"
 
 
 def _versions(configs: Sequence[RunConfig]) -> set[str]:
@@ -414,7 +434,12 @@ def _csv_cell(value: object) -> object:
 
 
 def reference_table(rows: Sequence[dict[str, str]]) -> Table:
-    """The published rows as people read them: figures that were measured on other hardware."""
+    """The published rows as people read them: figures that were measured on other hardware.
+
+    Args:
+        rows: lines of `published.csv`, as `Summary.reference` has them; without any, the table
+            says so.
+    """
     if not rows:
         return Table(("",), ((NOTHING_PUBLISHED,),), REFERENCE_TITLE)
     lines = []
@@ -437,6 +462,7 @@ def reference_table(rows: Sequence[dict[str, str]]) -> Table:
 
 
 def _published_gib(gigabytes: str) -> str:
+    """Published GB in GiB, as text."""
     return f"{float(gigabytes) * GIGA / GIB:.1f}"
 
 
