@@ -18,13 +18,13 @@ from zeropods.tables import GIB, SECONDS_PER_HOUR, Table, counted, digits, wrapp
 from zeropods.tasks import CAUSAL_SCRIPT, T5_SCRIPT
 
 TIGHT_MARK = "~"
-NARROW = 74
+COMMAND_COLUMNS = 74
 """Columns of a line of a command, which with its indent and the backslash after it fits 80."""
 T5_DATA = "wikisql_tok_dataset"
 CAUSAL_DATA = "squad"
 """Folders of data that the scripts take where none is named."""
 NOT_TRAINED = "This is planned only: the project does not train so yet."
-BITS = 8
+BITS_PER_BYTE = 8
 LEAST_OF_TEN_GIGABITS = 7
 """Gbit/s above which a pod's link is called one of 10 Gbit/s, as its wire is: programs reach 7 to
 10 of them."""
@@ -37,12 +37,14 @@ class AdviceReport:
     request: Request
     advice: Advice
     given: Collection[str] = ()
-    """Fields of the request and of its machines that somebody gave, or a probe measured."""
+    """Names of the fields of the request and of its machines that a flag gave, or a probe
+    measured; all others are assumed."""
     within_hours: float | None = None
     """Most hours of the whole training for the cheapest way; None where nobody gave any."""
 
     def to_text(self) -> str:
-        """The verdict, what fits, the best and the cheapest, what was assumed, and the command."""
+        """The verdict, what fits, the best and the cheapest, what was assumed, and the command,
+        wrapped for the terminal."""
         advice = self.advice
         parts = [wrapped(f"{self.title}: {advice.verdict}")]
         if advice.ways:
@@ -62,14 +64,16 @@ class AdviceReport:
     def title(self) -> str:
         """The job and the machines, in a line."""
         request = self.request
+        # A causal model has one length, an encoder-decoder those of source and target.
         tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
         machines = request.machines
         pods = counted(machines.pods, "pod")
         gpus = f"{machines.slots} x {machines.gpu}"
         if "gpu" not in self.given and "gpu_memory_bytes" in self.given:
+            # The name is that of the default GPU, whose memory is another.
             gpus = counted(machines.slots, "GPU")
-        size = f"{request.gpu_memory_bytes / GIB:.4g} GiB"
-        return f"{request.model}, rows of {tokens} tokens, on {pods} of {gpus} ({size} each)"
+        gpu_size = f"{request.gpu_memory_bytes / GIB:.4g} GiB"
+        return f"{request.model}, rows of {tokens} tokens, on {pods} of {gpus} ({gpu_size} each)"
 
     def table(self) -> Table:
         """A table of the ways that fit, the fastest first."""
@@ -100,12 +104,13 @@ class AdviceReport:
         return f"What fits, in {names}, the fastest first"
 
     def sentences(self) -> list[str]:
-        """What to choose, why nothing fits, and what would."""
+        """How to read the table; what to choose; where nothing fits, what would."""
         advice = self.advice
         sentences = []
         otherwise = ""
         if advice.verdict == NO:
             sentences.append("Nothing that was asked for fits.")
+            # The best and the cheapest way may have another batch or checkpointing.
             otherwise = " otherwise"
         ways = advice.ways
         if any(way.estimate.work.gradient_accumulation > 1 for way in ways):
@@ -146,29 +151,34 @@ class AdviceReport:
     # What was assumed, where it is used.
 
     def assumptions(self) -> list[str]:
-        """A sentence with the speeds that nobody gave and that times here depend on; none without
-        such."""
+        """A sentence with the speeds that nobody gave and that the times shown depend on, and one
+        where the memory of a host was not checked; none where nothing was assumed."""
         advice = self.advice
-        shown = [*advice.ways, *(change.way for change in advice.changes)]
+        shown_ways = [*advice.ways, *(change.way for change in advice.changes)]
         for chosen in (advice.best, advice.cheapest):
             if chosen is not None:
-                shown.append(chosen)
-        if not shown:
+                shown_ways.append(chosen)
+        estimates = [way.estimate for way in shown_ways]
+        if not estimates:
             return []
-        estimates = [way.estimate for way in shown]
         sentences = []
-        assumed = self._assumed_speeds(estimates)
-        if assumed:
-            sentences.append(f"Times assume {', '.join(assumed)}.")
+        assumed_speeds = self._assumed_speeds(estimates)
+        if assumed_speeds:
+            sentences.append(f"Times assume {', '.join(assumed_speeds)}.")
         offloads = any(estimate.technique.offloads for estimate in estimates)
         if offloads and self.request.host_memory_bytes is None:
             sentences.append("Host memory was not checked (no --host-memory).")
         return sentences
 
     def _assumed_speeds(self, estimates: Sequence[Estimate]) -> list[str]:
-        """The speeds that these estimates depend on and that nobody gave, each with its flag."""
+        """The speeds that these estimates depend on and that nobody gave, each with its flag.
+
+        Args:
+            estimates: those that are shown, on any number of pods.
+        """
         machines = self.request.machines
         assumed = []
+        # Either flag says how fast the GPU is.
         if not {"gpu", "flops"} & set(self.given):
             assumed.append(f"the speed of an {machines.gpu} (no --gpu)")
         crosses_network = any(estimate.pods > 1 for estimate in estimates)
@@ -187,9 +197,11 @@ class AdviceReport:
     # How to run it.
 
     def launch_command(self) -> str:
-        """The command that runs the best way, with what it needs; empty where nothing fits."""
+        """The command that runs the best way, under a line that says with which configuration; a
+        sentence where there is no such command; empty where nothing fits or the way is planned
+        only."""
         way = self.advice.best
-        # What is planned only is said by the request's remark.
+        # `to_text` shows the request's remark, which says what is planned only.
         if way is None or way.request.planned_only:
             return ""
         technique = way.estimate.technique
@@ -200,21 +212,21 @@ class AdviceReport:
         words = launch_words(way.request, way)
         if words is None:
             return wrapped(why_no_command(self.request.model))
-        file = way.estimate.technique.file
-        named = "without a DeepSpeed configuration"
+        introduction = "Run it without a DeepSpeed configuration:"
+        file = technique.file
         if file is not None:
-            named = f"by {_short_path(file)}"
-        remarks = [f"Run it {named}:"]
-        zero = self.request.zero
-        if file is not None and zero.reduce_elements != ZeroSettings().reduce_elements:
-            size = f"reduce_bucket_size {zero.reduce_elements}"
-            remarks = [f"Run it {named}, in a copy with {size}:"]
-        return f"{wrapped(remarks[0])}\n\n{_command_in_lines(words)}"
+            introduction = f"Run it by {_short_path(file)}:"
+            bucket = self.request.zero.reduce_elements
+            # The file has the default bucket: a plan of another one holds for a changed copy only.
+            if bucket != ZeroSettings().reduce_elements:
+                changed_key = f"reduce_bucket_size {bucket}"
+                introduction = f"Run it by {_short_path(file)}, in a copy with {changed_key}:"
+        return f"{wrapped(introduction)}\n\n{_command_in_lines(words)}"
 
 
 def _network_text(bytes_per_second: float) -> str:
     """The speed of a network by its usual name, that of its wire, where it is one of 10 Gbit/s."""
-    gigabits = BITS * bytes_per_second / GIGA
+    gigabits = BITS_PER_BYTE * bytes_per_second / GIGA
     if LEAST_OF_TEN_GIGABITS < gigabits <= 10:
         return "10 Gbit/s"
     return f"{gigabits:.3g} Gbit/s"
@@ -237,8 +249,9 @@ def described(estimate: Estimate) -> str:
 
 
 def _cheapest(way: Way) -> str:
-    """The cheapest way, how long it takes, and what it costs."""
+    """The cheapest way, how long it takes, and what it costs where a price was given."""
     estimate = way.estimate
+    # The search finds a cheapest way only where the length of the training is known.
     hours = (estimate.total_seconds or 0.0) / SECONDS_PER_HOUR
     sentence = f"{described(estimate)}: {digits(hours)} h"
     if estimate.cost is not None:
@@ -247,11 +260,14 @@ def _cheapest(way: Way) -> str:
 
 
 def launch_words(request: Request, way: Way, data: str | None = None) -> list[str] | None:
-    """The words of the command that trains in this way; None where no script finds the model.
+    """The words of the `zeropods launch` that trains in this way; None where no script finds the
+    model by the name that the plan has, for which `why_no_command` gives the reason.
 
     Args:
-        data: the data; if not given, those that the scripts take where none are named, under these
-            names here.
+        request: says the model.
+        way: says everything else.
+        data: the folder of the data, or a name that the script knows; if not given, the script's
+            own default, written out.
     """
     estimate = way.estimate
     work = estimate.work
@@ -286,11 +302,16 @@ def launch_words(request: Request, way: Way, data: str | None = None) -> list[st
 def model_to_train(model: str) -> str | None:
     """The name by which a training script finds the model of a plan: a hub id for a known name, a
     folder with weights; None for a configuration without weights, and for a tuned model without its
-    organisation."""
+    organisation.
+
+    Args:
+        model: what `--model` of a plan takes: a name, a hub id, a folder or a configuration file.
+    """
     path = Path(model)
     if path.is_file():
         path = path.parent
     if path.is_dir():
+        # A run keeps its model in `model`.
         for folder in (path / "model", path):
             if has_weights(folder):
                 return str(folder)
@@ -298,6 +319,7 @@ def model_to_train(model: str) -> str | None:
     try:
         return hub_id(model)
     except UserError:
+        # None of the known names: the training script looks it up on the hub.
         return model
 
 
@@ -330,9 +352,9 @@ def _command_in_lines(words: list[str]) -> str:
             pieces[-1] = f"{pieces[-1]} {shlex.quote(word)}"
     lines = pieces[:1]
     for piece in pieces[1:]:
-        longer = f"{lines[-1]} {piece}"
-        if len(longer) > NARROW:
+        longer_line = f"{lines[-1]} {piece}"
+        if len(longer_line) > COMMAND_COLUMNS:
             lines.append(piece)
         else:
-            lines[-1] = longer
+            lines[-1] = longer_line
     return " \\\n    ".join(lines)

@@ -31,6 +31,7 @@ TIMES = {
     "processor_seconds": "Adam on the processor",
     "optimizer_seconds": "the optimizer on the GPU",
 }
+"""What a step waits for, in words, by the field of the planned time."""
 FAR = 5
 """Multiple of the longest bar; a GPU's memory beyond it is not marked."""
 LIMIT: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
@@ -51,8 +52,8 @@ class PlanReport:
 
     @cached_property
     def published(self) -> list[Published]:
-        """Published runs of the plan's model, techniques and pods; none for a model of which no run
-        was published."""
+        """The rows of `published()` with the plan's model, techniques and pods; none for a model of
+        which no run was published."""
         model = self.plan.request.model.rsplit("/", 1)[-1]
         planned = {(estimate.technique.name, estimate.pods) for estimate in self.plan.estimates}
         rows = []
@@ -70,7 +71,8 @@ class PlanReport:
         }
 
     def to_text(self, formulas: bool) -> str:
-        """One table, what to choose, and the published runs beside it.
+        """The table, what to choose, how to read them, and the published runs beside the plan,
+        wrapped for the terminal.
 
         Args:
             formulas: whether to add every term of the memory with its formula.
@@ -97,6 +99,7 @@ class PlanReport:
         """A table with a line for each technique: memory of a GPU in GiB, of a pod's host, largest
         batch, time."""
         request = self.plan.request
+        # A causal model has one length, an encoder-decoder those of source and target.
         tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
         rows = f"{counted(request.batch_size, 'row')} of {tokens} tokens per process"
         gpus = f"on GPUs of {gib(request.gpu_memory_bytes)} GiB"
@@ -104,11 +107,12 @@ class PlanReport:
         return Table.of([_line_of(estimate) for estimate in self.plan.estimates], title)
 
     def choice(self) -> str:
-        """A recommendation in a line or two."""
+        """A recommendation in a line or two; where no technique fits, what to change."""
         best = self.plan.best
         estimates = self.plan.estimates
         if best is None:
-            rows = max((estimate.largest_batch_size or 0 for estimate in estimates), default=0)
+            largest_batches = [estimate.largest_batch_size or 0 for estimate in estimates]
+            rows = max(largest_batches, default=0)
             if rows:
                 return f"No technique fits; a batch of {rows:,} would."
             remedy = "try bf16, more pods, gradient checkpointing"
@@ -119,8 +123,8 @@ class PlanReport:
         speed = f"{digits(best.samples_per_second)} samples/s on {where}"
         sentence = f"Recommended: technique {name(best)}, the fastest of those that fit: {speed}."
         text = wrapped(sentence)
-        has_row_alone = any(estimate.technique.is_alone for estimate in estimates)
-        if self.plan.request.machines.pods > 1 and has_row_alone:
+        has_one_process = any(estimate.technique.is_alone for estimate in estimates)
+        if self.plan.request.machines.pods > 1 and has_one_process:
             text += "\nThe row none is always one process on one pod, regardless of --pods."
         return f"{text}\n"
 
@@ -154,20 +158,20 @@ class PlanReport:
     @property
     def memory(self) -> Plot:
         """Plot of one GPU's memory in GiB by part and technique; a line marks the GPU's size unless
-        it is far off."""
-        size = self.plan.request.gpu_memory_bytes / GIB
-        by_estimate = [estimate.memory.parts() for estimate in self.plan.estimates]
-        values = {part: [parts[part] / GIB for parts in by_estimate] for part in PARTS}
-        unit = f"GiB of one GPU, which has {size:g}"
+        it is more than `FAR` times the longest bar."""
+        gpu_gib = self.plan.request.gpu_memory_bytes / GIB
+        parts_of_estimates = [estimate.memory.parts() for estimate in self.plan.estimates]
+        values = {part: [parts[part] / GIB for parts in parts_of_estimates] for part in PARTS}
+        unit = f"GiB of one GPU, which has {gpu_gib:g}"
         plot, axes = self._bars(values, "memory", unit, "planned memory of one GPU")
-        longest = axes.get_xlim()[1]
+        _, right_end = axes.get_xlim()
         # With a line that is far away, the bars could not be told apart.
-        if size <= FAR * longest:
-            axes.set_xlim(right=max(longest, 1.05 * size))
-            axes.axvline(size, **LIMIT)
+        if gpu_gib <= FAR * right_end:
+            axes.set_xlim(right=max(right_end, 1.05 * gpu_gib))
+            axes.axvline(gpu_gib, **LIMIT)
             axes.annotate(
-                f"the GPU: {size:g} GiB",
-                (size, 1.0),
+                f"the GPU: {gpu_gib:g} GiB",
+                (gpu_gib, 1.0),
                 (-4, 2),
                 ha="right",
                 xycoords=("data", "axes fraction"),
@@ -188,7 +192,14 @@ class PlanReport:
     def _bars(
         self, values: dict[str, list[float]], what: str, unit: str, text: str
     ) -> tuple[Plot, Axes]:
-        """Draw a stacked bar for each technique."""
+        """Draw a stacked bar for each technique; return the plot, and its axes to draw more on.
+
+        Args:
+            values: lengths of the parts, one for each technique, by the label of the part.
+            what: what is planned, for the title.
+            unit: label of the axis.
+            text: what the plot shows, for those who cannot see it.
+        """
         from zeropods.report.plots import WIDE, new_axes, stacked_bars
 
         names = [name(estimate) for estimate in self.plan.estimates]
@@ -211,7 +222,9 @@ def plan_report(model: str, **fields: Any) -> PlanReport:
 
 
 def _line_of(estimate: Estimate) -> dict[str, object]:
-    """The line of an estimate in the table; headings for which it has nothing are left out."""
+    """The line of an estimate in the table, by heading; headings for which the estimate has nothing
+    are left out."""
+    # A causal model can be trained in several ways, which the labels tell apart; others have none.
     labels = estimate.labels
     parts = estimate.memory.parts()
     line: dict[str, object] = {"technique": estimate.technique.name}
@@ -225,8 +238,7 @@ def _line_of(estimate: Estimate) -> dict[str, object]:
     line["largest batch (rows)"] = "none"
     if estimate.largest_batch_size:
         line["largest batch (rows)"] = f"{estimate.largest_batch_size:,}"
-    step = _with_interval(estimate.time.seconds, estimate.intervals["time"], digits)
-    line["step (s)"] = step
+    line["step (s)"] = _with_interval(estimate.time.seconds, estimate.intervals["time"], digits)
     line["samples/s"] = digits(estimate.samples_per_second)
     if labels:
         line["tokens/s"] = digits(estimate.tokens_per_second)
@@ -270,8 +282,8 @@ def name(estimate: Estimate) -> str:
 
 def gib(size: float) -> str:
     """A number of bytes in GiB, as text."""
-    shown = size / GIB
-    return f"{shown:,.2f}" if shown >= 1 else digits(shown)
+    gibibytes = size / GIB
+    return f"{gibibytes:,.2f}" if gibibytes >= 1 else digits(gibibytes)
 
 
 # Plans of a causal model at several lengths: what grows with the length, and what with its square.
@@ -279,12 +291,13 @@ def gib(size: float) -> str:
 
 @dataclass(frozen=True)
 class LengthPlans:
-    """The estimates of one request at each length, in the same order; a notebook shows them as
-    their table."""
+    """The estimates of one request at each length; a notebook shows them as their table."""
 
     request: Request
+    """The request with one of the lengths."""
     estimates: dict[int, tuple[Estimate, ...]]
-    """Estimates by tokens per row."""
+    """Estimates by tokens per row; at each length the same techniques and ways of training, in the
+    same order."""
 
     @property
     def table(self) -> Table:
@@ -315,18 +328,19 @@ class LengthPlans:
 
         _, (axes,) = new_axes(WIDE, 5.0)
         lengths = list(self.estimates)
-        names_of_curves: dict[tuple[float, ...], list[str]] = {}
+        # Names of the ways by their sizes in GiB, one for each length.
+        names_by_sizes: dict[tuple[float, ...], list[str]] = {}
         for estimates_of_way in self._by_way():
             sizes = tuple(estimate.memory.device_bytes / GIB for estimate in estimates_of_way)
             # The name does not depend on the length.
-            names_of_curves.setdefault(sizes, []).append(name(estimates_of_way[0]))
-        for sizes, names in names_of_curves.items():
+            names_by_sizes.setdefault(sizes, []).append(name(estimates_of_way[0]))
+        for sizes, names in names_by_sizes.items():
             axes.plot(lengths, sizes, marker="o", label="\nor ".join(names))
-        size = self.request.gpu_memory_bytes / GIB
-        axes.axhline(size, **LIMIT)
+        gpu_gib = self.request.gpu_memory_bytes / GIB
+        axes.axhline(gpu_gib, **LIMIT)
         axes.annotate(
-            f"the GPU: {size:g} GiB",
-            (lengths[0], size),
+            f"the GPU: {gpu_gib:g} GiB",
+            (lengths[0], gpu_gib),
             (0, 3),
             textcoords="offset points",
             fontsize="small",
@@ -354,7 +368,9 @@ def length_plans(model: str, lengths: Sequence[int], **fields: Any) -> LengthPla
     model is not causal.
 
     Args:
-        fields: fields of `Request`.
+        model: its known name, hub id or folder.
+        lengths: tokens per row, one length or more.
+        fields: other fields of `Request`.
     """
     request = request_for(model, seq_length=lengths[0], **fields)
     plans = {length: plan(replace(request, seq_length=length)).estimates for length in lengths}
@@ -362,9 +378,11 @@ def length_plans(model: str, lengths: Sequence[int], **fields: Any) -> LengthPla
 
 
 def _finished(axes: Axes, title: str, text: str) -> Plot:
-    """The plot of these axes, with its legend, title and description."""
+    """The plot of these axes, with a legend below them, a title, and a text for those who cannot
+    see it."""
     from zeropods.report.plots import Plot, legend_below
 
+    # `Any`, since matplotlib's types allow for axes without a figure; `new_axes` makes none.
     figure: Any = axes.get_figure()
     legend_below(figure)
     figure.suptitle(title)
@@ -387,8 +405,8 @@ STAGE_1 = ZeroSettings(
     reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False
 )
 STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
-"""Settings of the published configurations, and DeepSpeed's defaults of that time, as far as they
-are known."""
+"""Settings of the published configurations by their stage, with DeepSpeed's defaults of that time,
+as far as these are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,8 +435,8 @@ class Published:
         return self.train_seconds / WIKISQL_STEPS[self.pods]
 
     def planned(self) -> tuple[int, float]:
-        """Planned bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens
-        in FP32."""
+        """Planned bytes of a GPU and seconds of a step, with the published settings: 32 rows of
+        96 + 96 tokens in FP32."""
         request = request_for(
             self.model,
             machines=Machines(pods=self.pods),
@@ -434,7 +452,7 @@ class Published:
 
     def line(self) -> dict[str, object]:
         """The row's line in the table of what was published and planned."""
-        size, seconds = self.planned()
+        planned_bytes, planned_seconds = self.planned()
         low = f"{GIGA * self.gigabytes_a_pod_low / GIB:.1f}"
         high = f"{GIGA * self.gigabytes_a_pod_high / GIB:.1f}"
         step = self.step_seconds
@@ -442,13 +460,14 @@ class Published:
             "technique": self.technique,
             "pods": self.pods,
             "published (GiB)": low if low == high else f"{low}-{high}",
-            "planned (GiB)": f"{size / GIB:.1f}",
+            "planned (GiB)": f"{planned_bytes / GIB:.1f}",
             "published step (s)": "" if step is None else digits(step),
-            "planned step (s)": digits(seconds),
+            "planned step (s)": digits(planned_seconds),
         }
 
     def remark(self, planned_bytes: int) -> str:
-        """How the planned memory differs from the published one, and why."""
+        """How the planned memory differs from the published one, and why, in words; `within 10%`
+        where it does not by more than `TOLERANCE`."""
         low = GIGA * self.gigabytes_a_pod_low
         high = GIGA * self.gigabytes_a_pod_high
         if planned_bytes < (1 - TOLERANCE) * low:
@@ -460,19 +479,19 @@ class Published:
         return f"within {TOLERANCE:.0%}"
 
     def note(self) -> str:
-        """The remark in a sentence."""
+        """The remark on the planned memory in a sentence."""
         planned_bytes, _ = self.planned()
         where = f"{self.technique} on {counted(self.pods, 'pod')}"
         return f"Memory of {where}: {self.remark(planned_bytes)}."
 
     def to_json(self) -> dict[str, object]:
         """The row with what is planned for it, how the memory differs, and why."""
-        size, seconds = self.planned()
+        planned_bytes, planned_seconds = self.planned()
         return asdict(self) | {
-            "planned_gigabytes": size / GIGA,
+            "planned_gigabytes": planned_bytes / GIGA,
             "published_step_seconds": self.step_seconds,
-            "planned_step_seconds": seconds,
-            "remark": self.remark(size),
+            "planned_step_seconds": planned_seconds,
+            "remark": self.remark(planned_bytes),
         }
 
 
@@ -483,5 +502,6 @@ def published() -> list[Published]:
     with PUBLISHED.open(encoding="utf-8", newline="") as file:
         values = []
         for line in csv.DictReader(file):
+            # An empty text stands for what the table does not say.
             values.append({key: text or None for key, text in line.items()})
     return TypeAdapter(list[Published]).validate_python(values)

@@ -40,7 +40,7 @@ time."""
 SHOWN_WIDTH = 720
 """Width of a plot in a notebook, in CSS pixels."""
 HOVER = "hover "
-"""Prefix of the id of a drawn element; the rest of that id is shown when the pointer is over the
+"""Prefix of the id of a drawn element; the rest of the id is shown when the pointer is over the
 element."""
 
 
@@ -60,12 +60,16 @@ class Plot:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 
         buffer = io.StringIO()
+        # Matplotlib's ids are random without a salt, and would repeat those of the page's other
+        # plots with the same salt.
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": self.text}):
             # Not savefig, which would draw twice: first for the layout, which every drawing
             # computes anyway.
             metadata = {"Date": None, "Creator": None}
             FigureCanvasSVG(self.figure).print_svg(buffer, metadata=metadata)
+        # A page has no place for the XML declaration before the image.
         _, _, drawing = buffer.getvalue().partition("<svg ")
+        # Browsers show the title of an element when the pointer is over it.
         titled = re.sub(rf'<g id="{HOVER}([^"]*)">', r"<g><title>\1</title>", drawing)
         return f'<svg role="img" aria-label="{escape(self.text)}" {titled}'
 
@@ -85,10 +89,13 @@ class Plot:
 def _finished_plot(
     figure: Figure, what: str, names: Sequence[str], nothing: str = "", more: str = ""
 ) -> Plot:
-    """The finished plot of something that each name has.
+    """The finished plot, with a text of `what`, the names and `more`.
 
     Args:
-        nothing: why nothing is drawn, which stands in the plot where there are no names.
+        what: what is drawn of each name, such as `memory of`.
+        names: labels of all rows or runs that are drawn.
+        nothing: why nothing is drawn, which is written into the plot where there are no names;
+            if empty, the plot says so itself.
         more: what follows the names in the plot's text.
     """
     if nothing and not names:
@@ -115,11 +122,12 @@ CROWDED_RATIO = 100
 def new_axes(
     width: float, height: float, columns: int = 1, rows: int = 1
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `width` x `height` inches with `rows` x `columns` axes, row by row, bound to no
-    display."""
+    """A figure of `width` x `height` inches and its `rows` x `columns` axes, row by row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # Not pyplot, which would keep every figure and look for a display. The canvas attaches itself
+    # to the figure.
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
@@ -134,7 +142,11 @@ def stacked_bars(
     axes: Axes, names: Sequence[str], parts: Mapping[str, Sequence[float]]
 ) -> list[BarContainer]:
     """Draw a bar for each name, the first one on top, with its parts end to end, each in a colour
-    of its own."""
+    of its own; return the bars of each part.
+
+    Args:
+        parts: lengths by the label of a part, one for each name.
+    """
     drawn_parts = []
     ends = [0.0] * len(names)
     for label, widths in parts.items():
@@ -156,28 +168,39 @@ def bars_beside(
     unit: float,
     first_color: int = 0,
 ) -> None:
-    """Draw bars side by side for each label; a value that was not measured has none."""
+    """Draw a bar of each series for each label, side by side, with its value written behind it; a
+    value that was not measured has no bar.
+
+    Args:
+        series: values by name of the series, one for each label.
+        unit: what the values are divided by.
+        first_color: number of the first series' colour in matplotlib's cycle.
+    """
+    # The bars of a label fill 0.8 of the distance to the next label.
     height = 0.8 / len(series)
     middle = (len(series) - 1) / 2
     for number, (name, values) in enumerate(series.items()):
-        places = [i + (number - middle) * height for i in range(len(values))]
-        sizes = [0.0 if value is None else value / unit for value in values]
+        positions = [i + (number - middle) * height for i in range(len(values))]
+        lengths = [0.0 if value is None else value / unit for value in values]
         color = f"C{first_color + number}"
-        bars = axes.barh(places, sizes, height=0.9 * height, label=name, color=color)
-        texts = [digits(size) if size else "" for size in sizes]
+        bars = axes.barh(positions, lengths, height=0.9 * height, label=name, color=color)
+        texts = [digits(length) if length else "" for length in lengths]
         axes.bar_label(bars, labels=texts, padding=3, fontsize="small")
     axes.set_yticks(range(len(labels)), labels)
     axes.margins(x=0.15, y=0.02)
     axes.locator_params(axis="x", nbins=5)
     axes.invert_yaxis()
-    drawn_series = [name for name, values in series.items() if any(values)]
-    if not drawn_series:
+    has_a_bar = any(any(values) for values in series.values())
+    if not has_a_bar:
         _write_instead(axes, "not measured")
 
 
 def legend_below(figure: Figure, columns: int = 2, handles: Sequence[Any] = ()) -> None:
-    """Put a legend below all axes, where it covers no curve or bar; without handles, it has
-    everything with a label."""
+    """Put a legend below all axes, where it covers no curve or bar.
+
+    Args:
+        handles: what it explains; everything that has a label if not given.
+    """
     chosen = {"handles": handles} if handles else {}
     figure.legend(
         loc="outside lower center", ncols=columns, fontsize="small", frameon=False, **chosen
@@ -185,7 +208,7 @@ def legend_below(figure: Figure, columns: int = 2, handles: Sequence[Any] = ()) 
 
 
 def _write_instead(axes: Axes, why: str) -> None:
-    """Say in place of a plot why there is nothing to draw."""
+    """Write into empty axes why there is nothing to draw."""
     axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, fontsize="small")
     axes.set(xticks=[], yticks=[])
 
@@ -194,13 +217,21 @@ def _shown_name(name: str) -> str:
     """A name, shortened, and changed so that matplotlib sees no formula in it and its legend does
     not hide it."""
     if len(name) > LONGEST_NAME:
+        # The end tells runs apart.
         name = f"…{name[1 - LONGEST_NAME :]}"
     name = name.replace("$", r"\$")
+    # Matplotlib leaves labels that begin with `_` out of legends.
     return f" {name}" if name.startswith("_") else name
 
 
 def _set_title(axes: Axes, text: str, shown: int = 0, total: int = 0, what: str = "rows") -> None:
-    """Set a title, which says so where not everything is drawn."""
+    """Set a title, which says so where fewer things are drawn than there are.
+
+    Args:
+        shown: number of things that are drawn.
+        total: number of things that there are.
+        what: what the things are, in the plural.
+    """
     if shown < total:
         text += f"\n(the first {shown} of {total} {what})"
     axes.set_title(text, fontsize="medium")
@@ -208,31 +239,39 @@ def _set_title(axes: Axes, text: str, shown: int = 0, total: int = 0, what: str 
 
 def _set_limits(axes: Axes, which: str, values: Sequence[float], top: float = 0.0) -> None:
     """Set a scale with room at its ends, which reaches at least `top`; it is logarithmic where
-    values lie far apart."""
-    least = min(values)
-    most = max(values)
+    values lie far apart.
+
+    Args:
+        which: the axis, `x` or `y`.
+    """
+    smallest = min(values)
+    largest = max(values)
     if _lie_far_apart(values):
         _set_logarithmic(axes, which)
-        limits = (least / 1.5, max(most * 1.7, top))
+        limits = (smallest / 1.5, max(largest * 1.7, top))
     else:
-        limits = (0, max(1.15 * most, 1.03 * top))
+        limits = (0, max(1.15 * largest, 1.03 * top))
     axes.set(**{f"{which}lim": limits})
 
 
 def _lie_far_apart(values: Sequence[float]) -> bool:
-    """Whether values need a logarithmic scale, which none can have that is not above 0."""
-    least = min(values)
-    return least > 0 and max(values) > LONG_RATIO * least
+    """Whether values need a logarithmic scale, which is possible only where all are above 0."""
+    smallest = min(values)
+    return smallest > 0 and max(values) > LONG_RATIO * smallest
 
 
 def _set_logarithmic(axes: Axes, which: str) -> None:
-    """Set a logarithmic scale with plain numbers."""
+    """Set a logarithmic scale with plain numbers, for what is drawn already.
+
+    Args:
+        which: the axis, `x` or `y`.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
-    least, most = axis.get_data_interval()
-    is_crowded = which == "x" and most > CROWDED_RATIO * least
+    smallest, largest = axis.get_data_interval()
+    is_crowded = which == "x" and largest > CROWDED_RATIO * smallest
     labelled_multiples: tuple[int, ...] = (1, 2, 5)
     if is_crowded:
         labelled_multiples = (1,)
@@ -247,8 +286,8 @@ def _set_logarithmic(axes: Axes, which: str) -> None:
 def _of_main_kind(
     rows: Sequence[Row], kind_of: Callable[[Row], str | None]
 ) -> tuple[str | None, list[Row | None]]:
-    """The kind of memory that most rows have; and the rows in their order, with None in place of
-    each one of another kind, which is not drawn."""
+    """The kind of memory that most rows have, None where no row has one; and the rows in their
+    order, with None in place of each one of another kind, which is not drawn."""
     kinds = [kind_of(row) for row in rows]
     counts = Counter(kind for kind in kinds if kind is not None)
     main_kind = max(counts, key=counts.__getitem__, default=None)
@@ -259,7 +298,7 @@ def _of_main_kind(
 
 
 def _figures(rows: Sequence[Row | None]) -> list[Figures]:
-    """The figures of rows; none of a row that is not drawn."""
+    """The figures of rows; empty ones in place of a row that is not drawn."""
     return [Figures() if row is None else row.figures for row in rows]
 
 
@@ -272,12 +311,14 @@ def _planned_kind(row: Row) -> str | None:
 
 
 def _memory_unit(kind: str | None) -> tuple[int, str]:
-    """The unit in which sizes of this kind are drawn: its number of bytes, and its name."""
+    """The unit in which memory of this kind is drawn: its number of bytes, and its name. Live
+    states on CPUs are those of small models."""
     return (GIB, "GiB") if kind == DEVICE_USED else (MIB, "MiB")
 
 
 def _rate_interval(row: Row) -> tuple[float, float]:
-    """The 95 % interval of a row's samples per second; where there is none, their mean twice."""
+    """The 95 % interval of a timed row's samples per second; where there is none, the mean
+    twice."""
     low, high = row.samples_per_second_interval or (row.rate, row.rate)
     return low, high
 
@@ -294,9 +335,10 @@ MARKER_POINTS = 10
 LETTER_WIDTH = 6.5
 """Approximate width in points of a letter beside a marker."""
 LETTER_HEIGHT = 9
+"""Approximate height in points of a letter."""
 BESIDE = ((7, 4), (7, -12), (-7, 4), (-7, -12), (0, 9), (0, -17), (18, 4), (-18, 4))
-"""Places for the letters of a marker, in points from its centre; the first place that is free is
-taken."""
+"""Offsets of the letters from the centre of their marker, in points to the right and up; the first
+at which they cover nothing is taken."""
 
 
 def speed_memory_plot(rows: Sequence[Row]) -> Plot:
@@ -307,8 +349,8 @@ def speed_memory_plot(rows: Sequence[Row]) -> Plot:
     left is better. Colours are techniques, shapes are numbers of pods; points at the same place
     share one text with their letters.
     """
-    kind, of_kind = _of_main_kind(_measured_rows(rows), _planned_kind)
-    comparable = [row for row in of_kind if row is not None]
+    kind, rows_of_kind = _of_main_kind(_measured_rows(rows), _planned_kind)
+    comparable = [row for row in rows_of_kind if row is not None]
     shown = comparable[:PLOTTED_ROWS]
 
     figure, (axes,) = new_axes(PAGE_WIDTH, 3.4 + 0.09 * len(shown))
@@ -341,8 +383,8 @@ def speed_memory_plot(rows: Sequence[Row]) -> Plot:
 
 
 def _measured_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows that have a speed and a size: of those that are compared, or of all where none
-    are."""
+    """The rows whose speed and memory were measured: of those that are compared with each other,
+    or of all where none are."""
     compared = [row for row in rows if row.is_compared]
     measured = []
     for row in compared or rows:
@@ -352,10 +394,16 @@ def _measured_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _draw_point(axes: Axes, row: Row, size: float, unit_name: str, marker: str) -> None:
-    """Draw a row's samples per second, with their interval, at the size of its memory."""
+    """Draw a row's samples per second, with their interval, at the size of its memory.
+
+    Args:
+        size: the memory in the unit of the plot.
+        marker: the marker's shape, as matplotlib calls it.
+    """
     color = color_of(row.known_config.technique)
     rate = row.rate
     low, high = _rate_interval(row)
+    # Lengths below and above the point; rounding must not make one of them negative.
     span = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
     axes.errorbar(size, rate, yerr=span, fmt="none", color=color, capsize=3, elinewidth=1)
     (point,) = axes.plot(
@@ -380,7 +428,7 @@ class Area(NamedTuple):
     height: float
 
     def overlaps(self, other: Area) -> bool:
-        """Whether both have a place in common."""
+        """Whether both areas have a point in common that is not on their edges."""
         in_width = self.left < other.left + other.width and other.left < self.left + self.width
         in_height = (
             self.bottom < other.bottom + other.height and other.bottom < self.bottom + self.height
@@ -391,22 +439,29 @@ class Area(NamedTuple):
 def _write_letters(
     axes: Axes, letters: Sequence[str], points: Sequence[tuple[float, float]]
 ) -> None:
-    """Write each point's letter beside it where it covers nothing; points at one place share one
-    text of letters."""
+    """Write each point's letter beside its marker, where it covers no marker and no other letter if
+    possible; points whose markers lie over each other share one text with their letters.
+
+    Args:
+        letters: one for each point.
+        points: in the units of the axes, whose limits must be set already.
+    """
     figure = axes.get_figure(root=True)
+    # `new_axes` has made the axes on a figure.
     assert figure is not None
+    # Only a drawing computes the layout, and with it where on the page a point lies.
     figure.draw_without_rendering()
-    places = []
+    centres = []
     for point in points:
         x, y = axes.transData.transform(point) * POINTS_PER_INCH / figure.dpi
-        places.append((x, y))
+        centres.append((x, y))
     half = MARKER_POINTS / 2
-    taken = [Area(x - half, y - half, MARKER_POINTS, MARKER_POINTS) for x, y in places]
-    for numbers in _numbers_by_place(places):
-        first = numbers[0]
-        text = ", ".join(letters[number] for number in numbers)
-        offset, area = _free_place(places[first], text, taken)
-        taken.append(area)
+    covered = [Area(x - half, y - half, MARKER_POINTS, MARKER_POINTS) for x, y in centres]
+    for indices in _groups_of_near_centres(centres):
+        first = indices[0]
+        text = ", ".join(letters[index] for index in indices)
+        offset, area = _free_offset(centres[first], text, covered)
+        covered.append(area)
         axes.annotate(
             text,
             points[first],
@@ -417,35 +472,35 @@ def _write_letters(
         )
 
 
-def _numbers_by_place(places: Sequence[tuple[float, float]]) -> list[list[int]]:
-    """The numbers of the places in groups: a place joins the first group whose first place lies
+def _groups_of_near_centres(centres: Sequence[tuple[float, float]]) -> list[list[int]]:
+    """The indices of the centres in groups: a centre joins the first group whose first centre lies
     within half a marker of it."""
     groups: list[list[int]] = []
     radius = MARKER_POINTS / 2
-    for number, place in enumerate(places):
-        near_groups = [group for group in groups if math.dist(places[group[0]], place) < radius]
+    for index, centre in enumerate(centres):
+        near_groups = [group for group in groups if math.dist(centres[group[0]], centre) < radius]
         if near_groups:
-            near_groups[0].append(number)
+            near_groups[0].append(index)
         else:
-            groups.append([number])
+            groups.append([index])
     return groups
 
 
-def _free_place(
-    place: tuple[float, float], text: str, taken: Sequence[Area]
+def _free_offset(
+    centre: tuple[float, float], text: str, covered: Sequence[Area]
 ) -> tuple[tuple[int, int], Area]:
-    """The offset of `BESIDE` at which a text covers nothing, the first one if there is none, and
-    the area of the text there."""
+    """The first offset of `BESIDE` at which a text overlaps no covered area, or the first of all
+    where it overlaps one at each; and the area of the text there."""
     for offset in BESIDE:
-        area = _text_area(place, offset, text)
-        if not any(area.overlaps(other) for other in taken):
+        area = _text_area(centre, offset, text)
+        if not any(area.overlaps(other) for other in covered):
             return offset, area
-    return BESIDE[0], _text_area(place, BESIDE[0], text)
+    return BESIDE[0], _text_area(centre, BESIDE[0], text)
 
 
-def _text_area(place: tuple[float, float], offset: tuple[int, int], text: str) -> Area:
-    """The area of a text at an offset from a place, all in points."""
-    x, y = place
+def _text_area(centre: tuple[float, float], offset: tuple[int, int], text: str) -> Area:
+    """The area of a text at an offset from the centre of a marker, all in points."""
+    x, y = centre
     right, up = offset
     width = LETTER_WIDTH * len(text)
     left = x + right
@@ -457,7 +512,8 @@ def _text_area(place: tuple[float, float], offset: tuple[int, int], text: str) -
 
 
 def _alignment(offset: tuple[int, int]) -> str:
-    """The side of a text that lies at its offset from the marker."""
+    """The side of a text, in matplotlib's words, that stands at its offset from the marker: a text
+    on the right begins there, one on the left ends there."""
     right, _ = offset
     if right == 0:
         return "center"
@@ -489,7 +545,7 @@ class _LossCurve:
 
     @property
     def last_step(self) -> int:
-        """The last step that has a loss."""
+        """The number of the last optimizer step that has a loss."""
         return max(point.step for point in (*self.record.losses, *self.record.eval_losses))
 
 
@@ -530,14 +586,15 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
 
 def _loss_curves(records: Sequence[tuple[str, Record | None]]) -> list[_LossCurve]:
     """The curves of all runs that have a loss; runs with losses that look the same share one."""
+    # By steps and losses, rounded as far as a plot shows them.
     curves: dict[tuple[tuple[int, str], ...], _LossCurve] = {}
     for name, record in records:
         if record is None:
             continue
         points = [*record.losses, *record.eval_losses]
         if points:
-            rounded = tuple((point.step, f"{point.loss:.2g}") for point in points)
-            curve = curves.setdefault(rounded, _LossCurve(record))
+            rounded_points = tuple((point.step, f"{point.loss:.2g}") for point in points)
+            curve = curves.setdefault(rounded_points, _LossCurve(record))
             curve.names.append(_shown_name(name))
     return list(curves.values())
 
@@ -558,10 +615,12 @@ def _draw_curve(axes: Axes, curve: _LossCurve, color: str) -> None:
             markersize=4,
             linestyle="--",
         )
+    # An empty line, whose only use is its entry in the legend.
     axes.plot([], [], color=color, label="\n= ".join(curve.shown_names))
 
 
 def _steps_and_losses(points: Sequence[Loss]) -> tuple[list[int], list[float]]:
+    """The steps and the losses of points, as matplotlib takes them."""
     return [point.step for point in points], [point.loss for point in points]
 
 
@@ -584,8 +643,8 @@ def throughput_plot(rows: Sequence[Row]) -> Plot:
         height=0.6,
         color=[color_of(row.known_config.technique) for row in shown],
     )
-    for place, row in enumerate(shown):
-        _draw_spread(axes, place, row)
+    for bar, row in enumerate(shown):
+        _draw_spread(axes, bar, row)
     axes.set_xlabel("samples/s\ndots: repeats; lines: 95 % interval", fontsize="small")
     _set_title(axes, "Training throughput, all ranks together", len(shown), len(timed))
     axes.invert_yaxis()
@@ -599,25 +658,27 @@ def throughput_plot(rows: Sequence[Row]) -> Plot:
     )
 
 
-def _draw_spread(axes: Axes, place: int, row: Row) -> None:
-    """Draw over a row's bar its repeats and its interval, and write its mean behind them."""
+def _draw_spread(axes: Axes, bar: int, row: Row) -> None:
+    """Draw over a row's bar its repeats and its interval, and write its mean behind them.
+
+    Args:
+        bar: index of the bar, which is its height on the axis.
+    """
     rate = row.rate
     repeats = row.samples_per_second_values
     low, high = _rate_interval(row)
     if len(repeats) > 1:
-        axes.plot(repeats, [place] * len(repeats), ".", color="0.2", markersize=4)
+        axes.plot(repeats, [bar] * len(repeats), ".", color="0.2", markersize=4)
     if high > low:
         span = [[max(0.0, rate - low)], [high - rate]]
-        axes.errorbar(rate, place, xerr=span, fmt="none", capsize=3, elinewidth=1, ecolor="0.2")
+        axes.errorbar(rate, bar, xerr=span, fmt="none", capsize=3, elinewidth=1, ecolor="0.2")
     end = max(high, *repeats, rate)
-    axes.annotate(
-        digits(rate), (end, place), xytext=(4, 0), textcoords="offset points", va="center"
-    )
+    axes.annotate(digits(rate), (end, bar), xytext=(4, 0), textcoords="offset points", va="center")
 
 
 def planned_memory_plot(rows: Sequence[Row]) -> Plot:
-    """Peak memory of the fullest pod of each row, and below it the planned memory and the measured
-    one."""
+    """Above, peak memory of the fullest pod of each row; below, planned and measured memory of one
+    rank. Each of the two draws the kind of memory that most rows have."""
     known = []
     for row in rows:
         figures = row.figures
@@ -647,8 +708,9 @@ def planned_memory_plot(rows: Sequence[Row]) -> Plot:
 
 
 def scaling_plot(rows: Sequence[Row]) -> Plot:
-    """Scaling efficiency against processes: a line for each technique of the rows that are compared
-    with each other."""
+    """Scaling efficiency against processes: a line for each technique and base of the rows that are
+    compared with each other, with at most eight lines."""
+    # By technique and letter of the base: numbers of processes, each with its efficiency.
     curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in rows:
         base = row.comparison.base
@@ -658,7 +720,7 @@ def scaling_plot(rows: Sequence[Row]) -> Plot:
             points = curves.setdefault((config.technique, base), [])
             points.append((config.world_size, efficiency))
     shown = dict(list(curves.items())[:SHOWN_CURVES])
-    # Each once, in the order of the curves.
+    # Each base once, in the order of the curves.
     bases = list(dict.fromkeys(base for _, base in curves))
 
     figure, (axes,) = new_axes(PAGE_WIDTH, 3.4)
@@ -713,10 +775,11 @@ PHASE_COLORS = {
 
 
 def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
-    """Memory or use of each rank over time, by phase, of at most twelve runs; those of the same
-    kind share one scale, which for use is that of all 100 %.
+    """Memory or use of each rank over time, by phase, in a panel for each run. Panels of the same
+    kind of memory share one scale; that of use always reaches 100 %.
 
     Args:
+        timelines: at most `PLOTTED_RUNS`; those without samples are left out.
         total: number of runs there are; the title says so if not all are drawn.
         what: `memory`, of the first kind that has samples; `use`, of the GPU, or of the cores if
             there is no GPU.
@@ -740,7 +803,7 @@ def over_time(timelines: Sequence[Timeline], total: int, what: str) -> Plot:
             axes.set_ylabel(kinds[column], fontsize="small")
         if is_lowest:
             axes.set_xlabel("s", fontsize="small")
-    # What is left of the last row of panels; the only panel where there is nothing to draw.
+    # What is left of the last row of panels; where there is nothing to draw, the only panel.
     unused_panels = panels[len(shown) :]
     for axes in unused_panels:
         if not shown:
@@ -771,7 +834,7 @@ def _with_samples(
 
 
 def _highest_peak(shown: Sequence[tuple[Timeline, str]], column: str) -> float:
-    """The highest sample of a column in all timelines that are drawn by it."""
+    """The highest sample of a column in all timelines that are drawn by this column."""
     peaks = []
     for timeline, drawn_column in shown:
         if drawn_column == column:
@@ -796,15 +859,20 @@ def _draw_phases(axes: Axes, seconds: Sequence[float], phases: Sequence[str]) ->
     """Fill the background of each stretch of samples with the colour of its phase."""
     first = 0
     for phase, samples in groupby(phases):
-        following = first + len(list(samples))
-        end = seconds[min(following, len(seconds) - 1)]
+        first_of_next = first + len(list(samples))
+        # After the last sample there is no next phase.
+        end = seconds[min(first_of_next, len(seconds) - 1)]
         color = PHASE_COLORS.get(phase, "white")
         axes.axvspan(seconds[first], end, color=color, linewidth=0, zorder=0)
-        first = following
+        first = first_of_next
 
 
 def _phase_legend(figure: Figure, ranks: int) -> None:
-    """Put a legend below: what the colours behind the lines mean, and which line is which rank."""
+    """Put a legend below: what the colours behind the lines mean, and which line is which rank.
+
+    Args:
+        ranks: number of the first ranks that it explains.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -818,4 +886,5 @@ def _phase_legend(figure: Figure, ranks: int) -> None:
 
 
 def _rank_color(rank: int) -> str:
+    """The colour of a rank's line; matplotlib's cycle has ten."""
     return f"C{rank % 10}"
