@@ -18,7 +18,7 @@ from zeropods.tables import GIB, MIB, counted, digits, markdown_text, shortened
 
 COST_QUESTION = "How long, and at what cost?"
 FOUR_QUESTIONS = ("Does it fit?", "Which technique?", COST_QUESTION, "Is the model still good?")
-BROKEN_LINES = "white-space: pre-line"
+KEPT_LINE_BREAKS = "white-space: pre-line"
 """CSS that keeps line breaks, so that each model has a line of its own."""
 ONE_BELOW = "float: none; width: auto;"
 """CSS against the column that notebooks give to the questions: a fifth of the page, too narrow for
@@ -29,6 +29,7 @@ NO_DURATION = (
     "The cost is unknown: no run was timed from start to end, and a resumed run cannot be."
 )
 SHOWN_MODELS = 3
+"""Maximum number of models, each on one task, that the answers are about."""
 NOTABLE = 0.02
 """Share of a size below which a difference is not worth mentioning."""
 NAMED_ROWS = 4
@@ -61,7 +62,7 @@ class Answers:
         items = []
         for question, answer in self.by_question.items():
             items.append(f"<dt style='{ONE_BELOW}'>{question}</dt>")
-            items.append(f"<dd style='{ONE_BELOW} {BROKEN_LINES}'>{escape(answer)}</dd>")
+            items.append(f"<dd style='{ONE_BELOW} {KEPT_LINE_BREAKS}'>{escape(answer)}</dd>")
         return f"<dl>{''.join(items)}</dl>"
 
     def __repr__(self) -> str:
@@ -69,8 +70,8 @@ class Answers:
 
 
 def answers(all_rows: Sequence[Row]) -> Answers:
-    """The answers that the rows of a summary give; of several models, each of the first three has
-    its own sentences.
+    """The answers that the rows of a summary give. Where there are several models, each answer has
+    a line for each of the first three, and another one says how many more there are.
 
     Args:
         all_rows: rows with their labels.
@@ -82,28 +83,29 @@ def answers(all_rows: Sequence[Row]) -> Answers:
     paragraphs: dict[str, list[str]] = {question: [] for question in FOUR_QUESTIONS}
     tasks_of_models = Counter(model for model, _ in models)
     for (model, task), rows in list(models.items())[:SHOWN_MODELS]:
+        # The first answer has no subject of its own: `trained in 4 ways`.
         fits, *others = Subject(rows).sentences()
         if len(models) == 1:
-            sentences = [f"{model} {fits}", *others]
+            answers_of_model = [f"{model} {fits}", *others]
         else:
             name = model.rsplit("/", 1)[-1]
             if tasks_of_models[model] > 1:
                 name = f"{name} on {task}"
-            sentences = [f"{name}: {sentence}" for sentence in (fits, *others)]
-        for question, sentence in zip(FOUR_QUESTIONS, sentences, strict=True):
-            paragraphs[question].append(sentence)
+            answers_of_model = [f"{name}: {answer}" for answer in (fits, *others)]
+        for question, answer in zip(FOUR_QUESTIONS, answers_of_model, strict=True):
+            paragraphs[question].append(answer)
 
-    more = len(models) - SHOWN_MODELS
-    if more > 0:
+    number_left_out = len(models) - SHOWN_MODELS
+    if number_left_out > 0:
         for paragraph in paragraphs.values():
-            paragraph.append(f"See the tables for {counted(more, 'more model')}.")
+            paragraph.append(f"See the tables for {counted(number_left_out, 'more model')}.")
     if all(row.figures.cost is None for row in all_rows):
         paragraphs[COST_QUESTION].append(_why_no_cost(all_rows))
     return Answers({question: "\n".join(paragraph) for question, paragraph in paragraphs.items()})
 
 
 def _rows_by_model(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows of each model on each task; a row without a record belongs to none."""
+    """The rows by model and task; a row without a configuration belongs to none."""
     models: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.config is not None:
@@ -112,6 +114,7 @@ def _rows_by_model(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def _why_no_cost(rows: Sequence[Row]) -> str:
+    """Why no row has a cost."""
     has_duration = any(row.figures.duration_seconds is not None for row in rows)
     return NO_PRICE if has_duration else NO_DURATION
 
@@ -125,21 +128,23 @@ class Subject:
         # about all rows.
         self.about = [row for row in rows if row.is_compared] or list(rows)
         self.not_compared = [row for row in rows if row not in self.about]
-        # The figures of a done row come from runs that ended well.
         self.done = [row for row in self.about if row.is_done]
+        """The rows whose runs ended well."""
         self.comparable = [row for row in self.done if _has_ratio(row)]
-        self.base = next(
-            (row for row in self.comparable if row.letter == row.comparison.base), None
-        )
+        # One as a rule: a summary is about one set of rows for each model and task.
+        bases = [row for row in self.comparable if row.letter == row.comparison.base]
+        self.base = bases[0] if bases else None
         self.fastest = max(self.comparable, key=lambda row: row.rate, default=None)
         self.smallest = _smallest(self.comparable)
+        """The rows that need the least memory, one or more; none where that is not known."""
 
     def sentences(self) -> list[str]:
         """The answers to the four questions, in their order."""
         return [self.fits(), self.techniques(), self.time_and_cost(), self.accuracy()]
 
     def fits(self) -> str:
-        """What fits, where, and how much memory it took."""
+        """What fits, where, and how much memory it took; the first sentence lacks its subject, the
+        model."""
         if self.done:
             sentences = [self._ways(), *self._memory()]
         else:
@@ -156,14 +161,15 @@ class Subject:
             sentences.append(f"{_names(out_of_memory)} ran out of memory.")
         if self.done and without_result:
             sentences.append(f"Without a result: {_names(without_result)}.")
-        unlike = [row for row in self.not_compared if row.is_done]
-        if unlike:
-            compared = "these" if len(self.about) > 1 else "it"
-            sentences.append(f"Other settings, so not compared with {compared}: {_names(unlike)}.")
+        others = [row for row in self.not_compared if row.is_done]
+        if others:
+            them = "these" if len(self.about) > 1 else "it"
+            sentences.append(f"Other settings, so not compared with {them}: {_names(others)}.")
         return " ".join(sentences)
 
     def _ways(self) -> str:
-        """In how many ways the model was trained, and on which hardware."""
+        """In how many ways the model was trained, and on which hardware: `trained in 3 of 4 ways on
+        NVIDIA H100.`"""
         ways = counted(len(self.about), "way")
         if len(self.done) < len(self.about):
             ways = f"{len(self.done)} of {ways}"
@@ -172,17 +178,19 @@ class Subject:
         return f"trained in {ways}{where}."
 
     def _memory(self) -> list[str]:
-        """How much memory pods took, and how much of it is parameters, gradients and optimizer
-        states."""
+        """How much memory pods took, and on CPUs how much of it is parameters, gradients and
+        optimizer states; nothing of what was not measured."""
         sentences = []
         sized = [row for row in self.done if row.figures.peak_memory_bytes]
         kinds = {row.figures.memory_kind for row in sized}
+        # Sizes of different kinds are not compared.
         if len(kinds) == 1:
             sizes = _span(sized, _peak, GIB, "GiB")
             sentences.append(f"The fullest pod took {sizes} {kinds.pop()}.")
         with_states = []
-        # On a GPU what is planned and measured is all memory in use, elsewhere the states alone.
         for row in self.done:
+            # On a GPU what is planned and measured is all memory in use, elsewhere the states
+            # alone.
             if row.figures.measured_bytes and row.figures.planned_kind != DEVICE_USED:
                 with_states.append(row)
         if with_states:
@@ -193,9 +201,9 @@ class Subject:
         return sentences
 
     def techniques(self) -> str:
-        """The fastest and the smallest row against the base, with the interval of the ratio where
+        """The fastest and the smallest rows against the base, with the interval of the ratio where
         there is one; and the rows that may be as fast as the fastest, since the interval of their
-        ratio contains 1."""
+        rate as a ratio of its rate reaches 1."""
         base = self.base
         fastest = self.fastest
         if base is None or fastest is None or len(self.comparable) < 2:
@@ -230,8 +238,10 @@ class Subject:
         return " ".join(sentences)
 
     def _least_memory(self, base: Row) -> str:
-        """The rows that need the least memory, as a share of the base's."""
+        """The rows that need the least memory, as a share of the base's; for a subject that has
+        such rows, and a base whose memory was measured."""
         smallest = self.smallest
+        # Any of them will do: their sizes do not differ notably.
         share = _measured(smallest[0]) / _measured(base)
         memory = "parameters, gradients and optimizer states"
         if smallest[0].figures.planned_kind == DEVICE_USED:
@@ -240,24 +250,28 @@ class Subject:
             return f"None is notably smaller in {memory} than {base.short_label}."
 
         names = _names(smallest)
-        begin = f"Smallest is {names}" if len(smallest) == 1 else f"Smallest are {names} alike"
+        beginning = f"Smallest are {names} alike"
+        if len(smallest) == 1:
+            beginning = f"Smallest is {names}"
         speeds = ""
+        # Of more rows not all are named, and nobody could tell whose speed is whose.
         if len(smallest) <= NAMED_ROWS:
             speed_ups = ", ".join(_speed_up(row) for row in smallest)
             speeds = f", at {speed_ups} times its speed"
-        return f"{begin}: {share:.0%} of the {memory} of {base.short_label}{speeds}."
+        return f"{beginning}: {share:.0%} of the {memory} of {base.short_label}{speeds}."
 
     def time_and_cost(self) -> str:
-        """Times of the fastest, the smallest and the base row, or of all rows that are done where
-        there are none of these, with their cost where there is a price; and the longest time among
-        the rows that are not compared."""
+        """Times of the fastest, the smallest and the base row, or of the first rows that are done
+        where there are none of these, with their cost where there is a price; and the longest time
+        among the rows that are not compared."""
         chosen = [self.fastest, *self.smallest[:1], self.base]
         rows = [row for row in chosen if row is not None] or self.done
-        # A row that was chosen twice is named once.
-        timed = {row.letter: row for row in rows if row.figures.train_seconds}
+        # By letter, so that a row that was chosen twice is named once.
+        timed_by_letter = {row.letter: row for row in rows if row.figures.train_seconds}
+        timed = list(timed_by_letter.values())
         sentences = []
         if timed:
-            times = [_time(row) for row in list(timed.values())[:NAMED_ROWS]]
+            times = [_time(row) for row in timed[:NAMED_ROWS]]
             sentences.append(f"{'; '.join(times)}.")
 
         others = [row for row in self.not_compared if row.is_done and row.figures.train_seconds]
@@ -269,21 +283,23 @@ class Subject:
     def accuracy(self) -> str:
         """The score of the row with the fewest processes, with the rows that have the same, and
         which rows differ from it by more than chance."""
+        # Where none of the compared rows was scored, others may have been.
         scored = _scored(self.done) or _scored(self.rows)
         if not scored:
             return "No score can be shown; create one with zeropods predict and zeropods score."
         base = min(scored, key=base_order)
-        equal = []
-        unequal = []
+        with_same_score = []
+        with_other_score = []
         for row in scored:
             if inference_text(row.accuracy) == inference_text(base.accuracy):
-                equal.append(row)
+                with_same_score.append(row)
             else:
-                unequal.append(row)
-        sentences = [_reached(base, equal)]
+                with_other_score.append(row)
+        sentences = [_reached(base, with_same_score)]
         if _is_near_zero(base):
+            # The text begins with a small letter; here it is a sentence.
             sentences.append(f"{NOT_TRAINED[0].upper()}{NOT_TRAINED[1:]}.")
-        sentences += _compared_scores(base, unequal)
+        sentences += _compared_scores(base, with_other_score)
         unscored = [row for row in self.done if row.accuracy.inference_result is None]
         if unscored:
             sentences.append(f"Not scored: {_names(unscored)}.")
@@ -296,8 +312,8 @@ def _has_ratio(row: Row) -> bool:
 
 
 def _smallest(rows: Sequence[Row]) -> list[Row]:
-    """The rows that need the least memory for the model and what training adds to it, within 2 %;
-    none where their sizes are of different kinds."""
+    """The rows that need the least measured memory, which are those within `NOTABLE` of the
+    smallest; none where nothing was measured, or memory of different kinds."""
     sized = [row for row in rows if row.figures.measured_bytes]
     kinds = {row.figures.planned_kind for row in sized}
     if len(kinds) != 1:
@@ -306,7 +322,7 @@ def _smallest(rows: Sequence[Row]) -> list[Row]:
 
 
 def _time(row: Row) -> str:
-    """How many steps a row trained in which time, and what it costs."""
+    """How many steps a row trained in which time, and what it costs where that is known."""
     steps = counted(round(row.figures.steps or 0), "step")
     text = f"{row.short_label} trained {steps} in {row.figures.train_seconds:,.1f} s"
     if row.figures.duration_seconds is not None:
@@ -334,17 +350,17 @@ def _scored(rows: Sequence[Row]) -> list[Row]:
     return scored
 
 
-def _reached(base: Row, equal: Sequence[Row]) -> str:
+def _reached(base: Row, rows: Sequence[Row]) -> str:
     """The sentence that says which score some rows have reached.
 
     Args:
-        base: one of them.
-        equal: all of them; their scores are equal.
+        base: one of the rows.
+        rows: rows whose scores read alike.
     """
     measure = base.accuracy.judged_by
     text = inference_text(base.accuracy)
-    names = _names(equal)
-    is_one = len(equal) == 1
+    names = _names(rows)
+    is_one = len(rows) == 1
     is_share_of_answers = measure is not None and measure.is_share
     if is_share_of_answers and _result(base) == 0:
         verb = "answers" if is_one else "answer"
@@ -353,17 +369,20 @@ def _reached(base: Row, equal: Sequence[Row]) -> str:
     return f"{names} {verb} {text}."
 
 
-def _compared_scores(base: Row, unequal: Sequence[Row]) -> list[str]:
-    """Which scores of the same kind differ from the base's by more than chance.
+def _compared_scores(base: Row, rows: Sequence[Row]) -> list[str]:
+    """One sentence: which scores differ from the base's by more than chance; where none does, which
+    differ by no more than chance. No sentence where there is no score to compare, or all are near
+    zero.
 
     Args:
-        unequal: the scored rows whose score is not the base's.
+        rows: the scored rows whose score is not the base's. Those with a score by another measure
+            or of another split are left out.
     """
     measure = base.accuracy.judged_by
     others = []
-    for row in unequal:
-        is_of_one_kind = row.accuracy.judged_by == measure
-        if is_of_one_kind and row.accuracy.split == base.accuracy.split:
+    for row in rows:
+        has_same_measure = row.accuracy.judged_by == measure
+        if has_same_measure and row.accuracy.split == base.accuracy.split:
             others.append(row)
     apart = [row for row in others if _is_apart(row, base)]
     if measure is not None and apart:
@@ -388,6 +407,7 @@ def _is_near_zero(row: Row) -> bool:
 
 def _result(row: Row) -> float:
     """The figure that the model of a scored row is judged by."""
+    # Callers ask only rows that `_scored` has chosen.
     assert row.accuracy.inference_result is not None
     return row.accuracy.inference_result
 
@@ -400,7 +420,7 @@ def _is_apart(row: Row, base: Row) -> bool:
 
 
 def _ends(row: Row) -> tuple[float, float]:
-    """The ends of a score's interval; a score without an interval is compared as it is."""
+    """The ends of a score's interval; the score itself twice where it has none."""
     interval = row.accuracy.inference_result_interval
     if not interval:
         return _result(row), _result(row)
@@ -418,12 +438,12 @@ def _names(rows: Sequence[Row]) -> str:
 
 
 def _peak(row: Row) -> float:
-    """Memory of the fullest pod of a row that has measured it."""
+    """Memory of the fullest pod in bytes; 0 where it was not measured."""
     return row.figures.peak_memory_bytes or 0.0
 
 
 def _measured(row: Row) -> float:
-    """The measured size of a row that has one."""
+    """The measured memory of a process in bytes; 0 where it was not measured."""
     return row.figures.measured_bytes or 0.0
 
 
@@ -433,10 +453,14 @@ def _near(rows: Sequence[Row], size_of: Callable[[Row], float], bytes_: float) -
 
 
 def _span(rows: Sequence[Row], size_of: Callable[[Row], float], unit: int, name: str) -> str:
-    """The smallest and the largest size, and the rows that have them where they differ notably.
+    """The smallest and the largest size, and the rows that have them where they differ notably:
+    `1.2 GiB (A none x1) to 2.5 GiB (B zero1 x2)`.
 
     Args:
-        unit: number of bytes of the unit in which sizes are written, and `name` is its name.
+        rows: one or more.
+        size_of: a row's size in bytes.
+        unit: number of bytes of the unit in which sizes are written.
+        name: name of this unit.
     """
     sizes = [size_of(row) for row in rows]
     low = digits(min(sizes) / unit)

@@ -46,7 +46,7 @@ class Column(Generic[Source]):
 
 
 def shown(value: Value | None, form: Callable[[Value], str] = str) -> str:
-    """A value as people read it."""
+    """A value as people read it; `NOT_MEASURED` for None."""
     return NOT_MEASURED if value is None else form(value)
 
 
@@ -65,13 +65,13 @@ def _with_interval(
 
 def tables(groups: Sequence[Group], rows: Sequence[Row]) -> list[Table]:
     """All tables of a summary: the results, the rows that are not compared with them, the runs
-    without a result, the settings, then figures by topic.
+    without a result, the settings, the accuracy, then figures by topic.
 
     The settings are those of every row; tables by topic leave out rows and columns without a
-    figure.
+    figure, and a table that would be empty is left out.
 
     Args:
-        rows: what `labelled_rows` makes of these groups.
+        rows: what `labelled_rows` makes of these groups, in the same order.
     """
     all_tables = _result_tables(rows)
     all_tables.append(table(SETTINGS_TITLE, (LABEL_COLUMN, *SETTING_COLUMNS), rows, whole=True))
@@ -111,6 +111,7 @@ def table(
     """A table with a line for each source; the first column tells the lines apart.
 
     Args:
+        sources: what the columns take their texts from, such as rows.
         whole: keep lines and columns in which nothing was measured.
     """
     header = [column.heading for column in columns]
@@ -128,12 +129,13 @@ def table(
 
 
 def _has_figure(cells: Iterable[str]) -> bool:
+    """Whether something was measured in one of these cells."""
     return any(cell != NOT_MEASURED for cell in cells)
 
 
 def run_table(entry: Entry, *, whole: bool) -> Table:
-    """The figures of one run, one per line: all that were measured if `whole`, else those of
-    `MAIN`."""
+    """The figures of one run that were measured, one per line: all of them if `whole`, else those
+    of `MAIN`."""
     (group,) = group_runs([entry])
     row = group.row
     columns: Sequence[Column[Row]] = MAIN
@@ -168,13 +170,13 @@ def accuracy_columns(tasks: set[str], lines: Iterable[Accuracy]) -> list[Column[
     if any(task.has_tables for task in known_tasks):
         columns.append(TABLES_COLUMN)
     columns += [_score_column(figure) for figure in figures]
-    # One column for all lines that have the measure, in the order in which it is first met.
+    # One column for each measure, in the order in which the measures are first met.
     further_columns: dict[str, Column[Accuracy]] = {}
     for line in lines:
         for name in line.rouge:
             further_columns.setdefault(name, _rouge_column(name))
         for name in line.custom_metrics:
-            # A custom metric may have the name of another measure.
+            # With a prefix, since a custom metric may have the name of a ROUGE measure.
             further_columns.setdefault(f"{CUSTOM_METRIC}{name}", _custom_column(name))
     return [*columns, *further_columns.values()]
 
@@ -190,10 +192,13 @@ def _score_column(figure: Measure) -> Column[Accuracy]:
 
 
 def _rouge_column(name: str) -> Column[Accuracy]:
+    """The column of a ROUGE measure, which has no interval."""
     return _of_accuracy(name, lambda accuracy: accuracy.rouge.get(name), THREE)
 
 
 def _custom_column(name: str) -> Column[Accuracy]:
+    """The column of a custom metric, which shows its interval too."""
+
     def text(accuracy: Accuracy) -> str:
         value = accuracy.custom_metrics.get(name)
         return _with_interval(value, accuracy.custom_intervals.get(name), THREE)
@@ -205,7 +210,11 @@ def _accuracy_table(groups: Sequence[Group], rows: Sequence[Row]) -> Table:
     """A table of every row that was scored, then one line for all that were not, with the columns
     of the tasks that runs were trained for or scored on.
 
-    Rows whose lines read alike share them. A row without a record has no line.
+    A row has a line over all tables and one for each group of tables. Rows whose lines read alike
+    share them. A row without a record has no line.
+
+    Args:
+        rows: those of the groups, with their labels.
     """
     tasks = {row.config.task for row in rows if row.config is not None}
     scored: list[tuple[Group, list[Accuracy]]] = []
@@ -222,19 +231,21 @@ def _accuracy_table(groups: Sequence[Group], rows: Sequence[Row]) -> Table:
             scored.append((group, lines))
             all_lines += lines
 
+    # Where no run has left a configuration, the table has the columns of the default task.
     columns = accuracy_columns(tasks or {TEXT2SQL}, all_lines)
-    groups_by_cells: dict[tuple[tuple[str, ...], ...], list[Group]] = {}
+    # By the texts of a group's lines: all groups with these lines.
+    groups_by_texts: dict[tuple[tuple[str, ...], ...], list[Group]] = {}
     for group, lines in (*scored, *unscored):
-        cells = table("", columns, lines, whole=True).rows
-        groups_by_cells.setdefault(cells, []).append(group)
+        texts = table("", columns, lines, whole=True).rows
+        groups_by_texts.setdefault(texts, []).append(group)
 
     labelled_lines = []
-    for cells, groups_alike in groups_by_cells.items():
+    for texts, groups_alike in groups_by_texts.items():
         if len(groups_alike) == 1:
             label = rows[groups_alike[0].number].label
         else:
             label = row_names(groups_alike)
-        labelled_lines += [(label, *line) for line in cells]
+        labelled_lines += [(label, *texts_of_line) for texts_of_line in texts]
     header = (LABEL_COLUMN.heading, *(column.heading for column in columns))
     return Table(header, tuple(labelled_lines), ACCURACY_TITLE)
 
@@ -243,7 +254,8 @@ def _accuracy_table(groups: Sequence[Group], rows: Sequence[Row]) -> Table:
 
 
 def labelled_rows(groups: Sequence[Group]) -> list[Row]:
-    """The rows with their labels, their hardware, and whether they are compared with others.
+    """The rows of the groups, in their order, with their labels, their hardware, and whether they
+    are among the rows that a summary is about.
 
     A label has the letter, the technique with its pods and slots, and the model where there are
     several models. Where rows have the same technique and pods, it also says what tells a row apart
@@ -272,7 +284,11 @@ def labelled_rows(groups: Sequence[Group]) -> list[Row]:
 
 
 def _label(row: Row, mark: str, *, with_model: bool) -> str:
-    """The letter of a row, its model if wanted, its technique with pods, and what else marks it."""
+    """The letter of a row, its model if wanted, its technique with pods, and its mark.
+
+    Args:
+        mark: what tells it apart from its namesakes; empty where nothing needs to.
+    """
     words = [row.letter]
     if with_model and row.config is not None:
         words.append(_model_name(row.config))
@@ -288,9 +304,15 @@ def _model_name(config: RunConfig) -> str:
 
 
 def _marks(rows: Sequence[Row], compared: set[str]) -> dict[str, str]:
-    """What tells each row apart from its namesakes, by its letter: rows of the same model,
-    technique and pods. The first of them that is compared with other rows needs no mark, nor does a
-    row without a record."""
+    """What tells each row apart from its namesakes, the rows of the same model, technique and pods,
+    by the letter of the row.
+
+    The mark is empty for a row without namesakes, for the first of them that is compared with other
+    rows, and for a row without a configuration.
+
+    Args:
+        compared: letters of the rows that are compared with each other.
+    """
     marks = dict.fromkeys([row.letter for row in rows], "")
     rows_by_name: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -307,22 +329,23 @@ def _marks(rows: Sequence[Row], compared: set[str]) -> dict[str, str]:
 
 
 def _marks_of(namesakes: Sequence[Row]) -> dict[str, str]:
-    """The first word that only one of some rows has, or else two such words, by the letter of the
-    row; where there are none, the row's name."""
+    """What tells each of these rows apart from the others, by the letter of the row: the first word
+    of its `_telling_words` that no other row has; else the first two words that no other row has
+    together; else the row's name."""
     words_by_letter = {row.letter: _telling_words(row) for row in namesakes}
-    # Every row has as many words, and the same setting at the same place.
+    # Every row has as many words, and the same setting at the same index.
     number_of_words = len(words_by_letter[namesakes[0].letter])
-    single_places = itertools.combinations(range(number_of_words), 1)
-    pairs_of_places = itertools.combinations(range(number_of_words), 2)
+    single_indices = itertools.combinations(range(number_of_words), 1)
+    pairs_of_indices = itertools.combinations(range(number_of_words), 2)
     marks: dict[str, str] = {}
-    for places in (*single_places, *pairs_of_places):
+    for indices in (*single_indices, *pairs_of_indices):
         texts = {}
         for letter, words in words_by_letter.items():
-            texts[letter] = " ".join(words[place] for place in places)
+            texts[letter] = " ".join(words[index] for index in indices)
         number_of_rows = Counter(texts.values())
         for letter, text in texts.items():
             if number_of_rows[text] == 1:
-                # A mark from fewer or earlier words stays.
+                # `setdefault`: a mark from fewer or earlier words stays.
                 marks.setdefault(letter, text)
     for row in namesakes:
         marks.setdefault(row.letter, row.name)
@@ -356,7 +379,7 @@ def hardware_text(config: RunConfig | None) -> str:
 
 def _base_text(row: Row) -> str:
     """The label of the base row, with a `*` where the two rows differ in more than technique and
-    pods."""
+    pods; `baseline` for the base row itself."""
     comparison = row.comparison
     if comparison.base is None:
         return NOT_MEASURED
@@ -381,7 +404,7 @@ def _speed_up_text(row: Row) -> str:
 
 
 def _speed_text(row: Row) -> str:
-    """The same with the label of the base row."""
+    """Speed-up with its 95 % interval, and the label of the base row."""
     if row.comparison.speed_up is None:
         return NOT_MEASURED
     if row.comparison.base == row.letter:
@@ -390,7 +413,7 @@ def _speed_text(row: Row) -> str:
 
 
 def inference_text(accuracy: Accuracy) -> str:
-    """The figure that a model is judged by, with its name and its split."""
+    """The figure that a model is judged by, with its name, its interval and its split."""
     measure = accuracy.judged_by
     result = accuracy.inference_result
     if measure is None or result is None:
@@ -403,6 +426,7 @@ def inference_text(accuracy: Accuracy) -> str:
 
 
 def _gib(size: float) -> str:
+    """A number of bytes in GiB, as text."""
     gib = size / GIB
     if size < GIB / 10:
         # Two decimals would leave one digit, or none.
@@ -411,6 +435,7 @@ def _gib(size: float) -> str:
 
 
 def mib(size: float) -> str:
+    """A number of bytes in MiB, as text."""
     return f"{size / MIB:,.1f}"
 
 
@@ -423,17 +448,19 @@ def _pods_in_mib(sizes: Sequence[float]) -> str:
 
 
 def _least_to_most(sizes: Sequence[float], form: Callable[[float], str]) -> str:
-    """The smallest and the largest size, once where both read alike."""
-    least = form(min(sizes))
-    most = form(max(sizes))
-    return least if least == most else f"{least}-{most}"
+    """The smallest and the largest size, `1.20-1.35`; one of them where both read alike."""
+    smallest = form(min(sizes))
+    largest = form(max(sizes))
+    return smallest if smallest == largest else f"{smallest}-{largest}"
 
 
 def _giga(rate: float) -> str:
+    """FLOP/s in GFLOP/s, as text."""
     return f"{rate / GIGA:,.1f}"
 
 
 def _percent(share: float) -> str:
+    """A share of 1 in percent, as text."""
     return f"{100 * share:.1f}"
 
 
@@ -446,14 +473,15 @@ def _on_or_off(is_on: bool) -> str:
 
 
 def _processes(row: Row) -> str:
-    """The number of processes of a row that was timed."""
+    """The number of processes of a row that was timed; a row without a speed has nothing to
+    scale."""
     if row.figures.samples_per_second is None:
         return NOT_MEASURED
     return str(row.known_config.world_size)
 
 
 def _sharing(row: Row) -> str:
-    """On how many machines the pods are, where some share one."""
+    """On how many machines the pods are, where some share one: `4 on 2`."""
     machines = row.figures.machines
     if machines is None or row.config is None:
         return NOT_MEASURED
@@ -485,10 +513,11 @@ class _Planned:
 
     planned: float | None
     low: float | None
+    """Lower end of the plan's interval; None where it has none, as with `high`."""
     high: float | None
-    """The ends of the plan's interval."""
     measured: float | None
     form: Callable[[float], str]
+    """Function that writes a value for people."""
 
     def planned_text(self) -> str:
         """What is planned, with its interval where it has one."""
@@ -506,6 +535,7 @@ class _Planned:
 
 
 def _planned_step(row: Row) -> _Planned:
+    """Seconds of a step."""
     figures = row.figures
     return _Planned(
         planned=figures.plan_step_planned_seconds,
@@ -517,6 +547,7 @@ def _planned_step(row: Row) -> _Planned:
 
 
 def _planned_peak(row: Row) -> _Planned:
+    """Peak memory of a process."""
     figures = row.figures
     return _Planned(
         planned=figures.plan_peak_planned_bytes,
@@ -546,7 +577,7 @@ def _setting(
     value: Callable[[RunConfig], Value | None],
     form: Callable[[Value], str] = str,
 ) -> Column[Row]:
-    """A column of something that a run was asked for."""
+    """A column of a value from the configuration of a row's first run."""
 
     def text(row: Row) -> str:
         if row.config is None:
@@ -559,12 +590,13 @@ def _setting(
 def _of_accuracy(
     title: str, value: Callable[[Accuracy], Value | None], form: Callable[[Value], str] = str
 ) -> Column[Accuracy]:
-    """A column of something that has neither a unit nor an interval."""
+    """A column of a value of the accuracy that has neither a unit nor an interval."""
     return Column(title, "", lambda accuracy: shown(value(accuracy), form))
 
 
 COUNT, ONE, TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
 THREE, FOUR = "{:.3f}".format, "{:.4f}".format
+"""Functions that write a number for people: whole, or with as many decimals as the name says."""
 LABEL_COLUMN = Column[Row]("row", "", lambda row: row.label)
 THROUGHPUT_COLUMN = Column[Row]("throughput", "samples/s", _rate_text)
 DURATION_COLUMN = _figure("duration", "s", lambda figures: figures.duration_seconds, ONE)

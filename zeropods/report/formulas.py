@@ -54,11 +54,12 @@ def figures(
     Args:
         price_per_hour: price of one pod, in any currency.
         earlier: records of the run's earlier attempts, in their order.
-        peak: the best FLOP/s measured on one such device, and the name of the run that did; the
-            run's own if not given.
+        peak: the best FLOP/s of a matrix multiplication measured on one device of the run's kind,
+            and the name of the run that measured it; the run's own FLOP/s if not given.
     """
     if record is None:
         return Figures()
+    # Each step adds its figures to those that are known so far.
     known = _speed(record)
     known = _with_precision(known, record)
     known = _with_arithmetic(known, record, peak)
@@ -76,7 +77,7 @@ def figures(
 
 
 def _cost(pods: int, seconds: float | None, price_per_hour: float | None) -> float | None:
-    """The price of all pods from start to end."""
+    """The price of all pods from start to end; None without a duration or a price."""
     if seconds is None or price_per_hour is None:
         return None
     return pods * seconds / SECONDS_PER_HOUR * price_per_hour
@@ -85,8 +86,12 @@ def _cost(pods: int, seconds: float | None, price_per_hour: float | None) -> flo
 def of_ranks(
     record: Record, measured: Callable[[RankMeasurement], Value | None]
 ) -> list[Value] | None:
-    """What each rank measured of something, in rank order; None unless every rank of the run
-    measured it."""
+    """A value that each rank measured, in rank order; None unless every rank of the run measured
+    it.
+
+    Args:
+        measured: takes the value from what a rank measured.
+    """
     values = []
     for rank in record.ranks:
         value = measured(rank)
@@ -119,7 +124,7 @@ def _speed(record: Record) -> Figures:
     evaluation.
     """
     duration = None
-    # The whole of a resumed run was not measured.
+    # The clocks of a resumed run have measured its last attempt alone.
     if not is_resumed(record):
         duration = slowest(record, lambda rank: rank.wall_seconds)
 
@@ -128,14 +133,14 @@ def _speed(record: Record) -> Figures:
     rate = record.samples_per_second
     tokens_per_second = None
     if rate is not None and tokens:
-        tokens_per_second = rate * tokens / _samples(record)
+        tokens_per_row = tokens / _trained_rows(record)
+        tokens_per_second = rate * tokens_per_row
 
     # Without rows to evaluate, there is no rate, rather than a rate of 0.
     dev_rows = record.dev_rows or None
     evaluations = of_ranks(record, lambda rank: rank.evaluate_seconds) or ()
-    seconds_of_evaluation = max(
-        (evaluations_of_rank.mean for evaluations_of_rank in evaluations), default=None
-    )
+    seconds_of_evaluations = [evaluations_of_rank.mean for evaluations_of_rank in evaluations]
+    slowest_evaluation = max(seconds_of_evaluations, default=None)
     return Figures(
         duration_seconds=duration,
         steps=record.steps,
@@ -143,7 +148,7 @@ def _speed(record: Record) -> Figures:
         samples_per_second=rate,
         tokens_per_second=tokens_per_second,
         padding_share=1 - tokens / padded_tokens if padded_tokens else None,
-        evaluation_samples_per_second=ratio(dev_rows, seconds_of_evaluation),
+        evaluation_samples_per_second=ratio(dev_rows, slowest_evaluation),
         start_seconds=slowest(record, lambda rank: rank.start_seconds),
         evaluate_seconds=slowest(record, lambda rank: _total(rank.evaluate_seconds)),
         save_seconds=slowest(record, lambda rank: _total(rank.save_seconds)),
@@ -155,11 +160,11 @@ def _total(durations: Statistics | None) -> float | None:
     return None if durations is None else durations.total
 
 
-def _samples(record: Record) -> int:
-    """Number of training rows of all ranks in this attempt's steps: batch size x accumulation x
+def _trained_rows(record: Record) -> int:
+    """Number of training rows of all ranks in the last attempt's steps: batch size x accumulation x
     steps, summed over ranks."""
-    per_step = record.per_device_train_batch_size * record.gradient_accumulation_steps
-    return sum(per_step * rank.steps for rank in record.ranks)
+    rows_per_step = record.per_device_train_batch_size * record.gradient_accumulation_steps
+    return sum(rows_per_step * rank.steps for rank in record.ranks)
 
 
 # Precision: the number formats that a run computed in.
@@ -195,8 +200,12 @@ def measured_precision(known: Figures) -> MeasuredPrecision:
 
 
 def _with_arithmetic(known: Figures, record: Record, best: tuple[float, str] | None) -> Figures:
-    """Add FLOP/s that the model needs, and peak FLOP/s of all the run's hardware at its precision,
-    with their source."""
+    """Add FLOP/s that the model needs, peak FLOP/s of all the run's hardware at its precision with
+    their source, and the number of machines.
+
+    Args:
+        best: the `peak` of `figures`.
+    """
     peak = _peak_flops(record, best)
     return replace(
         known,
@@ -223,7 +232,7 @@ def _model_flops(record: Record) -> float | None:
     if shape is None or rate is None:
         return None
 
-    rows = _samples(record)
+    rows = _trained_rows(record)
     source_tokens = sum(rank.source_tokens for rank in record.ranks)
     target_tokens = sum(rank.target_tokens for rank in record.ranks)
     has_tokens = bool(source_tokens + target_tokens)
@@ -238,35 +247,40 @@ class _Peak(NamedTuple):
     flops_per_second: float | None = None
     kind: str | None = None
     run: str | None = None
-    """Name of the run that measured it, where it is not the run itself."""
+    """Name of the run whose matrix multiplication it is, maybe the run itself; None where the peak
+    is published, or no run was named."""
 
 
 def _peak_flops(record: Record, best: tuple[float, str] | None) -> _Peak:
     """Peak FLOP/s of all the run's hardware, its kind, and the run that measured it.
 
     The peak is the published one of each rank's GPU, summed; where one is not published, or on
-    CPUs, it is the best matrix multiplication measured by rank 0, or by another run, x GPUs, or x
-    machines: pods of one machine share its cores.
+    CPUs, it is the best matrix multiplication measured by rank 0, or by the best run, x GPUs, or x
+    machines: pods of one machine share its cores. All fields are None where nothing was measured.
+
+    Args:
+        best: the `peak` of `figures`.
     """
     gpus = of_ranks(record, lambda rank: rank.gpu) or []
-    published = [published_flops(name, record.precision) for name in gpus]
-    known = [flops for flops in published if flops is not None]
-    all_are_known = len(known) == len(published)
-    if known and all_are_known:
-        return _Peak(sum(known), PUBLISHED_PEAK)
+    flops_of_gpus = [published_flops(name, record.precision) for name in gpus]
+    published = [flops for flops in flops_of_gpus if flops is not None]
+    all_are_published = len(published) == len(gpus)
+    if published and all_are_published:
+        return _Peak(sum(published), PUBLISHED_PEAK)
 
     flops_of_one_device = record.matmul_flops_per_second
-    run = None
+    best_run = None
     if flops_of_one_device is not None and best is not None:
-        flops_of_one_device, run = best
+        flops_of_one_device, best_run = best
     devices = len(gpus) if gpus else machines(record)
     if flops_of_one_device is None or devices is None:
         return _Peak()
-    return _Peak(flops_of_one_device * devices, MEASURED_PEAK, run)
+    return _Peak(flops_of_one_device * devices, MEASURED_PEAK, best_run)
 
 
 def machines(record: Record) -> int | None:
-    """Number of distinct machines that the ranks ran on; pods of one machine count once."""
+    """Number of distinct machines that the ranks ran on; pods of one machine count once. None where
+    a rank has not recorded its machine."""
     names = of_ranks(record, lambda rank: rank.machine)
     return None if names is None else len(set(names))
 
@@ -274,6 +288,7 @@ def machines(record: Record) -> int | None:
 def matmul_key(record: Record) -> str:
     """A key that is equal for runs whose matrix multiplications are equally fast: the same device
     and precision."""
+    # Of the first rank, which is the one that multiplies.
     gpu = next((rank.gpu for rank in record.ranks), None)
     hardware = record.hardware
     processor = (hardware.get("cpu"), hardware.get("instructions"), hardware.get("cores"))
@@ -295,7 +310,12 @@ class _CountedSteps(NamedTuple):
 
 
 def _count_steps(attempts: Sequence[Record]) -> _CountedSteps:
-    """Count each step in the last attempt that did it."""
+    """Count each step in the last attempt that did it.
+
+    Args:
+        attempts: the records of a run's attempts, in their order, one or more. Their `steps` are
+            numbers of steps since the beginning of the run, earlier attempts included.
+    """
     seconds = 0.0
     timed = 0
     lost = 0
@@ -304,38 +324,41 @@ def _count_steps(attempts: Sequence[Record]) -> _CountedSteps:
     continued_at = attempts[-1].steps
     for attempt in reversed(attempts):
         # An attempt without ranks has measured nothing, so none of its steps counts.
-        first = min((rank.first_step for rank in attempt.ranks), default=continued_at)
-        kept_steps = continued_at - first
+        first_steps = [rank.first_step for rank in attempt.ranks]
+        first_step = min(first_steps, default=continued_at)
+        kept_steps = continued_at - first_step
         seconds_of_ranks = [rank.seconds_of_first(kept_steps) for rank in attempt.ranks]
         seconds += max(seconds_of_ranks, default=0.0)
         last_kept = min(continued_at, attempt.steps)
-        timed += max(0, last_kept - first)
+        timed += max(0, last_kept - first_step)
         lost += max(0, attempt.steps - continued_at)
-        # A later attempt may have started from an earlier step than the one that followed it.
-        continued_at = min(continued_at, first)
+        # This attempt may have begun after the step from which a later one continued: then that
+        # step stays the limit for the attempts before it.
+        continued_at = min(continued_at, first_step)
     return _CountedSteps(seconds, timed, lost)
 
 
 def _with_attempts(known: Figures, record: Record, earlier: Sequence[Record]) -> Figures:
-    """Add seconds of the steps that count, and their share of the wall time, from the first
-    attempt's start to the last one's end.
+    """Replace the seconds of a resumed run by those of the steps that count in all attempts; add
+    the goodput, which is their share of the wall time from the first attempt's start to the last
+    one's end, and the lost steps.
 
     A step counts once: in the last attempt that did it. Lost steps are those that were done again.
-    The seconds are None where a step that counts was not timed; the other values are None for a run
-    without an earlier attempt, or where an attempt or the end is not recorded.
+    The seconds are None where a step that counts was not timed; goodput and lost steps are None for
+    a run without an earlier attempt, or where an attempt or the end is not recorded.
     """
     attempts = [*earlier, record]
     counted = _count_steps(attempts)
     train_seconds = record.train_seconds
     if is_resumed(record):
         train_seconds = counted.seconds if counted.timed == record.steps else None
-
     known = replace(known, train_seconds=train_seconds)
 
     ends = []
     for rank in record.ranks:
         if rank.ended_unix_seconds is not None:
             ends.append(rank.ended_unix_seconds)
+    # `record.attempt` is the number of earlier attempts, some of which may have left no record.
     are_all_recorded = len(attempts) == record.attempt + 1
     if not earlier or not are_all_recorded or not ends:
         return known
@@ -363,11 +386,11 @@ def _with_memory(known: Figures, record: Record) -> Figures:
     peaks = _peaks_of_ranks(record)
     largest = {kind: max(peaks_of_kind, default=None) for kind, peaks_of_kind in peaks.items()}
     kind = _first_measured(peaks, (DEVICE_USED, ALLOCATED, RESIDENT))
-    pods = None
+    peaks_of_pods = None
     if kind == RESIDENT:
-        pods = _of_pods(record, peaks[kind], sum)
+        peaks_of_pods = _of_pods(record, peaks[kind], sum)
     elif kind is not None:
-        pods = _of_pods(record, peaks[kind], max)
+        peaks_of_pods = _of_pods(record, peaks[kind], max)
 
     states = of_ranks(record, _live_bytes)
     plan = planned_memory(record)
@@ -375,8 +398,8 @@ def _with_memory(known: Figures, record: Record) -> Figures:
     beside_plan = _beside_plan(record, plan, largest[DEVICE_USED], states)
     known = replace(
         known,
-        pod_memory_bytes=pods,
-        peak_memory_bytes=max(pods or (), default=None),
+        pod_memory_bytes=peaks_of_pods,
+        peak_memory_bytes=max(peaks_of_pods or (), default=None),
         pod_state_bytes=None if states is None else _of_pods(record, states, sum),
         pod_activation_bytes=activations,
         memory_kind=kind,
@@ -400,7 +423,7 @@ class _BesidePlan(NamedTuple):
     kind: str
     planned_bytes: float | None
     measured_bytes: float | None
-    """That of the rank that needed most."""
+    """Measured bytes of the rank that needed most."""
 
 
 def _beside_plan(
@@ -409,11 +432,13 @@ def _beside_plan(
     most_device_used: float | None,
     states: Sequence[int] | None,
 ) -> _BesidePlan:
-    """All memory in use where there are GPUs, elsewhere the states alone.
+    """All memory in use where every rank has a GPU; elsewhere the states alone, the only memory
+    that a plan knows on a CPU.
 
     Args:
+        plan: what is planned of one process; None where it cannot be planned.
         most_device_used: peak of the device-used memory of the fullest rank.
-        states: bytes of the states of each rank.
+        states: bytes of the states of each rank; None where they were not measured.
     """
     if of_ranks(record, lambda rank: rank.gpu):
         device_bytes = None if plan is None else plan.device_bytes
@@ -453,11 +478,17 @@ def _peaks_of_ranks(record: Record) -> dict[str, list[float]]:
 def _of_pods(
     record: Record, values: Sequence[float], rule: Callable[[Iterable[float]], float]
 ) -> list[float]:
-    """One value for each pod, in pod order, from the values of its ranks."""
-    pods: dict[int, list[float]] = {}
+    """One value for each pod, in pod order, from the values of its ranks.
+
+    Args:
+        values: one for each rank, in rank order.
+        rule: makes one value of those of a pod's ranks, such as `max`.
+    """
+    values_by_pod: dict[int, list[float]] = {}
     for rank, value in zip(record.ranks, values, strict=True):
-        pods.setdefault(rank.rank // record.slots, []).append(value)
-    return [rule(values_of_pod) for values_of_pod in pods.values()]
+        pod = rank.rank // record.slots
+        values_by_pod.setdefault(pod, []).append(value)
+    return [rule(values_of_pod) for values_of_pod in values_by_pod.values()]
 
 
 def _with_samples(known: Figures, sampled: Sequence[Statistics]) -> Figures:
@@ -475,8 +506,8 @@ def _with_samples(known: Figures, sampled: Sequence[Statistics]) -> Figures:
 def _with_phases(known: Figures, record: Record, peaks: Mapping[str, Sequence[float]]) -> Figures:
     """Add the peak within each phase, which is that of the rank that needed most.
 
-    It is None for a phase that a rank has not measured. Peaks are of allocated memory on GPUs and
-    of resident memory on CPUs; a rank's counter of them begins anew with each phase.
+    The peak is None for a phase that a rank has not measured. Peaks are of allocated memory on GPUs
+    and of resident memory on CPUs; a rank's counter of its peak begins anew with each phase.
     """
     kind = None
     if any(rank.phases for rank in record.ranks):
@@ -495,26 +526,35 @@ def _with_phases(known: Figures, record: Record, peaks: Mapping[str, Sequence[fl
 
 
 def _peak_of_phase(record: Record, phase: str, kind: str) -> int | None:
-    """The largest peak of memory of a kind that a rank had in a phase; None where it is not known
-    of every rank."""
-    sizes = []
+    """The largest peak of memory that a rank had in a phase, in bytes; None where it is not known
+    of every rank.
+
+    Args:
+        kind: `ALLOCATED` or `RESIDENT`.
+    """
+    peaks = []
     for rank in record.ranks:
-        peak = rank.phases.get(phase)
+        measured = rank.phases.get(phase)
+        if measured is None:
+            return None
+        peak = measured.peak_resident_bytes
+        if kind == ALLOCATED:
+            peak = measured.peak_allocated_bytes
         if peak is None:
             return None
-        size = peak.peak_allocated_bytes if kind == ALLOCATED else peak.peak_resident_bytes
-        if size is None:
-            return None
-        sizes.append(size)
-    return max(sizes)
+        peaks.append(peak)
+    return max(peaks)
 
 
 # How busy the hardware was, and what came of it.
 
 
 def _with_use(known: Figures, record: Record) -> Figures:
-    """Add, for each column of samples, the mean over ranks of their means and 95th percentiles,
-    None unless all have it; the last losses; the energy of all GPUs."""
+    """Add the use of GPUs and cores, the last losses, and the energy of all GPUs.
+
+    Of each column of samples there are the mean over ranks of their means, and that of their 95th
+    percentiles; None unless all ranks have samples.
+    """
     gpu = samples_of(record, "utilization_percent")
     gpu_memory = samples_of(record, "memory_utilization_percent")
     power = samples_of(record, "power_watts")
@@ -540,12 +580,12 @@ def _with_use(known: Figures, record: Record) -> Figures:
 
 
 def _mean_of_means(sampled: Sequence[Statistics]) -> float | None:
-    """Mean over ranks of the means of their samples."""
+    """Mean over ranks of the means of their samples; None without ranks."""
     return mean(statistics.mean for statistics in sampled) if sampled else None
 
 
 def _mean_p95(sampled: Sequence[Statistics]) -> float | None:
-    """Mean over ranks of the 95th percentiles of their samples."""
+    """Mean over ranks of the 95th percentiles of their samples; None without ranks."""
     return mean(statistics.p95 for statistics in sampled) if sampled else None
 
 
@@ -555,7 +595,7 @@ def samples_of(record: Record, column: str) -> list[Statistics]:
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    """`value` / `base`; None where it cannot be computed."""
+    """`value` / `base`; None where one is not known, or the base is 0."""
     if value is None or not base:
         return None
     return value / base
@@ -585,20 +625,26 @@ def _with_plan(known: Figures, record: Record) -> Figures:
 
 
 def of_repeats(runs: Sequence[Figures]) -> Figures:
-    """Every figure of a group of repeats, from those of them that have it."""
-    together: dict[str, Any] = {}
+    """Every figure of a group of repeats by its rule in `RULES`, from those of the repeats that
+    have it; None where none has.
+
+    Args:
+        runs: the figures of each repeat.
+    """
+    figures_of_row: dict[str, Any] = {}
     for key, rule in RULES.items():
         values = []
         for run in runs:
             value = vars(run)[key]
             if value is not None:
                 values.append(value)
-        together[key] = rule(values) if values else None
+        figures_of_row[key] = rule(values) if values else None
+    # Sizes of different kinds must not be taken together.
     for kind, keys in OF_KIND.items():
-        if together[kind] is None:
+        if figures_of_row[kind] is None:
             for key in keys:
-                together[key] = None
-    return Figures(**together)
+                figures_of_row[key] = None
+    return Figures(**figures_of_row)
 
 
 def by_key(figures: Figures) -> dict[str, object]:
@@ -609,7 +655,11 @@ def by_key(figures: Figures) -> dict[str, object]:
 
 
 def agreed(values: Sequence[Any]) -> Any:
-    """The value of all repeats, or None where they differ."""
+    """The value of all repeats, or None where they differ.
+
+    Args:
+        values: one or more.
+    """
     first = values[0]
     return first if all(value == first for value in values) else None
 
