@@ -22,6 +22,7 @@ SCHEMA_VERSION = 2
 RATE_TOLERANCE = 0.05
 """Share of the old samples/s that may be lost unless both rows have an interval."""
 MEMORY_TOLERANCE = 0.05
+"""Share by which the peak of memory may grow."""
 LOSS_TOLERANCE = 0.01
 """Share by which a loss in nats may rise; a perplexity is a power of it, so the share applies to
 its exponent."""
@@ -41,11 +42,13 @@ NEEDED_KEYS = {
 
 @dataclass(frozen=True)
 class Worse:
-    """A figure of a row that got worse than is allowed."""
+    """A figure of a row that got worse than is allowed. The fields are the columns of the verdict's
+    table."""
 
     row: str
     """Name of the row in the old summary."""
     figure: str
+    """Key of the figure, or `status`."""
     old: float | str
     new: float | str | None
     allowed: float | str
@@ -60,7 +63,7 @@ class GateVerdict:
     not_comparable: tuple[str, ...]
     """A line for each row or figure that could not be judged, with the reason."""
     judged: int
-    """Number of rows that were compared."""
+    """Number of rows that were compared, those that are missing now among them."""
 
     def __str__(self) -> str:
         """The verdict as text for people."""
@@ -77,8 +80,8 @@ class GateVerdict:
 
 
 def read_rows(path: Path) -> list[Values]:
-    """The rows of a `summary.json`; `UserError` where the file is none, or is of another
-    version."""
+    """The rows of a `summary.json`; `UserError` where the file is none, is of another version, or
+    has no row."""
     document = read_object(path, "expected a summary.json written by `zeropods summary`")
     rows: list[Values] = document.get("groups") or []
     are_rows = all(isinstance(row, dict) and row.keys() >= NEEDED_KEYS for row in rows)
@@ -110,22 +113,25 @@ def compare(old: Sequence[Values], new: Sequence[Values]) -> GateVerdict:
             continue
         name = before["name"]
         matching = new_rows.get(_key(before), [])
-        on_same_hardware = _of_equal(_hardware, before, matching)
+        on_same_hardware = _with_equal(_hardware, before, matching)
         if matching and not on_same_hardware:
             not_comparable.append(f"{name}: was measured on other hardware")
             continue
-        comparable = _of_equal(_measured_precision, before, on_same_hardware)
+        comparable = _with_equal(_measured_precision, before, on_same_hardware)
         if on_same_hardware and not comparable:
             change = _changed_precision(before, on_same_hardware[0])
             not_comparable.append(f"{name}: {change}")
             continue
 
+        # A row that has no match at all comes here too: it is missing, which is worse.
         judged += 1
         now = next((row for row in comparable if is_done(row["status"])), None)
         if now is None:
             status = comparable[0]["status"] if comparable else None
-            ended = Worse(row=name, figure="status", old=before["status"], new=status, allowed="ok")
-            worse.append(ended)
+            worse_status = Worse(
+                row=name, figure="status", old=before["status"], new=status, allowed="ok"
+            )
+            worse.append(worse_status)
             continue
         worse_figures, unmeasured = _judge_figures(before, now)
         worse += worse_figures
@@ -133,21 +139,27 @@ def compare(old: Sequence[Values], new: Sequence[Values]) -> GateVerdict:
     return GateVerdict(tuple(worse), tuple(not_comparable), judged)
 
 
-def _of_equal(
+def _with_equal(
     part: Callable[[Values], Values], before: Values, rows: Sequence[Values]
 ) -> list[Values]:
-    """The rows in which a part of the settings is as it was before."""
+    """The rows in which a part of the settings is as it was before.
+
+    Args:
+        part: function that takes this part from a row.
+    """
     return [row for row in rows if not unequal(part(row), part(before))]
 
 
 def _changed_precision(before: Values, now: Values) -> str:
-    """The first number format in which two rows differ, with both values."""
+    """The first number format in which two rows differ, with both values; for rows that differ in
+    one."""
     setting = unequal(_measured_precision(now), _measured_precision(before))[0]
     return f"{setting} was {before['settings'][setting]}, now {now['settings'][setting]}"
 
 
 def _judge_figures(before: Values, now: Values) -> tuple[list[Worse], list[str]]:
-    """The figures of a row that got worse, and a line for each that was not measured in both."""
+    """The figures of a row that got worse, and a line for each that is not measured any more, or
+    not in the same way. A figure that was not measured before is passed over."""
     name = before["name"]
     measure = _measure(before)
     worse = []
@@ -168,7 +180,10 @@ def _judge_figures(before: Values, now: Values) -> tuple[list[Worse], list[str]]
             else:
                 allowed = _allowed(figure, before, now)
                 higher_is_better = figure == RATE
-            is_worse = value < allowed if higher_is_better else value > allowed
+            if higher_is_better:
+                is_worse = value < allowed
+            else:
+                is_worse = value > allowed
             if is_worse:
                 worse_figure = Worse(
                     row=name, figure=figure, old=before[figure], new=value, allowed=allowed
@@ -183,8 +198,8 @@ def _task(row: Values) -> LearningTask:
 
 
 def _measure(row: Values) -> Measure | None:
-    """The measure of a row's task that is judged: the first by which a run is; None where there is
-    none."""
+    """The measure that a gate judges: the first of those by which the task judges a run; None for a
+    task without one."""
     return next(iter(_task(row).judged_by), None)
 
 
@@ -194,7 +209,7 @@ def _judged_figures(row: Values) -> list[str]:
     if measure is None:
         return [RATE, MEMORY, LOSS]
     if _task(row).name == TEXT2SQL:
-        # Of queries the accuracy comes before the loss, as when there was no other task.
+        # Text-to-SQL, once the only task, keeps the order that its verdicts always had.
         return [RATE, MEMORY, measure.key, LOSS]
     return [RATE, MEMORY, LOSS, measure.key]
 
@@ -205,8 +220,8 @@ def _hardware(row: Values) -> Values:
 
 
 def _measured_precision(row: Values) -> Values:
-    """The number formats that a row was measured in; older summaries have none, and are compared
-    without them."""
+    """The number formats that a row was measured in. Older summaries have none; `unequal` passes
+    over formats that only one of two rows has."""
     return {
         key: value for key, value in row["settings"].items() if key.startswith(PRECISION_PREFIX)
     }
@@ -240,7 +255,8 @@ def _allowed_accuracy(measure: Measure, before: Values) -> float:
     old value with a tolerance; for an exponential, what follows from the tolerance of a loss."""
     old: float = before[measure.key]
     if measure.exponential_of is not None:
-        # The exponent may grow by this share.
+        # A perplexity is e to the power of the loss, which may grow by this share. No perplexity is
+        # below 1, where a power would be smaller instead.
         return float(max(old, 1.0) ** (1 + LOSS_TOLERANCE))
     interval = before.get(f"{measure.key}_interval")
     if interval:
@@ -252,16 +268,18 @@ def _allowed_accuracy(measure: Measure, before: Values) -> float:
 
 
 def _allowed_loss_of_rate(before: Values, now: Values) -> float:
-    """The samples/s that may be lost."""
+    """The samples/s that may be lost: half the widths of both intervals, or a share where a row has
+    no interval."""
     old: float = before[RATE]
     intervals = [row["samples_per_second_interval"] for row in (before, now)]
     if not all(intervals):
         return old * RATE_TOLERANCE
-    # Half of both intervals' widths together: if the rate falls by more, they do not overlap.
+    # If the rate falls by more, the two intervals do not overlap.
     return sum(high - low for low, high in intervals) / 2
 
 
 def _shown(value: float | str | None) -> str:
+    """A value of `Worse` as people read it; `gone` where the row has none any more."""
     if value is None:
         return "gone"
     if isinstance(value, str):

@@ -48,8 +48,8 @@ class Run:
         return ProfileReport.read(self.folder)
 
     def summary(self, *, whole: bool = False) -> Table:
-        """The dozen figures of this run that matter first, one per line; if `whole`, all that a
-        summary has."""
+        """The dozen figures of this run that matter first, one per line; if `whole`, all that were
+        measured."""
         return run_table(read_entry(self.folder, self.folder.name), whole=whole)
 
     def losses(self) -> Plot:
@@ -64,9 +64,11 @@ class Run:
         from tensorboard import program
 
         server = program.TensorBoard()
-        place = ("--logdir", str(self.folder), "--host", "127.0.0.1", "--port", "0")
-        # TensorBoard's fast loader is a separate process, which may outlive this one.
-        server.configure((None, *place, "--load_fast=false"))
+        # Port 0 lets the system choose a free one.
+        flags = ("--logdir", str(self.folder), "--host", "127.0.0.1", "--port", "0")
+        # The first item stands for the name of a program. TensorBoard's fast loader is a separate
+        # process, which may outlive this one.
+        server.configure((None, *flags, "--load_fast=false"))
         address = server.launch()
         return HTML(f'<a href="{address}" target="_blank">{address}</a>')
 
@@ -76,7 +78,7 @@ class Run:
 
 
 def technique_table(runs: Sequence[Run]) -> Table:
-    """A line for each run; the others are compared with the first.
+    """A line for each run, one or more; the others are compared with the first.
 
     `states` are parameters, gradients and optimizer states in memory before an optimizer step,
     measured where there is no GPU. `loss difference` is the largest at any training step, as a
@@ -90,24 +92,24 @@ def technique_table(runs: Sequence[Run]) -> Table:
         values = figures(record)
         states = values.measured_bytes if values.planned_kind == LIVE_STATES else None
         if unlike_precision(first, record):
-            speed_up = OTHER_PRECISION
-            difference = OTHER_PRECISION
+            speed_up_text = OTHER_PRECISION
+            difference_text = OTHER_PRECISION
         else:
-            rates = ratio(record.samples_per_second, first.samples_per_second)
-            speed_up = shown(rates, AS_MULTIPLE)
-            difference = _difference_text(largest_difference(record, first))
+            speed_up = ratio(record.samples_per_second, first.samples_per_second)
+            speed_up_text = shown(speed_up, AS_MULTIPLE)
+            difference_text = _difference_text(largest_difference(record, first))
         lines.append(
             {
                 "technique": record.technique_text,
                 "precision": precision_text(record),
                 "training (samples/s)": shown(record.samples_per_second, ONE),
-                "against the first": speed_up,
+                "against the first": speed_up_text,
                 "peak memory (MiB)": shown(values.peak_memory_bytes, mib),
                 "kind of memory": shown(values.memory_kind),
                 "states (MiB)": shown(states, mib),
                 "final train loss": shown(values.train_loss, FOUR),
                 "final eval loss": shown(values.eval_loss, FOUR),
-                "loss difference": difference,
+                "loss difference": difference_text,
                 "status": record.status,
             }
         )
@@ -115,6 +117,7 @@ def technique_table(runs: Sequence[Run]) -> Table:
 
 
 def _difference_text(difference: float | None) -> str:
+    """A difference of losses as text; a plain `0` where they are equal."""
     return "0" if difference == 0 else shown(difference, AS_DIFFERENCE)
 
 
@@ -126,8 +129,8 @@ def precision_text(record: Record) -> str:
 
 
 def largest_difference(record: Record, baseline: Record) -> float | None:
-    """The largest |loss - loss of the baseline| / loss of the baseline, over the steps that both
-    have; None if none."""
+    """The largest |loss - loss of the baseline| / loss of the baseline, over the steps for which
+    both runs have a training loss; None where there is no such step."""
     baseline_losses = {point.step: point.loss for point in baseline.losses}
     differences = []
     for point in record.losses:
@@ -140,8 +143,8 @@ def largest_difference(record: Record, baseline: Record) -> float | None:
 def pod_table(runs: Sequence[Run]) -> Table:
     """A line for each rank: when its process began, how long it took, its last loss and its memory.
 
-    `states` are as in `technique_table`; the loss is the mean over all ranks, so it is the same for
-    each of them.
+    `states` are as in `technique_table`, but measured on GPUs as well. The loss is the mean over
+    all ranks, so it is the same for each of them.
     """
     lines = []
     for run in runs:
@@ -149,6 +152,7 @@ def pod_table(runs: Sequence[Run]) -> Table:
         last_loss = record.losses[-1].loss if record.losses else None
         for rank in record.ranks:
             states = rank.live_bytes.total if rank.live_bytes else None
+            # Of the GPU, or without one of the process.
             peak = rank.peak_allocated_bytes or rank.peak_resident_bytes
             lines.append(
                 {
@@ -168,6 +172,7 @@ def pod_table(runs: Sequence[Run]) -> Table:
 
 
 def _clock_text(unix_seconds: float) -> str:
+    """The time of day in UTC, `14:05:09`."""
     return f"{datetime.fromtimestamp(unix_seconds, UTC):%T}"
 
 
@@ -179,16 +184,19 @@ class ProcessStates(NamedTuple):
     """The states in one process of a run, as measured and as calculated."""
 
     measured: LiveBytes | None
-    """Those of the rank that holds the most; None where they were not measured."""
+    """The states of the rank that holds the most; None where they were not measured."""
     planned_bytes: int | None
+    """The calculated bytes of all states in one process; None where they cannot be planned."""
 
     @property
     def measured_bytes(self) -> int | None:
-        """Parameters, gradients and optimizer states together."""
+        """The measured bytes of parameters, gradients and optimizer states together; None where
+        they were not measured."""
         return None if self.measured is None else self.measured.total
 
     def part_bytes(self, part: str) -> int | None:
-        """The measured bytes of a part of `STATES`."""
+        """The measured bytes of one of `STATES`, such as `gradients`; None where they were not
+        measured."""
         return None if self.measured is None else getattr(self.measured, part)
 
 
@@ -223,28 +231,30 @@ def state_table(runs: Sequence[Run]) -> Table:
 def _states_text(
     record: Record, first: Record, states: ProcessStates, states_of_first: ProcessStates
 ) -> str:
-    """States as a multiple of those of the first run, unless their numbers have another size."""
+    """States as a multiple of those of the first run; where the two computed in different
+    precisions, and so with numbers of different sizes, `OTHER_PRECISION`."""
     if unlike_precision(first, record):
         return OTHER_PRECISION
     return shown(ratio(states.measured_bytes, states_of_first.measured_bytes), AS_MULTIPLE)
 
 
 def state_plot(runs: Sequence[Run]) -> Plot:
-    """The states of `state_table` as stacked bars, one colour per part; a black line marks
-    what arithmetic says of their sum."""
+    """The states of `state_table` as stacked bars, one colour per part; a black line marks their
+    calculated sum, where it can be planned."""
     records = [run.record for run in runs]
     labels = [f"{record.technique}, {record.world_size} x" for record in records]
     all_states = [_states(record) for record in records]
     sizes = {}
     for part in STATES:
         sizes[part] = [(states.part_bytes(part) or 0) / MIB for states in all_states]
+    # No line is drawn at NaN.
     planned_sizes = [(states.planned_bytes or math.nan) / MIB for states in all_states]
 
     figure, (axes,) = new_axes(WIDE, 0.5 * len(runs) + 1.6)
     stacked_bars(axes, labels, sizes)
-    # The axis points down, and a line is a little longer than its bar is high.
-    tops = [place - 0.4 for place in range(len(runs))]
-    bottoms = [place + 0.4 for place in range(len(runs))]
+    # The axis points down; bar 0 is at 0. A line is a little longer than its bar is high.
+    tops = [bar - 0.4 for bar in range(len(runs))]
+    bottoms = [bar + 0.4 for bar in range(len(runs))]
     axes.vlines(planned_sizes, tops, bottoms, color="black", label="by arithmetic")
     title = "What ZeRO divides: the states of one model"
     axes.set(xlabel="MiB in each process", title=title)
@@ -254,6 +264,7 @@ def state_plot(runs: Sequence[Run]) -> Plot:
 
 
 def _states(record: Record) -> ProcessStates:
+    """The states of the fullest rank, and what a plan says of them."""
     measured = [rank.live_bytes for rank in record.ranks if rank.live_bytes is not None]
     fullest = max(measured, key=lambda live_bytes: live_bytes.total, default=None)
     plan = planned_memory(record)
@@ -263,37 +274,38 @@ def _states(record: Record) -> ProcessStates:
 # A run that lost a pod and continued, beside an undisturbed one, as notebook 07 shows them.
 
 FAULT_FILE = "fault.json"
-"""What a notebook has done to a pod of the run, and when."""
+"""File of a run folder in which a notebook notes what it has done to a pod of the run, and when."""
 RESTARTS_FILE = "restarts.json"
-"""The restarts of a run, as its supervisor has written them."""
+"""File of a run folder with the restarts of the run, as its supervisor has written them."""
 
 
 def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
-    """What was lost, how soon that was detected, what the run continued with, and the losses of
-    both runs.
+    """What was lost in the last failure, how soon it was detected, what the run continued with, and
+    the losses of both runs.
 
-    `UserError` where the first run did not restart by itself.
+    `UserError` where the disturbed run did not restart by itself.
     """
-    journal = disturbed.folder / RESTARTS_FILE
-    if not journal.is_file():
+    restarts_path = disturbed.folder / RESTARTS_FILE
+    if not restarts_path.is_file():
         raise UserError(
             f"{disturbed.folder}: was not restarted automatically, so there is nothing to compare"
         )
     record = disturbed.record
     other = undisturbed.record
-    restart = read_json(journal)["restarts"][-1]
-    ended_at = restart["found_unix_seconds"]
-    found_after = _seconds_to_find(disturbed.folder / FAULT_FILE, ended_at)
+    restart = read_json(restarts_path)["restarts"][-1]
+    detected_at = restart["found_unix_seconds"]
+    seconds_to_detect = _seconds_to_detect(disturbed.folder / FAULT_FILE, detected_at)
     before = read_record(disturbed.folder, record.attempt - 1)
-    trained_after = _seconds_to_train(record, ended_at)
+    seconds_to_train = _seconds_to_train(record, detected_at)
     flags = [f"--{name} {value}" for name, value in restart["flags"].items()]
     values = figures(record)
     other_values = figures(other)
     difference = largest_difference(record, other)
+    # What is told, of the disturbed run and of the other one.
     facts = {
         "ended by": (f"{restart['status']}: {restart['pod']}", "nothing"),
-        "found after": (shown(found_after, WITH_SECONDS), "-"),
-        "trained again after": (shown(trained_after, WITH_SECONDS), "-"),
+        "found after": (shown(seconds_to_detect, WITH_SECONDS), "-"),
+        "trained again after": (shown(seconds_to_train, WITH_SECONDS), "-"),
         "steps done twice": (str(before.steps - record.ranks[0].first_step), "0"),
         "pods": (
             f"{before.pods}, then {record.pods}: {', '.join(restart['pods'])}",
@@ -313,26 +325,31 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
         "largest difference of a step's loss": (shown(difference, AS_DIFFERENCE), "-"),
     }
     return Table.of(
-        {"": name, "went on": went_on, "undisturbed": not_disturbed}
-        for name, (went_on, not_disturbed) in facts.items()
+        {"": name, "went on": text_of_disturbed, "undisturbed": text_of_other}
+        for name, (text_of_disturbed, text_of_other) in facts.items()
     )
 
 
-def _seconds_to_find(fault: Path, ended_at: float) -> float | None:
+def _seconds_to_detect(fault: Path, detected_at: float) -> float | None:
     """Seconds from the fault to the moment when the supervisor saw that the run had ended; None
-    where no file says when the fault was."""
+    where no file says when the fault was.
+
+    Args:
+        fault: the `FAULT_FILE` of the run.
+        detected_at: this moment in Unix seconds.
+    """
     if not fault.is_file():
         return None
-    return ended_at - read_json(fault)["killed_unix_seconds"]
+    return detected_at - read_json(fault)["killed_unix_seconds"]
 
 
-def _seconds_to_train(record: Record, ended_at: float) -> float | None:
+def _seconds_to_train(record: Record, detected_at: float) -> float | None:
     """Seconds from the moment when the supervisor saw that the run had ended to the first step of
     the last attempt, including the start of all processes; None where that was not measured."""
     rank = record.ranks[0]
     if rank.began_unix_seconds is None or rank.start_seconds is None:
         return None
-    return rank.began_unix_seconds + rank.start_seconds - ended_at
+    return rank.began_unix_seconds + rank.start_seconds - detected_at
 
 
 # The tables of the causal workshop: losses and speed, memory.
@@ -345,10 +362,11 @@ def training_table(runs: Sequence[Run]) -> Table:
     before the first step, where there was one.
     """
     records = [run.record for run in runs]
-    losses = [_eval_loss_by_epoch(record) for record in records]
-    epochs = sorted({epoch for by_epoch in losses for epoch in by_epoch})
+    losses_of_runs = [_eval_loss_by_epoch(record) for record in records]
+    # Every epoch after which some run was evaluated.
+    epochs = sorted(set[int]().union(*losses_of_runs))
     lines = []
-    for run, record, by_epoch in zip(runs, records, losses, strict=True):
+    for run, record, loss_by_epoch in zip(runs, records, losses_of_runs, strict=True):
         values = figures(record)
         line = {
             "run": run.folder.name,
@@ -357,7 +375,7 @@ def training_table(runs: Sequence[Run]) -> Table:
         }
         for epoch in epochs:
             when = f"epoch {epoch}" if epoch else "before"
-            line[f"eval loss, {when}"] = shown(by_epoch.get(epoch), FOUR)
+            line[f"eval loss, {when}"] = shown(loss_by_epoch.get(epoch), FOUR)
         lines.append(
             {
                 **line,
@@ -373,10 +391,12 @@ def training_table(runs: Sequence[Run]) -> Table:
 def _eval_loss_by_epoch(record: Record) -> dict[int, float]:
     """The last loss within each epoch, counted from 1; key 0 has the loss before the first step."""
     steps = _steps_per_epoch(record)
+    # Of several losses within an epoch the last one stays.
     return {math.ceil(point.step / steps): point.loss for point in record.eval_losses}
 
 
 def _steps_per_epoch(record: Record) -> int:
+    """Number of optimizer steps of an epoch."""
     return math.ceil(record.train_rows / record.effective_batch_size)
 
 

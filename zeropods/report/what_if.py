@@ -32,7 +32,9 @@ UNITS = {"gpu_memory_bytes": GIB, "host_memory_bytes": GIB, "flops": TERA} | dic
 """Factors by which a flag's number is multiplied, for flags whose number is not used as it
 stands."""
 Ask = Callable[[Request], Plan]
+"""A function that plans a request."""
 Binds = Callable[[Estimate], str]
+"""A function that says what limits an estimate, such as `fullest`."""
 
 
 @dataclass(frozen=True)
@@ -105,21 +107,23 @@ def what_if_table(answers: tuple[WhatIf, ...]) -> Table:
 
 
 def what_if_text(answers: tuple[WhatIf, ...]) -> str:
-    """The table for a terminal, and below it the commands, which no cell could hold in one
-    piece."""
+    """The table for a terminal, and below it the commands, which no cell could hold in one piece;
+    none for a question that could not be planned."""
     table = what_if_table(answers)
+    # The command is the last column.
     rows = tuple(row[:-1] for row in table.rows)
-    narrow = replace(table, header=table.header[:-1], rows=rows)
+    table_without_commands = replace(table, header=table.header[:-1], rows=rows)
     commands = []
     for answer in answers:
         if answer.estimate is not None:
             commands.append(f"# {answer.question}\n{answer.command}\n")
-    return f"{narrow}\n{''.join(commands)}"
+    return f"{table_without_commands}\n{''.join(commands)}"
 
 
 def command_of(request: Request) -> str:
     """The command line that plans a request; fields that have no flag are left out."""
     if request.techniques == ("none",):
+        # It trains in one process whatever the machines: the command says so.
         request = _of_one_process(request)
     gpu = request.machines.gpu
     usual = request_for(
@@ -143,7 +147,8 @@ def command_of(request: Request) -> str:
 
 
 def _of_one_process(request: Request) -> Request:
-    """The same request for one process, which takes the steps of all processes."""
+    """The same training by one process: on as many rows, so it takes the steps of all
+    processes."""
     machines = request.machines
     steps = request.steps
     if steps is not None:
@@ -152,14 +157,16 @@ def _of_one_process(request: Request) -> Request:
 
 
 def _flags_that_differ(values: Request | Machines, usual: Request | Machines) -> list[str]:
-    """The flags, with their values, of fields that are not as usual."""
+    """The flags, with their values in the units of the flags, of fields that are not as usual."""
     argv = []
     for name, value in vars(values).items():
+        # Other types, such as the techniques, are no flags of one value; no flag sets `dropout`.
         has_flag = name != "dropout" and isinstance(value, str | int | float)
         if not has_flag or value == getattr(usual, name):
             continue
         flag = name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
         text = str(value)
+        # A truth value is a number to Python.
         if not isinstance(value, str | bool):
             text = f"{value / UNITS.get(name, 1):.12g}"
         argv += [f"--{flag}", text]
@@ -174,7 +181,8 @@ def recommended(first_plan: Plan) -> Estimate:
 
 
 def changes(old: Estimate, new: Estimate) -> str:
-    """What differs, from the old value to the new one."""
+    """What differs by more than half a percent, from the old value to the new one; and whether the
+    new estimate does not fit."""
     figures = (
         ("memory", "GiB", old.memory.device_bytes / GIB, new.memory.device_bytes / GIB),
         ("host", "GiB", old.host_bytes / GIB, new.host_bytes / GIB),
@@ -203,14 +211,18 @@ def fullest(estimate: Estimate) -> str:
 
 def slowest(estimate: Estimate) -> str:
     """The part that takes most of a step's time, and its share."""
-    part = max(TIMES, key=lambda key: getattr(estimate.time, key))
-    share_of_step = getattr(estimate.time, part) / estimate.time.seconds
-    return f"time: {TIMES[part]}, {share_of_step:.0%}"
+    longest_part = max(TIMES, key=lambda part: getattr(estimate.time, part))
+    share_of_step = getattr(estimate.time, longest_part) / estimate.time.seconds
+    return f"time: {TIMES[longest_part]}, {share_of_step:.0%}"
 
 
 class _Questions:
     """The questions, and the estimate that they are about: the recommended one, or the smallest if
-    none fits."""
+    none fits.
+
+    `all_techniques` is its request with all techniques of the plan, `request` that of its technique
+    alone.
+    """
 
     def __init__(self, first_plan: Plan, ask: Ask) -> None:
         self.ask = ask
@@ -220,7 +232,7 @@ class _Questions:
         self.request = self.all_techniques.with_techniques((self.base.technique.name,))
 
     def answered(self) -> Iterator[WhatIf]:
-        """Each question with its answer."""
+        """Each question with its answer, in the order of the table."""
         request = self.request
         yield self.largest_batch()
         yield self.longest_row()
@@ -246,15 +258,17 @@ class _Questions:
         return replace(self.all_techniques, machines=machines)
 
     def fitting(self, make_request: Callable[[], Request]) -> Estimate | None:
-        """The recommended estimate of a request; None where nothing fits, or the request cannot be
+        """The best estimate of a request; None where nothing fits, or the request cannot be
         planned.
 
         Args:
-            make_request: makes the request, which may already refuse its values.
+            make_request: makes the request. A function, since a request refuses wrong values as
+                soon as it is made.
         """
         try:
             return self.ask(make_request()).best
         except UserError:
+            # What cannot be planned does not fit.
             return None
 
     def compared(
@@ -264,10 +278,10 @@ class _Questions:
         beginning: str = "",
         binds: Binds = slowest,
     ) -> WhatIf:
-        """Compare a changed request with the plan.
+        """Compare a changed request with the plan; where it cannot be planned, the answer says why.
 
         Args:
-            make_request: makes the request, which may already refuse its values.
+            make_request: makes the request, as for `fitting`.
             beginning: beginning of the answer.
             binds: function that says what limits the answer.
         """
@@ -275,7 +289,8 @@ class _Questions:
             request = make_request()
             new = recommended(self.ask(request))
         except UserError as error:
-            reason = str(error).split("; ")[0]
+            # What follows is a remedy, which the table has no room for.
+            reason, *_ = str(error).split("; ")
             answer = f"not possible: {reason}"
             return WhatIf(question, answer, "", command_of(self.request), None)
         command = command_of(request.with_techniques((new.technique.name,)))
@@ -304,6 +319,7 @@ class _Questions:
         request = self.request
 
         def with_length(length: int) -> Request:
+            # Only a causal model has one length for its rows.
             if request.seq_length is None:
                 return replace(request, source_length=length)
             return replace(request, seq_length=length)
@@ -332,6 +348,7 @@ class _Questions:
     def fewest_pods(self) -> WhatIf:
         """The answer with the fewest pods on which a technique fits."""
         question = "fewest pods"
+        # Else the search below would not end.
         if self.fitting(lambda: self.on(pods=MOST_PODS)) is None:
             return self.nothing(question, "no number of pods is enough")
 
@@ -344,32 +361,32 @@ class _Questions:
         return self.compared(question, lambda: self.on(pods=pods), beginning, fullest)
 
     def other_technique(self) -> WhatIf:
-        """The answer with the technique that offloads where this one does not, or the other way
-        round."""
+        """The answer with the technique of the same stage that offloads where this one does not, or
+        the other way round."""
         technique = self.base.technique
         # Without ZeRO nothing can be offloaded; stage 2 is the usual one that can.
         stage = technique.stage or 2
-        other = next(
-            candidate
-            for candidate in TECHNIQUES
-            if candidate.stage == stage
-            and candidate.offloads != technique.offloads
-            and candidate.is_planned
-        )
-        request = self.request
+        others = []
+        for candidate in TECHNIQUES:
+            is_opposite = candidate.offloads != technique.offloads
+            if candidate.stage == stage and is_opposite and candidate.is_planned:
+                others.append(candidate)
+        other = others[0]
         return self.compared(
             f"{other.name}, not {technique.name}",
-            lambda: request.with_techniques((other.name,)),
+            lambda: self.request.with_techniques((other.name,)),
         )
 
     def cheaper_gpu(self) -> WhatIf:
         """The answer with the smallest known GPU that is slower and still enough, among those that
-        run CUDA."""
+        run CUDA. Prices are not known here: the answer says below which one it would be worth
+        it."""
         question = "a cheaper GPU"
         precision = self.all_techniques.precision
         flops = self.all_techniques.machines.achieved_flops(precision)
 
         def request_on(gpu: str) -> Request:
+            # `flops` are those of the plan's own GPU, where they were given.
             memory = memory_bytes(gpu) or 0
             return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory)
 
@@ -383,6 +400,7 @@ class _Questions:
             is_slower = request_on_card().machines.achieved_flops(precision) < flops
             if not is_slower:
                 continue
+            # A pod that trains half as fast is worth half the price.
             rate_of_a_pod = self.base.samples_per_second / self.base.pods
             share_of_price = new.samples_per_second / new.pods / rate_of_a_pod
             beginning = f"{card.name}: worth it below {share_of_price:.0%} of a pod's price; "
@@ -392,13 +410,13 @@ class _Questions:
 
 # The whole life of a run: memory of a pod's host, time and disk, phase by phase.
 
-DISK = 0.5 * GIGA
-"""Bytes per second of loading and saving, with their digests: an allowance."""
+DISK_BYTES_PER_SECOND = 0.5 * GIGA
+"""Speed of loading and saving, with their digests: an allowance."""
 START_SECONDS = 20.0
 """Seconds for libraries, process group and first kernels: an allowance."""
-EVALUATED = 0.1
-"""Rows of one evaluation as a share of the training set: an allowance. Each epoch ends with one and
-a checkpoint."""
+EVALUATED_SHARE = 0.1
+"""Rows of one evaluation as a share of the training set: an allowance. Each epoch ends with an
+evaluation and a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -414,6 +432,7 @@ class LifePhase:
     disk_bytes: int
     """Bytes that the phase leaves on the disk."""
     formula: str
+    """What its figures are made of, with the numbers filled in."""
 
 
 def life(first_plan: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]:
@@ -429,22 +448,24 @@ def life(first_plan: Plan, save_seconds: float | None = None) -> tuple[LifePhase
     weights = _whole_weights(work)
 
     # What a process needs for the time of loading alone is gone once it trains.
-    kept = [term for term in estimate.memory.host_terms if term.name != LOADING]
-    bare_bytes = total(kept, "context")
+    lasting_terms = [term for term in estimate.memory.host_terms if term.name != LOADING]
+    # A process that holds no weights yet.
+    bare_bytes = total(lasting_terms, "context")
     start_bytes = slots * (bare_bytes + weights.bytes)
     start_memory = f"{slots} x ({weights.formula} + {gib(bare_bytes)} GiB)"
     if estimate.memory.rank_0_reads:
         start_bytes = slots * bare_bytes + weights.bytes
         start_memory = f"{weights.formula} on rank 0 + {slots} x {gib(bare_bytes)} GiB"
+    speed = f"{DISK_BYTES_PER_SECOND / GIGA:g} GB/s"
     start = LifePhase(
         phase="start",
         host_bytes=start_bytes,
-        seconds=START_SECONDS + weights.bytes / DISK,
+        seconds=START_SECONDS + weights.bytes / DISK_BYTES_PER_SECOND,
         disk_bytes=0,
-        formula=f"{start_memory}; {START_SECONDS:g} s, {DISK / GIGA:g} GB/s",
+        formula=f"{start_memory}; {START_SECONDS:g} s, {speed}",
     )
-    host_bytes = slots * total(kept)
-    terms = " + ".join(f"{term.name} ({gib(term.bytes)} GiB)" for term in kept)
+    host_bytes = slots * total(lasting_terms)
+    terms = " + ".join(f"{term.name} ({gib(term.bytes)} GiB)" for term in lasting_terms)
     steps = LifePhase(
         phase="steps, from the first on",
         host_bytes=host_bytes,
@@ -457,7 +478,7 @@ def life(first_plan: Plan, save_seconds: float | None = None) -> tuple[LifePhase
         host_bytes=host_bytes,
         seconds=_evaluation_seconds(estimate, first_plan.request.epochs),
         disk_bytes=0,
-        formula=f"{epochs} x {EVALUATED:.0%} of the rows of an epoch, forward only",
+        formula=f"{epochs} x {EVALUATED_SHARE:.0%} of the rows of an epoch, forward only",
     )
     saving = _saving_phase(work, epochs, save_seconds, host_bytes)
     phases = (start, steps, evaluation, saving)
@@ -476,19 +497,21 @@ def _saving_phase(
 
     Args:
         save_seconds: seconds to save one checkpoint, where they are known.
-        host_bytes: bytes of main memory that each pod holds then without what is gathered.
+        host_bytes: bytes of main memory that each pod holds while it trains; rank 0's pod gathers
+            the model besides.
     """
     model = _saved_model(work)
-    checkpoint = _terms_of_a_checkpoint(work)
+    checkpoint_terms = _terms_of_a_checkpoint(work)
+    checkpoint_bytes = total(checkpoint_terms)
     if save_seconds is None:
-        save_seconds = total(checkpoint) / DISK
-    parts = " + ".join(f"{term.name} {term.formula}" for term in checkpoint)
+        save_seconds = checkpoint_bytes / DISK_BYTES_PER_SECOND
+    parts = " + ".join(f"{term.name} {term.formula}" for term in checkpoint_terms)
     gathered = f"on rank 0's pod + {model.formula} gathered"
     return LifePhase(
         phase="saving",
         host_bytes=host_bytes + model.bytes,
-        seconds=epochs * save_seconds + model.bytes / DISK,
-        disk_bytes=epochs * total(checkpoint) + model.bytes,
+        seconds=epochs * save_seconds + model.bytes / DISK_BYTES_PER_SECOND,
+        disk_bytes=epochs * checkpoint_bytes + model.bytes,
         formula=f"{gathered}; {epochs} x ({parts}) + the model",
     )
 
@@ -501,14 +524,15 @@ def _evaluation_seconds(estimate: Estimate, epochs: float) -> float | None:
     # Evaluation is a forward pass alone, in which stage 3 waits for parameters.
     time = estimate.time
     forward_and_backward, recomputed = estimate.work.flops()
+    # A backward pass takes twice the operations of a forward pass.
     forward = forward_and_backward / 3
     pass_seconds = time.compute_seconds
     if estimate.technique.divides_parameters:
         pass_seconds += time.exposed_communication_seconds
-    # Of the seconds of a whole step.
+    # The share of a whole step's seconds that its forward pass takes.
     forward_share = forward / (forward_and_backward + recomputed) * pass_seconds / time.seconds
     seconds_per_epoch = estimate.total_seconds / epochs
-    return math.ceil(epochs) * EVALUATED * seconds_per_epoch * forward_share
+    return math.ceil(epochs) * EVALUATED_SHARE * seconds_per_epoch * forward_share
 
 
 def _saved_model(work: Workload) -> Term:
@@ -523,6 +547,7 @@ def _terms_of_a_checkpoint(work: Workload) -> list[Term]:
     (`exclude_frozen_parameters`).
     """
     technique = work.technique
+    # Of one parameter.
     optimizer_bytes = work.master_bytes + work.moment_bytes
     terms = [
         _saved_model(work),
@@ -534,20 +559,20 @@ def _terms_of_a_checkpoint(work: Workload) -> list[Term]:
 
 
 def _whole_run(phases: Sequence[LifePhase]) -> LifePhase:
-    """All phases together."""
-    seconds = 0.0
-    is_known = True
-    for phase in phases:
-        if phase.seconds is None:
-            is_known = False
-        else:
-            seconds += phase.seconds
+    """All phases together: the most memory of any, the sum of their bytes on the disk, and the sum
+    of their seconds, None where one is not known."""
+    known_seconds = [phase.seconds for phase in phases if phase.seconds is not None]
+    seconds = None
+    formula = "for its time, give --steps or --samples"
+    if len(known_seconds) == len(phases):
+        seconds = sum(known_seconds)
+        formula = "all phases"
     return LifePhase(
         phase="whole run",
         host_bytes=max(phase.host_bytes for phase in phases),
-        seconds=seconds if is_known else None,
+        seconds=seconds,
         disk_bytes=sum(phase.disk_bytes for phase in phases),
-        formula="all phases" if is_known else "for its time, give --steps or --samples",
+        formula=formula,
     )
 
 
@@ -591,25 +616,27 @@ def planned_saves(estimate: Estimate, save_seconds: float | None = None) -> Save
     """
     checkpoint_bytes = total(_terms_of_a_checkpoint(estimate.work))
     weights_bytes = _whole_weights(estimate.work).bytes
-    size = f"a checkpoint of {gib(checkpoint_bytes)} GiB at {DISK / GIGA:g} GB/s"
-    source = f"times are planned, of {size}"
+    speed = f"{DISK_BYTES_PER_SECOND / GIGA:g} GB/s"
+    checkpoint = f"a checkpoint of {gib(checkpoint_bytes)} GiB at {speed}"
     if save_seconds is None:
-        save_seconds = checkpoint_bytes / DISK
+        save_seconds = checkpoint_bytes / DISK_BYTES_PER_SECOND
+        source = f"times are planned, of {checkpoint}"
     else:
-        source = f"the restart is planned, from {size}"
+        source = f"the restart is planned, from {checkpoint}"
+    read_seconds = (weights_bytes + checkpoint_bytes) / DISK_BYTES_PER_SECOND
     return SaveTimes(
         save_seconds=save_seconds,
-        restart_seconds=START_SECONDS + (weights_bytes + checkpoint_bytes) / DISK,
+        restart_seconds=START_SECONDS + read_seconds,
         source=source,
     )
 
 
 def measured_saves(run: Path) -> SaveTimes:
     """The times that a finished run took: the mean of its saves and its start, each of the slowest
-    rank. Its start took no checkpoint, unless it was a restart.
+    rank. Its start stands for a restart, though it read no checkpoint unless it was one.
 
     Raises:
-        UserError: it has no record, or saved nothing.
+        UserError: the run has no record, or saved nothing.
     """
     record = read_record(run)
     saves = [rank.save_seconds.mean for rank in record.ranks if rank.save_seconds is not None]
@@ -628,9 +655,11 @@ def measured_saves(run: Path) -> SaveTimes:
 def saving(
     mtbf_seconds: float, times: SaveTimes, best: Estimate | None
 ) -> tuple[dict[str, object], str]:
-    """How often to save a checkpoint, and what of the time is then left.
+    """How often to save a checkpoint, and what share of the time is then left for training.
 
     Args:
+        mtbf_seconds: mean seconds between two failures that end the run.
+        times: what a save and a restart take.
         best: the plan's recommended estimate, in whose steps the interval is counted too.
 
     Returns:
@@ -674,17 +703,21 @@ def interval_between_saves(mtbf_seconds: float, save_seconds: float) -> float:
     Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's,
     doi:10.1145/361147.361115.
     """
-    # S / 2M of the formula.
-    part = save_seconds / (2 * mtbf_seconds)
-    if part >= 1:
+    # S / 2M of the formula; its S / 18M is a ninth of that.
+    ratio = save_seconds / (2 * mtbf_seconds)
+    if ratio >= 1:
         return mtbf_seconds
-    young = math.sqrt(2 * save_seconds * mtbf_seconds)
-    return young * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
+    young_seconds = math.sqrt(2 * save_seconds * mtbf_seconds)
+    return young_seconds * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
 
 
 def _goodput(mtbf_seconds: float, times: SaveTimes, interval: float) -> float:
     """The share of the wall time that is left for steps that count: each interval loses its save,
-    each failure half an interval and the time of a restart."""
+    each failure half an interval and the time of a restart. 0 where failures leave nothing.
+
+    Args:
+        interval: seconds between two saves.
+    """
     interval_with_save = interval + times.save_seconds
     left_by_saves = interval / interval_with_save
     lost_to_a_failure = interval_with_save / 2 + times.restart_seconds
