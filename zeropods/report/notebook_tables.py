@@ -44,10 +44,11 @@ Item = TypeVar("Item")
 SIDE_COLUMNS = {"source": "input_ids", "target": "labels"}
 """Columns of a prepared set with the tokens of each side."""
 MOST_BINS = 100
+"""Most bins of a histogram."""
 EXAMPLES_AT_ONCE = 4_096
 """Number of examples whose texts are tokenized together."""
 SHOWN_UNKNOWN = 10
-"""Most texts in the table of texts without a token."""
+"""Most texts in the table of texts that the tokenizer has no token for."""
 
 
 def split_table(manifest: Manifest) -> Table:
@@ -76,19 +77,24 @@ def length_histograms(prepared: Path, split: str = "train") -> Plot:
     figure, panels = new_axes(WIDE, 2.6, columns=len(SIDE_COLUMNS))
     for axes, (side, column) in zip(panels, SIDE_COLUMNS.items(), strict=True):
         lengths = token_lengths(prepared, split, column)
-        # Each bin spans the same number of whole numbers: a bin of width 1.2 would hold one of
-        # them, or two.
-        step = math.ceil((np.ptp(lengths) + 1) / MOST_BINS)
-        firsts = range(lengths.min(), lengths.max() + step + 1, step)
-        axes.hist(lengths, bins=[first - 0.5 for first in firsts])
+        # Each bin holds as many lengths as the others: of bins 1.2 wide some would hold one length,
+        # some two.
+        lengths_per_bin = math.ceil((np.ptp(lengths) + 1) / MOST_BINS)
+        end = lengths.max() + lengths_per_bin + 1
+        first_lengths = range(lengths.min(), end, lengths_per_bin)
+        axes.hist(lengths, bins=[first_length - 0.5 for first_length in first_lengths])
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.set(xlabel="tokens", ylabel="rows", title=f"{side} of {split}")
     return Plot(figure, f"histograms of source and target tokens of {split}")
 
 
 def longest_row(prepared: Path, split: str = "train") -> Table:
-    """The row with the longest source: its number of tokens, and both texts as the model sees
-    them."""
+    """The row with the longest source: the number of tokens of both sides, and their texts as the
+    model sees them; `UserError` where the set has no such split.
+
+    Args:
+        prepared: folder of the prepared data set.
+    """
     from zeropods.train.sampler import load_split
 
     rows = load_split(prepared, split)
@@ -104,6 +110,7 @@ def longest_row(prepared: Path, split: str = "train") -> Table:
 
 
 def _no_split(prepared: Path, split: str) -> str:
+    """The message about a split that a prepared data set lacks."""
     return f"{prepared}: has no split {split!r}; prepare the data set again"
 
 
@@ -112,11 +119,12 @@ def first_examples(data: Path, split: str = "train", count: int = 5) -> Table:
     lines = []
     for example in itertools.islice(read_split(data, split), count):
         answer = cells_text(execute(example.query, example.table))
-        lines.append({**_described(example), "answer": answer})
+        lines.append({**_question_cells(example), "answer": answer})
     return Table.of(lines)
 
 
-def _described(example: Example) -> dict[str, str]:
+def _question_cells(example: Example) -> dict[str, str]:
+    """The cells of an example by heading: question, columns and query."""
     return {
         "question": example.question,
         "columns": "; ".join(example.table.header),
@@ -126,21 +134,29 @@ def _described(example: Example) -> dict[str, str]:
 
 def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "train") -> Table:
     """The text that the tokenizer has no token for, as it appears in sources and targets, and how
-    often; varied copies of the questions are not counted."""
+    often; varied copies of the questions are not counted.
+
+    Args:
+        prepared: folder of the prepared data set.
+        data: folder of the raw data set that it was prepared from.
+        manifest: that of the prepared data set.
+    """
     statistics = manifest.splits[split]
     unknown_tokens = statistics.source.unknown_tokens + statistics.target.unknown_tokens
-    # Where the set has no unknown token, no example need be tokenized again.
+    # As many examples as were prepared, None for all. Where the set has no unknown token, no
+    # example needs to be tokenized again.
     limit = manifest.limit if unknown_tokens else 0
     examples = itertools.islice(read_split(data, split), limit)
     tokenizer = load_tokenizer(str(prepared / "tokenizer"), complete=False)
-    times = Counter[str]()
+    number_by_text = Counter[str]()
     while chunk := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
         texts = []
         for example in chunk:
             texts.append(source_of(example, manifest.prompt))
             texts.append(target_of(example, manifest.prompt))
-        times.update(_parts_without_a_token(tokenizer, texts))
-    rows = tuple((text, f"{number:,}") for text, number in times.most_common(SHOWN_UNKNOWN))
+        number_by_text.update(_parts_without_a_token(tokenizer, texts))
+    most_common = number_by_text.most_common(SHOWN_UNKNOWN)
+    rows = tuple((text, f"{number:,}") for text, number in most_common)
     return Table(("text", "times"), rows)
 
 
@@ -148,40 +164,50 @@ def _parts_without_a_token(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 ) -> Iterator[str]:
     """Each part of the texts that the tokenizer has no token for."""
-    unknown = tokenizer.unk_token_id
+    unknown_id = tokenizer.unk_token_id
     encodings = tokenizer.backend_tokenizer.encode_batch(texts)
     for text, encoding in zip(texts, encodings, strict=True):
-        if unknown not in encoding.ids:
-            # Most texts: the offsets, which take time to get, are not needed.
+        # So it is with most texts, whose offsets, which take time to get, are not needed.
+        if unknown_id not in encoding.ids:
             continue
-        for id_, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if id_ == unknown:
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id == unknown_id:
                 yield text[start:end].strip()
 
 
 def shape_table(*names: str) -> Table:
     """Parameters of models by their published shape, and the memory of the weights at each
-    precision."""
+    precision.
+
+    Args:
+        names: known names of models; all T5s if none is given.
+    """
     lines = []
     for name in names or known_names("t5"):
         parameters = shape_named(name).parameters
         line = {"model": name, "parameters": f"{parameters:,}"}
         for precision in ("fp32", "bf16"):
-            size = parameters * ELEMENT_BYTES[precision]
-            line[f"{precision} weights (GiB)"] = f"{size / GIB:.3f}"
+            weight_bytes = parameters * ELEMENT_BYTES[precision]
+            line[f"{precision} weights (GiB)"] = f"{weight_bytes / GIB:.3f}"
         lines.append(line)
     return Table.of(lines)
 
 
 def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
-    """Number of tokens of each row of a prepared split, of shape (rows,)."""
+    """Number of tokens of each row of a prepared split, of shape (rows,); `UserError` where the set
+    has no such split.
+
+    Args:
+        column: one of `SIDE_COLUMNS`.
+    """
     from datasets import load_from_disk
 
     folder = Path(prepared) / split
     if not folder.is_dir():
         raise UserError(_no_split(prepared, split))
-    table = load_from_disk(str(folder)).data.table
-    return np.diff(table[column].combine_chunks().offsets.to_numpy())
+    # From Arrow's offsets, without a look at the tokens themselves.
+    arrow_table = load_from_disk(str(folder)).data.table
+    return np.diff(arrow_table[column].combine_chunks().offsets.to_numpy())
 
 
 # SQuAD's questions and a model's answers to them, shown by notebook 11.
@@ -204,10 +230,12 @@ def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> 
     """Question, prediction and expected answer side by side, with exact match and F1.
 
     Args:
+        predictions: a file of predictions, one or more.
         data: the data set whose questions were answered.
         count: number of predictions to show, evenly spaced.
     """
     answers = read_predictions(predictions)
+    # Predictions are in the order of the examples: nothing after the last one is needed.
     examples = itertools.islice(read_squad(data, split), answers[-1].index + 1)
     by_index = {example.index: example for example in examples}
     shown = _spread(answers, count)
@@ -237,8 +265,13 @@ def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> 
 
 
 def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
-    """Tokens, loss and perplexity of each unseen split: of a model before its run, and as the run
-    has recorded them."""
+    """Tokens, loss and perplexity of each unseen split that the data have: computed here for the
+    model before its run, and read from the scores of the run.
+
+    Args:
+        before: the model that the run began with.
+        prepared: the data set that the run was trained on.
+    """
     from zeropods.evaluate.generate import text_perplexity
 
     splits = read_manifest(prepared).splits
@@ -249,6 +282,7 @@ def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
         with progress("perplexity", "blocks") as bar:
             first = text_perplexity(before, prepared, split, progress=bar.update)
         last = read_score(run.folder / f"score.{split}.json")
+        # A run on text, which this table is about, has no other scores.
         assert isinstance(last, TextScore)
         lines.append(
             {
@@ -277,7 +311,7 @@ def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
 # A model's answers beside the expected ones, shown by notebook 05.
 
 ROWS_OF_ANSWER = 2
-"""Number of rows shown of those that a query finds."""
+"""Most rows shown of those that a query finds."""
 NO_QUERY = "(no query)"
 SIGNIFICANCE_LEVEL = 0.05
 """Probability of a difference at least as large between equally good models, below which it is more
@@ -320,9 +354,9 @@ def _rows_text(execution: Execution, query: Query | None) -> str:
     if not rows:
         return ""
     lines = [" | ".join(map(str, row)) for row in rows[:ROWS_OF_ANSWER]]
-    more = len(rows) - ROWS_OF_ANSWER
-    if more > 0:
-        lines.append(f"and {more} more")
+    number_left_out = len(rows) - ROWS_OF_ANSWER
+    if number_left_out > 0:
+        lines.append(f"and {number_left_out} more")
     return "\n".join(lines)
 
 
@@ -333,10 +367,14 @@ def _spread(items: Sequence[Item], count: int) -> Sequence[Item]:
 
 
 def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 8) -> Table:
-    """Some questions, the expected query, and what the model of each run answers, with a column for
-    each run."""
+    """Some questions that all runs have answered, the expected query, and what the model of each
+    run answers, with a column for each run.
+
+    Args:
+        count: number of questions to show, evenly spaced.
+    """
+    # The answers of each run by its label, and in it by the index of their question.
     answers: dict[str, dict[int, str]] = {}
-    """The answers of each run, by the index of their question."""
     for run, label in zip(runs, _run_labels(runs), strict=True):
         predictions = read_predictions(run / f"predictions.{split}.jsonl")
         answers[label] = {
@@ -358,26 +396,27 @@ def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 
 
 def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
     """Whether the model of each run differs by more than chance from that of the first run, on the
-    same questions.
+    questions that both have answered.
 
     Where one model is right on a question and the other is wrong, either is as likely to be the
     right one if they are equally good: this is the exact form of McNemar's test (1947), two-sided.
     With p below 0.05 they differ by more than chance, which happens in one of twenty comparisons of
     equal models.
     """
-    judged = {}
+    # For each run by its label, whether its query is right, by the index of the question.
+    right_by_label = {}
     for run, label in zip(runs, _run_labels(runs), strict=True):
-        judged[label] = right_queries(run / f"predictions.{split}.jsonl", data, split)
-    first = next(iter(judged.values()), {})
+        right_by_label[label] = right_queries(run / f"predictions.{split}.jsonl", data, split)
+    first = next(iter(right_by_label.values()), {})
     lines = []
-    for label, right_by_index in judged.items():
+    for label, right_by_index in right_by_label.items():
         shared = right_by_index.keys() & first.keys()
         only_here = sum(1 for index in shared if right_by_index[index] and not first[index])
         only_first = sum(1 for index in shared if first[index] and not right_by_index[index])
-        chance = _probability_by_chance(only_here, only_first)
+        probability = _probability_by_chance(only_here, only_first)
         if right_by_index is first:
             verdict = "is the first"
-        elif chance < SIGNIFICANCE_LEVEL:
+        elif probability < SIGNIFICANCE_LEVEL:
             verdict = "yes"
         else:
             verdict = "no"
@@ -389,7 +428,7 @@ def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
                 "questions": f"{len(shared):,}",
                 "right only here": str(only_here),
                 "right only in the first": str(only_first),
-                "p": f"{chance:.2f}",
+                "p": f"{probability:.2f}",
                 "more than chance": verdict,
             }
         )
@@ -397,7 +436,12 @@ def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
 
 
 def _probability_by_chance(only_here: int, only_first: int) -> float:
-    """Probability of at least such a difference between equally good models."""
+    """Probability that equally good models differ at least as much: 1 where they do not differ.
+
+    Args:
+        only_here: number of questions on which one model alone is right.
+        only_first: number of those on which the other one alone is right.
+    """
     from scipy.stats import binomtest
 
     differing = only_here + only_first
@@ -428,6 +472,7 @@ def accuracy_table(score: Score, split: str) -> Table:
     """
     lines = list(score_lines(split, [score]))
     if isinstance(score, QueryScore):
-        for kind, part in (score.kinds or {}).items():
-            lines += [replace(line, tables=kind) for line in score_lines(split, [part])]
+        for kind, score_of_kind in (score.kinds or {}).items():
+            # The column of the tables names the kind.
+            lines += [replace(line, tables=kind) for line in score_lines(split, [score_of_kind])]
     return table("", accuracy_columns({score.task}, lines), lines, whole=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ITERATION_PARTS = ("forward", "backward", "step")
+"""Parts of an iteration, in the order of their bars; `step` is that of the optimizer."""
 TOP_CLASSES = (
     ("parameters", "parameters", "parameters"),
     ("MACs", "macs", "MACs"),
@@ -40,9 +42,11 @@ class ProfileReport:
 
     @classmethod
     def read(cls, path: Path) -> ProfileReport:
-        """The report of a file or a run folder; `UserError` where there is none."""
+        """The report of a file or a run folder, named after the file, or after the folder for a
+        `profile.txt`; `UserError` where there is none."""
         checked = check(Path(path))
         file = checked.report.path
+        # Runs have all written a file of this name.
         if file.name == "profile.txt":
             return cls(checked, file.resolve().parent.name)
         return cls(checked, file.name)
@@ -62,8 +66,8 @@ class ProfileReport:
         return times
 
     def summary(self, *, with_meaning: bool = False) -> Table:
-        """Each line of the summary with its value, the corrected value where it is wrong, and what
-        the line means."""
+        """Each line of the summary with its value, the corrected value where it is wrong, and, if
+        `with_meaning`, what the line means."""
         report = self.checked.report
         lines = []
         for key, (_, label) in report.lines.items():
@@ -87,7 +91,7 @@ class ProfileReport:
 
     def icicle(self) -> Plot:
         """Where MACs and time go: the tree of modules, once as wide as their MACs and once as their
-        latency."""
+        latency; `UserError` where the report has no whole tree."""
         return icicle_plot(self._root())
 
     def classes(self, top: int = 8) -> Table:
@@ -95,8 +99,9 @@ class ProfileReport:
         modules inside them.
 
         The table has the `top` classes by MACs and the `top` classes by time; the most time comes
-        first.
+        first. `UserError` where the report has no whole tree.
         """
+        # The most MACs come first.
         by_macs = by_class(self._root())
         by_time = sorted(by_macs, key=lambda share: share.latency_seconds, reverse=True)
         top_classes = [*by_time[:top], *by_macs[:top]]
@@ -133,6 +138,11 @@ class ProfileReport:
 
         Where the tree is not whole, the top classes of each depth, as printed, replace the table of
         classes, and the tree is shown as far as it was printed.
+
+        Args:
+            depth: of the deepest modules of the tree, the root's being 0; no tree if not given.
+            top: number of classes by MACs, and by time.
+            pair: this report beside another one; no comparison if not given.
         """
         report = self.checked.report
         tables = [self.summary(), self._shares_table()]
@@ -149,10 +159,11 @@ class ProfileReport:
         return "\n".join([heading, *texts, *self._fault_paragraphs()])
 
     def against(self, other: ProfileReport) -> ReportPair:
-        """Two reports side by side, corrected."""
+        """This report and another one side by side, corrected."""
         return ReportPair(self, other)
 
     def _root(self) -> Module:
+        """The root of the whole tree; `UserError`, with the remedy, where there is none."""
         if self.checked.root is not None:
             return self.checked.root
         report = self.checked.report
@@ -160,14 +171,15 @@ class ProfileReport:
         raise UserError(f'{report.path}: {lacks}; profile with "detailed": true')
 
     def _reported_text(self, key: str) -> str:
-        """A figure of the summary as reported; one that cannot be, as it was printed."""
+        """A figure of the summary as reported; an impossible one as it was printed."""
         report = self.checked.report
         if key in report.impossible:
             return report.impossible[key]
         return written(report.summary[key], FIGURES[key].unit)
 
     def _corrected_text(self, key: str) -> str:
-        """A figure of the summary, corrected; empty where the reported one is right."""
+        """A figure of the summary, corrected; empty where the reported one is right, and `unknown`
+        where it is wrong and cannot be corrected."""
         report = self.checked.report
         corrected = self.checked.figures[key]
         is_possible = key not in report.impossible
@@ -201,7 +213,7 @@ class ProfileReport:
         return Table.of(lines)
 
     def _tree_table(self, depth: int) -> Table:
-        """The modules down to a depth, the root being 0; empty where the report has no tree."""
+        """The modules down to a depth, the root's being 0; empty where the report has no tree."""
         tree = self.checked.root or self.checked.report.root
         if tree is None:
             return Table.of([])
@@ -251,6 +263,7 @@ COMPARED_FIGURES = (
 SETTING_FIGURES = ("world_size", "batch_size_per_gpu", "model_parallel_size")
 """Figures that must be equal in two reports for their ratios to mean something."""
 CLASSES_COMPARED = 6
+"""Most classes of modules in the plot of two reports."""
 NAME_LETTERS = 22
 """Maximum number of characters in a line of a report's name."""
 
@@ -262,7 +275,8 @@ class ComparedFigure(NamedTuple):
     first: float | None
     second: float | None
     ratio: float | None
-    """The second value / the first one; None where one is missing or the settings differ."""
+    """The second value / the first one; None where one is missing, the first is 0, or the settings
+    differ."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +289,8 @@ class ReportPair:
 
     @property
     def named(self) -> dict[str, ProfileReport]:
-        """Both reports by name; `first` and `second` where the names are equal."""
+        """Both reports by name, the first one first; named `first` and `second` where their names
+        are equal."""
         if self.first.name == self.second.name:
             return {"first": self.first, "second": self.second}
         return {self.first.name: self.first, self.second.name: self.second}
@@ -311,8 +326,8 @@ class ReportPair:
         return Table.of(lines, f"no ratios: {differences}" if differences else "")
 
     def plot(self) -> Plot:
-        """Times of forward, backward and step, and the forward time that each class of module takes
-        itself."""
+        """Times of forward, backward and step, and the forward time that the slowest classes of
+        modules take themselves."""
         reports = {}
         for name, report in self.named.items():
             reports[textwrap.fill(name, NAME_LETTERS)] = report
@@ -341,15 +356,17 @@ class ReportPair:
         return Plot(figure, "; ".join(texts))
 
     def _differences(self) -> list[str]:
-        """What keeps the reports from being compared, such as `world_size 3, 2`."""
+        """What keeps the reports from being compared, such as `world_size 3, 2`; empty where they
+        can be compared."""
         first = self.first.checked
         second = self.second.checked
         differences = []
         for key in SETTING_FIGURES:
             if first.figures[key] != second.figures[key]:
                 differences.append(f"{key} {first.figures[key]}, {second.figures[key]}")
-        is_known = first.passes is not None and second.passes is not None
-        if not is_known or first.passes != second.passes:
+        are_known = first.passes is not None and second.passes is not None
+        # Two unknown numbers may differ.
+        if not are_known or first.passes != second.passes:
             numbers = [_passes_text(first.passes), _passes_text(second.passes)]
             differences.append(f"passes of a step {', '.join(numbers)}")
         return differences
@@ -375,24 +392,30 @@ class ReportPair:
 
 
 def _passes_text(passes: int | None) -> str:
+    """A number of passes as text, `unknown` for None."""
     return "unknown" if passes is None else str(passes)
 
 
 def _seconds_by_class(report: ProfileReport) -> dict[str, float]:
-    """Forward time that each class of module takes itself; empty where the tree is not whole."""
+    """Seconds of the forward pass that each class of modules takes itself, without the modules
+    inside; empty where the tree is not whole."""
     root = report.checked.root
     if root is None:
         return {}
     return {share.class_name: share.latency_seconds for share in by_class(root)}
 
 
-def _slowest_classes(reports: Iterable[dict[str, float]]) -> list[str]:
-    """The classes, those first that take the most time in all reports together."""
-    together: dict[str, float] = {}
-    for seconds_by_class in reports:
+def _slowest_classes(seconds_of_reports: Iterable[dict[str, float]]) -> list[str]:
+    """The classes, those first that take the most time in all reports together.
+
+    Args:
+        seconds_of_reports: for each report what `_seconds_by_class` returns.
+    """
+    totals: dict[str, float] = {}
+    for seconds_by_class in seconds_of_reports:
         for class_name, seconds in seconds_by_class.items():
-            together[class_name] = together.get(class_name, 0.0) + seconds
-    return sorted(together, key=lambda class_name: (-together[class_name], class_name))
+            totals[class_name] = totals.get(class_name, 0.0) + seconds
+    return sorted(totals, key=lambda class_name: (-totals[class_name], class_name))
 
 
 # How figures are written for people to read.
@@ -415,15 +438,19 @@ def written(value: float | None, unit: str) -> str:
         return ""
     if isinstance(value, bool):
         return str(value)
-    factor, prefix = _prefix_of(value) if unit in PREFIXED_UNITS else (1.0, "")
-    # A unit that is a word is written apart from its prefix.
-    prefixed_unit = f"{prefix} {unit}".strip() if unit == "parameters" else prefix + unit
-    return f"{value / factor:.5g} {prefixed_unit}".rstrip()
+    if unit not in PREFIXED_UNITS:
+        return f"{value:.5g} {unit}".rstrip()
+    factor, prefix = _prefix_of(value)
+    prefixed_unit = f"{prefix}{unit}"
+    if unit == "parameters":
+        # A unit that is a word is written apart from its prefix.
+        prefixed_unit = f"{prefix} {unit}".strip()
+    return f"{value / factor:.5g} {prefixed_unit}"
 
 
 def _prefix_of(value: float) -> tuple[float, str]:
-    """The largest factor that is no larger than the value, and its prefix; 1 for what is smaller
-    than all."""
+    """The largest factor that is no larger than the value, and its prefix; 1 and none for what is
+    smaller than all factors, such as 0."""
     for factor, prefix in UNIT_PREFIXES:
         if abs(value) >= factor:
             return factor, prefix
@@ -431,6 +458,7 @@ def _prefix_of(value: float) -> tuple[float, str]:
 
 
 def _is_same(reported: float | None, corrected: float | None) -> bool:
+    """Whether a reported figure is right: equal to the corrected one, or nearly so."""
     if reported == corrected:
         return True
     if not reported or not corrected:
@@ -445,6 +473,7 @@ def _cells(source: Module | ClassShare, prefix: str = "") -> dict[str, str]:
     Args:
         prefix: what is put before the headings of MACs and latency.
     """
+    # Heading, field, and the unit in which a value is written; None for a share in percent.
     columns = (
         ("parameters (k)", "parameters", 1e3),
         (f"{prefix}MACs (M)", "macs", 1e6),
@@ -467,6 +496,7 @@ def _cells(source: Module | ClassShare, prefix: str = "") -> dict[str, str]:
 
 
 def _times_text(name: str, report: ProfileReport) -> str:
+    """The times of an iteration's parts, for those who cannot see their bars."""
     times = [f"{part} {time:.4g} ms" for part, time in report.milliseconds.items()]
     return f"{name}: {', '.join(times)}"
 
@@ -480,21 +510,22 @@ LABELLED_SHARE = 0.1
 def _iteration_bars(
     figure: Figure, axes: Axes, reports: dict[str, ProfileReport], columns: int
 ) -> None:
-    """Forward, backward and step of each report as one bar in milliseconds, with their shares of
-    that report.
+    """Draw forward, backward and step of each report as one bar in milliseconds, each part with its
+    share of the bar, and put their legend below.
 
     Args:
+        reports: by the name that stands beside the bar.
         columns: number of columns of the legend.
     """
     times_of_reports = [report.milliseconds for report in reports.values()]
-    by_part = {part: [parts[part] for parts in times_of_reports] for part in ITERATION_PARTS}
-    totals = [sum(parts.values()) for parts in times_of_reports]
-    least_labelled = LABELLED_SHARE * max(totals)
+    by_part = {part: [times[part] for times in times_of_reports] for part in ITERATION_PARTS}
+    totals = [sum(times.values()) for times in times_of_reports]
+    shortest_labelled = LABELLED_SHARE * max(totals)
     containers = stacked_bars(axes, list(reports), by_part)
     for bars, milliseconds in zip(containers, by_part.values(), strict=True):
         labels = []
         for value, total in zip(milliseconds, totals, strict=True):
-            labels.append(f"{100 * value / total:.0f} %" if value > least_labelled else "")
+            labels.append(f"{100 * value / total:.0f} %" if value > shortest_labelled else "")
         axes.bar_label(bars, labels, label_type="center", color="white", fontsize=9)
     axes.set_xlabel("ms")
     handles, names = axes.get_legend_handles_labels()
@@ -529,7 +560,9 @@ class Box(NamedTuple):
     label: str
     class_name: str
     depth: int
+    """Number of rectangles above it."""
     left: float
+    """Where it begins, as a share of the whole."""
     width: float
 
 
@@ -544,7 +577,15 @@ def boxes(
     """The rectangles of a tree by `macs` or `latency_seconds`, a parent before its parts.
 
     A list of modules has no rectangle: its modules stand below the module that holds it, as
-    `block.0`. What a module has beyond its parts leaves an empty place to their right.
+    `block.0`. What a module has beyond its parts leaves an empty place to their right. A module
+    narrower than `NARROWEST` is left out with its parts.
+
+    Args:
+        module: the root of the tree, or in a recursive call one of its modules.
+        whole: the figure of the root.
+        label: name of the module; the root goes by its class.
+        depth: number of rectangles above the module.
+        left: where its rectangle begins, as a share of the whole.
     """
     width = module.total(figure) / whole if whole else 0.0
     if width < NARROWEST:
@@ -572,16 +613,17 @@ def icicle_plot(root: Module) -> Plot:
 
     figure, panels = new_axes(ICICLE_INCHES, 7.0, rows=2)
     figure.set_layout_engine("constrained", hspace=0.06)
-    trees = {key: list(boxes(root, key, root.total(key))) for key in ICICLE_FIGURES}
-    colors = _class_colors([box for tree in trees.values() for box in tree])
+    boxes_by_figure = {key: list(boxes(root, key, root.total(key))) for key in ICICLE_FIGURES}
+    # One set of colours, so that a class has the same in both trees.
+    colors = _class_colors(list(itertools.chain.from_iterable(boxes_by_figure.values())))
     texts = []
-    for axes, (key, tree) in zip(panels, trees.items(), strict=True):
+    for axes, (key, boxes_of_tree) in zip(panels, boxes_by_figure.items(), strict=True):
         name, title = ICICLE_FIGURES[key]
-        _draw_boxes(axes, tree, colors)
+        _draw_boxes(axes, boxes_of_tree, colors)
         axes.set_title(
             f"{title}: a module is as wide as its share, with its parts below it", loc="left"
         )
-        parts = [f"{box.label} {100 * box.width:.0f} %" for box in tree if box.depth == 1]
+        parts = [f"{box.label} {100 * box.width:.0f} %" for box in boxes_of_tree if box.depth == 1]
         texts.append(f"{name}: {', '.join(parts)}")
     patches = []
     for class_name, color in {**colors, "others": OTHER_COLOR}.items():
@@ -596,12 +638,13 @@ def _class_colors(rectangles: Sequence[Box]) -> dict[str, str]:
     for box in rectangles:
         widths[box.class_name] = widths.get(box.class_name, 0.0) + box.width
     widest_first = sorted(widths, key=lambda class_name: widths[class_name], reverse=True)
+    # Classes beyond the last colour have none here; they are drawn in `OTHER_COLOR`.
     return dict(zip(widest_first, CLASS_COLORS, strict=False))
 
 
-def _draw_boxes(axes: Axes, tree: Sequence[Box], colors: dict[str, str]) -> None:
+def _draw_boxes(axes: Axes, boxes_of_tree: Sequence[Box], colors: dict[str, str]) -> None:
     """Draw the rectangles of one tree, the root on top, each with the label that fits into it."""
-    for box in tree:
+    for box in boxes_of_tree:
         (bar,) = axes.barh(
             [-box.depth], [box.width], left=box.left, height=0.96, edgecolor="white", alpha=OPACITY
         )
@@ -613,6 +656,7 @@ def _draw_boxes(axes: Axes, tree: Sequence[Box], colors: dict[str, str]) -> None
             ha="center",
             va="center",
             fontsize=8,
+            # The layout makes no room for labels, which fit into their boxes.
             in_layout=False,
         )
     axes.set(xlim=(0, 1), xticks=[], yticks=[])
@@ -622,8 +666,9 @@ def _draw_boxes(axes: Axes, tree: Sequence[Box], colors: dict[str, str]) -> None
 
 def _fitting_label(box: Box) -> str:
     """The longest label that fits into a box: name and share, the name, nothing."""
-    room = box.width * ICICLE_INCHES / LETTER_INCHES - 1
+    # One letter less, for the margins.
+    letters_that_fit = box.width * ICICLE_INCHES / LETTER_INCHES - 1
     for text in (f"{box.label}  {100 * box.width:.0f} %", box.label):
-        if len(text) <= room:
+        if len(text) <= letters_that_fit:
             return text
     return ""

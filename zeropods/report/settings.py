@@ -2,6 +2,8 @@
 seed.
 
 `report.groups` computes a ratio of two rows where `required` is equal and nothing is `unequal`.
+Settings are of two kinds: those that every run has, which `required` takes, and those that only
+some runs have, such as the keys of stage 3, which are compared where both runs have them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from zeropods.report.formulas import machines
 from zeropods.techniques import TECHNIQUES, flags_of_techniques, lookup
 
 Settings = dict[str, Any]
-"""Values that are compared, by name."""
+"""Values that are compared, by name: of flags, of facts, of DeepSpeed's keys, of hardware."""
 SETTING_FACTS = (
     "model_id",
     "init",
@@ -28,7 +30,9 @@ SETTING_FACTS = (
     "gradient_checkpointing",
     "train_rows",
 )
+"""Fields of a run's configuration that are compared."""
 DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
+"""Flags by which the effective batch size is divided into ranks and passes."""
 TECHNIQUE = {*flags_of_techniques(), "per_device_eval_batch_size", *DIVISION}
 """Flags that a technique or a number of pods changes by itself; the effective batch size is
 compared instead."""
@@ -40,8 +44,8 @@ there."""
 SHOWN_DIGITS = 12
 """Number of digits shown of the prepared data's content key and of a configuration's digest."""
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
-"""DeepSpeed settings that are compared where both runs have them: buckets need memory whatever the
-stage."""
+"""DeepSpeed settings that are compared under their own names, where both runs have them: buckets
+need memory whatever the stage."""
 
 PRECISION_PREFIX = "measured precision "
 """Prefix of the name of each number format that the first step ran in; compared where both runs
@@ -52,15 +56,15 @@ def settings(config: RunConfig | None) -> Settings:
     """All settings except technique and pods, by name: model, data, flags, DeepSpeed's keys,
     hardware, versions; empty where nothing is known.
 
-    For GPUs, only the names count: the number of GPUs in use is the number of processes.
+    A run that has no record yet has no measured formats among them.
     """
     if config is None:
         return {}
     compared: Settings = {key: getattr(config, key) for key in SETTING_FACTS}
     identity = config.identity
-    data_name = next((name for name in DATA if name in identity), None)
-    if data_name is not None:
-        compared["data"] = str(identity[data_name])[:SHOWN_DIGITS]
+    data_flag = next((name for name in DATA if name in identity), None)
+    if data_flag is not None:
+        compared["data"] = str(identity[data_flag])[:SHOWN_DIGITS]
     for flag in sorted(identity.keys() - TECHNIQUE - BY_DESIGN - {*SETTING_FACTS, *DATA}):
         compared[flag] = identity[flag]
     compared["profiler"] = is_profiled(config)
@@ -75,6 +79,7 @@ def settings(config: RunConfig | None) -> Settings:
     for key, value in config.hardware.items():
         compared[f"hardware {key}"] = value
     if "gpus" in config.hardware:
+        # Only the names count: the number of GPUs in use is the number of processes.
         compared["hardware gpus"] = sorted(set(config.hardware["gpus"] or ()))
     for key, value in config.versions.items():
         compared[f"versions {key}"] = value
@@ -83,7 +88,8 @@ def settings(config: RunConfig | None) -> Settings:
 
 
 def measured_settings(config: RunConfig | None) -> Settings:
-    """The number formats that the first step ran in, as far as they were measured."""
+    """The number formats that the first step ran in, as far as they were measured; empty for a run
+    without a record, or without a first step."""
     measured = config.measured_precision if isinstance(config, Record) else None
     if measured is None:
         return {}
@@ -101,7 +107,8 @@ def is_profiled(config: RunConfig | None) -> bool:
 
 
 def arrangement(config: RunConfig | None) -> Settings:
-    """Technique, pods and what goes with them: equal, like the settings, for repeats of one run."""
+    """Technique, pods and what goes with them: equal, like the settings, for repeats of one run.
+    All values are None without a configuration."""
     identity = config.identity if config else {}
     deepspeed = identity.get("deepspeed")
     digest = None
@@ -119,11 +126,12 @@ def arrangement(config: RunConfig | None) -> Settings:
 
 
 def unequal(one: Settings, other: Settings) -> list[str]:
-    """Names of the settings in which two runs differ."""
+    """Names of the settings in which two runs differ, among those that both have, even by default;
+    in the order of the first run, then of the other."""
     names = []
     for name in dict.fromkeys([*one, *other]):
-        is_of_both = is_of(name, one) and is_of(name, other)
-        if is_of_both and one.get(name) != other.get(name):
+        are_comparable = is_of(name, one) and is_of(name, other)
+        if are_comparable and one.get(name) != other.get(name):
             names.append(name)
     return names
 
@@ -134,27 +142,37 @@ def unlike_precision(one: RunConfig, other: RunConfig) -> list[str]:
 
 
 def _is_of_precision(name: str) -> bool:
+    """Whether a setting is the precision that was asked for, or a format that was measured."""
     return name == "precision" or name.startswith(PRECISION_PREFIX)
 
 
 def is_of(name: str, settings_of_run: Settings) -> bool:
-    """Whether a run has a setting, even by default: no buckets without ZeRO, no DeepSpeed keys
-    without DeepSpeed."""
+    """Whether a run has a setting, even by default.
+
+    A run without ZeRO has no buckets, one without DeepSpeed none of its keys, and one whose first
+    step was not measured no number formats. What every run has, but this one has not recorded,
+    counts as had.
+    """
     if name in settings_of_run:
         return True
     if name.startswith((*ONLY_WITH, PRECISION_PREFIX)) or name in BUCKETS:
         return False
     if name.startswith(DEEPSPEED_PREFIX):
         # With DeepSpeed, a run has every key, by default those that its configuration lacks.
+        # `deepspeed_settings` gives the type of the optimizer even where the flags say it.
         return f"{DEEPSPEED_PREFIX}optimizer.type" in settings_of_run
     return True
 
 
 def required(compared: Settings) -> str:
-    """A key that is equal where rows may be comparable: the settings that every run has."""
+    """A key that is equal where rows may be comparable: the settings that every run has.
+
+    Args:
+        compared: the settings of a row.
+    """
     of_every_run = {}
     for name, value in compared.items():
-        # Even a run that has recorded nothing has these.
+        # Even a run that has recorded nothing has this setting.
         if is_of(name, {}):
             of_every_run[name] = value
     return as_key(of_every_run)
@@ -228,7 +246,11 @@ changes, and places in the run folder. `BUCKETS` are compared under names of the
 
 
 def deepspeed_settings(config: Mapping[str, Any]) -> Settings:
-    """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`."""
+    """The keys of an effective configuration that are compared, with their values, by name:
+    `deepspeed BLOCK.KEY`.
+
+    A key that is off counts as absent, unless it is on by default or only some techniques have it.
+    """
     values = {
         "optimizer.type": FROM_FLAGS,
         "scheduler.type": FROM_FLAGS,
@@ -248,7 +270,11 @@ def deepspeed_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def _dotted_items(block: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Each key of a configuration as `BLOCK.KEY`, with its value."""
+    """Each key of a configuration as `BLOCK.KEY`, with its value.
+
+    Args:
+        before: what is put before each key: the names of the outer blocks, with a dot after each.
+    """
     for key, value in block.items():
         if isinstance(value, dict):
             yield from _dotted_items(value, f"{before}{key}.")

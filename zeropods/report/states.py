@@ -24,6 +24,7 @@ class StatesReport:
 
     request: Request
     states: tuple[PlannedStates, ...]
+    """Those of one process, for each technique."""
 
     def to_json(self) -> dict[str, Any]:
         """What `zeropods plan --device cpu --json` prints; bytes are of one process."""
@@ -40,7 +41,11 @@ class StatesReport:
         }
 
     def to_text(self, formulas: bool) -> str:
-        """The table, and why it has no times; every term if asked."""
+        """The table, and why it has no times.
+
+        Args:
+            formulas: whether to add every term with its formula.
+        """
         parts = [str(self.table()), f"{wrapped(NO_TIMES)}\n"]
         if not self.request.techniques:
             parts.append(not_planned_yet())

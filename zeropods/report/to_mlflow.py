@@ -33,16 +33,17 @@ if TYPE_CHECKING:
     from zeropods.report.summary import Summary
 
 RUN_SECONDS = 300.0
-"""Most seconds to wait until a run that has ended is sent, which takes one or two; a server that
-does not answer is given up after some 20."""
+"""Most seconds to wait until a run that has ended is sent, which takes one or two seconds;
+mlflow's client gives up a server that does not answer after some 20."""
 SUMMARY_SECONDS = 3_600.0
-"""The same for a summary, which may be of hundreds of runs."""
+"""Most seconds to wait until a summary is sent, which may be of hundreds of runs."""
 SUMMARY_RUN = "summary"
-"""What a summary is called in its own `mlflow.json`, and the folder of its files in MLflow."""
+"""The id of a summary in its own `mlflow.json`, where a run has its run id; and the folder of a
+summary's files in MLflow."""
 STATUSES = {"ok": "FINISHED", "running": "RUNNING", "interrupted": "KILLED", "killed": "KILLED"}
 """MLflow's word for the status of a run; `FAILED` for any other one."""
 NOT_IN_NAMES = re.compile(r"[^\w./: -]", re.ASCII)
-"""Matches what the name of a metric may not have; users name metrics of their own."""
+"""Matches characters that MLflow refuses in the name of a metric; custom metrics may have any."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,15 @@ class Sent:
     address: str
     experiment: str
     runs: int
-    """Number of runs that were sent with it."""
+    """Number of runs that were sent with the summary."""
 
 
 def report_end(folder: Path) -> None:
-    """Send a run that has ended, if its folder names an MLflow run, with a summary of it alone.
+    """Send a run that has ended, with a summary of it alone; do nothing if its folder names no
+    MLflow run.
 
-    What goes wrong is said in one line: the run has ended, and its folder has everything.
+    What goes wrong is said on the standard error in one line and not raised: the run has ended, and
+    its folder has everything.
     """
     if not (folder / MLFLOW_FILE).is_file():
         return
@@ -92,34 +95,45 @@ def send_summary(summary: Summary, out: Path) -> Sent:
         UserError: not everything has arrived.
     """
     address = server_address()
-    known = [entry for entry in summary.entries if entry.config is not None]
+    # Of a run without a configuration nothing is known that could be sent.
+    known_runs = [entry for entry in summary.entries if entry.config is not None]
 
-    fault = fault_of(lambda: _send_all(known, out), SUMMARY_SECONDS)
+    fault = fault_of(lambda: _send_all(known_runs, out), SUMMARY_SECONDS)
     if fault is not None:
         raise UserError(
             f"--report-to {MLFLOW}: {out} is written, but {address} has not all of it ({fault}); "
             "repeat the command"
         )
-    return Sent(address, experiment_name(), len(known))
+    return Sent(address, experiment_name(), len(known_runs))
 
 
 def _send_all(entries: Sequence[Entry], out: Path) -> None:
-    """Send runs, and the files of their summary."""
+    """Send runs, and the files of their summary.
+
+    Args:
+        entries: runs with a configuration.
+        out: the folder in which the summary was written.
+    """
     with connection() as client:
         for entry in entries:
             _send_run(client, entry)
         mlflow_run_id = opened(client, out, SUMMARY_RUN, {})
         for path in sorted(out.iterdir()):
+            # `mlflow.json` says only which run of the server this folder is.
             if path.is_file() and path.name != MLFLOW_FILE:
                 client.log_artifact(mlflow_run_id, str(path), SUMMARY_RUN)
         client.set_terminated(mlflow_run_id)
 
 
 def _send_run(client: MlflowClient, entry: Entry) -> str:
-    """Send a run of a summary: its figures, the losses that are not there, its files, its status.
+    """Send a run of a summary: its figures, the losses that the server lacks, its files, its
+    status.
 
     Returns:
         Its id in MLflow.
+
+    Raises:
+        UserError: the run has no configuration.
     """
     config = entry.config
     if config is None:
@@ -131,6 +145,7 @@ def _send_run(client: MlflowClient, entry: Entry) -> str:
         if (entry.folder / name).is_file():
             client.log_artifact(mlflow_run_id, str(entry.folder / name))
     status = STATUSES.get(entry.status, "FAILED")
+    # `set_terminated` would set an end, which a running run has not.
     if status == "RUNNING":
         client.update_run(mlflow_run_id, status=status)
     else:
@@ -139,19 +154,21 @@ def _send_run(client: MlflowClient, entry: Entry) -> str:
 
 
 def _send_figures(client: MlflowClient, mlflow_run_id: str, entry: Entry, record: Record) -> None:
-    """Send the figures and scores of a run by their keys in `summary.json`, and lacking losses."""
+    """Send the figures and scores of a run by their keys in `summary.json`, and the losses that the
+    server lacks."""
     from mlflow.entities import Metric
 
     ends = [rank.ended_unix_seconds or 0.0 for rank in record.ranks]
-    # The same time whenever it is sent: MLflow keeps equal points once.
-    ended = int(max(ends, default=0.0) * 1_000)
+    # The same time whenever the run is sent: MLflow keeps equal points once.
+    ended_unix_milliseconds = int(max(ends, default=0.0) * 1_000)
     metrics = []
-    for key, value in _numbers({**vars(entry.figures), **entry.accuracy.to_json()}).items():
-        metrics.append(Metric(key, value, ended, record.steps))
+    numbers = _numbers({**vars(entry.figures), **entry.accuracy.to_json()})
+    for key, value in numbers.items():
+        metrics.append(Metric(key, value, ended_unix_milliseconds, record.steps))
     curves = {"train/loss": record.losses, "validation/loss": record.eval_losses}
     for curve, losses in curves.items():
-        for point in _lacking(client, mlflow_run_id, curve, losses):
-            metrics.append(Metric(curve, point.loss, ended, point.step))
+        for point in _lacking_points(client, mlflow_run_id, curve, losses):
+            metrics.append(Metric(curve, point.loss, ended_unix_milliseconds, point.step))
     _send_metrics(client, mlflow_run_id, metrics)
 
 
@@ -163,7 +180,7 @@ def _send_metrics(client: MlflowClient, mlflow_run_id: str, metrics: Sequence[Me
 
 
 def _numbers(values: Mapping[str, object]) -> dict[str, float]:
-    """Those of some values that are numbers, under names that MLflow takes."""
+    """The values that are numbers, under names that MLflow takes; the others are left out."""
     numbers = {}
     for key, value in values.items():
         if isinstance(value, int | float):
@@ -171,9 +188,10 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
     return numbers
 
 
-def _lacking(
+def _lacking_points(
     client: MlflowClient, mlflow_run_id: str, curve: str, losses: Sequence[Loss]
 ) -> list[Loss]:
-    """The points of a loss curve that the server has not got while the run trained."""
-    steps = {point.step for point in client.get_metric_history(mlflow_run_id, curve)}
-    return [loss for loss in losses if loss.step not in steps]
+    """The points of a loss curve that the server has not got, neither while the run trained nor
+    later."""
+    known_steps = {point.step for point in client.get_metric_history(mlflow_run_id, curve)}
+    return [point for point in losses if point.step not in known_steps]
