@@ -35,30 +35,37 @@ UNKNOWN = "\ufffc"
 
 
 class Vocabulary:
-    """An index of which pieces begin a given text, with regard to letter case or without.
+    """The pieces of a tokenizer, and an index of those that can begin a given text.
 
     A piece that has a space anywhere but in front is left out: T5's pre-tokenizer splits before
     every space, so no text is ever encoded with such a piece (T5's own vocabulary has none).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Index the pieces of a fast tokenizer of T5's kind. Takes about 0.2 s: build it once."""
+        """Index the pieces of a fast tokenizer of T5's kind. Takes about 0.2 s: build it once.
+
+        Raises:
+            ValueError: no piece is a space alone, so that this is no SentencePiece tokenizer.
+        """
         backend = tokenizer.backend_tokenizer
         self.eos = tokenizer.eos_token_id
         self.pad = tokenizer.pad_token_id
-        names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-        self.pieces = [name.replace(SPACE, " ") for name in names]
+        tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        self.pieces = [token.replace(SPACE, " ") for token in tokens]
+        """What each id spells."""
         self.pieces[tokenizer.unk_token_id] = UNKNOWN
         self._normalizer = backend.normalizer
         self._index: dict[str, tuple[int, ...]] = {}
         """Ids by folded piece; no ids for a text that only begins longer pieces."""
-        silent = {self.eos, self.pad, *backend.get_added_tokens_decoder()}
-        silent.discard(tokenizer.unk_token_id)
+        special_ids = {self.eos, self.pad, *backend.get_added_tokens_decoder()}
+        # Unlike the other special tokens, `<unk>` is a part of texts.
+        special_ids.discard(tokenizer.unk_token_id)
         for id_, piece in enumerate(self.pieces):
             is_one_word = piece != "" and " " not in piece[1:]
-            if is_one_word and id_ not in silent:
+            if is_one_word and id_ not in special_ids:
                 self._add(id_, fold(piece))
         self.longest = max(map(len, self._index), default=0)
+        """Number of characters of the longest piece."""
         if not self._index.get(" "):
             raise ValueError(
                 "vocabulary: no piece '▁'; expected the pieces of a SentencePiece tokenizer"
@@ -68,9 +75,11 @@ class Vocabulary:
         self.unknown = re.compile(f"[^{escaped}]+")
         """Pattern of a run of characters that are encoded as `<unk>`."""
         self.characters = re.compile(f"{self.unknown.pattern}|.")
+        """Pattern of what is spelled by one character: such a run, or any other character."""
 
     def _add(self, id_: int, folded: str) -> None:
-        """Add a piece to the index, and all texts that begin it."""
+        """Add a piece to the index, and every text that begins it, so that a search knows when no
+        longer piece can follow."""
         self._index[folded] = (*self._index.get(folded, ()), id_)
         for end in range(1, len(folded)):
             self._index.setdefault(folded[:end], ())
@@ -82,7 +91,7 @@ class Vocabulary:
         return " ".join(text.replace(SPACE, " ").split())
 
     def spelled(self, text: str) -> str:
-        """A normalized text as pieces spell it."""
+        """A normalized text as pieces spell it: with `UNKNOWN` for each run without pieces."""
         return self.unknown.sub(UNKNOWN, text)
 
     def prefixes(self, folded: str, start: int) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -94,6 +103,7 @@ class Vocabulary:
         for end in range(start + 1, len(folded) + 1):
             ids = self._index.get(folded[start:end])
             if ids is None:
+                # Neither is this text a piece, nor does it begin a longer one.
                 return
             if ids:
                 yield ids, end
@@ -117,7 +127,7 @@ def fold(text: str) -> str:
 # Which pieces can come next while a name, or a value from the question, is being spelled.
 
 Steps = dict[int, tuple[int, ...]]
-"""Each id that can come next, and the offsets to which it may lead."""
+"""The ids that can come next, each with the offsets in the spelled text to which it may lead."""
 
 BEGIN = 0
 """The offset at which every spelling begins: before its leading space."""
@@ -125,14 +135,16 @@ AFTER_SPACE = -1
 """The offset in a `ValueSpelling` where the space is spelled and the value's first character is not
 yet."""
 
-REMEMBERED = 8_192
+REMEMBERED_SPELLINGS = 8_192
 """Number of spellings kept: WikiSQL's 18,585 train tables share most of their names (`Year`,
 `Player`)."""
 
-_CUT = rf"(?<=[^\W_])(?=[^\W_])|{INSIDE_A_NUMBER}"
+_INSIDE = rf"(?<=[^\W_])(?=[^\W_])|{INSIDE_A_NUMBER}"
 """A place inside a word or a number."""
-_START = re.compile(rf"(?!{_CUT})(?=\S)")
-_END = re.compile(rf"(?<=\S)(?:(?<=\d)(?=[^\W\d_])|(?!{_CUT}))")
+_START = re.compile(rf"(?!{_INSIDE})(?=\S)")
+"""A place where a value can start."""
+_END = re.compile(rf"(?<=\S)(?:(?<=\d)(?=[^\W\d_])|(?!{_INSIDE}))")
+"""A place where a value can end: after a digit also if a letter follows, which begins a unit."""
 
 
 class Spelling:
@@ -145,19 +157,20 @@ class Spelling:
         self._steps: dict[int, Steps] = {}
 
     def steps(self, offset: int) -> Steps:
-        """The steps that can follow at this offset; empty at the end of the text."""
+        """The steps that can follow at this offset, which are remembered; empty at the end of the
+        text."""
         steps = self._steps.get(offset)
         if steps is None:
             steps = self._steps_from(offset)
             self._steps[offset] = steps
         return steps
 
-    def complete(self, offset: int) -> bool:
-        """Whether the spelling may stop here."""
+    def may_end(self, offset: int) -> bool:
+        """Whether what is spelled up to this offset is a whole name or value."""
         return offset == len(self.text)
 
     def _steps_from(self, offset: int) -> Steps:
-        """The steps at an offset, worked out anew."""
+        """What `steps` returns, without looking it up."""
         steps: Steps = {}
         for ids, end in self.vocabulary.prefixes(self.folded, offset):
             for id_ in ids:
@@ -177,8 +190,9 @@ class ValueSpelling(Spelling):
 
     def __init__(self, vocabulary: Vocabulary, question: str) -> None:
         offsets: dict[int, int] = {}
-        """For each place in the question where a character as pieces spell it begins, its offset in
-        the text."""
+        """The offset in the spelled text of each place in the question. A place inside a run of
+        unknown characters has none: the run is spelled by one character, and a value cannot start
+        or end within it."""
         text = ""
         for match in vocabulary.characters.finditer(question):
             offsets[match.start()] = len(text)
@@ -190,7 +204,7 @@ class ValueSpelling(Spelling):
         self.starts = [offsets[start] for start in starts if start in offsets]
         self._ends = {offsets[end] for end in ends if end in offsets}
 
-    def complete(self, offset: int) -> bool:
+    def may_end(self, offset: int) -> bool:
         return offset in self._ends
 
     def _steps_from(self, offset: int) -> Steps:
@@ -222,6 +236,7 @@ class ValueSpelling(Spelling):
             for ids, end in self.vocabulary.prefixes(folded, 0):
                 is_more_than_the_space = end > 1
                 if is_more_than_the_space:
+                    # The space is no part of this spelling's text, so it does not count.
                     yield ids, start + end - 1
 
 
@@ -234,7 +249,7 @@ class CellSpelling(ValueSpelling):
         self._ends = {len(self.text)}
 
 
-spelling = lru_cache(REMEMBERED)(Spelling)
+spelling = lru_cache(REMEMBERED_SPELLINGS)(Spelling)
 """The spelling of a keyword or of a column's name, shared by all tables that have it."""
 
 
@@ -258,8 +273,8 @@ Role = Literal[
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A keyword, a name or a value, with its leading space; no piece extends from one part into the
-    next."""
+    """A keyword, a name or a value, with its leading space. No piece extends from one part into the
+    next. Parts are compared by identity, since two columns' operators are told apart by it."""
 
     role: Role
     spelling: Spelling
@@ -282,7 +297,7 @@ OFFERED_OPERATORS = OPERATORS[:3]
 operator `OP`."""
 REMEMBERED_HEADERS = 1_024
 """Number of headers whose parts are kept: questions about the same table mostly come together."""
-_KEYWORD = re.compile(" (?=(?:WHERE|AND)(?: |$))")
+_BEFORE_KEYWORD = re.compile(" (?=(?:WHERE|AND)(?: |$))")
 
 
 class QueryAutomaton:
@@ -298,12 +313,15 @@ class QueryAutomaton:
         """Create the start state; the other states are created when they are reached.
 
         Columns without a name cannot be spelled, and of equal names the first one is meant.
-        `ValueError` if no column has a name.
 
         Args:
+            header: the names of the table's columns, in order.
             links: what the question quotes from the table. Conditions then compare these columns
                 only, and a column that has quoted cells with one of them only. Not given, any
                 column is compared with any span of the question.
+
+        Raises:
+            ValueError: no column has a name.
         """
         self.vocabulary = vocabulary
         self._names = [vocabulary.spelled(vocabulary.normalize(name)) for name in header]
@@ -314,9 +332,9 @@ class QueryAutomaton:
         self._value = Part("value", values)
         self._has_values = bool(values.starts)
         self._operators: dict[Part, tuple[Part, ...]] = {}
-        """The operators that can follow each linked column."""
-        self._cells: dict[Part, tuple[Part, ...]] = {}
-        """The quoted cells that can follow such an operator."""
+        """The operators that can follow each linked column; empty without links."""
+        self._values: dict[Part, tuple[Part, ...]] = {}
+        """The values that can follow each operator of a linked column."""
         if links is not None:
             self._link(links)
         beginning = Part("beginning", spelling(vocabulary, ""))
@@ -346,20 +364,23 @@ class QueryAutomaton:
             # belonged to that value: only a cut where a whole query ends is one.
             if cut in ends_of_queries:
                 candidates.append(text[:cut])
-        # Cut short within the selection, it may at least name a column, or else an aggregate.
+        # If it was cut short within the selection, it may at least name a column, or else an
+        # aggregate.
         candidates.append(f"{text} FROM table")
         candidates.append(self._shortest_query(text))
-        # A column without a name occurs in no text.
+        # A column without a name must be read nowhere. Its stand-in occurs in no text, in which a
+        # run of unknown characters is spelled by one `UNKNOWN`.
         names = [name or UNKNOWN * 2 for name in self._names]
         for candidate in candidates:
             query = parse_query(candidate, names)
             if query is not None:
-                return self._with_question_s_values(query)
+                return self._with_values_of_question(query)
+        # The last candidate is made of a name of the header, so it is always read.
         raise AssertionError(f"{candidates[-1]!r} is not read as a query")
 
     def _spelled_text(self, ids: Iterable[int]) -> tuple[str, set[int]]:
-        """The text of the ids that are allowed, up to the first that is not, and the ends of whole
-        queries in it."""
+        """The text of the ids up to the first that is not allowed, and the lengths at which the
+        text so far is a whole query."""
         state = self.start
         text = ""
         ends = set[int]()
@@ -382,9 +403,9 @@ class QueryAutomaton:
         for aggregate in AGGREGATES:
             if aggregate and text.startswith(f" SELECT {aggregate}"):
                 return f"SELECT {aggregate} {first_name} FROM table"
-        return f"SELECT  {first_name} FROM table"
+        return f"SELECT {first_name} FROM table"
 
-    def _with_question_s_values(self, query: Query) -> Query:
+    def _with_values_of_question(self, query: Query) -> Query:
         """The query with the question's own characters in place of each `<unk>` in its values."""
         conditions = []
         for condition in query.conds:
@@ -392,7 +413,11 @@ class QueryAutomaton:
         return Query(query.sel, query.agg, tuple(conditions))
 
     def _restored(self, value: str) -> str:
-        """The value with the question's own characters in place of each `<unk>`."""
+        """The value with the question's own characters in place of each `<unk>`.
+
+        They are left out where the question does not hold the value, which may be a cell's.
+        """
+        # Whether a character is unknown depends on its case: `É` may have a piece, and `é` none.
         unknown_run = f"((?-i:{self.vocabulary.unknown.pattern}))"
         pattern = unknown_run.join(re.escape(part) for part in value.split(UNKNOWN))
         match = re.search(pattern, self._question, re.IGNORECASE)
@@ -400,18 +425,22 @@ class QueryAutomaton:
         return re.sub(UNKNOWN, lambda _: next(runs, ""), value)
 
     def _link(self, links: Links) -> None:
-        """Let conditions compare linked columns only, with the cells that the question quotes."""
+        """Let conditions compare linked columns only, with the cells that the question quotes:
+        fills `_operators` and `_values`."""
         for column in self._followers["where"]:
-            cells = links.get(self._names.index(column.spelling.text.removeprefix(" ")))
+            name = column.spelling.text.removeprefix(" ")
+            cells = links.get(self._names.index(name))
             if cells is None:
-                continue
-            values = tuple(self._cell(cell) for cell in cells) or (self._value,)
+                continue  # This column is not linked.
+            quoted = tuple(self._cell(cell) for cell in cells)
+            # A linked column without quoted cells, one of numbers, is compared with any span.
+            values = quoted or (self._value,)
             operators = []
-            for shared in self._followers["column"]:
-                # A part of this column alone, from which its cells can be told.
-                operator = Part("operator", shared.spelling)
+            for operator_of_all_columns in self._followers["column"]:
+                # A new part for this column alone, by which `following` finds its values.
+                operator = Part("operator", operator_of_all_columns.spelling)
                 operators.append(operator)
-                self._cells[operator] = values
+                self._values[operator] = values
             self._operators[column] = tuple(operators)
 
     def _cell(self, cell: str) -> Part:
@@ -424,14 +453,15 @@ class QueryAutomaton:
         role = part.role
         if role == "operator":
             # A value is of this question; all other parts belong to the table.
-            return self._cells.get(part, (self._value,))
-        # Where no linked column has a name, a condition may compare any column.
+            return self._values.get(part, (self._value,))
+        # `_operators` is empty without links, and where no linked column has a name: then a
+        # condition may compare any column.
         if self._operators and role == "column":
             return self._operators[part]
         if self._operators and role in ("where", "and"):
             return tuple(self._operators)
         has_all_conditions = role == "value" and reading.conditions == MOST_CONDITIONS
-        # A question in which no value can start has none to compare with.
+        # An empty question has no value to compare with.
         can_have_no_condition = role == "from" and not self._has_values
         if has_all_conditions or can_have_no_condition:
             return ()
@@ -441,14 +471,19 @@ class QueryAutomaton:
 def _cuts(text: str) -> list[int]:
     """Where a text may be cut so that whole conditions are left: at its end, then before each
     keyword, last first."""
-    before_keywords = [match.start() for match in _KEYWORD.finditer(text)]
+    before_keywords = [match.start() for match in _BEFORE_KEYWORD.finditer(text)]
     return [len(text), *reversed(before_keywords)]
 
 
 @lru_cache(REMEMBERED_HEADERS)
 def _followers(vocabulary: Vocabulary, names: tuple[str, ...]) -> dict[Role, tuple[Part, ...]]:
-    """The parts that can follow each role in a query on a table with these columns, values
-    aside."""
+    """The parts that can follow each role in a query on a table with these columns.
+
+    The role `operator` is missing: values follow it, and they belong to a question.
+
+    Raises:
+        ValueError: there is no name.
+    """
 
     def parts(role: Role, texts: Iterable[str]) -> tuple[Part, ...]:
         parts_of_role = []
@@ -490,7 +525,7 @@ class _Continuation(NamedTuple):
 
 class GrammarState:
     """All readings of one sequence of ids. From each state, at least one way leads to a complete
-    query."""
+    query. What has been worked out of a state is remembered with it."""
 
     def __init__(
         self, automaton: QueryAutomaton, readings: set[Reading], ended: bool = False
@@ -498,6 +533,7 @@ class GrammarState:
         self._automaton = automaton
         self._readings = readings
         self._next: dict[int, GrammarState | None] = {}
+        """What `next` has returned so far, by id."""
         self.ended = ended
         """Whether the last id was `eos`."""
 
@@ -516,7 +552,7 @@ class GrammarState:
         """Whether the ids spell a whole query."""
         for reading in self._readings:
             ends_a_query = reading.part.role in ("from", "value")
-            if ends_a_query and reading.part.spelling.complete(reading.end):
+            if ends_a_query and reading.part.spelling.may_end(reading.end):
                 return True
         return False
 
@@ -527,7 +563,7 @@ class GrammarState:
         return self._next[id_]
 
     def _state_after(self, id_: int) -> GrammarState | None:
-        """The same state, made anew."""
+        """What `next` returns, without looking it up."""
         if id_ == self._automaton.vocabulary.eos:
             if self.ended or not self.is_complete:
                 return None
@@ -549,7 +585,7 @@ class GrammarState:
             steps = part.spelling.steps(reading.end)
             if steps:
                 continuations.append(_Continuation(part, steps, reading.conditions))
-            if part.spelling.complete(reading.end):
+            if part.spelling.may_end(reading.end):
                 for following in self._automaton.following(reading):
                     begins_condition = following.role == "column"
                     conditions = reading.conditions + 1 if begins_condition else reading.conditions

@@ -27,7 +27,7 @@ _DIGIT = re.compile(r"\d")
 
 
 def links(question: str, table: SQLTable) -> Links | None:
-    """What a question quotes from the rows of its table; None where it quotes nothing.
+    """What a question quotes from the rows of its table; None where no column is linked.
 
     A column of texts is linked if one of its cells stands in the question, in whole words and
     numbers and any letter case. A column of numbers is linked if there is any number in the
@@ -52,12 +52,13 @@ def links(question: str, table: SQLTable) -> Links | None:
 
 def _quoted_cells(folded_question: str, table: SQLTable, column: int) -> tuple[str, ...]:
     """The cells of a column that stand in a question, each once, in the order of the rows."""
-    cells: dict[str, None] = {}
+    # A dictionary, unlike a set, keeps the order of the rows.
+    folded_cells: dict[str, None] = {}
     for row in table.rows:
         cell = row[column]
         if cell is not None:
-            cells[_folded(str(cell))] = None
-    return tuple(cell for cell in cells if _stands_in(cell, folded_question))
+            folded_cells[_folded(str(cell))] = None
+    return tuple(cell for cell in folded_cells if _stands_in(cell, folded_question))
 
 
 def _stands_in(cell: str, question: str) -> bool:

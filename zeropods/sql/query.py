@@ -23,7 +23,9 @@ from pydantic import BeforeValidator, Field
 from zeropods.sql.table import Cell, SQLTable
 
 AGGREGATES = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
+"""The aggregates by WikiSQL's numbers; the empty one stands for none."""
 OPERATORS = ("=", ">", "<", "OP")
+"""The operators by WikiSQL's numbers; `OP` is a filler of WikiSQL's that cannot be executed."""
 _WORD = re.compile(r"\S+")
 
 
@@ -80,12 +82,12 @@ def format_query(query: Query, header: Sequence[str]) -> str:
         conditions.append(f"{header[column]} {OPERATORS[operator]} {value}")
     if conditions:
         words += ["WHERE", " AND ".join(conditions)]
-    # Empty are the name of no aggregate, and that of a column without a name.
+    # A word is empty where there is no aggregate, or where the column has no name.
     return " ".join(word for word in words if word)
 
 
 def parse_query(text: str, header: Sequence[str]) -> Query | None:
-    """The query that `text` stands for on a table with this header, or None.
+    """The query that `text` stands for on a table with this header; None where it stands for none.
 
     Of several readings the one with the most conditions is taken, which is right for each of
     WikiSQL's 64,776 train and dev queries; then, from left to right, a column `MAX Speed` before
@@ -109,27 +111,31 @@ def parse_query(text: str, header: Sequence[str]) -> Query | None:
 
 
 def with_values_of(question: str, query: Query) -> Query:
-    """The query with its values in the letter case that the question's words have; a value that is
-    no words of the question stays as it is."""
+    """The query with its values in the letter case of the question, where they first stand in it.
+
+    A value that does not stand in the question as whole words stays as it is.
+    """
     conditions = []
     for condition in query.conds:
         whole_words = rf"(?<!\w){re.escape(condition.value)}(?!\w)"
-        place = re.search(whole_words, question, re.IGNORECASE)
-        if place is not None:
-            condition = condition._replace(value=place[0])
-        conditions.append(condition)
+        match = re.search(whole_words, question, re.IGNORECASE)
+        if match is None:
+            conditions.append(condition)
+        else:
+            conditions.append(condition._replace(value=match[0]))
     return Query(query.sel, query.agg, tuple(conditions))
 
 
 KEYWORDS = frozenset({"SELECT", "FROM", "table", "WHERE", "AND", *AGGREGATES, *OPERATORS})
+"""The words by which `parse_query` finds the parts of a query."""
 
 
 def is_restored(query: Query, header: tuple[str, ...]) -> bool:
-    """Whether `parse_query` reads from a query's text the very query.
+    """Whether `parse_query` makes the same query again from a query's text.
 
     It does not where a value is empty or begins or ends with a blank, or where two columns have the
-    same name; it may not where a name or a value holds a keyword. Most queries are restored by
-    construction and need no parsing.
+    same name; it may not where a name or a value holds a keyword. Most queries hold nothing of the
+    kind, and their text is not parsed here.
     """
     values_are_plain = all(_is_plain_value(condition.value) for condition in query.conds)
     if values_are_plain and _has_plain_names(header):
@@ -140,17 +146,16 @@ def is_restored(query: Query, header: tuple[str, ...]) -> bool:
 @lru_cache(maxsize=1)
 def _has_plain_names(header: tuple[str, ...]) -> bool:
     """Whether no name of a header is empty, occurs twice, or holds a keyword."""
-    names = {tuple(name.split()) for name in header}
-    is_any_empty = () in names
-    is_any_twice = len(names) < len(header)
+    distinct_names = {tuple(name.split()) for name in header}
+    is_any_empty = () in distinct_names
+    is_any_twice = len(distinct_names) < len(header)
     if is_any_empty or is_any_twice:
         return False
-    return all(KEYWORDS.isdisjoint(name) for name in names)
+    return all(KEYWORDS.isdisjoint(words) for words in distinct_names)
 
 
 def _is_plain_value(value: str) -> bool:
-    """Whether a value begins and ends with a letter or sign, and does not hold the word that joins
-    conditions."""
+    """Whether a value is not empty, has no blank at either end, and does not hold the word AND."""
     words = value.split()
     is_empty = not words
     is_padded = value != value.strip()
@@ -176,9 +181,13 @@ def _nfkc(text: str) -> str:
 
 
 class _Chain(NamedTuple):
-    """A condition, and the longest chain of conditions that can follow it."""
+    """A condition, and the longest chain of conditions that can follow it.
+
+    Every chain ends with the empty chain, which has neither a condition nor a rest.
+    """
 
     length: int
+    """Number of conditions."""
     keyword_at: int
     """Index of the word that is its `WHERE` or `AND`; for the empty chain, the number of words."""
     condition: Condition | None = None
@@ -186,17 +195,22 @@ class _Chain(NamedTuple):
 
 
 class _Reading:
-    """One text, read word by word against one header."""
+    """One text, read word by word against one header.
+
+    The conditions are found from the end of the text, each once, so that the time stays linear.
+    """
 
     def __init__(self, text: str, header: Sequence[str]) -> None:
         self.text = text
         self.spans = [match.span() for match in _WORD.finditer(text)]
+        """Where each word begins and ends in the text."""
         self.words = tuple(text[start:end] for start, end in self.spans)
         self.names = _columns_by_name(header)
         """The words of each column's name, and its index; the longest name first."""
         self.empty = _Chain(0, len(self.words))
         self.following = [self.empty] * (len(self.words) + 1)
-        """For each word, the longest chain whose `AND` stands there or later."""
+        """For each word, the longest chain whose `AND` stands there or later; one more entry for
+        the end of the text."""
         self._find_chains()
 
     def _find_chains(self) -> None:
@@ -207,10 +221,16 @@ class _Reading:
             if self.words[index] == "AND":
                 here = self._longest(index)
             # Of equal lengths the earlier keyword wins: the value before it is shorter.
-            self.following[index] = later if later.length > here.length else here
+            if later.length > here.length:
+                self.following[index] = later
+            else:
+                self.following[index] = here
 
     def query(self) -> Query | None:
-        """The preferred reading."""
+        """The preferred one of the queries that the text can be read as; None if there is none.
+
+        `parse_query` says which one is preferred.
+        """
         queries = []
         for agg, aggregate in enumerate(AGGREGATES):
             head = ("SELECT", aggregate) if aggregate else ("SELECT",)
@@ -220,12 +240,14 @@ class _Reading:
                 conditions = self._conditions(end)
                 if conditions is not None:
                     queries.append(Query(sel, agg, conditions))
-        # Of equal lengths the first one stays.
+        # Of queries with equally many conditions `max` takes the first.
         return max(queries, key=lambda query: len(query.conds), default=None)
 
     def _conditions(self, start: int) -> tuple[Condition, ...] | None:
-        """The conditions after `FROM table`, which must stand at a word; None where the rest is no
-        query."""
+        """The conditions of a query whose `FROM table` stands at the word `start`.
+
+        None where `FROM table` does not stand there, or where no conditions can be read after it.
+        """
         where_at = start + 2
         if self.words[start:where_at] != ("FROM", "table"):
             return None
@@ -238,24 +260,25 @@ class _Reading:
         while chain.condition is not None and chain.rest is not None:
             conditions.append(chain.condition)
             chain = chain.rest
-        # After `WHERE` there must be one.
+        # `WHERE` without a condition is no query.
         return tuple(conditions) or None
 
     def _longest(self, keyword_at: int) -> _Chain:
-        """The longest chain whose first condition stands right after the keyword at this word."""
+        """The longest chain whose first condition stands right after the keyword at this word; the
+        empty chain if none does. Chains further on must be known already."""
         best = self.empty
         for column, operator_at in self._columns_at(keyword_at + 1):
             value_at = operator_at + 1
             has_value = value_at < len(self.words)
             if not has_value or self.words[operator_at] not in OPERATORS:
                 continue
-            # The value has one word at least.
+            # The next condition begins one word later at the earliest, since no value is empty.
             rest = self.following[value_at + 1]
             length = 1 + rest.length
             # Of equal lengths the first chain stays, whose column has the longer name.
             if length <= best.length:
                 continue
-            # The value goes as far as the keyword of the rest, or to the end of the text.
+            # The value ends before the keyword of the rest, or at the end of the text.
             value_start, _ = self.spans[value_at]
             _, value_end = self.spans[rest.keyword_at - 1]
             value = self.text[value_start:value_end]
@@ -284,8 +307,8 @@ def _columns_by_name(header: Sequence[str]) -> list[tuple[tuple[str, ...], int]]
 # A query executed on its table by SQLite, following the rules of WikiSQL's official evaluator.
 #
 # `lib/dbengine.py` of github.com/salesforce/WikiSQL: text is compared in lower case; on a `real`
-# column the value is a number, or the first number in it. There, two conditions on one column both
-# get the last value; here each gets its own (no query of train or dev has two).
+# column the value is a number, or the first number in it. In that file, two conditions on one
+# column both get the last value; here each gets its own (no query of train or dev has two).
 
 _FIRST_NUMBER = re.compile(r"[-+]?\d*\.\d+|\d+")
 
@@ -295,6 +318,7 @@ class Execution:
 
     def __init__(self, table: SQLTable) -> None:
         self._table = table
+        # With `isolation_level=None` nothing needs to be committed.
         self._database = sqlite3.connect(":memory:", isolation_level=None)
         # The columns get names of our own, since those of the header may repeat.
         columns = ", ".join(f"col{number} {kind}" for number, kind in enumerate(table.types))
@@ -315,16 +339,17 @@ class Execution:
         return self._select(f"{AGGREGATES[query.agg]}(col{query.sel})", query)
 
     def matching_rows(self, query: Query) -> list[tuple[Cell, ...]] | None:
-        """The whole rows that meet the query's conditions, in their own spelling; None as for
+        """The table's rows that meet the query's conditions, spelled as in the table; None as for
         `execute`."""
         row_ids = self._select("rowid", query)
         if row_ids is None:
             return None
+        # SQLite numbers the rows from 1, in the order in which they were inserted.
         return [self._table.rows[row_id - 1] for row_id in row_ids]
 
     def _select(self, selected: str, query: Query) -> list[Any] | None:
-        """What SQLite selects from the rows that meet the query's conditions; None as for
-        `execute`."""
+        """What SQLite selects from the rows that meet the query's conditions, one value a row; None
+        as for `execute`."""
         if not query.fits(len(self._table.header)):
             return None
         conditions = []
@@ -342,6 +367,7 @@ class Execution:
             rows = self._database.execute(statement, values)
             return [cell for (cell,) in rows]
         except sqlite3.OperationalError:
+            # The operator `OP`, or a sum beyond 64 bits.
             return None
 
 
@@ -354,13 +380,14 @@ def execute(query: Query, table: SQLTable) -> list[Cell] | None:
 def is_usable(query: Query, result: list[Cell] | None) -> bool:
     """Whether a gold query's result can be scored, because the query found something.
 
-    That means at least one row, no lone NULL, and no count of 0. Where tables have rows, it selects
-    exactly the examples of `{train,dev}.executable.json`: 45,281 and 1,935.
+    That means at least one row, no lone NULL, and no count of 0. The examples of WikiSQL for which
+    this holds are exactly those of `{train,dev}.executable.json`: 45,281 and 1,935.
     """
     if not result:
         return False
-    nothing = 0 if AGGREGATES[query.agg] == "COUNT" else None
-    return result != [nothing]
+    if AGGREGATES[query.agg] == "COUNT":
+        return result != [0]
+    return result != [None]
 
 
 def number(text: str) -> float | None:
@@ -379,8 +406,8 @@ def number(text: str) -> float | None:
 
 
 def _whole_number(text: str) -> float | None:
-    """The number that the whole text is, else None; the words `nan` and `infinity` are no
-    numbers."""
+    """The number that the whole text is, signs and decimal places included, else None; the words
+    `nan` and `infinity` are no numbers."""
     try:
         value = float(_plain(text))
     except ValueError:
@@ -389,6 +416,7 @@ def _whole_number(text: str) -> float | None:
 
 
 def _plain(text: str) -> str:
+    """A text without commas, and with `-` for the minus sign."""
     return text.replace(",", "").replace("−", "-")
 
 

@@ -16,6 +16,7 @@ from zeropods.sql.table import SQLTable
 _NAME = r'"(?:[^"]|"")*"'
 _TEXT = r"'(?:[^']|'')*'"
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+# `COMPARISON` without its groups, since a group's name can occur only once in a pattern.
 _COMPARISON = rf"{_NAME}\s*[=<>]\s*(?:{_TEXT}|{_NAME}|{_NUMBER})"
 _FLAGS = re.IGNORECASE | re.ASCII
 BARE_NUMBER = re.compile(_NUMBER, _FLAGS)
@@ -37,20 +38,21 @@ WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+", re.ASCII)
 
 
 def statement_of(query: Query, table: SQLTable) -> str:
-    """The statement that a query stands for on its table, which must have all its columns.
+    """The statement of a query on a table, which must have all the columns that the query names.
 
-    A value that is compared with a column of numbers, and is a number, is written as one.
+    A value is written without quotes if it is a number and its column is one of numbers.
     """
-    selected = _name(table.header[query.sel])
+    selected = _quoted_name(table.header[query.sel])
     aggregate = AGGREGATES[query.agg]
     if aggregate:
         selected = f"{aggregate}({selected})"
-    statement = f"SELECT {selected} FROM {_name(table.id)}"
+    statement = f"SELECT {selected} FROM {_quoted_name(table.id)}"
     comparisons = []
     for column, operator, value in query.conds:
         is_number = table.types[column] == "real" and BARE_NUMBER.fullmatch(value) is not None
-        literal = value if is_number else _text(value)
-        comparisons.append(f"{_name(table.header[column])} {OPERATORS[operator]} {literal}")
+        literal = value if is_number else _quoted_text(value)
+        name = _quoted_name(table.header[column])
+        comparisons.append(f"{name} {OPERATORS[operator]} {literal}")
     if comparisons:
         statement += f" WHERE {' AND '.join(comparisons)}"
     return f"{statement};"
@@ -63,20 +65,20 @@ def query_of_statement(statement: str, table: SQLTable) -> Query | None:
     whole number loses its decimal places (`2003.0` becomes `2003`), since a model copies its values
     from the question, where they are written without.
     """
-    form = STATEMENT.fullmatch(statement)
-    if form is None or _unquoted(form["table"]) != table.id:
+    parts = STATEMENT.fullmatch(statement)
+    if parts is None or _unquoted(parts["table"]) != table.id:
         return None
     columns: dict[str, int] = {}
     for number, name in enumerate(table.header):
         # SQLite compares names without regard to letter case.
         columns.setdefault(name.lower(), number)
 
-    selected = columns.get(_unquoted(form["column"]).lower())
+    selected = columns.get(_unquoted(parts["column"]).lower())
     if selected is None:
         return None
-    aggregate = (form["aggregate"] or "").upper()
+    aggregate = (parts["aggregate"] or "").upper()
     conditions = []
-    for comparison in COMPARISON.finditer(form["conditions"] or ""):
+    for comparison in COMPARISON.finditer(parts["conditions"] or ""):
         column = columns.get(_unquoted(comparison["column"]).lower())
         value = _value(comparison["value"], columns)
         if column is None or value is None:
@@ -86,25 +88,28 @@ def query_of_statement(statement: str, table: SQLTable) -> Query | None:
 
 
 def _value(literal: str, columns: Collection[str]) -> str | None:
-    """The text of a value; None for the name of a column, with which none is compared.
+    """The text of a value; None for the name of a column, since a `Query` compares no two columns.
 
-    In double quotes, what is the name of no column is a text to SQLite.
+    Args:
+        literal: the value as the statement has it. In double quotes it is a text to SQLite, unless
+            a column has that name.
+        columns: the names of the table's columns in lower case.
     """
     if literal.startswith('"'):
-        name = _unquoted(literal)
-        return None if name.lower() in columns else name
+        text = _unquoted(literal)
+        return None if text.lower() in columns else text
     if literal.startswith("'"):
         return _unquoted(literal)
     whole = WHOLE_NUMBER.fullmatch(literal)
     return literal if whole is None else whole[1]
 
 
-def _name(text: str) -> str:
+def _quoted_name(text: str) -> str:
     doubled = text.replace('"', '""')
     return f'"{doubled}"'
 
 
-def _text(text: str) -> str:
+def _quoted_text(text: str) -> str:
     doubled = text.replace("'", "''")
     return f"'{doubled}'"
 
