@@ -67,7 +67,8 @@ class Generation:
     """Whether only tokens that lead to a query on the question's table are allowed."""
     linked: bool = False
     """Whether conditions compare only what the question quotes from the rows of its table, as
-    `zeropods.sql.linking` finds it. The rows must be at hand, and scores are of another kind."""
+    `zeropods.sql.linking` finds it. The rows must be at hand. Scores are not to be compared with
+    those of models that read the names of the columns only."""
     fixed_length: bool = False
     """Whether each answer has `max_new_tokens`: random weights never stop, and speeds are compared
     at equal lengths."""
@@ -130,7 +131,7 @@ class Answerer(ABC):
         for indices in _batches(prompts, how.batch_size):
             batch_examples = [examples[i] for i in indices]
             batch_prompts = [prompts[i] for i in indices]
-            batch_answers = self._batch(batch_examples, batch_prompts, how)
+            batch_answers = self._answer_batch(batch_examples, batch_prompts, how)
             answers.update(zip(indices, batch_answers, strict=True))
             progress(len(indices))
         return [answers[i] for i in range(len(examples))]
@@ -149,11 +150,13 @@ class Answerer(ABC):
 
     @abstractmethod
     def _encoded(self, examples: Sequence[Any], how: Generation) -> Sequence[Any]:
-        """Token ids of each prompt, a sequence per prompt."""
+        """Token ids of each example's prompt, in order."""
 
     @abstractmethod
-    def _batch(self, examples: list[Any], prompts: list[Any], how: Generation) -> list[Prediction]:
-        """Answers to one batch of prompts."""
+    def _answer_batch(
+        self, examples: list[Any], prompts: list[Any], how: Generation
+    ) -> list[Prediction]:
+        """Answers to one batch of examples, whose prompts are given as token ids."""
 
 
 def _batches(sequences: Sequence[Any], size: int) -> Iterator[list[int]]:
@@ -202,15 +205,16 @@ class QueryAnswerer(Answerer):
         encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(sources)
         return [encoding.ids for encoding in encodings]
 
-    def _batch(
+    def _answer_batch(
         self, examples: list[Example], prompts: list[Any], how: Generation
     ) -> list[Prediction]:
         automata = []
         for example in examples:
+            # The answer uses the names and values as the prompt has them.
             worded = in_words_of(self.prompt, example)
-            linked = links(example.question, example.table) if how.linked else None
+            quoted = links(example.question, example.table) if how.linked else None
             automaton = QueryAutomaton(
-                self.vocabulary, worded.table.header, worded.question, linked
+                self.vocabulary, worded.table.header, worded.question, quoted
             )
             automata.append(automaton)
         answers = self._answer_ids(prompts, automata, how)
@@ -246,15 +250,19 @@ class QueryAnswerer(Answerer):
         return self.saved.generated(prompts, prefix_allowed_tokens_fn=allowed, **how.options)
 
     def _allowed(
-        self, automata: list[QueryAutomaton], number: int, ids: Tensor
+        self, automata: list[QueryAutomaton], row: int, ids: Tensor
     ) -> NDArray[np.int64]:
         """Tokens that can follow a beam's ids: any after its end, or once it has left the grammar.
 
-        Beam search keeps such beams where fewer tokens than beams are allowed, with a score that
-        never wins.
+        Where fewer tokens than beams are allowed, beam search also keeps beams that have left the
+        grammar, with a score that never wins.
+
+        Args:
+            automata: the grammar of each prompt of the batch.
+            row: place of the beam's prompt in the batch.
+            ids: the beam's ids so far, T5's `<pad>` in front.
         """
-        # A row begins with T5's `<pad>`.
-        state = automata[number].follow(ids[1:].tolist())
+        state = automata[row].follow(ids[1:].tolist())
         if state is None or state.ended:
             return np.arange(self.model.config.vocab_size)
         return state.allowed
@@ -269,14 +277,16 @@ class QueryAnswerer(Answerer):
         """
         batch = self.saved.batch(prompts)
         mask = batch["attention_mask"]
-        # The encoder's output has no other name, so that what ended rows need of it is freed.
+        # No other variable refers to the encoder's output, so that it is freed when ended rows are
+        # dropped.
         encoded = self.model.encoder(**batch).last_hidden_state
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         first_token = self.model.config.decoder_start_token_id
         last_tokens = torch.full((len(prompts), 1), first_token, device=mask.device)
         states = [automaton.start for automaton in automata]
         answers: list[list[int]] = [[] for _ in prompts]
-        # The answers of the rows that have not ended: the same lists, which grow in place.
+        # The answers of the rows that have not ended. They are the same lists as in `answers`, and
+        # grow in place.
         unfinished = answers
         for _ in range(how.max_new_tokens):
             decoded = self.model.decoder(
@@ -293,7 +303,7 @@ class QueryAnswerer(Answerer):
             if not staying:
                 break
             if how.constrained:
-                # No state is None: only tokens that are allowed were chosen from.
+                # No state is None, since only allowed tokens are chosen. The test is for mypy.
                 next_states = [states[row].next(tokens[row]) for row in staying]
                 states = [state for state in next_states if state is not None]
             last_tokens = torch.tensor([[tokens[row]] for row in staying], device=mask.device)
@@ -306,15 +316,20 @@ class QueryAnswerer(Answerer):
         return answers
 
     def _chosen(self, decoded: Tensor, states: list[GrammarState], how: Generation) -> list[int]:
-        """The likeliest next token of each row; `decoded` is (rows, width).
+        """The likeliest next token of each row.
 
         Under the grammar only tokens that some row may take are scored: about a hundred of T5's
         32,128. T5's scaling of the scores is left out, since it does not change their order.
+
+        Args:
+            decoded: the decoder's output at the last token, (rows, width).
+            states: the grammar's state of each row; not read in free decoding.
         """
         weights = self.model.get_output_embeddings().weight
         if how.constrained:
             allowed = [state.allowed for state in states]
-            # One column for each token that any row may take; a row gets 0 where it may take it.
+            # `added` has a column for each token that any row may take: 0 in the rows that may take
+            # it, and minus infinity in the others.
             tokens, columns = np.unique(np.concatenate(allowed), return_inverse=True)
             rows = np.repeat(np.arange(len(allowed)), [len(row) for row in allowed])
             added = np.full((len(allowed), len(tokens)), -np.inf, np.float32)
@@ -382,7 +397,7 @@ class QuestionAnswerer(Answerer):
         rows = SquadEncoder(self.tokenizer, room).rows(examples, has_answer=False)
         return [row.ids for row in rows]
 
-    def _batch(
+    def _answer_batch(
         self, examples: list[SquadExample], prompts: list[Any], how: Generation
     ) -> list[Prediction]:
         new_ids = self.saved.generated(prompts, eos_token_id=self.ends, **how.options)
@@ -405,8 +420,8 @@ ANSWERERS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer]] = {
     TEXT2SQL: QueryAnswerer,
     SQUAD: QuestionAnswerer,
 }
-"""What answers the examples of each task, by its name; its `load` takes a folder, a precision and
-those of the task's own options that are not about decoding."""
+"""The class that answers the examples of each task, by the task's name. Its `load` takes a folder,
+a precision and those of its `task_options` that are not about decoding."""
 
 
 def predict(
@@ -422,12 +437,15 @@ def predict(
     progress: Progress = lambda rows: None,
     **options: Any,
 ) -> Speed:
-    """Write an answer to each example of a split, atomically, and time the answers.
+    """Write an answer to each example of a split, and return how long the answers took.
 
-    The score of a run's own answers is deleted when they are replaced.
+    The file appears only when it is complete. If it is named `predictions.SPLIT.jsonl`, the score
+    file beside it is deleted, which may be of the answers that were replaced.
 
     Args:
         model: run folder, model folder, or hub id of a causal model.
+        data: folder of the raw data.
+        out: the file of the answers.
         task: the task of a model that does not say its own.
         limit: number of examples that are answered, from the start of the split; None: all.
         options: the task's own options: `prompt` of text2sql; `max_seq_length` of squad, the
@@ -445,16 +463,16 @@ def predict(
     answers, speed = answerer.timed(_examples(task, Path(data), split, limit), how, progress)
     write_predictions(out, answers)
     if out.name == f"predictions.{split}.jsonl":
-        # What was replaced may have been scored.
+        # It may be of the answers that were replaced.
         old_score = out.parent / f"score.{split}.json"
         old_score.unlink(missing_ok=True)
     return speed
 
 
 def _check_options(task: str, given_options: Iterable[str], how: Generation | None) -> None:
-    """Refuse an option that is for another task."""
+    """Refuse an option that is for another task, and options that contradict each other."""
     options = list(given_options)
-    # These are no arguments of `load`, but part of how answers are generated.
+    # Two options are no arguments of `load`, but part of how answers are generated.
     if how is not None and not how.constrained:
         options.append("unconstrained")
     if how is not None and how.linked:
@@ -477,7 +495,8 @@ def _tasks_with_option(name: str) -> str:
 def _examples(task: str, data: Path, split: str, limit: int | None) -> list[Any]:
     """The first `limit` examples of a split, or all of them."""
     read = TASK_DATA[task].read
-    assert read is not None  # A model answers its examples.
+    # Only text has no examples to read, and `answer_task` refuses models of text.
+    assert read is not None
     return list(islice(read(data, split), limit))
 
 
@@ -502,7 +521,7 @@ def text_perplexity(
 ) -> TextScore:
     """Loss and perplexity of a model over the blocks of a split.
 
-    They are the same before and after training.
+    A model and the one that it was trained from are scored on the same blocks.
 
     Args:
         source: run folder, model folder or hub id.
@@ -540,7 +559,7 @@ def text_perplexity(
 def _prepared_blocks(
     saved: SavedModel, data: str | Path, split: str, max_seq_length: int | None
 ) -> list[Block]:
-    """All blocks of a split of a prepared set, which has to fit the model."""
+    """All blocks of a split of a prepared set; `UserError` if the set does not fit the model."""
     manifest = read_manifest(Path(data))
     if max_seq_length is not None:
         fault = f"{data} is already cut into blocks"
@@ -570,7 +589,10 @@ def _raw_blocks(saved: SavedModel, preparation: Preparation, split: str) -> list
 def _score_blocks(
     saved: SavedModel, blocks: Sequence[Block], batch_size: int, progress: Progress
 ) -> TextScore:
-    """The score of blocks, in batches of similar length; nats are summed in the blocks' order."""
+    """The score of blocks, which are run in batches of similar length.
+
+    Nats are summed in the order of the blocks, so that rounding does not depend on the batches.
+    """
     nats = [0.0] * len(blocks)
     tokens = 0
     for indices in _batches([ids for ids, _ in blocks], batch_size):
@@ -583,7 +605,7 @@ def _score_blocks(
 
 
 def _nats(saved: SavedModel, blocks: Sequence[Block]) -> list[tuple[float, int]]:
-    """Nats and number of predicted tokens of each block, which is a pair of token ids and labels.
+    """The sum of the loss in nats, and the number of predicted tokens, of each block of a batch.
 
     This is a separate function, so that its logits are freed before those of the next batch are
     made.
@@ -592,13 +614,14 @@ def _nats(saved: SavedModel, blocks: Sequence[Block]) -> list[tuple[float, int]]
     labels = _padded([labels for _, labels in blocks], filler=-100)
     scored = []
     with torch.inference_mode():
-        # Padding is on the right, where a causal model sees it after all that is predicted.
+        # Padding is on the right. There a causal model needs no mask: no predicted token depends
+        # on what comes after it.
         logits = saved.model(input_ids=inputs.to(saved.model.device), use_cache=False).logits
         # The logits at one token are about the next one.
         rows_and_targets = zip(logits[:, :-1], labels[:, 1:], strict=True)
         # Row by row: in FP32 all logits of a batch would be in memory a second time.
         for row, targets in rows_and_targets:
-            # The row in FP32 has no name, so that it is freed before the next one is made.
+            # No variable refers to the row in FP32, so that it is freed before the next one is made.
             nats = float(cross_entropy(row.float(), targets.to(row.device), reduction="sum"))
             predicted = int((targets >= 0).sum())
             scored.append((nats, predicted))

@@ -83,7 +83,7 @@ class LLMSQLQueryScore(QueryScore):
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What the evaluator finds of one answer."""
+    """What the evaluator finds of one answer; the counts add up to those of `LLMSQLScore`."""
 
     is_right: bool
     is_gold_none: bool
@@ -92,6 +92,7 @@ class _Verdict:
 
 
 NOT_ASKED = _Verdict(is_right=False, is_gold_none=False, pred_none=0, sql_errors=0)
+"""The verdict on a question `beyond_form`, which counts as wrong."""
 
 
 def statements_in(answer: str) -> list[str]:
@@ -118,6 +119,7 @@ class Database:
         """Open a database.
 
         Args:
+            path: the database's file.
             seconds: time after which a statement fails.
 
         Raises:
@@ -153,6 +155,7 @@ class Database:
         def is_late() -> bool:
             return time.monotonic() > deadline
 
+        # SQLite interrupts the statement as soon as the handler returns true.
         self._connection.set_progress_handler(is_late, STEPS_BETWEEN_LOOKS)
         try:
             return sorted(self._connection.execute(statement).fetchall())
@@ -170,8 +173,8 @@ def with_llmsql(
 
     Args:
         score: the score by WikiSQL's rules.
-        questions: those of the split.
-        answers: the text of each answer by the index of its question.
+        questions: all questions of the split, in order.
+        answers: the text of each answer by the index of its question; at least one.
         questions_path: their file, beside which the database lies.
 
     Raises:
@@ -179,7 +182,9 @@ def with_llmsql(
     """
     verdicts = []
     beyond_form = 0
-    # The file may be of the first part of the split only.
+    # Answers may be given to the first part of the split only. Questions after the last one that
+    # has an answer count neither as right nor as wrong, and so do others without an answer, except
+    # those beyond the form, which can have none.
     last = max(answers)
     with closing(Database(questions_path.with_name(DATABASE_FILE))) as database:
         for question in questions[: last + 1]:
@@ -199,16 +204,17 @@ def with_llmsql(
         sql_errors=sum(verdict.sql_errors for verdict in verdicts),
         beyond_form=beyond_form,
     )
-    widened = replace(
+    with_accuracy = replace(
         score,
         intervals={**score.intervals, LLMSQL_EXECUTION: score_interval(right)},
         own_metrics={**score.own_metrics, LLMSQL_EXECUTION: accuracy},
     )
-    return LLMSQLQueryScore(**vars(widened), llmsql=llmsql)
+    return LLMSQLQueryScore(**vars(with_accuracy), llmsql=llmsql)
 
 
 def _verdict(question: SQLQuestion, answer: str, database: Database) -> _Verdict:
-    """Hold what the statements in an answer select against what the right statement selects."""
+    """Compare what the statements in an answer select with what the gold statement selects;
+    `UserError` if the database lacks the question's table."""
     database.check_table(question)
     gold = database.rows(question.sql)
     results = []
@@ -238,7 +244,8 @@ def read_completions(path: Path, questions: Sequence[SQLQuestion]) -> dict[int, 
     """The answers of a file by the indices of their questions.
 
     Raises:
-        UserError: a fault in a line, a question that is not among `questions`, or is there twice.
+        UserError: a line is at fault, or names a question that is not among `questions` or has an
+            answer already.
     """
     indices = {question.question_id: question.index for question in questions}
     answers: dict[int, str] = {}
@@ -259,7 +266,7 @@ def read_completions(path: Path, questions: Sequence[SQLQuestion]) -> dict[int, 
 def write_completions(
     path: Path, questions: Sequence[SQLQuestion], answers: Mapping[int, str]
 ) -> None:
-    """Write answers, given by the indices of their questions, as such a file."""
+    """Write answers, given by the indices of their questions, as LLMSQL's evaluator reads them."""
     lines = []
     for index, answer in answers.items():
         line = {"question_id": questions[index].question_id, "completion": answer}
@@ -268,7 +275,8 @@ def write_completions(
 
 
 def query_in(answer: str, table: SQLTable) -> Query | None:
-    """The first statement of an answer that is a query of WikiSQL's form on this table."""
+    """The first statement of an answer that is a query of WikiSQL's form on this table; None if
+    none is."""
     for statement in statements_in(answer):
         query = query_of_statement(on_table(statement, table.id), table)
         if query is not None:

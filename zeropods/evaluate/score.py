@@ -56,10 +56,10 @@ AnyExample = TypeVar("AnyExample", bound=WithQuestion)
 Metric = Callable[[str, Sequence[str]], float]
 """A custom metric: a function of a prediction and the right answers."""
 Graded = dict[str, list[Any]]
-"""Lists by name of a metric's result, with one value per prediction; None where it could not be
-measured."""
+"""A list for each result of a metric, by its name, with one value per prediction; a value is None
+where it could not be measured."""
 Accuracies = Callable[[Sequence[int]], QueryScore]
-"""A function that scores those of the graded predictions whose numbers it takes."""
+"""A function that takes the places of some predictions in their file, from 0, and scores them."""
 METRICS = Path(__file__).parent / "metric"
 METRIC_ERRORS = (
     ArithmeticError,
@@ -122,10 +122,10 @@ def score(
 
 
 def right_queries(predictions: Path, data: Path, split: str) -> dict[int, bool]:
-    """Whether each example of a text-to-SQL file is answered right, by index.
+    """Whether each example of a text-to-SQL file is answered right, by the example's index.
 
-    Executable examples are judged by what they find, the others by their logical form. Raises what
-    `score` raises.
+    An answer is judged by what it finds; where the gold query finds nothing, by its logical form.
+    Raises what `score` raises.
     """
     pairs = _query_pairs(predictions, data, split)
     graded = _graded_queries(pairs)
@@ -133,8 +133,10 @@ def right_queries(predictions: Path, data: Path, split: str) -> dict[int, bool]:
     logical_forms = graded["logical_form_accuracy"]
     right = {}
     for (_, example), by_result, by_form in zip(pairs, executed, logical_forms, strict=True):
-        is_executable = by_result is not None
-        right[example.index] = bool(by_result if is_executable else by_form)
+        if by_result is not None:
+            right[example.index] = bool(by_result)
+        else:
+            right[example.index] = bool(by_form)
     return right
 
 
@@ -157,7 +159,8 @@ def load_metric(name: str) -> EvaluationModule:
 
 
 def _query_pairs(path: Path, data: Path, split: str) -> list[tuple[Prediction, Example]]:
-    """Each query of a file paired with its example, whichever of the three forms the file has."""
+    """Each prediction of a text-to-SQL file paired with its example, whichever of the three forms
+    the file has."""
     line_type = _line_type(path)
     if line_type is _OfficialLine:
         return _official_pairs(path, split, list(read_split(data, split)))
@@ -187,7 +190,8 @@ def _official_pairs(
         has_failed = line.error is not NO_ERROR_KEY and bool(line.error)
         query = None if has_failed else line.query
         header = example.table.header
-        # A query on columns that the table does not have cannot be written with their names.
+        # A query on columns that the table does not have cannot be written with their names. Its
+        # text stays empty and matches no gold query.
         text = ""
         if query is not None and query.fits(len(header)):
             text = format_query(query, header)
@@ -199,8 +203,14 @@ def _official_pairs(
 
 
 def _completion_pairs(path: Path, data: Path, split: str) -> list[tuple[Prediction, Example]]:
-    """Each line of LLMSQL's form paired with its example, but for lines about questions whose gold
-    statement is not of WikiSQL's form: these are no examples."""
+    """Each line of LLMSQL's form paired with its example.
+
+    Questions whose gold statement is not of WikiSQL's form are no examples here, and lines about
+    them are left out.
+
+    Raises:
+        UserError: the data are not in LLMSQL's layout, a line is at fault, or none is left.
+    """
     questions_path = question_file(data, split)
     if questions_path is None:
         raise UserError(
@@ -235,6 +245,11 @@ def paired(
 ) -> list[tuple[Prediction, AnyExample]]:
     """Each prediction of a file paired with its example.
 
+    Args:
+        path: the file, for messages.
+        split: name of the split, for messages.
+        predictions: all predictions of the file, one for each line.
+
     Raises:
         UserError: a prediction names no example, or was made for another question.
     """
@@ -251,9 +266,9 @@ def paired(
         # SQuAD's questions have an id; several of them have the same words.
         has_other_id = prediction.id != getattr(example, "id", None)
         if has_other_question or has_other_id:
-            id_ = "" if prediction.id is None else f" of id {prediction.id!r:.60}"
+            of_id = "" if prediction.id is None else f" of id {prediction.id!r:.60}"
             raise UserError(
-                f"{place}: question {prediction.question!r:.60}{id_}, but example "
+                f"{place}: question {prediction.question!r:.60}{of_id}, but example "
                 f"{example.index} of {split} asks {example.question!r:.60}; "
                 "score the file against the split and data it was made from"
             )
@@ -262,8 +277,9 @@ def paired(
 
 
 def _query_score(request: ScoreRequest) -> QueryScore:
-    """The score of text-to-SQL."""
-    # All tables of train are known: it is not divided by them.
+    """The score of answers to text-to-SQL; on LLMSQL's data also by its own rules."""
+    # The scores of questions on tables of train are told apart from the others. In train itself
+    # there are no others.
     known_tables = set[str]()
     if request.split != "train":
         known_tables = table_ids(request.data, "train")
@@ -277,13 +293,13 @@ def _query_score(request: ScoreRequest) -> QueryScore:
         graded |= metric.compute(predictions=texts, references=gold, average=False)
     linked = any(prediction.linked for prediction, _ in pairs)
     accuracies = partial(_accuracies, graded, linked=linked)
-    whole = accuracies(range(len(pairs)))
+    of_all = accuracies(range(len(pairs)))
     answered = [(text, (right,)) for text, right in zip(texts, gold, strict=True)]
     indices = [example.index for example in examples]
     custom_means, custom_intervals = custom_scores(request.custom, answered, indices)
     result = replace(
-        whole,
-        intervals={**whole.intervals, **custom_intervals},
+        of_all,
+        intervals={**of_all.intervals, **custom_intervals},
         own_metrics=custom_means,
         groups=_group_scores(accuracies, examples, known_tables),
         kinds=_kind_scores(accuracies, examples),
@@ -300,9 +316,13 @@ def _score_on_llmsql(
     pairs: Sequence[tuple[Prediction, Example]],
     questions_path: Path,
 ) -> QueryScore:
-    """The score of answers to LLMSQL's questions.
+    """The score of answers to LLMSQL's questions, with the accuracy by LLMSQL's rules.
 
-    Answers of ours are also written as its evaluator reads them.
+    Unless the file of answers is in the form of LLMSQL's evaluator already, the answers are also
+    written in that form, to `llmsql.SPLIT.jsonl` beside it.
+
+    Args:
+        result: the score by WikiSQL's rules.
     """
     path = Path(request.predictions)
     questions = list(read_questions(questions_path))
@@ -312,9 +332,10 @@ def _score_on_llmsql(
     statements = {}
     for prediction, example in pairs:
         statements[example.index] = _as_statement(prediction, example)
-    scored = with_llmsql(result, questions, statements, questions_path)
+    # The file is written only once the answers could be scored.
+    llmsql_result = with_llmsql(result, questions, statements, questions_path)
     write_completions(path.with_name(f"llmsql.{request.split}.jsonl"), questions, statements)
-    return scored
+    return llmsql_result
 
 
 def _as_statement(prediction: Prediction, example: Example) -> str:
@@ -363,7 +384,8 @@ def _kind_scores(accuracies: Accuracies, examples: Sequence[Example]) -> dict[st
 
 
 def _graded_queries(pairs: Sequence[tuple[Prediction, Example]]) -> Graded:
-    """The grades of answers of text-to-SQL by WikiSQL's rules, without ROUGE."""
+    """What WikiSQL's rules say of each answer: `exact_match`, `logical_form_accuracy`,
+    `execution_accuracy` and `unparseable`, each with one value per answer."""
     references = []
     for _, example in pairs:
         query = json.dumps(example.query.to_json())
@@ -379,15 +401,18 @@ def _graded_queries(pairs: Sequence[tuple[Prediction, Example]]) -> Graded:
 
 
 def _accuracies(graded: Graded, numbers: Sequence[int], *, linked: bool) -> QueryScore:
-    """The score of the graded predictions of these numbers, from 0; at least one.
+    """The score of some of the graded predictions.
 
     Args:
+        graded: the values of all predictions.
+        numbers: places of the predictions to be scored, from 0; at least one.
         linked: whether the answers were linked to the rows of their tables.
     """
     measured: Graded = {}
     for name, values in graded.items():
         measured[name] = [values[i] for i in numbers if values[i] is not None]
-    # Only this one may lack values, even all: where the gold query finds nothing.
+    # The other measures have a value for each prediction. This one has none where the gold query
+    # finds nothing, which may be so for all of them.
     executed = measured["execution_accuracy"]
     shares = ("exact_match", "logical_form_accuracy", "execution_accuracy")
     rouge = {}
@@ -471,7 +496,11 @@ def custom_metrics(named: Sequence[str]) -> dict[str, Metric]:
 
 
 def _custom_metric(full_name: str) -> Metric:
-    """The function of a name `module:function`, which can be called with two arguments."""
+    """The function that `module:function` names.
+
+    Raises:
+        UserError: there is none, or it cannot be called with two arguments.
+    """
     sys.path.insert(0, str(Path.cwd()))
     try:
         function = pkgutil.resolve_name(full_name)
@@ -497,10 +526,12 @@ def custom_scores(
     answered: Sequence[tuple[str, Sequence[str]]],
     indices: Sequence[int],
 ) -> tuple[dict[str, float], dict[str, Interval | None]]:
-    """Means and their 95 % intervals by name, over predictions and right answers.
+    """The mean of what each custom metric returns, and the 95 % interval of each mean, by name.
 
     Args:
-        indices: those of the examples, in the order of `answered`.
+        custom: the metrics by name.
+        answered: the text of each prediction, with the right answers to its question.
+        indices: the index of each prediction's example, in the order of `answered`.
 
     Raises:
         UserError: a value is not a finite number; the message names the index of its example.
@@ -517,7 +548,11 @@ def custom_scores(
 
 
 def _custom_value(function: Metric, prediction: str, right: Sequence[str], place: str) -> float:
-    """What a custom metric returns for one prediction, a finite number."""
+    """What a custom metric returns for one prediction; `UserError` if it is no finite number.
+
+    Args:
+        place: names the metric and the example in messages.
+    """
     try:
         value = function(prediction, right)
     except METRIC_ERRORS as error:
@@ -526,7 +561,7 @@ def _custom_value(function: Metric, prediction: str, right: Sequence[str], place
         raise UserError(
             f"{place}: {fault}; expected a finite number for every prediction and its right answers"
         ) from error
-    # An integer may be too large for a float.
+    # `math.isfinite` would raise an error where an integer is too large for a float.
     largest = sys.float_info.max
     if not isinstance(value, int | float) or not -largest <= value <= largest:
         raise UserError(f"{place}: {value!r:.60}; expected a finite number")
@@ -592,7 +627,10 @@ def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a path where a file that holds no predictions would be replaced."""
+    """Refuse a path where a file that holds no predictions would be replaced.
+
+    An empty file may be replaced, and so may one that `write_predictions` made.
+    """
     if not path.is_file() or path.stat().st_size == 0:
         return
     # The first line is enough: it shows whether `write_predictions` made the file.
@@ -604,6 +642,10 @@ def check_place(path: Path) -> None:
     if not has_predictions:
         fault = "exists and does not contain predictions"
         raise UserError(f"--out {path}: {fault}; choose another file")
+
+
+# The kinds of lines that `write_predictions` writes. Each requires the key by which it is known,
+# which a `Prediction` may lack.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -622,6 +664,7 @@ class _TaskLine(Prediction):
 
 
 NO_ERROR_KEY: Final = object()
+"""Stands for a missing `error`, which is not the same as one that is null."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -636,16 +679,17 @@ class _OfficialLine:
 MEND_OFFICIAL = "correct it, or write the file again"
 """What to do about a fault in a file of the official form."""
 LineType = type[_QueryLine | _AnswerLine | _TaskLine | _OfficialLine | Completion]
+"""The type that the lines of a prediction file are read into."""
 
 
 def _line_type(path: Path) -> LineType:
-    """What the lines of a prediction file are, by the keys of its first line.
+    """The type of the lines of a prediction file, by the keys of its first line.
 
     Raises:
         UserError: the first line is of no known form, or the file is empty.
     """
     place, first = next(validated_lines(dict[str, object], path, "predict again"))
-    # Either key is enough: whoever reads the line then says which one is missing.
+    # One of the two keys is enough here: when the line is read, the missing one is named.
     is_of_predict = "index" in first or "prediction" in first
     if is_of_predict:
         if "task" in first:
@@ -688,12 +732,13 @@ def read_predictions(path: Path) -> list[Prediction]:
     table, which the file does not name.
 
     Raises:
-        UserError: the first fault, with its line, an empty file, or one in the official evaluator's
-            form.
+        UserError: a line is at fault (the first such line is named), the file is empty, or it is in
+            the form of another evaluator.
     """
     line_type = _line_type(path)
     if issubclass(line_type, _OfficialLine | Completion):
-        # Its lines name no example by its index, so that it is read together with its split only.
+        # The lines of these forms do not hold the indices of their examples, so that they can be
+        # read only together with the split.
         evaluator = "LLMSQL's" if line_type is Completion else "WikiSQL's official"
         fault = f"is in the form of {evaluator} evaluator"
         raise UserError(f"{path}: {fault}; only zeropods score reads it")

@@ -19,6 +19,7 @@ from zeropods.sql.query import Execution, Query, format_query, is_usable, parse_
 from zeropods.sql.table import SQLTable
 
 Values = list[bool | None]
+"""One value per prediction; None where it could not be measured."""
 QUERY = TypeAdapter(Query)
 
 
@@ -73,7 +74,7 @@ class QueryAccuracy(evaluate.Metric):
 
 
 def _gold(reference: dict[str, Any]) -> Query:
-    """The query of a reference."""
+    """The query of a reference; `ValueError` if it is no query on the reference's columns."""
     query = _read(reference["query"], reference["header"])
     if query is None:
         fault = f"is not a query on columns {reference['header']}"
@@ -136,7 +137,7 @@ def _executed(
 ) -> Values:
     """Whether both queries find the same result; None where the gold query finds nothing.
 
-    Each table is loaded once.
+    Queries on the same table are executed together, so that each table is loaded once.
     """
     numbers_by_table: dict[str, list[int]] = {}
     for number, table in enumerate(tables):
@@ -156,6 +157,7 @@ def _executed(
 
 
 def _read(text: str, header: Sequence[str]) -> Query | None:
+    """The query of a text in either form; None if it is no query on these columns."""
     if not text.startswith("{"):
         return parse_query(text, header)
     try:

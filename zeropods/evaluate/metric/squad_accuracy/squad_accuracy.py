@@ -68,9 +68,9 @@ def normalized(text: str) -> str:
 
 
 def word_f1(predicted: list[str], gold: list[str]) -> float:
-    """F1 of words; one counts as often as both texts have it.
+    """F1 of words; a word that both texts have several times counts as often as both have it.
 
-    Without words F1 is 0, as in the official evaluator.
+    If no word is shared, F1 is 0, also where both texts are empty, as in the official evaluator.
     """
     common = Counter(predicted) & Counter(gold)
     shared = sum(common.values())
