@@ -41,9 +41,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one beside it.
+    """Write a file, and the folders that lead to it, through a temporary file beside it.
 
-    A reader sees either the old or the new content.
+    A reader sees either the old or the new content. Everybody may read the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -61,7 +61,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Add to an `OSError` without a file name, such as that of a full disk, the file's name."""
+    """Add the file's name to an `OSError` that has none, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -84,39 +84,38 @@ def given_path(text: str) -> Path:
 
 
 def no_file(path: str | Path) -> str:
-    """Why a path is not a file, for a message that goes on with what to name instead."""
+    """Why a path is not a file: `a folder` or `no such file`, as a part of a message."""
     return "a folder" if Path(path).is_dir() else "no such file"
 
 
 def no_folder(path: str | Path) -> str:
-    """Why a path is not a folder, for a message that goes on with what to name instead."""
+    """Why a path is not a folder: `a file` or `no such folder`, as a part of a message."""
     return "a file" if Path(path).is_file() else "no such folder"
 
 
 def is_path(name: str) -> bool:
-    """Whether a name cannot be one of a hub, such as `gpt2` or `organisation/name`.
+    """Whether a name can only be a path, since it has not the form of a name at the hub, such as
+    `gpt2` or `organisation/name`.
 
-    It does not matter which folders exist.
+    Which files and folders exist does not matter.
     """
     return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is None
 
 
 def check_utf8(text: str, flag: str) -> None:
-    """Refuse a name that could not be written into a record."""
+    """Refuse a name of a file whose bytes are not UTF-8: it could not be written into a record."""
     if text != text.encode("utf-8", "replace").decode():
         raise UserError(f"{flag} {text!r}: is not UTF-8; give another name")
 
 
 @contextmanager
 def file_held(path: Path) -> Iterator[None]:
-    """Lock a file that is there.
-
-    On NFS, Linux makes such a lock one of the file server; a file has to be open for writing for
-    it.
+    """Hold a lock of an existing file while the block runs.
 
     Raises:
         BlockingIOError: another process, also on another machine, has locked it.
     """
+    # Open for writing: on NFS, Linux asks the file server for the lock, which requires it.
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,8 +126,8 @@ def file_held(path: Path) -> Iterator[None]:
 
 @contextmanager
 def new_file_held(path: Path) -> Iterator[None]:
-    """Make an empty file that is locked from the moment at which it appears, as `file_held`
-    does."""
+    """Make an empty file that is locked, as by `file_held`, from the moment at which it appears;
+    the block runs with the lock."""
     new = path.with_name(f"{path.name}.new")
     new.touch()
     with file_held(new):
@@ -138,9 +137,9 @@ def new_file_held(path: Path) -> Iterator[None]:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Lock a folder of this machine, such as one in /tmp.
+    """Hold a lock of a folder of this machine, such as one in /tmp, while the block runs.
 
-    File servers know no locks of folders: processes of other machines do not see this one.
+    File servers know no locks of folders, so that processes of other machines do not see the lock.
 
     Raises:
         BlockingIOError: another process has locked it.
@@ -165,14 +164,18 @@ def sha256(path: Path) -> str:
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file.
 
+    Args:
+        remedy: what to do if there is none; the end of the message.
+
     Raises:
-        UserError: there is none, which ends with the remedy, or a key occurs twice.
+        UserError: the file cannot be read or holds no JSON object, or a key occurs twice.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from None
     document = validated(dict[str, Any], path, content, remedy)
+    # Pydantic has taken the last value of each key. The file is read again for keys that repeat.
     pairs = json.loads(content, object_pairs_hook=_Pairs)
     twice = list(_keys_twice(pairs, ""))
     if twice:
@@ -191,31 +194,36 @@ class _Pairs(dict[str, Any]):
             self.twice = [key for key, count in counts.items() if count > 1]
 
 
-def _keys_twice(value: object, before: str) -> Iterator[str]:
-    """Places, with dots, of keys that occur more than once in an object.
+def _keys_twice(value: object, prefix: str) -> Iterator[str]:
+    """Keys that occur more than once in an object within this value, with the keys that lead to
+    them: `optimizer.params.lr`.
 
-    A reader would take the last one.
+    Args:
+        prefix: the keys that lead to the value, each with a dot behind it.
     """
     if isinstance(value, list):
         for number, item in enumerate(value, 1):
-            yield from _keys_twice(item, f"{before}{number}.")
+            yield from _keys_twice(item, f"{prefix}{number}.")
     if isinstance(value, _Pairs):
         for key in value.twice:
-            yield f"{before}{key}"
+            yield f"{prefix}{key}"
         for key, item in value.items():
-            yield from _keys_twice(item, f"{before}{key}.")
+            yield from _keys_twice(item, f"{prefix}{key}.")
 
 
 MEND = "correct it, or fetch the file again"
+"""What to do about a fault in a file of data."""
 
 
 def validated_lines(
     kind: type[Validated], path: Path, remedy: str = MEND
 ) -> Iterator[tuple[str, Validated]]:
-    """Yield place and value of every line, each `validated`; blank lines may follow.
+    """Yield the place of every line, `FILE:NUMBER`, and its value, as `validated` reads it.
+
+    Blank lines may stand at the end of the file only.
 
     Raises:
-        UserError: a fault in a line, or an empty file.
+        UserError: a fault in a line, or an empty file; lines before the fault have been yielded.
     """
     is_empty = True
     first_blank = 0
@@ -236,13 +244,17 @@ def validated_lines(
 def validated(
     kind: type[Validated], place: Path | str, content: bytes, remedy: str = MEND
 ) -> Validated:
-    """Read JSON in UTF-8, with or without a byte order mark, into a dataclass or an object.
+    """Read JSON in UTF-8, with or without a byte order mark, into a dataclass or a dictionary.
 
-    Pydantic does it. In a dataclass NaN and Infinity, which Python writes but JSON does not have,
-    are a fault.
+    In a dataclass NaN and Infinity, which Python writes but JSON does not have, are a fault.
+
+    Args:
+        kind: the dataclass, or `dict[...]`.
+        place: where the JSON is from, for the message.
+        remedy: what to do about a fault, for the message.
 
     Raises:
-        UserError: the first fault: place, key, value, remedy.
+        UserError: pydantic finds a fault; the first one is named, with its key and value.
     """
     # A pod's agent imports this module, and may have no such package.
     from pydantic import ValidationError
@@ -282,7 +294,7 @@ def _refuse_constants(place: Path | str, content: bytes) -> None:
     try:
         json.loads(content, parse_constant=constants.append)
     except (ValueError, RecursionError):
-        return  # What else is wrong with it is reported by its reader.
+        return  # Pydantic has accepted the JSON, and its reader reports what else is wrong.
     if constants:
         remedy = 'write null where there is no value, a number, or a text in "quotes"'
         raise UserError(f"{place}: {constants[0]} is not a number of JSON; {remedy}")
@@ -302,16 +314,19 @@ def _adapter(kind: type[object]) -> TypeAdapter[Any]:
 def folder_locked(
     folder: Path, lock: str, *, signs: Sequence[str], kind: str, flag: str
 ) -> Iterator[None]:
-    """Hold a lock of a folder, which is created if it is missing.
+    """Hold a lock of a folder, which is created if it is missing, while the block runs.
 
-    A second writer is refused with the holder's name. If the folder holds only locks at the end, a
-    folder created here is removed, and from one that was empty the lock is.
+    If the block has left nothing but lock files in the folder, the folder is removed if it was
+    created here, and only the lock if the folder was empty before.
 
     Args:
-        lock: name of the lock file in the folder.
+        lock: name of the lock file in the folder; it holds who has locked the folder.
         signs: file names, any of which shows that a folder that is not empty is of this kind.
         kind: what the folder is, for messages, such as `run`.
         flag: the flag by which the user named it, for the remedy.
+
+    Raises:
+        UserError: the folder is a file or of another kind, or another process has locked it.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; choose another {flag}")
@@ -324,8 +339,9 @@ def folder_locked(
     with open(folder / lock, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(file.fileno()).st_nlink:
-                # Its holder has just removed the folder.
+            is_deleted = os.fstat(file.fileno()).st_nlink == 0
+            if is_deleted:
+                # The holder has removed the folder between `open` and `flock`.
                 raise BlockingIOError
         except BlockingIOError:
             file.seek(0)
@@ -355,7 +371,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a model folder holds weights that may be read."""
+    """Whether a model folder holds weights in safetensors files."""
     return bool(list(folder.glob(f"*{SUFFIX}")))
 
 
@@ -377,7 +393,7 @@ def check_weights(folder: Path) -> None:
 
 
 def _names_of_weights(path: Path) -> list[object]:
-    """What an index or a configuration names as files of weights."""
+    """What an index or a configuration names as files of weights; values that are no text, too."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -416,19 +432,19 @@ def check_digests(folder: Path, *, weights: bool = True) -> None:
     """
     if not (folder / SUMS).is_file():
         return
-    sums = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split()
+    digests_and_names = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split()
     paths = []
     # A tokenizer in files of another form has no digest.
-    if TOKENIZER in sums:
+    if TOKENIZER in digests_and_names:
         paths.append(folder / TOKENIZER)
     if weights:
         paths += folder.glob(f"*{SUFFIX}")
     for path in paths:
-        if path.is_file() and sha256(path) in sums:
+        if path.is_file() and sha256(path) in digests_and_names:
             continue
-        what = "its bytes have changed" if path.is_file() else "it has been removed"
+        change = "its bytes have changed" if path.is_file() else "it has been removed"
         raise UserError(
-            f"{path}: {what} since it was saved; copy it again or export a checkpoint; if you "
+            f"{path}: {change} since it was saved; copy it again or export a checkpoint; if you "
             f"changed it on purpose, remove {SUMS}"
         )
 
@@ -436,7 +452,7 @@ def check_digests(folder: Path, *, weights: bool = True) -> None:
 def open_to_readers(folder: Path) -> None:
     """Let everyone who may read a model's folder read its weights.
 
-    The library that saves them makes them private.
+    The safetensors library saves them so that only their owner can read them.
     """
     for path in folder.glob(f"*{SUFFIX}"):
         path.chmod(folder.stat().st_mode & 0o666)
@@ -447,17 +463,15 @@ def open_to_readers(folder: Path) -> None:
 
 @contextmanager
 def plain_values_only() -> Iterator[None]:
-    """Let every `torch.load` in this block create tensors and plain values and nothing else.
-
-    That includes DeepSpeed's.
-    """
+    """Let every `torch.load` in this block, DeepSpeed's included, create tensors, plain values and
+    a few classes of DeepSpeed's, and nothing else."""
     import torch
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    # Python 3.11.2 (Debian 12's) pickles a stage as `getattr` of its class; this stand-in returns
-    # only stages.
+    # Python 3.11.2 (Debian 12's) pickles a stage as a call of `getattr` with its class and name.
+    # This function is called in the place of `getattr`, and can return nothing but a stage.
     stage = (lambda _, name: ZeroStageEnum[name], "builtins.getattr")
     allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, stage]
     only_weights = variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
@@ -466,10 +480,10 @@ def plain_values_only() -> Iterator[None]:
 
 
 def foreign_object(error: pickle.UnpicklingError) -> str:
-    """What a refused file holds: the name of the object's class, else the first line of torch's
-    message."""
-    named = re.search(r"GLOBAL (\S+)", str(error))
-    return named[1] if named else first_line(error)
+    """What a file holds that torch has refused to load: the name of the object's class, else the
+    first line of torch's message."""
+    match = re.search(r"GLOBAL (\S+)", str(error))
+    return match[1] if match else first_line(error)
 
 
 def first_line(error: Exception) -> str:
@@ -485,7 +499,9 @@ TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "Parent directory")
 
 @contextmanager
 def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
-    """Turn an error of writing into a `UserError` that names the folder.
+    """Turn an error of writing within the block into a `UserError` that names the folder.
+
+    Other errors pass through.
 
     Args:
         what: what is being written.
@@ -498,8 +514,8 @@ def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         cause = error.strerror if isinstance(error, OSError) else first_line(error)
-        # An error that is not the system's, such as a damaged archive, has nothing to do with the
-        # disk.
+        # An `OSError` without a text of the system's, such as that of a damaged archive, has
+        # nothing to do with the disk.
         if cause is None:
             raise
         if isinstance(error, RuntimeError) and not any(word in cause for word in TORCH_WRITER):
@@ -524,7 +540,9 @@ def _why_not_writable(folder: Path) -> str | None:
 # The folder of data that outlive a command: clusters, and what was learned about machines and runs.
 
 HOME = "ZEROPODS_HOME"
+"""Environment variable that names the folder."""
 ROOT = Path(__file__).resolve().parents[1]
+"""The project's folder."""
 PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
 """Pattern of the paths that every program to which they are passed, such as pdsh, takes as they
 are."""
@@ -533,16 +551,20 @@ are."""
 def home() -> Path:
     """The folder of data that outlive a command: `$ZEROPODS_HOME`, else `.zeropods` in the project.
 
-    Where pdsh cannot be told the project's path, it is a folder in `/tmp` that this user alone can
-    read.
+    Where the project's path has characters that pdsh does not take as they are, it is a folder in
+    `/tmp` that this user alone can read; it is created here.
+
+    Raises:
+        UserError: a file is in the way, or the folder in `/tmp` is not private.
     """
     is_chosen = bool(os.environ.get(HOME))
     usual = Path(os.environ.get(HOME) or ROOT / ".zeropods").absolute()
-    existing = next(place for place in (usual, *usual.parents) if place.exists())
+    existing = next(path for path in (usual, *usual.parents) if path.exists())
     if not existing.is_dir():
         raise UserError(f"{HOME} {usual}: {existing} is a file; name a folder")
     if is_chosen or PLAIN.fullmatch(str(usual)):
         return usual
+    # A digest of the path, so that each copy of the project has a folder of its own.
     digest = hashlib.sha256(os.fsencode(usual)).hexdigest()[:12]
     folder = Path("/tmp", f"zeropods-{os.geteuid()}-{digest}")
     folder.mkdir(mode=0o700, exist_ok=True)

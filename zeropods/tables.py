@@ -34,8 +34,8 @@ SECONDS_PER_HOUR = 3_600
 
 
 def shortened(texts: Sequence[str], most: int) -> list[str]:
-    """The first `most` of some texts and how many more there are, such as `3 more`; all of them
-    where a single one would be left out."""
+    """The first `most` texts, and a last one such as `3 more` for the others; all texts where a
+    single one would be left out."""
     if len(texts) <= most + 1:
         return list(texts)
     return [*texts[:most], f"{len(texts) - most} more"]
@@ -64,6 +64,7 @@ def digits(value: float) -> str:
 
     It has three significant digits below 1, four above, and is whole from 1,000.
     """
+    # Three decimal places would show nothing of it, and `g` may write an exponent.
     if value < 0.0005:
         return "0.000" if value else "0"
     if value >= 1_000:
@@ -82,10 +83,12 @@ INTERVAL = re.compile(r"\[[\d., ]+\]")
 GLUE = "\N{BRAILLE PATTERN BLANK}"
 """A blank at which a terminal's lines are not wrapped."""
 READABLE = 20
-"""Smallest width of a wide column in a terminal, in characters."""
+"""Smallest width in characters to which a column of a terminal's table is narrowed."""
 MOST_KEY_COLUMNS = 3
-"""Largest number of columns that serve to tell the rows of a wide table apart."""
+"""Largest number of columns that are repeated in each part of a wide table, to tell its rows
+apart."""
 UNBROKEN = r"<span style='white-space: nowrap'>\g<0></span>"
+"""What `INTERVAL.sub` puts in the place of an interval in HTML."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,10 @@ class Table:
 
     @classmethod
     def of(cls, lines: Iterable[Mapping[str, object]], title: str = "") -> Table:
-        """A table from rows that map headings to values; the first row gives the header."""
+        """A table from rows that map headings to values.
+
+        The headings of the first row are the header. Every row must have them; others are left out.
+        """
         mappings = list(lines)
         header = tuple(mappings[0]) if mappings else ()
         rows = []
@@ -174,19 +180,24 @@ class Table:
         return widths
 
     def _parts(self, widths: Sequence[_Width], width: int) -> list[list[int]]:
-        """The columns of each part of the table, as wide as there is room for."""
+        """The columns of each part into which the table is divided where it is wider than `width`.
+
+        Every part begins with the key columns. In a table that is not too wide there is one part.
+        """
         key_count = self._key_columns()
         parts: list[list[int]] = [[]]
         for column in range(len(self.header)):
             has_room = _have_room([*parts[-1], column], widths, width)
-            # Each part begins with the key columns, and has at least one more.
+            # The first column after the key columns stays in the first part, room or not: no part
+            # consists of key columns alone.
             if not has_room and column > key_count:
                 parts.append(list(range(key_count)))
             parts[-1].append(column)
         return parts
 
     def _key_columns(self) -> int:
-        """How many columns from the first tell the rows apart; one if more than a few would."""
+        """How many columns, counted from the first, tell all rows apart; 1 where that takes more
+        than `MOST_KEY_COLUMNS`."""
         for count in range(1, MOST_KEY_COLUMNS + 1):
             keys = {row[:count] for row in self.rows}
             if len(keys) == len(self.rows):
@@ -196,8 +207,8 @@ class Table:
     def _drawing(self, columns: Sequence[int], widths: Sequence[_Width], width: int) -> Drawing:
         """Some columns as a table of rich, in lines of at most `width` characters.
 
-        Where there is no room for them, all but the first are broken within words: rich would cut
-        what is not wrapped.
+        Where there is no room for them, all but the first may be broken within words, since rich
+        would cut off what must not be wrapped.
         """
         from rich import box
         from rich.table import Table as Drawing
@@ -209,8 +220,8 @@ class Table:
             natural = widths[column].natural
             heading = textwrap.fill(self.header[column], natural)
             is_narrow = natural == widths[column].least
-            is_whole = is_narrow and (has_room or column == 0)
-            drawing.add_column(Text(heading), overflow="fold", no_wrap=is_whole)
+            stays_unwrapped = is_narrow and (has_room or column == 0)
+            drawing.add_column(Text(heading), overflow="fold", no_wrap=stays_unwrapped)
         for row in self.rows:
             drawing.add_row(*[Text(_glued(row[column])) for column in columns])
         return drawing
@@ -243,7 +254,7 @@ class _Width:
 
     @property
     def natural(self) -> int:
-        """The width in which no cell wraps."""
+        """The width at which no cell wraps, nor any word of the heading."""
         return max(self.word, self.line, 1)
 
 
@@ -255,12 +266,13 @@ def _have_room(columns: Sequence[int], widths: Sequence[_Width], width: int) -> 
 
 
 def _glued(text: str) -> str:
-    """A text in whose intervals a terminal's lines are not wrapped."""
+    """The text with `GLUE` for each blank of an interval, so that no line is wrapped there."""
     return INTERVAL.sub(lambda interval: interval[0].replace(" ", GLUE), text)
 
 
 def columns_to_fill() -> int | None:
-    """The width of the terminal or, in a pipe, the number in `COLUMNS`; None in a pipe without."""
+    """The width of the terminal on stdout or, in a pipe, the number in `COLUMNS`; None in a pipe
+    without a number above 0 there."""
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     columns = os.environ.get("COLUMNS", "")
@@ -292,7 +304,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text made to stay on one line and in its cell, with HTML and `|` escaped."""
+    """The text on one line, with HTML and `|` escaped, so that it stays in its cell of a table."""
     line = " ".join(text.split())
     return html.escape(line, quote=False).replace("|", r"\|")
 
@@ -303,7 +315,7 @@ def markdown_text(text: str) -> str:
 class Help(argparse.HelpFormatter):
     """Help with a line for most flags, each with its default.
 
-    The usage names only what has to be given.
+    The usage names required arguments only, and `FLAG` for all others.
     """
 
     def __init__(self, prog: str) -> None:
@@ -312,7 +324,8 @@ class Help(argparse.HelpFormatter):
     def add_usage(
         self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None
     ) -> None:
-        """Show the optional flags as `FLAG` only, since they are listed below."""
+        """Show the optional flags as `FLAG` only, since they are listed below the usage."""
+        # An argument without option strings is given by its position.
         shown = [action for action in actions if action.required or not action.option_strings]
         if len(shown) < len(actions):
             shown.append(argparse.Action([], "flags", nargs="*", metavar="FLAG"))
@@ -330,7 +343,11 @@ class Help(argparse.HelpFormatter):
 
 
 def number(text: str, least: float = LEAST_NUMBER) -> float:
-    """A number, also in the form `5e8`, of at least `least` and at most `MOST_NUMBER`."""
+    """The number of a flag's text, from `least` to `MOST_NUMBER`; the form `5e8` is read too.
+
+    This function and the two below are types for argparse, which shows their
+    `ArgumentTypeError` as a message about the flag.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -344,7 +361,7 @@ def number(text: str, least: float = LEAST_NUMBER) -> float:
 
 
 def whole(text: str) -> int:
-    """A whole number of at least 1."""
+    """The whole number of a flag's text, at least 1."""
     value = number(text)
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text:.40}; expected a whole number")
@@ -352,7 +369,7 @@ def whole(text: str) -> int:
 
 
 def not_negative(text: str) -> float:
-    """A number of at least 0."""
+    """The number of a flag's text, at least 0."""
     return number(text, least=0)
 
 
@@ -365,8 +382,9 @@ LINE_SECONDS = 10.0
 class ProgressLines:
     """Progress in a pipe or a log: a line on stderr every `LINE_SECONDS` until the work is done.
 
-    It is used in the place of a tqdm bar, and has what this project uses of one. Work that takes
-    less writes nothing.
+    It is used in the place of a tqdm bar, and has those methods and attributes of one that this
+    project uses. Work that takes less time than `LINE_SECONDS` writes nothing. The lines are
+    written by a thread while the `with` block runs.
     """
 
     def __init__(self, what: str, unit: str, total: int | None, every_seconds: float) -> None:
@@ -374,14 +392,17 @@ class ProgressLines:
         self.n = 0
         """How many were done so far."""
         self.leave = True
+        """Set for tqdm's bars by their users; without effect here."""
         self._what = what
         self._unit = unit
         self._postfix = ""
         self._every_seconds = every_seconds
         self._first: tuple[float, int] | None = None
-        """When something was first said to be done, and how much: maybe by an earlier run."""
+        """When `update` was first called, and how much was done then: the part that an earlier run
+        did may come in one such call, and says nothing about the speed of this one."""
         self._updated_at = 0.0
         self._over = threading.Event()
+        """Set at the end of the `with` block."""
 
     def __enter__(self) -> ProgressLines:
         threading.Thread(target=self._write, name="progress", daemon=True).start()
@@ -391,20 +412,20 @@ class ProgressLines:
         self._over.set()
 
     def update(self, done: float | None = 1) -> None:
-        """Count so many more as done."""
+        """Count `done` more as done."""
         self.n += int(done or 0)
         self._updated_at = time.monotonic()
         if self._first is None:
             self._first = (self._updated_at, self.n)
 
     def set_postfix(self, values: Mapping[str, object], refresh: bool = True) -> None:
-        """Add values by name to the lines from now on."""
+        """Show these values, each after its name, at the end of the lines from now on."""
         self._postfix = "".join(f", {name} {value}" for name, value in values.items())
 
     def _write(self) -> None:
         """Print how far the work is at regular intervals, until it is over."""
         began = time.monotonic()
-        # Nobody may read any more what is said here, which is no reason for the work to end.
+        # Printing fails where nobody reads stderr any more, which is no reason for an error.
         with suppress(OSError, ValueError):
             while not self._over.wait(self._every_seconds):
                 done = f"{self.n:,}"
@@ -415,10 +436,8 @@ class ProgressLines:
                 print(f"{self._what}: {state} ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
     def _time_left(self) -> str:
-        """How much longer the work will take at its mean speed, such as `, 80 s left`.
-
-        It is empty where nobody knows.
-        """
+        """How much longer the work will take at its mean speed since the first `update`, such as `,
+        80 s left`; empty while that speed or the total is not known."""
         if self.total is None or self._first is None:
             return ""
         first_at, done_before = self._first
@@ -427,8 +446,8 @@ class ProgressLines:
         remaining = self.total - self.n
         if done <= 0 or remaining <= 0:
             return ""
-        from_last_update = remaining * seconds / done
-        left = from_last_update - (time.monotonic() - self._updated_at)
+        left_at_last_update = remaining * seconds / done
+        left = left_at_last_update - (time.monotonic() - self._updated_at)
         return f", {duration_text(max(0.0, left))} left"
 
 
@@ -437,31 +456,37 @@ class SampleRate:
 
     def __init__(self, samples_per_step: int) -> None:
         self._samples_per_step = samples_per_step
-        self._step: int | None = None
-        self._done_at = 0.0
-        """When that step was done, or what came after it."""
-        self._steps = 0
+        self._last_step: int | None = None
+        self._counts_from = 0.0
+        """When the last step, or the pause after it, ended."""
+        self._timed_steps = 0
         self._seconds = 0.0
+        """Time that the timed steps took, pauses left out."""
 
     def count(self, step: int) -> None:
-        """Count the steps up to this one, which is just done."""
+        """Count the steps up to this one, which has just ended.
+
+        The first call only starts the clock, so that the first step is left out.
+        """
         now = time.monotonic()
-        if self._step is not None and step > self._step:
-            self._steps += step - self._step
-            self._seconds += now - self._done_at
-        self._step = step
-        self._done_at = now
+        if self._last_step is not None and step > self._last_step:
+            self._timed_steps += step - self._last_step
+            self._seconds += now - self._counts_from
+        self._last_step = step
+        self._counts_from = now
 
     def pause(self) -> None:
-        """Leave out the time since the last step: it went into an evaluation, or a checkpoint."""
-        self._done_at = time.monotonic()
+        """Leave out the time since the last step: it went into an evaluation, or a checkpoint.
+
+        To be called when the pause ends.
+        """
+        self._counts_from = time.monotonic()
 
     def shown(self) -> dict[str, str]:
-        """The rate as a word and its value for a line of progress; empty as long as it is
-        unknown."""
+        """The rate by the name `speed`, for `set_postfix`; empty as long as it is unknown."""
         if self._seconds <= 0:
             return {}
-        rate = self._steps * self._samples_per_step / self._seconds
+        rate = self._timed_steps * self._samples_per_step / self._seconds
         return {"speed": f"{digits(rate)} samples/s"}
 
 
@@ -482,13 +507,17 @@ def progress(
     at_once: bool = True,
     every_seconds: float = LINE_SECONDS,
 ) -> tqdm | ProgressLines:
-    """A bar for a `with` block; its `update` takes how many were done since the last call.
+    """A progress bar for a `with` block; its `update` takes how many were done since the last call.
 
-    Where stderr is neither a terminal nor a notebook's, it is lines.
+    Where stderr is neither a terminal nor a notebook's, lines are printed in the place of a bar.
 
     Args:
-        at_once: False to show nothing where there is nothing to do.
-        every_seconds: pause between two lines.
+        what: the work, at the beginning of the bar.
+        unit: what is counted, in the plural.
+        total: how many there are to do; None if that is not known.
+        at_once: whether the bar is shown from the beginning; if not, from the first `update`. Where
+            `total` is 0 it never is.
+        every_seconds: time between two lines.
     """
     in_notebook = in_kernel()
     if not in_notebook and not sys.stderr.isatty():
@@ -496,11 +525,13 @@ def progress(
     from tqdm import tqdm
 
     is_at_once = at_once and total != 0
+    # With any delay, tqdm shows the bar at the first update only.
+    delay = 0 if is_at_once else 1e-6
     return tqdm(
         desc=what,
         unit=f" {unit}",
         total=total,
-        delay=0 if is_at_once else 1e-6,
+        delay=delay,
         mininterval=0.5,
         # A terminal's own width is used there.
         ncols=100 if in_notebook else None,

@@ -70,7 +70,7 @@ TRAINED_TOKENIZERS = {TRAINED, *T5_TINY}.difference(SHIPPED)
 """text2sql: names of tokenizers that are trained on the data."""
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
 NOT_IN_MANIFEST = "versions, --plain-vocabulary or --text-field"
-"""What may differ from a set that is there although all that its manifest shows is the same."""
+"""What may differ between two sets of the same data whose manifests show the same settings."""
 
 
 class RawData(Protocol):
@@ -96,7 +96,10 @@ class RawData(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """The request to `prepare`; fields that belong to other tasks have no effect."""
+    """The request to `prepare`; fields that belong to other tasks have no effect.
+
+    A value that is not allowed raises `UserError`.
+    """
 
     task: str = TEXT2SQL
     """Name of a task: `text2sql`, `squad` or `lm`."""
@@ -108,9 +111,11 @@ class Preparation:
     limit: int | None = None
     """Number of examples to take from the start of each split; None for all."""
     prompt: str = "schema"
+    """text2sql: `schema` or `question`."""
     complete_vocabulary: bool = True
     """text2sql: add the characters that T5's vocabulary lacks; False is the original recipe."""
     max_source_tokens: int | None = None
+    """text2sql: the most tokens of a source; None for the prompt's own limit."""
     copies: int = 1
     """text2sql: number of rows of the split train for each question, all but the first `varied`."""
     max_seq_length: int = 512
@@ -168,7 +173,7 @@ class Preparation:
         return TASK_DATA[self.task].open(self)
 
     def rows(self) -> int:
-        """text2sql: number of rows requested, in all splits together."""
+        """text2sql: number of rows requested, in all splits together; reads the splits to count."""
         folder = Path(self.data)
         rows = 0
         for split in wikisql_splits(folder):
@@ -195,7 +200,8 @@ class TaskData:
     """Yields the examples of a split of a folder, each with an `index` and a `question`; None for
     text, which has none."""
     check: Callable[[Path, str], object] | None = None
-    """Raises `UserError` where the files of such a split are missing, without reading them."""
+    """Raises `UserError` where the files of a split are missing, without reading them; None for
+    text."""
 
 
 def _open_wikisql(wanted: Preparation) -> RawData:
@@ -235,7 +241,7 @@ TASK_DATA = {
 """How the raw data of each task are read, by its name."""
 
 
-# The set that is made of them.
+# The set that is made of the raw data.
 
 
 def prepare(
@@ -245,15 +251,21 @@ def prepare(
     *,
     replaces: bool = True,
 ) -> tuple[Manifest, bool]:
-    """Make the tokenized set at `out`; returns its manifest, and False if it was there already.
+    """Make the tokenized set at `out`, unless it is there already.
 
     Every split is a folder with the columns `input_ids` and `labels`: lists of int32, without
     padding.
 
     Args:
         progress: called with the number of rows, or of documents, done since the last call.
-        replaces: whether a set of other data, settings or versions may be replaced; if not, it
-            raises `UserError`.
+        replaces: whether a set of other data, settings or versions may be replaced.
+
+    Returns:
+        The set's manifest, and whether the set has been made now.
+
+    Raises:
+        UserError: the raw data do not exist or are at fault, or `out` holds something else than a
+            set, or another set that may not be replaced.
     """
     raw = wanted.open()
     out = Path(out)
@@ -265,7 +277,7 @@ def prepare(
             return current, False
         if not replaces:
             raise UserError(_difference(out, current, settings, raw.hashes))
-    with _undisturbed(), new_folder(out) as folder:
+    with _without_gc_and_bars(), new_folder(out) as folder:
         tokenizer = _tokenizer(wanted, raw)
         splits = {split: raw.rows(split, tokenizer, progress) for split in raw.splits}
         _save(splits, tokenizer, folder)
@@ -285,12 +297,14 @@ def prepare(
 
 
 def _settings(wanted: Preparation) -> dict[str, Any]:
-    """The fields of the manifest that tell what was requested."""
+    """The fields of the manifest that tell what was requested; None in those of other tasks."""
     is_causal = wanted.is_causal
-    is_folder = Path(wanted.data).is_dir()
+    data = wanted.data
+    if Path(data).is_dir():
+        data = Path(data).resolve()
     return {
         "task": wanted.task,
-        "data": str(Path(wanted.data).resolve() if is_folder else wanted.data),
+        "data": str(data),
         "tokenizer": wanted.tokenizer,
         "prompt": wanted.prompt_of_task,
         "limit": wanted.limit,
@@ -303,7 +317,11 @@ def _settings(wanted: Preparation) -> dict[str, Any]:
 
 
 def _set_at(out: Path) -> Manifest | None:
-    """The manifest of the set at `out`, None where nothing is; `UserError` for anything else."""
+    """The manifest of the set at `out`; None where there is nothing, or an empty folder.
+
+    Raises:
+        UserError: there is anything else.
+    """
     if (out / FILE).is_file():
         return read_manifest(out)
     is_empty_folder = out.is_dir() and not any(out.iterdir())
@@ -318,12 +336,13 @@ def _difference(
     out: Path, current: Manifest, settings: dict[str, object], hashes: dict[str, str]
 ) -> str:
     """How the set at `out` differs from the one that is requested, and what to do."""
-    there = asdict(current)
-    differing = [name for name in settings if there[name] != settings[name]]
+    current_settings = asdict(current)
+    differing = [name for name in settings if current_settings[name] != settings[name]]
     has_same_data = current.source_sha256 == hashes
+    # The same data in another place make no other set.
     if has_same_data and "data" in differing:
         differing.remove("data")
-    differences = told_differences(there, settings, differing)
+    differences = told_differences(current_settings, settings, differing)
     if not differences:
         differences = NOT_IN_MANIFEST if has_same_data else "the data have changed"
     return (
@@ -333,7 +352,10 @@ def _difference(
 
 
 def _tokenizer(wanted: Preparation, raw: RawData) -> PreTrainedTokenizerBase:
-    """The tokenizer that is requested, trained on the raw data or loaded."""
+    """The tokenizer that is requested, loaded or trained on the raw data.
+
+    `gpt-tiny`, `trained` and T5's tiny models that do not come with the package are trained.
+    """
     if wanted.is_causal:
         if wanted.tokenizer == GPT_TINY:
             return train_byte_tokenizer(raw.texts())
@@ -344,7 +366,7 @@ def _tokenizer(wanted: Preparation, raw: RawData) -> PreTrainedTokenizerBase:
 
 
 def _save(splits: dict[str, TokenRows], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the rows, and the tokenizer beside them."""
+    """Write the rows of each split to a folder of its name, and the tokenizer beside them."""
     from datasets import DatasetDict
 
     datasets = {split: _dataset(rows) for split, rows in splits.items()}
@@ -356,15 +378,17 @@ def _save(splits: dict[str, TokenRows], tokenizer: PreTrainedTokenizerBase, fold
 
 
 def key_of_preparation(wanted: Preparation, made: Manifest) -> str:
-    """The content key of the set that `prepare` would make now; `made` is the manifest of a set
-    made earlier.
+    """The content key of the set that `prepare` would make now.
 
-    Raw data that are gone count as they were then; so do those on the hub, which may not answer and
-    may have changed.
+    Raw data that no longer exist count as unchanged since an earlier set was made; so do those on
+    the hub, which may not answer and may have changed.
+
+    Args:
+        made: the manifest of the earlier set.
     """
     data = Path(wanted.data)
-    is_place = isinstance(wanted.data, Path) or data.is_absolute()
-    is_gone = is_place and not data.exists()
+    is_path = isinstance(wanted.data, Path) or data.is_absolute()
+    is_gone = is_path and not data.exists()
     is_on_hub = hub_name(str(wanted.data), wanted.dataset_config) in made.source_sha256
     if is_gone or is_on_hub:
         return _content_key(wanted, made.source_sha256)
@@ -372,10 +396,10 @@ def key_of_preparation(wanted: Preparation, made: Manifest) -> str:
 
 
 def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
-    """SHA-256 of all that determines the result: sources, settings, tokenizer, versions of packages
+    """SHA-256 of all that determines the rows: sources, settings, tokenizer, versions of packages
     that tokenize."""
     document = _settings(wanted)
-    # Not where the raw data lie, but what is in them.
+    # What the raw data hold counts, and not where they lie.
     del document["data"]
     document["sources"] = hashes
     document["tokenizer"] = _tokenizer_key(wanted.tokenizer)
@@ -418,8 +442,8 @@ def _dataset(rows: TokenRows) -> Dataset:
 
 
 def _lists(column: list[Ids]) -> ListArray:
-    """A column as Arrow stores it: all its tokens in a row, and the offsets at which lists
-    begin."""
+    """A column as Arrow stores it: the tokens of all lists one after another, and the offset at
+    which each list begins."""
     import pyarrow
 
     offsets = np.cumsum([0, *map(len, column)]).astype(np.int32)
@@ -445,9 +469,15 @@ def _split_statistics(
 
 
 def _statistics(column: list[Ids], unknown: int | None, cut: int) -> TokenStatistics:
-    """Statistics of the tokens of `input_ids`, or of the labels that carry a loss: -100 is not
-    counted."""
+    """Statistics of one of the columns `input_ids` and `labels`; labels without a loss, -100, are
+    not counted.
+
+    Args:
+        unknown: id of the unknown token; None, which equals no id, if the tokenizer has none.
+        cut: number of rows that have been cut.
+    """
     tokens = np.concatenate(column)
+    # `reduceat` sums from each row's first token to the next row's: rows are never empty.
     starts = np.cumsum([0, *map(len, column[:-1])])
     lengths = np.add.reduceat(tokens != NO_LOSS, starts, dtype=np.int64)
     unknowns = np.add.reduceat(tokens == unknown, starts, dtype=np.int64)
@@ -464,9 +494,9 @@ def _statistics(column: list[Ids], unknown: int | None, cut: int) -> TokenStatis
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Disable the search for cycles, which takes a quarter of the time and finds none, and others'
-    progress bars."""
+def _without_gc_and_bars() -> Iterator[None]:
+    """Switch off the search for cyclic garbage, which takes a quarter of the time and finds none,
+    and the progress bars of `datasets`, which would be shown besides ours."""
     import datasets
 
     is_collecting = gc.isenabled()

@@ -249,9 +249,7 @@ class QueryAnswerer(Answerer):
         allowed = partial(self._allowed, automata) if how.constrained else None
         return self.saved.generated(prompts, prefix_allowed_tokens_fn=allowed, **how.options)
 
-    def _allowed(
-        self, automata: list[QueryAutomaton], row: int, ids: Tensor
-    ) -> NDArray[np.int64]:
+    def _allowed(self, automata: list[QueryAutomaton], row: int, ids: Tensor) -> NDArray[np.int64]:
         """Tokens that can follow a beam's ids: any after its end, or once it has left the grammar.
 
         Where fewer tokens than beams are allowed, beam search also keeps beams that have left the
@@ -621,7 +619,7 @@ def _nats(saved: SavedModel, blocks: Sequence[Block]) -> list[tuple[float, int]]
         rows_and_targets = zip(logits[:, :-1], labels[:, 1:], strict=True)
         # Row by row: in FP32 all logits of a batch would be in memory a second time.
         for row, targets in rows_and_targets:
-            # No variable refers to the row in FP32, so that it is freed before the next one is made.
+            # No variable refers to the FP32 row, so that it is freed before the next one is made.
             nats = float(cross_entropy(row.float(), targets.to(row.device), reduction="sum"))
             predicted = int((targets >= 0).sum())
             scored.append((nats, predicted))
