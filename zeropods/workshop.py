@@ -44,16 +44,22 @@ ROOT = PROJECT
 Flags = dict[str, Any]
 """Flags of a training script, or the arguments of `train` and `launch` for a run."""
 EMBEDDED_SAMPLE = "sample"
+"""Name of the data set that is generated here."""
 RUNS = Path("runs/notebooks")
+"""Where data and runs lie unless a setting says otherwise, relative to the project's root."""
 FETCHED = {task.dataset: task.name for task in TASKS.values() if task.dataset is not None}
 """Data sets that `zeropods data get` knows, and the task of each."""
 
 
 def setting(*names: str, default: Any = None, read: Callable[[str], Any] = str) -> Any:
-    """A field with a default from the environment: the first ZEROPODS_NAME of `names` that is set.
+    """A dataclass field whose default is read from the environment when an instance is made.
 
     Args:
-        read: converts the variable's text.
+        names: names of variables without the `ZEROPODS_`, in lower case; the first that is set, and
+            not empty, gives the value.
+        default: the value where none of them is set.
+        read: converts the variable's text; where it raises `ValueError`, making the instance raises
+            `UserError`.
     """
 
     def value() -> Any:
@@ -82,13 +88,15 @@ class WorkshopSettings:
     """Where data and runs lie, relative to the project's root."""
     task: str
     dataset: Any
+    """Name of the data set; None for that of `basis`."""
     basis: Any
+    """The recipe's job; only where settings may be left to a recipe."""
     data: Any
     """The raw data set: a folder, or its id at the hub."""
 
     def __post_init__(self) -> None:
-        # Let threads sleep while they wait, and keep other libraries' progress bars out of a
-        # notebook: ours is enough.
+        # A notebook makes its settings before torch is loaded, so that threads can still be told to
+        # sleep while they wait. Other libraries' progress bars are left out: ours is enough.
         wait_passively()
         without_chatter()
         if in_kernel():
@@ -98,10 +106,14 @@ class WorkshopSettings:
 
     @classmethod
     def of(cls, variables: Mapping[str, object], **given: Any) -> Self:
-        """The settings among a notebook's variables, set by its parameters cell or by papermill.
+        """The settings that are among a notebook's variables, set by its parameters cell or by
+        papermill.
 
-        A variable that is None, or that no longer holds a setting's value, leaves the setting to
-        the environment.
+        A variable that is None, or that the notebook has used for something else than a text, a
+        number or a path, leaves the setting to the environment.
+
+        Args:
+            given: settings that win over the variables.
         """
         settings = {}
         for setting_field in fields(cls):  # type: ignore[arg-type]
@@ -126,14 +138,19 @@ class WorkshopSettings:
         return ROOT / self.runs
 
     def get_data(self) -> Any:
-        """Generate or fetch the raw data set if it does not exist yet.
+        """Generate or fetch the raw data set if it does not exist yet; one at the hub is left
+        there.
 
         Returns:
             Its folder, or its id at the hub.
+
+        Raises:
+            UserError: the data set is for another task, or there is none of that name.
         """
         name = self.dataset or self.basis.dataset
         folder = self.data
-        if isinstance(folder, str):
+        is_on_hub = isinstance(folder, str)
+        if is_on_hub:
             return folder
         if FETCHED.get(name, self.task) != self.task:
             fault = f"is for {FETCHED[name]}, this notebook is for {self.task}"
@@ -143,29 +160,28 @@ class WorkshopSettings:
         elif name in FETCHED:
             get(name, folder)
         elif not folder.is_dir():
-            fetched = [known for known, task in FETCHED.items() if task == self.task]
-            expected = ", ".join([EMBEDDED_SAMPLE, *fetched])
+            names_of_task = [known for known, task in FETCHED.items() if task == self.task]
+            expected = ", ".join([EMBEDDED_SAMPLE, *names_of_task])
             raise UserError(f"dataset {name!r}: no such folder; expected {expected} or a folder")
         return folder
 
 
 def path_or_id(name: str) -> str:
-    """The full path of a file or folder of the project.
-
-    Other names, such as a hub id, stay as they are.
-    """
+    """The full path of a file or folder of the project; a name of anything else, such as a hub id,
+    stays as it is."""
     return str(ROOT / name) if (ROOT / name).exists() else name
 
 
 # Text-to-SQL: notebooks 00 to 07.
 
 TINY = "t5-tiny"
+"""The model of the notebooks unless a setting says otherwise."""
 TRAINING: Flags = {"save_steps": 0, "per_device_train_batch_size": 32}
 """Flags of every training in a notebook."""
 COPIES = 2
-"""Number of rows that are prepared of each question for the base, which comes with the package: all
-but one of them are varied, so it gets better at tables that it does not know. With 4 it answers dev
-no better after the same number of steps."""
+"""Number of rows that are prepared of each question for the base, the model with trained weights
+that comes with the package. All but one of them are varied, so that the base gets better at tables
+that it does not know. With 4 it answers dev no better after the same number of steps."""
 FROM_BASE: Flags = {
     "init": "pretrained",
     "max_steps": 600,
@@ -211,7 +227,10 @@ pods differ."""
 STEPS_OF_TINY, STEPS_OF_OTHERS = 10, 200
 """Number of steps of such a run, for tiny models and for others: enough to measure a rate."""
 PODS_OF_A_BATCH = 3
+"""The effective batch of runs on pods has the rows of this number of pods, however many there are,
+so that all of them train alike."""
 MATRIX_SECONDS = 1_800
+"""Time limit of each run of a matrix."""
 STATES_ROWS, STATES_STEPS, STATES_EXAMPLES = 1, 2, 6
 """Rows per process, optimizer steps and examples per split of the runs that show what ZeRO does to
 memory."""
@@ -261,14 +280,15 @@ class Workshop(WorkshopSettings):
         else:
             names = tuple(self.models or ())
         first = names[0] if names else TINY
+        # The dataclass is frozen for everybody else.
         object.__setattr__(self, "models", names or None)
         object.__setattr__(self, "model", self.model or first)
 
     @property
     def each(self) -> tuple[Workshop, ...]:
-        """These settings for each of `models`, or for `model` alone.
+        """Settings like these for each of `models`, or for `model` alone.
 
-        All their runs share one area and one summary.
+        The runs of all of them share one area and one summary.
         """
         return tuple(replace(self, model=name) for name in self.models or (self.model,))
 
@@ -335,7 +355,12 @@ class Workshop(WorkshopSettings):
     @property
     def training(self) -> Flags:
         """Flags of `textsql_train.py`, the same on one pod and on many."""
-        flags = {**TRAINING, **self._size, "model_id": self.model, "dataset_path": self.prepared}
+        flags = {
+            **TRAINING,
+            **self._flags_of_model,
+            "model_id": self.model,
+            "dataset_path": self.prepared,
+        }
         if self.init is not None:
             flags["init"] = self.init
         if self.batch_size is not None:
@@ -345,7 +370,7 @@ class Workshop(WorkshopSettings):
         return flags
 
     @property
-    def _size(self) -> Flags:
+    def _flags_of_model(self) -> Flags:
         """Flags of training that depend on the model's size, and on the weights it starts from."""
         if self.model in SHIPPED and self.init != "random":
             return FROM_BASE
@@ -355,9 +380,11 @@ class Workshop(WorkshopSettings):
 
     @property
     def going_on(self) -> Flags:
-        """Flags of a run of a few steps that begins with the model of 02.
+        """Flags of a run of a few steps that begins with the model that 02 has trained, so that it
+        answers questions well enough to be compared.
 
-        It can therefore answer questions.
+        Raises:
+            UserError: 02 has trained no model yet.
         """
         if not has_weights(self.run_folder / "model"):
             fault = "contains no trained model yet"
@@ -375,6 +402,10 @@ class Workshop(WorkshopSettings):
 
         The effective batch is that of three pods of `per_device_train_batch_size` rows, on any
         number of pods.
+
+        Raises:
+            UserError: that batch cannot be divided evenly among the pods, or 02 has trained no
+                model yet.
         """
         flags = self.going_on
         effective = PODS_OF_A_BATCH * flags["per_device_train_batch_size"]
@@ -421,7 +452,8 @@ class Workshop(WorkshopSettings):
     def states_folder(self) -> Path:
         """Folder of the `states_matrix` runs.
 
-        It lies beside the area, like profiled ones, since 06 sums up all runs in the area.
+        It lies beside the area, like the folders of profiled runs, since 06 sums up all runs in the
+        area.
         """
         run_name = f"{self._few.prepared.name}-{Path(self.states_model).name}"
         return Path(f"{self.area}-states", run_name)
@@ -452,7 +484,13 @@ class Workshop(WorkshopSettings):
         )
 
     def _matrix_of(self, document: Flags, techniques: list[str], *cells: Flags) -> Matrix:
-        """A matrix of one process beside techniques on all pods, and further cells."""
+        """A matrix of one process without a technique, each of `techniques` on all pods, and
+        further cells.
+
+        Args:
+            document: keys of a matrix file, which win over those set here.
+            cells: the further cells, as a matrix file has them.
+        """
         alone = {"technique": "none", "pods": 1}
         on_all_pods = {"technique": techniques, "pods": self.pods}
         common = {
@@ -480,6 +518,7 @@ class Workshop(WorkshopSettings):
         return replace(self, model=TINY, tokenizer=None, limit=limit)
 
     def _folder(self, what: str) -> Path:
+        """A folder in the area for these settings; `what` is the end of its name."""
         steps = f"-{self.steps}-steps" if self.steps else ""
         return self.area / f"{self.prepared.name}-{what}{steps}"
 
@@ -498,7 +537,8 @@ FLAG_OF_SETTING = {
 TECHNIQUES = tuple(
     name for name in NAMES if name != "ddp" and technique_named(name).least_slots == 1
 )
-"""The techniques that notebook 12 compares, on pods of one slot."""
+"""The techniques that notebook 12 compares, on pods of one slot. `ddp` is left out, since on one
+process it is the same as `none`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -581,6 +621,7 @@ class CausalWorkshop(WorkshopSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # An unknown recipe or task is refused now, not when it is first needed.
         _ = self.basis
 
     def _default(self, name: str) -> Any:
@@ -591,7 +632,8 @@ class CausalWorkshop(WorkshopSettings):
 
     @cached_property
     def basis(self) -> JobRecipe:
-        """The recipe's job for this task."""
+        """The recipe's job for this task; `UserError` if there is no such recipe, or it has no job
+        for the task."""
         recipes = read_recipes()
         if self.recipe not in recipes:
             raise UserError(f"recipe {self.recipe!r}; expected {', '.join(recipes)}")
@@ -662,12 +704,12 @@ class CausalWorkshop(WorkshopSettings):
     def on(self, technique: str, slots: int = 1) -> Flags:
         """Flags of a run on this machine, as `train_series` takes them."""
         where = "" if slots == 1 else f"-{slots}-slots"
-        return {**self._divided(technique, slots, where), "slots": slots}
+        return {**self._flags_on(technique, slots, where), "slots": slots}
 
     def on_pods(self, technique: str) -> Flags:
         """Flags of a run on all pods with all their slots, as `launch` takes them."""
         processes = self.pods * slots_per_pod(self.pods)
-        return {**self._divided(technique, processes, f"-{self.pods}-pods"), "pods": self.pods}
+        return {**self._flags_on(technique, processes, f"-{self.pods}-pods"), "pods": self.pods}
 
     def prepare(self) -> Manifest:
         """Get and tokenize the data if that has not been done yet."""
@@ -677,9 +719,9 @@ class CausalWorkshop(WorkshopSettings):
         return manifest
 
     def untrained(self) -> str | Path:
-        """The place to read the untrained model from.
+        """Where the untrained model can be read from: its hub id or folder.
 
-        It is its own id or folder or, for random weights, a folder made here. That folder gets the
+        For random weights it is a folder, which is made if it does not exist yet. It gets the
         weights with which a run begins: the same shape and seed.
         """
         training = self.training
@@ -691,7 +733,7 @@ class CausalWorkshop(WorkshopSettings):
         return folder
 
     def _make_untrained(self, folder: Path) -> None:
-        """Make the model folder with random weights."""
+        """Make the model folder with random weights; the data must have been prepared."""
         from transformers import AutoTokenizer
 
         from zeropods.train.causal import load_causal
@@ -706,13 +748,18 @@ class CausalWorkshop(WorkshopSettings):
             model.save_pretrained(new)
             tokenizer.save_pretrained(new)
 
-    def _divided(self, technique: str, processes: int, where: str) -> Flags:
-        """Flags of a run on this many processes.
+    def _flags_on(self, technique: str, processes: int, where: str) -> Flags:
+        """Flags of a run on this many processes, with the effective batch size of one process.
 
-        The effective batch size stays that of one process.
+        Args:
+            where: a part of the run folder's name that says where the run takes place.
+
+        Raises:
+            UserError: the effective batch cannot be divided evenly among the processes.
         """
         flags = self.training
         steps = f"-{self.steps}-steps" if self.steps else ""
+        # 4 is the script's own default of either flag.
         rows = flags.get(ROWS, 4)
         effective = rows * flags.get(PASSES, 4)
         batch = batch_on(processes, effective, rows)
@@ -724,12 +771,12 @@ class CausalWorkshop(WorkshopSettings):
         return {
             **flags,
             **batch.flags,
-            **_flags_asking_for(technique),
+            **_flags_of_technique(technique),
             "outputdir": self.area / self.prepared.name / f"{technique}{where}{steps}",
         }
 
 
-def _flags_asking_for(name: str) -> Flags:
+def _flags_of_technique(name: str) -> Flags:
     """The flags of a run with a technique, or with another configuration of `dsconfig/`."""
     if name in NAMES:
         return technique_named(name).flags
