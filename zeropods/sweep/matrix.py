@@ -191,7 +191,8 @@ class Matrix(Axes):
 
     @property
     def blocks(self) -> tuple[MatrixEntry, ...]:
-        """The entries; for a file without `cells`, a single one that overrides nothing."""
+        """The entries, never none: for a file without `cells` a single one that overrides
+        nothing."""
         return self.entries or (MatrixEntry(),)
 
     @cached_property
@@ -227,7 +228,7 @@ class Matrix(Axes):
         return {**self.values, **entry.values}
 
     def flags_of(self, cell: Cell) -> Mapping[str, Any]:
-        """The common flags, and those of the cell's entry."""
+        """The common flags, and those of the entry of a cell, which must be one of this matrix."""
         return next(flags for other, flags in self.combinations if other == cell)
 
     def rows(self, cell: Cell) -> int | None:
@@ -264,9 +265,9 @@ class Matrix(Axes):
         for cell, _ in self.combinations:
             is_excluded = any(part.has(cell) for part in self.exclude)
             if not is_excluded:
-                yield cell, self._impossible(cell)
+                yield cell, self._why_impossible(cell)
 
-    def _impossible(self, cell: Cell) -> str | None:
+    def _why_impossible(self, cell: Cell) -> str | None:
         """The reason why a cell is impossible, or None."""
         if cell.is_one_process and cell.pods > 1:
             return "none is one process; on several pods ddp is the baseline"
@@ -282,7 +283,8 @@ class Matrix(Axes):
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses a key that occurs twice; YAML's own silently takes the last one."""
+    """A loader that refuses a key that occurs twice in a mapping; PyYAML's own silently takes the
+    last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names: list[object] = []
@@ -313,7 +315,12 @@ def read_matrix(path: Path) -> Matrix:
 
 
 def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
-    """The matrix of a document, checked; `place` is where it came from, for messages."""
+    """The matrix of a document; `UserError` names the first fault.
+
+    Args:
+        document: the keys of a matrix file.
+        place: where the document came from, for messages.
+    """
     try:
         matrix = Matrix.model_validate(document)
     except ValidationError as error:
@@ -357,6 +364,7 @@ def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
         "threads": 1,
     }
     document: dict[str, Any] = {**matrix.to_json()}
+    # Both are about the data and the models that are replaced.
     document.pop("dataset_path", None)
     document.pop("tokenizer", None)
     for part in (document, *document.get("cells", ()), *document.get("exclude", ())):
@@ -365,7 +373,7 @@ def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
     for part in document.get("cells", ()):
         entry_flags = part.get("flags", {})
         for name, value in tiny_flags.items():
-            # What an entry sets itself would win over the common flags.
+            # A flag that an entry sets itself would win over the common one.
             if name in entry_flags:
                 entry_flags[name] = value
     if matrix.questions is not None:
@@ -404,19 +412,21 @@ def _written_key(location: tuple[int | str, ...]) -> str:
 
 
 def _known_key_like(name: str) -> str:
-    """The key that was meant, as a question, or all keys."""
-    keys = [field.alias or name for name, field in Matrix.model_fields.items()]
+    """The known key that is most like an unknown one, as a question: `repeats?`; where none is like
+    it, all known keys."""
+    keys = [field.alias or field_name for field_name, field in Matrix.model_fields.items()]
     near = get_close_matches(name, keys, 1)
     if near:
         return f"{near[0]}?"
     return f"known keys are {', '.join(keys)}"
 
 
-# Checks of a matrix as a whole; the first fault is reported. Flags and models are checked with the
-# runs that use them.
+# Checks of a matrix as a whole. Each yields a message for every fault, of which the first is
+# reported. Whether the script takes the flags, and a model exists, is checked with the runs.
 
 
 def _faults(matrix: Matrix) -> Iterator[str]:
+    # Values come first: a cell of an unknown technique cannot be made, and later checks make them.
     yield from _unknown_values(matrix)
     yield from _missing_axes(matrix)
     yield from _exclusions_of_nothing(matrix)
@@ -441,8 +451,8 @@ def _faults(matrix: Matrix) -> Iterator[str]:
 
 
 def _prompts_of(matrix: Matrix) -> tuple[str, ...]:
-    """The prompts that the script knows, its default first; for any other script, those of
-    `DEFAULT_SCRIPT`."""
+    """The prompts that the script knows, its default first; for a script that is not ours, those
+    of `DEFAULT_SCRIPT`."""
     kind = arguments_of(matrix.script) or SCRIPTS[DEFAULT_SCRIPT]
     return kind.prompts
 
@@ -517,19 +527,20 @@ def _data_faults(matrix: Matrix) -> Iterator[str]:
 
 
 def _question_faults(matrix: Matrix) -> Iterator[str]:
+    """Faults of `questions`, and of `link_cells`, which is for questions only."""
     if matrix.questions is None:
         if matrix.link_cells:
             yield "link_cells: true; no questions are answered; give questions, or leave it out"
         return
     prompts = [cell.prompt for cell in matrix.cells]
-    unanswered = [prompt for prompt in prompts if not task_with_prompt(prompt).has_answers]
-    runs = None
+    without_answers = [prompt for prompt in prompts if not task_with_prompt(prompt).has_answers]
+    silent_runs = None
     if arguments_of(matrix.script) is None:
-        runs = f"of {matrix.script}"
-    elif unanswered:
-        runs = f"with prompt {unanswered[0]}"
-    if runs is not None:
-        reason = f"runs {runs} answer none, so nothing can be scored"
+        silent_runs = f"of {matrix.script}"
+    elif without_answers:
+        silent_runs = f"with prompt {without_answers[0]}"
+    if silent_runs is not None:
+        reason = f"runs {silent_runs} answer none, so nothing can be scored"
         yield f"questions: {matrix.questions}; {reason}; leave it out"
     tasks = {task_with_prompt(prompt).name for prompt in prompts}
     if matrix.link_cells and tasks != {TEXT2SQL}:
@@ -537,6 +548,7 @@ def _question_faults(matrix: Matrix) -> Iterator[str]:
 
 
 def _names_without_cells(key: str, texts: Mapping[str, str], known: set[str]) -> Iterator[str]:
+    """Faults of a mapping by model or prompt: names that no cell has."""
     for name in texts:
         if name != ALL_OTHERS and name not in known:
             yield f"{key}.{name}: no cell of this matrix has it; correct it, or leave it out"

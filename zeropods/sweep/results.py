@@ -50,9 +50,10 @@ class Trial:
     status: str | None = None
     """Status as in a record, or `refused` if the run never began; None where it has not run yet."""
     reason: str | None = None
+    """Why the run ended as it did; None where it ended well, or has not run yet."""
     samples_per_second: float | None = None
     precision: str | None = None
-    """The precision that it computed in, as measured; None where it was not measured."""
+    """The precision that the run computed in, as measured; None where it was not measured."""
     seconds: float | None = None
     """Wall time in seconds from the launch to the record, for the attempt that produced the
     record."""
@@ -77,7 +78,11 @@ class Trial:
         return self.status in RESULT_STATUSES
 
     def take(self, record: Record, seconds: float | None) -> None:
-        """Take over the result from a record."""
+        """Store the result of a record in this trial.
+
+        Args:
+            seconds: wall time of the run; None where it is not known.
+        """
         self.status = record.status
         self.reason = None
         if record.reason is not None:
@@ -177,7 +182,8 @@ class Sweep:
 
 
 def _mean_rate(trials: Sequence[Trial]) -> str:
-    """Mean samples per second of some trials, as text."""
+    """Mean samples per second of those trials that have measured them, as text; `n/a` if none
+    has."""
     rates = []
     for trial in trials:
         if trial.samples_per_second is not None:
@@ -186,7 +192,7 @@ def _mean_rate(trials: Sequence[Trial]) -> str:
 
 
 def _inference_result(trials: Sequence[Trial]) -> str:
-    """How good the answers of some trials of one cell are, as text."""
+    """How good the answers of some trials of one cell are, as text; `n/a` if none was scored."""
     scores = []
     for trial in trials:
         split_and_score = score_of(trial.launch.folder)
@@ -195,6 +201,7 @@ def _inference_result(trials: Sequence[Trial]) -> str:
             scores.append(score)
     if not scores:
         return "n/a"
+    # The first line is the one over all tables.
     over_all_tables = next(score_lines(None, scores))
     measure = over_all_tables.judged_by
     result = over_all_tables.inference_result
@@ -229,11 +236,13 @@ def answer_runs(runs: Sequence[Path], questions: int | None, *, linked: bool = F
     and score the answers.
 
     Leaves `predictions.SPLIT.jsonl` and `score.SPLIT.json` in the run folder. Queries are
-    constrained. Each run that has answered neither that many questions yet nor all of its split
-    does so in a process of its own. If a run cannot be scored, a line on stderr says why, and the
-    next run answers.
+    constrained. Each run answers in a process of its own. A run that has answered as many questions
+    already, or all of its split, is passed over. If a run cannot be scored, a line on stderr says
+    why, and the next run answers.
 
     Args:
+        runs: run folders.
+        questions: number of questions; None if none are to be answered.
         linked: whether queries compare only with cells that their question quotes; answers of the
             other kind are replaced.
     """
@@ -248,7 +257,7 @@ def answer_runs(runs: Sequence[Path], questions: int | None, *, linked: bool = F
         for run in waiting:
             with ProcessPoolExecutor(1, mp_context=context) as pool:
                 try:
-                    pool.submit(_answer, run, questions, linked).result()
+                    pool.submit(_answer_and_score, run, questions, linked).result()
                 except UserError as error:
                     print(f"not scored: {error}", file=sys.stderr)
                 except BrokenProcessPool:
@@ -258,8 +267,8 @@ def answer_runs(runs: Sequence[Path], questions: int | None, *, linked: bool = F
 
 
 def _has_more_to_answer(run: Path, questions: int, linked: bool) -> bool:
-    """Whether a run has answered neither that many questions yet nor all of its split, or has
-    answered them in the other way."""
+    """Whether a run has answered fewer questions than these and than its split has, or has answered
+    them in the other way."""
     split_and_score = score_of(run)
     if split_and_score is None:
         return True
@@ -270,13 +279,16 @@ def _has_more_to_answer(run: Path, questions: int, linked: bool) -> bool:
     if is_linked != linked:
         return True
     manifest = read_manifest(prepared_of(run))
-    known = manifest.splits.get(split)
-    most = questions if known is None else min(questions, known.rows)
-    return score.examples < most
+    split_statistics = manifest.splits.get(split)
+    wanted = questions
+    if split_statistics is not None:
+        wanted = min(questions, split_statistics.rows)
+    return score.examples < wanted
 
 
-def _answer(run: Path, questions: int, linked: bool) -> None:
-    """Answer and score in a process of its own, which ends with the one that started it."""
+def _answer_and_score(run: Path, questions: int, linked: bool) -> None:
+    """Let a run answer, and score the answers. It is called in a process of its own, which is made
+    to end with the one that started it."""
     end_with_parent(os.getppid(), signal.SIGTERM)
     from zeropods.evaluate.generate import ANSWERERS, predict
     from zeropods.evaluate.score import score

@@ -78,10 +78,11 @@ def run_sweep(
     then the sweep.
 
     Args:
+        out: folder of the runs and of `sweep.json`; it is created if it is missing.
         cluster: the cluster to run on; if not given, the sweep starts pods of its own, which end
             with it.
         hostfile: hosts for the sweep's own pods.
-        again: run once more whatever ran out of memory or time, failed, or lost a pod.
+        again: whether runs that ran out of memory or time, failed, or lost a pod are run once more.
         argv: makes the launcher's command, see `Supervision`.
 
     Raises:
@@ -89,21 +90,27 @@ def run_sweep(
             there are too few pods.
     """
     out = Path(out).resolve()
-    # A second sweep in the folder is refused, and so is a folder that holds something else.
+    # `folder_locked` refuses a second sweep in the folder, and a folder without one of these files
+    # that is not empty.
     signs = (SWEEP_FILE, SWEEP_LOCK)
     lock = folder_locked(out, SWEEP_LOCK, signs=signs, kind="sweep", flag="--out")
     with ending_in_order(), lock, sweep_pods(matrix, cluster, hostfile) as next_cluster:
-        sweep = _begun_sweep(matrix, out, again=again)
-        _answer(sweep.trials, matrix)
+        sweep = _begin_sweep(matrix, out, again=again)
+        # An earlier call may have ended between a run and its answers.
+        _let_models_answer(sweep.trials, matrix)
         supervision = Supervision(argv=argv, timeout_seconds=matrix.timeout_seconds)
         without_gpus = pods_have_no_gpu(matrix, cluster, hostfile)
         _run_waiting(sweep, next_cluster, supervision, without_gpus=without_gpus)
         return sweep
 
 
-def _begun_sweep(matrix: Matrix, out: Path, *, again: bool) -> Sweep:
-    """The sweep with the results of earlier calls, once everything that can be checked has been
-    checked, and the data are there."""
+def _begin_sweep(matrix: Matrix, out: Path, *, again: bool) -> Sweep:
+    """Check everything that can be checked, prepare the data, and return the sweep with the results
+    of earlier calls.
+
+    Writes `matrix.yaml` and `sweep.json`. Nothing is written before the first check, which takes
+    seconds; preparing the data may take minutes.
+    """
     planned = trials(matrix, out)
     check_trials(planned)
     provide_datasets(matrix, out)
@@ -121,10 +128,10 @@ def _begun_sweep(matrix: Matrix, out: Path, *, again: bool) -> Sweep:
     return sweep
 
 
-def _answer(planned: Sequence[Trial], matrix: Matrix) -> None:
-    """Let the models of those trials answer that have ended well.
+def _let_models_answer(planned: Sequence[Trial], matrix: Matrix) -> None:
+    """Let the model of each trial that has ended well answer the questions, as `answer_runs` does.
 
-    Repeats with the same seed end with the same model, which answers once.
+    Repeats with the same seed end with the same model, of which the first one answers.
     """
     folders = []
     for trial in planned:
@@ -159,7 +166,7 @@ def _run_waiting(
             said_above(f"{place} begins")
             _run_and_write(sweep, trial, next_cluster, supervision, without_gpus=without_gpus)
             said_above(f"{place} {_outcome(trial)}")
-            _answer([trial], sweep.matrix)
+            _let_models_answer([trial], sweep.matrix)
             bar.update(1)
 
 
@@ -200,7 +207,7 @@ def _run(
     *,
     without_gpus: bool,
 ) -> None:
-    """Run one trial and store its result in it, whatever it is.
+    """Run one trial and store in it how the run ended, or why it was refused.
 
     Args:
         without_gpus: whether a run of one process, which has no pod, is to train without GPUs.
@@ -212,14 +219,21 @@ def _run(
         else:
             record = _run_on_pods(trial, next_cluster(), supervision)
     except (UserError, OSError) as error:
-        _take_refusal(trial, error)
+        _store_refusal(trial, error)
         trial.seconds = time.monotonic() - began
         return
     trial.take(record, time.monotonic() - began)
 
 
 def run_alone(launch: Launch, supervision: Supervision, *, without_gpus: bool) -> Record:
-    """Run a launch of one process on this machine."""
+    """Run a launch of one process on this machine and return its record.
+
+    Args:
+        without_gpus: whether the process is to see no GPU.
+
+    Raises:
+        UserError: the run is refused, or another launch holds its folder.
+    """
     visibility = variable_set(VISIBLE, HIDDEN) if without_gpus else nullcontext()
     with locked(launch.folder, LAUNCH_LOCK), visibility:
         command.remember(launch)
@@ -227,7 +241,7 @@ def run_alone(launch: Launch, supervision: Supervision, *, without_gpus: bool) -
 
 
 def _run_on_pods(trial: Trial, cluster: Cluster, supervision: Supervision) -> Record:
-    """Run a trial on the pods of a cluster."""
+    """Run a trial on the pods of a cluster; `KeyboardInterrupt` if a signal has ended the run."""
     planned = command.plan_launch(cluster, trial.launch.call, pods=trial.cell.pods)
     record = run_launch(planned, cluster, supervision)
     if record.status == "interrupted":
@@ -236,9 +250,9 @@ def _run_on_pods(trial: Trial, cluster: Cluster, supervision: Supervision) -> Re
     return record
 
 
-def _take_refusal(trial: Trial, error: UserError | OSError) -> None:
-    """Store in a trial why its run never began; an interrupt before its beginning ends the sweep
-    too."""
+def _store_refusal(trial: Trial, error: UserError | OSError) -> None:
+    """Store in a trial why its run never began; `KeyboardInterrupt` if a signal ended the launch
+    before, since the signal was meant for the whole sweep."""
     if not isinstance(error, UnopenedError):
         trial.status = "refused"
         trial.reason = " ".join(str(error).split())
@@ -254,11 +268,11 @@ def _take_refusal(trial: Trial, error: UserError | OSError) -> None:
 
 
 def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None:
-    """Refuse what a run would refuse before its first step.
+    """Refuse what a run would refuse before its first step: flags, models and data sets.
 
     Args:
-        are_prepared: whether the sweep has prepared its data sets, for a second call after that.
-            The first call leaves those data sets out; the second looks at them, and once more at
+        are_prepared: whether the sweep has prepared its data sets. Before, data sets that it
+            prepares are not looked at. After that, a second call looks at them, and once more at
             models and other data, but not at the flags.
     """
     # Repeats of a cell are refused alike: one of them is enough.
@@ -267,7 +281,8 @@ def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None
         try:
             if not are_prepared:
                 command.check_arguments(trial.launch)
-            # Before, an earlier matrix may have left other data in their place.
+            # As long as the sweep has not prepared a data set, one of an earlier matrix may lie in
+            # its place.
             looks_at_data = are_prepared or not trial.is_prepared
             command.check_inputs(trial.launch.call, data=looks_at_data)
         except UserError as error:
@@ -285,7 +300,7 @@ def refuse_other_runs(trials: Sequence[Trial]) -> None:
         new = _values_by_flag(command.identity(trial.launch))
         changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if changed:
-            # One is enough to show that it is another run.
+            # One difference is enough to show that it is another run.
             difference = told_differences(old, new, changed[:1])
             raise UserError(
                 f"{folder}: was run with other settings ({difference}); choose another --out"
@@ -301,7 +316,7 @@ def _values_by_flag(identity: Mapping[str, Any]) -> dict[str, object]:
 
 
 def take_up(trial: Trial, seconds: float | None, *, again: bool) -> None:
-    """Take over the result of an earlier call, if the run needs no further attempt.
+    """Store in a trial the result of an earlier call, if the run needs no further attempt.
 
     A finished run stays finished. Running out of memory or time, failing and losing a pod are
     results too; `again` asks for another try of those. A run that was killed, interrupted, or
@@ -342,7 +357,7 @@ def provide_datasets(matrix: Matrix, out: Path, *, dry: bool = False) -> None:
     for cell in cells.values():
         folder = dataset_of(matrix, cell, out)
         if folder is None:
-            continue
+            continue  # A script that is not ours, and needs no data set.
         if matrix.data is None:
             _check_prepared(matrix, cell, folder)
         elif dry:
@@ -359,6 +374,7 @@ def provide_datasets(matrix: Matrix, out: Path, *, dry: bool = False) -> None:
 
 def _check_prepared(matrix: Matrix, cell: Cell, folder: Path) -> None:
     """Refuse a prepared set that the matrix names, if it was made with another prompt."""
+    # What a script that is not ours reads may have no manifest.
     if arguments_of(matrix.script) is None:
         return
     prompt = read_manifest(folder).prompt
@@ -378,7 +394,8 @@ def _check_raw_data(matrix: Matrix, data: str, cell: Cell) -> None:
 
 
 def _generated_data(matrix: Matrix, cell: Cell, out: Path) -> str:
-    """The folder of the generated data for the task of a cell, which are made first."""
+    """Generate raw data for the task of a cell, if they do not exist yet, and return their
+    folder."""
     task = task_with_prompt(cell.prompt).name
     folder = out / f"{GENERATED_DATA}-{task}"
     write_sample(folder, task=task)
@@ -422,14 +439,18 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
 def sweep_pods(
     matrix: Matrix, given: Cluster | None, hostfile: Path | None
 ) -> Iterator[Callable[[], Cluster]]:
-    """Yield a function that gives the cluster for the next run; the sweep's own pods start when
-    needed and end on exit.
+    """Yield a function that gives the cluster for the next run.
 
-    Pods that were given are not replaced: they are somebody else's.
+    The sweep's own pods are started by its first call, replaced by a later call if one of them is
+    lost, and ended on exit. Pods that were given are not replaced: they are somebody else's.
 
     Args:
+        given: the cluster to run on; None for pods of the sweep's own.
         hostfile: names the hosts on which the sweep's own pods are started; this machine if not
             given.
+
+    Raises:
+        UserError: there are too few pods or hosts, or their slots are not those of the matrix.
     """
     count = most_pods(matrix)
     _check_hosts(matrix, given, hostfile)
@@ -444,6 +465,7 @@ def sweep_pods(
                 sweep_cluster.down()
             sweep_cluster = pods.up(
                 count,
+                # A hostfile says itself how many slots each host has.
                 slots=None if hostfile else matrix.slots,
                 name=name_of_process("sweep"),
                 hostfile=hostfile,
@@ -480,7 +502,7 @@ def _check_hosts(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -
 
 def pods_have_no_gpu(matrix: Matrix, given: Cluster | None, hostfile: Path | None) -> bool:
     """Whether the pods of a sweep train without the GPUs of this machine, because there are too few
-    for all of them."""
+    for all of them; False for pods of a hostfile, which have GPUs of their own or none."""
     if given is not None:
         return given.hides_gpus
     count = most_pods(matrix)
@@ -515,7 +537,8 @@ def trials(matrix: Matrix, out: Path) -> list[Trial]:
 
 
 def _launch_of(matrix: Matrix, script: Path, cell: Cell, repeat: int, out: Path) -> Launch:
-    """The launch of a cell's repeat, as far as it is known without pods."""
+    """The launch of a cell's repeat, as far as it is known without pods: the names of its hosts and
+    the port stand for those that it gets when it is run."""
     folder = out / cell.name / str(repeat)
     flags = _flags_of_run(matrix, script, cell, repeat, out)
     if cell.is_one_process:
@@ -545,9 +568,10 @@ def _flags_of_run(
         names["dataset_path"]: dataset_of(matrix, cell, out),
         **matrix.flags_of(cell),
     }
-    # A key of matrices, not of scripts, which get the rows of a process instead.
+    # This is a key of matrices. Scripts get the rows of a process instead.
     flags.pop(EFFECTIVE_BATCH_SIZE, None)
     if matrix.data is not None:
+        # The sweep has read the raw data, and the script gets prepared ones.
         for name in RAW_DATA_FLAGS:
             flags.pop(name, None)
     rows = matrix.rows(cell)

@@ -46,24 +46,24 @@ class Tuning:
     @property
     def best(self) -> Try | None:
         """The try that trained most rows per second; None where none was measured."""
-        measured = [tried for tried in self.tries if tried.samples_per_second]
-        return max(measured, key=lambda tried: tried.samples_per_second or 0.0, default=None)
+        measured = [attempt for attempt in self.tries if attempt.samples_per_second]
+        return max(measured, key=lambda attempt: attempt.samples_per_second or 0.0, default=None)
 
     def to_json(self) -> dict[str, object]:
-        """What was tried, as plain values."""
+        """What was tried, as plain values; `best` is the place of the best try, from 0."""
         best = self.best
-        lines = []
-        for tried in self.tries:
-            lines.append({**asdict(tried), "samples_per_second": tried.samples_per_second})
+        attempts = []
+        for attempt in self.tries:
+            attempts.append({**asdict(attempt), "samples_per_second": attempt.samples_per_second})
         return {
-            "tries": lines,
+            "tries": attempts,
             "best": None if best is None else self.tries.index(best),
             "file": str(self.file),
         }
 
     def to_text(self) -> str:
-        """A table of the tries, the best of them, and what becomes of them."""
-        table = Table.of([_line(tried) for tried in self.tries])
+        """A table of the tries, and sentences on the best of them and on what is kept of them."""
+        table = Table.of([_line(attempt) for attempt in self.tries])
         sentences = []
         best = self.best
         if best is None:
@@ -71,7 +71,7 @@ class Tuning:
         else:
             rate = digits(best.samples_per_second or 0.0)
             sentences.append(f"Best of those tried: {best.way.technique}, {rate} samples/s.")
-        on_gpus = [tried for tried in self.tries if tried.gpu]
+        on_gpus = [attempt for attempt in self.tries if attempt.gpu]
         if on_gpus:
             sentences.append(f"{self.file}: later plans for {on_gpus[0].gpu} know what fitted.")
         else:
@@ -79,17 +79,18 @@ class Tuning:
         return "\n\n".join([str(table).rstrip("\n"), "\n".join(sentences)])
 
 
-def _line(tried: Try) -> dict[str, object]:
+def _line(attempt: Try) -> dict[str, object]:
     """A try as a line of the table."""
-    rate = tried.samples_per_second
+    step_seconds = attempt.step_seconds
+    rate = attempt.samples_per_second
     return {
-        "technique": tried.way.technique,
-        "checkpointing": "yes" if tried.way.checkpointing else "no",
-        "batch size (rows)": f"{tried.rows}x{tried.passes}",
-        "status": tried.status,
-        "planned (GiB)": digits(tried.planned_bytes / GIB),
-        "planned step (s)": digits(tried.planned_step_seconds),
-        "step (s)": "" if tried.step_seconds is None else digits(tried.step_seconds),
+        "technique": attempt.way.technique,
+        "checkpointing": "yes" if attempt.way.checkpointing else "no",
+        "batch size (rows)": f"{attempt.rows}x{attempt.passes}",
+        "status": attempt.status,
+        "planned (GiB)": digits(attempt.planned_bytes / GIB),
+        "planned step (s)": digits(attempt.planned_step_seconds),
+        "step (s)": "" if step_seconds is None else digits(step_seconds),
         "samples/s": "" if rate is None else digits(rate),
     }
 
@@ -97,13 +98,14 @@ def _line(tried: Try) -> dict[str, object]:
 def tune(
     ways: Sequence[Way], data: str, out: Path, cluster: Cluster | None, steps: int = STEPS
 ) -> Tuning:
-    """Try the first few ways for some steps each, and keep how each ended.
+    """Try the first `MOST_WAYS` ways for some steps each, and keep how each try ended, for later
+    plans, in a file of `zeropods.files.home`.
 
-    A way that runs out of memory is tried again with half of the rows or fewer and as many more
-    passes, until it runs or has one row.
+    A way that runs out of memory is tried again with half of the rows of a pass or fewer, and with
+    more passes for the same rows of a step, until it runs or has one row.
 
     Args:
-        ways: ways of this project, the best first.
+        ways: ways to train that this project has commands for, the best first.
         data: the data of the script that trains the model.
         out: folder of the runs; those that are finished there are not repeated.
         cluster: the pods at hand; None where all ways are of this machine.
@@ -112,20 +114,21 @@ def tune(
     Raises:
         UserError: a run was refused, so that nothing of it was measured.
     """
-    tried = list[Try]()
-    kept = files.home() / tries.TRIES
+    attempts = list[Try]()
+    kept_in = files.home() / tries.TRIES
     with ending_in_order():
         for way in ways[:MOST_WAYS]:
             for smaller in with_fewer_rows(way):
                 said_above(f"{described(smaller.estimate)} begins")
-                result = _try(smaller, _call_of(smaller, data, out, steps), cluster)
-                kept = tries.keep(result, files.home())
-                tried.append(result)
-                reason = "" if result.reason is None else f": {result.reason}"
-                said_above(f"{described(smaller.estimate)} ended: {result.status}{reason}")
-                if result.status != OUT_OF_MEMORY:
+                attempt = _try(smaller, _call_of(smaller, data, out, steps), cluster)
+                kept_in = tries.keep(attempt, files.home())
+                attempts.append(attempt)
+                reason = "" if attempt.reason is None else f": {attempt.reason}"
+                said_above(f"{described(smaller.estimate)} ended: {attempt.status}{reason}")
+                # Fewer rows are of use only where memory was not enough.
+                if attempt.status != OUT_OF_MEMORY:
                     break
-    return Tuning(tries=tuple(tried), file=kept)
+    return Tuning(tries=tuple(attempts), file=kept_in)
 
 
 def with_fewer_rows(way: Way) -> Iterator[Way]:
@@ -141,9 +144,13 @@ def with_fewer_rows(way: Way) -> Iterator[Way]:
 
 
 def _with_rows(request: Request, rows: int, passes: int) -> Way:
-    """The way of a request for one technique with so many rows of a pass and passes of a step."""
+    """The way of a request with these rows of a pass and passes of a step.
+
+    Args:
+        request: asks for a single technique, so that its plan has one estimate.
+    """
     if request.global_batch is not None:
-        # The passes follow from it.
+        # The passes follow from the global batch, and are not given.
         passes = 1
     smaller = replace(request, batch_size=rows, gradient_accumulation=passes)
     (estimate,) = plan(smaller).estimates
@@ -151,7 +158,12 @@ def _with_rows(request: Request, rows: int, passes: int) -> Way:
 
 
 def _try(way: Way, call: ScriptCall, cluster: Cluster | None) -> Try:
-    """Train some steps in this way, and return how that ended."""
+    """Train some steps in this way, and return how the run ended.
+
+    Raises:
+        UnopenedError: the run never began, for another reason than too little memory.
+        KeyboardInterrupt: a signal has ended the run; the whole of `tune` is to end.
+    """
     try:
         record = _run(way, call, cluster)
     except UnopenedError as error:
@@ -167,12 +179,12 @@ def _try(way: Way, call: ScriptCall, cluster: Cluster | None) -> Try:
 
 def _call_of(way: Way, data: str, out: Path, steps: int) -> ScriptCall:
     """The script and its flags that train some steps in this way, into a folder of its own."""
-    words = launch_words(way.request, way, data)
-    if words is None:
+    launch_command = launch_words(way.request, way, data)
+    if launch_command is None:
         raise UserError(why_no_command(way.request.model))
-    script, *arguments = words[words.index("--") + 1 :]
+    script, *arguments = launch_command[launch_command.index("--") + 1 :]
     work = way.estimate.work
-    # All that a call depends on: a folder holds one run.
+    # A folder holds one run, so its name has all that a call depends on.
     parts = [
         Path(way.request.model).name,
         Path(data).name,
@@ -198,7 +210,8 @@ def _call_of(way: Way, data: str, out: Path, steps: int) -> ScriptCall:
 
 
 def _run(way: Way, call: ScriptCall, cluster: Cluster | None) -> Record:
-    """Run a call on as many pods as its way has, or on this machine where that is one."""
+    """Run a call on as many pods as its way has, or on this machine if there is no cluster or the
+    technique runs in one process; a run that is finished already is not repeated."""
     command.check_inputs(call)
     supervision = Supervision()
     estimate = way.estimate
@@ -231,7 +244,7 @@ def outcome_of(
         gpu = next((rank.gpu for rank in record.ranks if rank.gpu), None)
     if record is not None and status == OK:
         step_seconds = measured_step(record)
-        # The data may have no rows of the length that was planned: those that ran say what fits.
+        # The data may have no rows as long as planned. Only the longest that ran is known to fit.
         largest = recorded_work(record)
         if largest is not None:
             tokens, labels = largest.tokens, largest.labels
@@ -268,6 +281,8 @@ def _longest_row(work: Workload, call: ScriptCall) -> tuple[int, int]:
 def _memory_bytes(request: Request, gpu: str | None) -> int:
     """Bytes of the memory of the GPU that was used: as planned, unless the plan was for another GPU
     and this one's memory is known."""
-    if gpu is None or words(request.machines.gpu) <= words(gpu):
+    # The planned name may have fewer words: `A100` for `NVIDIA A100-SXM4-40GB`.
+    is_planned_gpu = gpu is not None and words(request.machines.gpu) <= words(gpu)
+    if gpu is None or is_planned_gpu:
         return request.gpu_memory_bytes
     return memory_bytes(gpu) or request.gpu_memory_bytes
