@@ -72,7 +72,7 @@ _LINE = re.compile(r"(?:\S+: )?(?:" + "|".join(LINES_OF_PROCESSES) + ")")
 def without_chatter() -> None:
     """Leave out the sentences above in this process and its forks.
 
-    It is to be called again after `warnings` were set anew.
+    Call it again where the filters of `warnings` have been reset.
     """
     for name in SENTENCES:
         logger = logging.getLogger(name)
@@ -91,4 +91,5 @@ def is_chatter(line: str) -> bool:
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """The filter that `without_chatter` adds to loggers: False leaves a record out."""
     return _SENTENCE.search(record.getMessage()) is None

@@ -30,6 +30,7 @@ class TaskError(UserError):
 
     def __init__(self, words: Sequence[str], status: int) -> None:
         super().__init__(f"{shlex.join(words)}: ended with status {status}; see its output above")
+        # A process that a signal ended has minus its number; shells then report 128 plus it.
         self.exit_status = status if status > 0 else 128 - status
 
 
@@ -78,6 +79,7 @@ def run_task(*words: str) -> None:
             sys.stdout.flush()
         status = process.wait()
     finally:
+        # The process still runs only where an error, such as an interrupt, has ended the loop.
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             try:

@@ -31,8 +31,7 @@ class UserError(Exception):
 def told_differences(
     old: Mapping[str, object], new: Mapping[str, object], keys: Sequence[str]
 ) -> str:
-    """Settings that differ, each as it was and as it is now."""
-
+    """The settings with these keys, each as it was and as it is: `prompt schema -> question`."""
     changes = [f"{key} {_setting(old.get(key))} -> {_setting(new.get(key))}" for key in keys]
     return ", ".join(changes)
 
@@ -44,7 +43,7 @@ def _setting(value: object) -> str:
 
 
 def guarded(command: Callable[[], int | None]) -> int:
-    """Run a command and return its exit status.
+    """Run a command and return its exit status; None of a command is status 0.
 
     A `UserError` or an error of the operating system becomes one line on stderr and status 1, or
     the error's own; Ctrl-C becomes status 130; a command that SIGTERM or SIGHUP ends in an orderly
@@ -59,6 +58,8 @@ def guarded(command: Callable[[], int | None]) -> int:
     except UserError as error:
         return _fail(str(error), error.exit_status)
     except BrokenPipeError:
+        # Nobody reads the output any more, as after `| head`. Python would complain about it on
+        # stderr when it flushes stdout at its end.
         sys.stderr.close()
         return 1
     except OSError as error:
@@ -96,5 +97,6 @@ def _open_closed_streams() -> None:
 
 
 def _fail(line: str, status: int = 1) -> int:
+    """Print a message as one line on stderr, and return the status."""
     print(f"zeropods: {' '.join(line.split())}", file=sys.stderr)
     return status

@@ -130,7 +130,7 @@ def _read(folder: Path, dtype: str) -> PreTrainedModel:
 
 
 def _convert(model: PreTrainedModel, dtype: str) -> None:
-    """Convert the weights to a type that has to hold them."""
+    """Convert the weights to a type, in place; `UserError` if it cannot hold one of them."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -184,14 +184,15 @@ def _check_read_back(model: PreTrainedModel, folder: Path, dtype: str, out: Path
 
 
 def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
-    """Folder and step of a run's weights.
-
-    They are those that the run ended with, else those of the newest checkpoint that counts. The
-    third value is whether that folder also holds ZeRO's shards; those files are pickles, and are
-    never opened.
+    """Where a run's weights lie: those of its finished model, else those of its newest checkpoint
+    that is sound and of this run.
 
     Args:
-        asked: the step of the checkpoint to take instead.
+        asked: the step of the checkpoint to take instead; None for the choice above.
+
+    Returns:
+        The folder, the step of the weights, and whether the folder also holds ZeRO's shards. Those
+        files are pickles, and are never opened.
 
     Raises:
         UserError: there is no run folder or nothing to export, or the checkpoint asked for does not
@@ -207,6 +208,7 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
     saved = run / "checkpoints"
 
     def refused(origin: Origin) -> str | None:
+        """Why a checkpoint is not this run's; None if it is."""
         return None if origin.run_id == run_id else f"belongs to run {origin.run_id}"
 
     if asked is not None:
@@ -219,20 +221,20 @@ def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
     if newest is None:
         fault = "unfinished, and has no usable checkpoint"
         raise UserError(f"{run}: {fault}; continue training with --save_steps above 0")
-    place, manifest = newest
-    return place, manifest.step, manifest.shards() is not None
+    folder, manifest = newest
+    return folder, manifest.step, manifest.shards() is not None
 
 
 def _checkpoint_of_step(saved: Path, step: int, refused: Refuse) -> tuple[Path, int, bool]:
     """The checkpoint of a step, as `find_source` returns it."""
-    place = saved / checkpoints.name_of(step)
+    folder = saved / checkpoints.name_of(step)
     try:
-        manifest = checkpoints.verified(place, refused)
+        manifest = checkpoints.verified(folder, refused)
     except UnsoundError as unsound:
         available = ", ".join(map(str, checkpoints.saved_steps(saved))) or "none"
-        fault = f"{place}: {unsound}"
+        fault = f"{folder}: {unsound}"
         raise UserError(f"--checkpoint {step}: {fault}; available: {available}") from None
-    return place, manifest.step, manifest.shards() is not None
+    return folder, manifest.step, manifest.shards() is not None
 
 
 def _step_of_model(record: Record, saved: Path) -> int:

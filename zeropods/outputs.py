@@ -43,6 +43,8 @@ def out_file(text: str) -> Path:
 
 
 def _place(text: str, folder: Path) -> Path:
+    """The path that `--out` names; `UserError` if nothing can be written into the folder, or the
+    nearest one above it that exists."""
     if not text:
         raise UserError("--out '': expected a name; '.' means the current folder")
     check_utf8(text, "--out")
@@ -60,12 +62,12 @@ def writing_fault(folder: Path) -> tuple[Path, str | None]:
         None where it can.
     """
     folder = folder.absolute()
-    there = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
-            return there, None
+        with tempfile.TemporaryFile(dir=existing):
+            return existing, None
     except OSError as error:
-        return there, error.strerror or str(error)
+        return existing, error.strerror or str(error)
 
 
 @contextmanager
@@ -73,17 +75,17 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder beside `out`, and move it to `out` if the block ends without an error.
 
     If the block raises, `out` stays as it was. The caller has made sure that an existing `out` may
-    be replaced. Folders that killed writers left behind are removed.
+    be replaced. Folders that killed writers of `out` have left beside it are removed.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
-        # One that is held belongs to a writer, perhaps on another machine; one without a lock is
-        # being made.
-        with contextlib.suppress(OSError), file_held(left / WRITER_LOCK):
+    for leftover in out.parent.glob(f".{glob.escape(out.name)}.*"):
+        # `file_held` raises an `OSError` for a folder that belongs to a living writer, perhaps on
+        # another machine, and for one that has no lock yet, since it is just being made.
+        with contextlib.suppress(OSError), file_held(leftover / WRITER_LOCK):
             # The folder of a writer killed between its two renames holds the only copy of the old
             # output.
-            if out.exists() or not (left / "old").exists():
-                shutil.rmtree(left, ignore_errors=True)
+            if out.exists() or not (leftover / "old").exists():
+                shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         with new_file_held(staging / WRITER_LOCK):
@@ -101,5 +103,5 @@ def new_folder(out: Path) -> Iterator[Path]:
                     os.rename(old, out)
                 raise
     finally:
-        # Not while the lock is open, since a file server keeps an open file's folder.
+        # Only now that the lock is closed: a file server keeps the folder of an open file.
         shutil.rmtree(staging, ignore_errors=True)

@@ -54,15 +54,16 @@ makes a process the parent of its orphaned descendants (Linux 3.4)."""
 
 
 def own_programs_first() -> str:
-    """This process's PATH with its interpreter's folder in front.
+    """This process's PATH with its interpreter's folder in front, each folder once.
 
     DeepSpeed calls `ninja`, and compiles its operations anew (half a minute and more) whenever it
     finds another version of it than before.
     """
     path = os.environ.get("PATH") or os.defpath
-    folders = [str(Path(sys.executable).parent), *path.split(os.pathsep)]
-    named = [folder for folder in folders if folder]
-    return os.pathsep.join(dict.fromkeys(named))
+    # An empty entry would mean the working folder.
+    usual_folders = [folder for folder in path.split(os.pathsep) if folder]
+    folders = [str(Path(sys.executable).parent), *usual_folders]
+    return os.pathsep.join(dict.fromkeys(folders))
 
 
 def child_environment() -> dict[str, str]:
@@ -79,9 +80,13 @@ def bound_argv(argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM) -> 
 def end_with_parent(parent: int, signum: int) -> None:
     """Let this process get `signum` when its parent ends, at once if it has ended.
 
-    It survives `execve`, not `fork`.
+    This lasts through `execve`, but not through `fork`.
+
+    Args:
+        parent: the parent's process id.
     """
     prctl(PR_SET_PDEATHSIG, signum)
+    # A parent that ended before the line above gave no signal; the process has another one by now.
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
 
@@ -100,7 +105,7 @@ def variable_set(name: str, value: str) -> Iterator[None]:
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an option of this process (prctl(2), Linux)."""
+    """Set an option of this process (prctl(2), Linux); `OSError` if the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     arguments = [ctypes.c_ulong(number) for number in (value, 0, 0, 0)]
     if libc.prctl(option, *arguments) != 0:
@@ -114,7 +119,7 @@ def find_program(name: str) -> str | None:
 
 
 def required_programs(*names: str) -> list[str]:
-    """Paths of programs.
+    """Paths of programs, in the order of their names, which must be keys of `PROGRAMS`.
 
     Raises:
         UserError: names all programs that are missing, and the packages that provide them.
@@ -157,7 +162,8 @@ def wait_passively() -> None:
 
 
 def free_port(address: str = "") -> int:
-    """A port of LISTENED on which nothing listens, at an address of this machine or at any."""
+    """A port of `LISTENED` on which nothing listens, at an address of this machine or, if it is
+    empty, at all of them. Another process may take the port at any moment."""
     # Not the module's own generator: a seeded run would pick the same ports as another with that
     # seed.
     ports = random.SystemRandom().sample(LISTENED, len(LISTENED))
@@ -192,9 +198,10 @@ def prepare_compiling() -> None:
 
 
 def extension_cache() -> Path:
-    """The folder of compiled extensions.
+    """The folder of compiled extensions, which need not exist.
 
-    It is the chosen one, else in the virtual environment, else in the user's cache.
+    It is the one that `EXTENSIONS` names, else one in the virtual environment, else one in the
+    user's cache.
     """
     chosen = os.environ.get(EXTENSIONS)
     if chosen:
@@ -213,6 +220,9 @@ def compile_in_turns() -> None:
 
     torch (2.13, utils/file_baton.py) takes turns by the existence of a file: where its holder is
     killed, by a supervisor or for lack of memory, every process after it waits forever.
+
+    Replaces a class in torch's modules, and where torch lies in a path with a space, also quotes
+    that path for the linker.
     """
     from torch.utils import file_baton
 
@@ -238,7 +248,8 @@ def lacking_for_operation(operation: str, *, cuda: bool = False) -> dict[str, st
         cuda: whether it is one for GPUs, which CUDA's own compiler compiles.
 
     Returns:
-        What is missing, each with what installs it; None where the operation is compiled already.
+        What is missing, each with what installs it, and nothing if it can be compiled; None where
+        the operation is compiled already.
     """
     if _is_prebuilt(operation):
         return None
@@ -280,9 +291,10 @@ class Turn:
         self._descriptor = -1
 
     def try_acquire(self) -> bool:
-        """Wait for the turn.
+        """Wait for the turn, however long it takes, and return True.
 
-        What another process compiled is then found up to date; what it only began is compiled.
+        torch then finds up to date what another process has compiled in its turn, and compiles what
+        another process only began. A line on stderr says why nothing seems to happen for minutes.
         """
         folder = self._path.parent
         operation = folder / f"{folder.name}.so"
@@ -313,7 +325,7 @@ class Turn:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds a lock at this moment."""
+    """Whether a process holds the lock of a file at this moment; False where there is no file."""
     with suppress(FileNotFoundError), open(lock, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -244,9 +244,13 @@ def figures_of(tasks: Iterable[LearningTask]) -> list[Measure]:
 
 
 def judging_value(score: Mapping[str, object]) -> tuple[Measure, float] | None:
-    """The measure by which a run is judged, and its value in a score as `score.SPLIT.json` has it:
-    the first of its task's that was measured; None where none was. A score without a task is of
-    text-to-SQL, as older files are."""
+    """The measure by which a run is judged, and its value: the first measure of the task's
+    `judged_by` that a score has; None where it has none.
+
+    Args:
+        score: the document of `score.SPLIT.json`. In older files it names no task, and is of
+            text-to-SQL.
+    """
     task = task_or_unknown(str(score.get("task", TEXT2SQL)))
     for measure in task.judged_by:
         value = score.get(measure.field)

@@ -124,7 +124,8 @@ class Technique:
         return DSCONFIG / f"{self.profiled}.json"
 
     def is_of(self, config: Mapping[str, Any]) -> bool:
-        """Whether a DeepSpeed configuration is of this technique and has nothing beyond it."""
+        """Whether a DeepSpeed configuration is of this technique and has nothing beyond it; raises
+        what `block` raises."""
         stage = block(config, "zero_optimization").get("stage", 0)
         if not self.uses_deepspeed or stage != self.stage:
             return False
@@ -135,6 +136,7 @@ class Technique:
         beyond = keys_beyond(config)
         if not self.keys:
             return not beyond
+        # With none of its keys switched on, the configuration is of the technique without them.
         return bool(beyond) and beyond.keys() <= set(self.keys)
 
 
@@ -206,8 +208,12 @@ def color_of(name: str) -> str:
 
 
 def technique_of(config: Mapping[str, Any] | None, world_size: int) -> str:
-    """Name of the technique of a run by its effective DeepSpeed configuration (None: no DeepSpeed);
-    else `custom`."""
+    """Name of the technique of a run; `custom` if its configuration is of none.
+
+    Args:
+        config: the effective DeepSpeed configuration; None for a run without DeepSpeed.
+        world_size: number of processes.
+    """
     if config is None:
         return "none" if world_size == 1 else "ddp"
     return next((technique.name for technique in TECHNIQUES if technique.is_of(config)), CUSTOM)
@@ -252,10 +258,8 @@ def lookup(config: Mapping[str, Any], dotted: str) -> Any:
 
 
 def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
-    """A technique as text, with the keys that are switched on where the name does not say which.
-
-    Examples are `custom (offload_param.device nvme)` and `zero3++ (zero_hpz_partition_size 2)`.
-    """
+    """A technique as text, with the keys that are switched on where its name does not tell them:
+    `custom (offload_param.device nvme)`, `zero3++ (zero_hpz_partition_size 2)`."""
     with_keys = [technique.name for technique in TECHNIQUES if technique.keys]
     if config is None or name not in (CUSTOM, *with_keys):
         return name

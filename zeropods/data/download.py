@@ -40,12 +40,15 @@ from zeropods.outputs import new_folder
 from zeropods.tables import progress
 
 TIMEOUT_SECONDS = 30
+"""Seconds to wait for a server that sends nothing."""
 WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0)
 """Seconds to wait between attempts to fetch a file."""
 LIMIT_BYTES = 2**30
+"""Size above which a file is refused, since it is held in memory."""
 READ_BYTES = 2**16
 KIB = 2**10
 RECORD = "source.json"
+"""File in a folder that says what was fetched into it."""
 USER_AGENT = f"Mozilla/5.0 (compatible; zeropods/{__version__})"
 """User agent of the requests: some publishers answer 403 to urllib's own name."""
 
@@ -125,12 +128,16 @@ def get(name: str, out: Path | str) -> dict[str, Any]:
 
     The environment variable ZEROPODS_MIRROR is an address under which the files are found as
     NAME/FILENAME, for example `wikisql/data.tar.bz2`; they are verified all the same. A folder that
-    holds anything else is refused.
+    holds the data set already is left as it is.
 
     Returns:
         What `zeropods data get --json` prints: `dataset`, `folder`, whether it was `already_there`,
         the `files` with their sizes in bytes, the `urls` that they came from, and the `seconds`
         that the call took.
+
+    Raises:
+        UserError: there is no such data set, the folder holds anything else, or a file cannot be
+            fetched or is not what it should be.
     """
     if name not in DATASETS:
         raise UserError(f"data set {name!r}; expected {', '.join(DATASETS)}")
@@ -150,7 +157,8 @@ def get(name: str, out: Path | str) -> dict[str, Any]:
 
 
 def _checked_record(name: str, out: Path) -> dict[str, object]:
-    """The record of a folder that was fetched before, whose files must have kept their sizes."""
+    """The record of a folder that was fetched before; `UserError` if it is of something else, or a
+    file has not kept its size."""
     has_record = (out / RECORD).is_file()
     record = read_object(out / RECORD, "choose another folder") if has_record else {}
     if record.get("checksums") != _checksums(name):
@@ -167,7 +175,7 @@ def _checked_record(name: str, out: Path) -> dict[str, object]:
 
 
 def _fetched(name: str, out: Path) -> dict[str, object]:
-    """Fetch a data set into a folder, and return the record that was written beside it."""
+    """Fetch a data set into a folder, and return the record, which is written into it too."""
     urls = _urls(name)
     with new_folder(out) as folder:
         for url, source in zip(urls, DATASETS[name], strict=True):
@@ -184,7 +192,7 @@ def _fetched(name: str, out: Path) -> dict[str, object]:
 
 
 def _checksums(name: str) -> list[dict[str, str]]:
-    """What a record holds of the files of a data set."""
+    """The digests of the files of a data set, by which its record is recognised."""
     checksums = []
     for source in DATASETS[name]:
         checksums.append({"algorithm": source.algorithm, "value": source.digest})
@@ -200,7 +208,7 @@ def _urls(name: str) -> list[str]:
 
 
 def _verified(source: SourceFile, url: str) -> bytes:
-    """Fetch a file and verify its digest."""
+    """Fetch a file and return its content; `UserError` if it has another digest."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an HTTP address; expected http:// or https://")
     content = _content(url)
@@ -218,7 +226,8 @@ class _AttemptError(Exception):
 
 
 def _content(url: str) -> bytearray:
-    """What an address holds: there is one attempt more than there are waits."""
+    """What an address sends, after as many attempts as that takes: at most one more than
+    `WAITS_SECONDS` has waits."""
     for wait in (*WAITS_SECONDS, None):
         try:
             return _received(url)

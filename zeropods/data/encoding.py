@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # A tokenizer for T5 that is trained on texts.
 
 TINY_VOCABULARY = 1_000
+"""Number of pieces of a trained tokenizer, before characters are added to it."""
 TINY_ALPHABET = 300
 """Number of characters that a trained tokenizer knows, the most common ones; all others are unknown
 to it."""
@@ -64,6 +65,8 @@ def train_tokenizer(
     total = counts.total()
     pieces = []
     for piece in sorted(merges.get_vocab()):
+        # Half a count more: a piece that occurs only within longer ones has the count 0, of which
+        # there is no logarithm.
         share = (counts[piece] + 0.5) / total
         pieces.append((piece, math.log(share)))
     specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
@@ -158,7 +161,7 @@ class TokenRows:
 
     input_ids: list[Ids] = field(default_factory=list)
     labels: list[Ids] = field(default_factory=list)
-    """Labels of each row; those for a causal model are as long as its `input_ids`."""
+    """Labels of each row; a causal model's are as many as the row's `input_ids`."""
     inputs_cut: int = 0
     """Number of rows whose inputs were cut at the limit; `labels_cut` is the same for the
     labels."""
@@ -170,8 +173,9 @@ class TokenRows:
     """text2sql: number of targets that are not read back as their query, so that no answer to them
     can be right."""
     first_unreadable: str | None = None
-    """Place and text of the first of them."""
+    """Place and text of the first target that is not read back."""
     documents: int | None = None
+    """lm: number of documents that were read."""
     leftover_tokens: int | None = None
     """Number of tokens in an incomplete last block, which is left out."""
 
@@ -222,7 +226,7 @@ class Encoder:
         return rows
 
     def _encode_words(self, words: set[str]) -> None:
-        """Encode the words that are new."""
+        """Encode those of the words that have not occurred before, and remember their ids."""
         new = list(words - self._ids.keys())
         encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
         for word, encoding in zip(new, encodings, strict=True):

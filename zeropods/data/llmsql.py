@@ -26,10 +26,11 @@ QUESTION_FILES = {
     "dev": ("val_questions.jsonl",),
     "test": ("test_questions.jsonl", "questions.jsonl"),
 }
-"""Names of the file that has the questions of a split; the first that is there counts."""
+"""Names of the file that has the questions of a split; the first that exists counts."""
 TABLES_FILE = "tables.jsonl"
 DATABASE_FILE = "sqlite_tables.db"
 FETCH = "fetch it together with the questions"
+"""What to do where a file beside the questions is missing."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,10 @@ def tables_file(questions: Path) -> Path:
 
 
 def read_questions(questions: Path) -> Iterator[SQLQuestion]:
-    """Stream the questions of a file in its order; `UserError` at the first fault, with its
-    line."""
+    """Yield the questions of a file in its order; `UserError` at the first fault, with its line.
+
+    The tables are all read before the first question.
+    """
     tables = _tables_by_id(tables_file(questions))
     ids: set[int] = set()
     for index, (place, line) in enumerate(validated_lines(_QuestionLine, questions)):
@@ -111,6 +114,7 @@ def read_questions(questions: Path) -> Iterator[SQLQuestion]:
 
 
 def _tables_by_id(path: Path) -> dict[str, SQLTable]:
+    """The tables of a file by their ids; `UserError` at the first fault, with its line."""
     tables: dict[str, SQLTable] = {}
     for place, line in validated_lines(_TableLine, path):
         if line.table_id in tables:

@@ -48,7 +48,7 @@ class SplitStatistics:
     """text2sql: number of targets that are not read back as their query, so that no answer to them
     can be right."""
     first_unreadable: str | None = None
-    """Place and text of the first of them."""
+    """Place and text of the first target that is not read back."""
     documents: int | None = None
     """`lm`: number of documents that were read, not counting empty ones."""
     leftover_tokens: int | None = None
@@ -93,7 +93,8 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a prepared set, strictly."""
+    """The manifest of a prepared set; `UserError` if there is none, or anything is wrong with
+    it."""
     path = Path(folder) / FILE
     if not path.is_file():
         raise UserError(

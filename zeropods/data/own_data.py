@@ -59,8 +59,8 @@ OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}|\d{4}([./])\d{1,2}\2\d{
 """A date in another form, which as text has no order."""
 WRITE_ISO = "write its dates as 2024-12-31, which have an order"
 MOST_ODD = 0.1
-"""Largest share of non-numbers, one of them not counted, in a text column that is reported as meant
-for numbers."""
+"""Largest share of cells that are no numbers in a column of text that is reported as meant for
+numbers. One such cell is not counted, so that a single one is reported in a short column too."""
 
 NumberedLine = tuple[int, list[str]]
 """The number of a line in its file, and its cells."""
@@ -102,22 +102,24 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
 
     may_have_commas = delimiter == ";"
     columns = [_Column(rows, index, may_have_commas) for index in range(len(header))]
+    # One column with decimal commas shows how the whole file is written: `1.234` is 1234 then, in
+    # any column.
     has_commas = any(column.has_decimal_commas for column in columns)
     types: list[Literal["text", "real"]] = []
     for index, column in enumerate(columns):
-        has_points_instead = has_commas and not column.not_decimal_commas
-        if has_points_instead:
+        gets_points = has_commas and not column.not_decimal_commas
+        if gets_points:
             _replace_commas(rows, index)
-        is_of_numbers = has_points_instead or not column.not_numbers
+        is_of_numbers = gets_points or not column.not_numbers
         types.append("real" if column.cells and is_of_numbers else "text")
-    body = []
+    table_rows = []
     for _, cells in rows:
-        body.append(tuple(cell or None for cell in cells))
+        table_rows.append(tuple(cell or None for cell in cells))
     return ReadTable(
         id_,
         tuple(header),
         tuple(types),
-        tuple(body),
+        tuple(table_rows),
         has_commas=has_commas,
         odd_cells=tuple(_remarks_on_odd_cells(path.name, header, columns)),
     )
@@ -150,16 +152,16 @@ def _remark_on(file_name: str, odd_cell: NumberedCell, column: str) -> str:
 
 def _check_header(file_name: str, header: Sequence[str]) -> None:
     """Refuse a column without a name, and two columns of one name."""
-    # To the model, names that differ only in the form of their letters are the same.
-    forms = [_comparable(name) for name in header]
-    for index, form in enumerate(forms):
-        has_letter_or_digit = any(character.isalnum() for character in form)
+    # To the model, names that differ only in the case or form of their letters are the same.
+    comparable_names = [_comparable(name) for name in header]
+    for index, name in enumerate(comparable_names):
+        has_letter_or_digit = any(character.isalnum() for character in name)
         if not has_letter_or_digit:
             raise UserError(
                 f"{file_name}: column {index + 1} has no name; "
                 "the first line must name every column"
             )
-        if forms.count(form) > 1:
+        if comparable_names.count(name) > 1:
             raise UserError(
                 f"{file_name}: two columns are named {shown(header[index])!r}; rename one"
             )
@@ -182,10 +184,14 @@ class _Column:
     def __init__(self, rows: Sequence[NumberedLine], index: int, may_have_commas: bool) -> None:
         self.may_have_commas = may_have_commas
         self.cells = [(line, cells[index]) for line, cells in rows if cells[index]]
-        self.not_numbers = self._others(NUMBER_CELL)
-        self.not_decimal_commas = self._others(DECIMAL_COMMA_CELL) if may_have_commas else []
+        self.not_numbers = self._not_matching(NUMBER_CELL)
+        """Cells that are not numbers with a decimal point."""
+        self.not_decimal_commas: list[NumberedCell] = []
+        """Cells that are not numbers with a decimal comma; empty where the file has none."""
+        if may_have_commas:
+            self.not_decimal_commas = self._not_matching(DECIMAL_COMMA_CELL)
 
-    def _others(self, number: re.Pattern[str]) -> list[NumberedCell]:
+    def _not_matching(self, number: re.Pattern[str]) -> list[NumberedCell]:
         return [(line, cell) for line, cell in self.cells if not number.fullmatch(cell)]
 
     @property
@@ -201,14 +207,15 @@ class _Column:
         None where all cells are numbers, and where so many are not that the column is meant as
         text.
         """
-        others = self.not_numbers
+        odd_cells = self.not_numbers
         if self.may_have_commas:
-            others = min(others, self.not_decimal_commas, key=len)
-        if not others:
+            # The column is meant in the way in which more of its cells are numbers.
+            odd_cells = min(odd_cells, self.not_decimal_commas, key=len)
+        if not odd_cells:
             return None
-        are_few = len(others) - 1 <= MOST_ODD * (len(self.cells) - 1)
-        are_fewer_than_half = 2 * len(others) < len(self.cells)
-        return others[0] if are_few and are_fewer_than_half else None
+        are_few = len(odd_cells) - 1 <= MOST_ODD * (len(self.cells) - 1)
+        are_fewer_than_half = 2 * len(odd_cells) < len(self.cells)
+        return odd_cells[0] if are_few and are_fewer_than_half else None
 
 
 def shown(text: str, most: int = 60) -> str:
@@ -227,9 +234,9 @@ class _DividedLines:
 
     delimiter: str
     lines: list[NumberedLine]
-    """Those that are not blank, up to the fault if there is one."""
+    """The lines that are not blank, up to the fault if there is one."""
     fault: str | None
-    """What is wrong with the quotes, and in which line."""
+    """What is wrong with the quotes, and in which line; None if nothing is."""
 
     def fitness(self, header: str) -> tuple[bool, float, int]:
         """How well the delimiter fits: the larger, the better.
@@ -247,6 +254,12 @@ def _read_lines(name: str, content: bytes) -> tuple[list[NumberedLine], str]:
     """Number and cells of each line of a CSV file that is not blank, and the delimiter.
 
     The delimiter is the one that the file names in its first line, else the one that fits best.
+
+    Args:
+        name: the file's name, for messages.
+
+    Raises:
+        UserError: the file is not text in UTF-8 or UTF-16, or its quotes are wrong.
     """
     text = _decoded(name, content)
     header = text.lstrip().split("\n", 1)[0]
@@ -257,14 +270,15 @@ def _read_lines(name: str, content: bytes) -> tuple[list[NumberedLine], str]:
     else:
         delimiters = [delimiter for delimiter in DELIMITERS if delimiter in header] or [","]
     divided = [_divided_by(delimiter, text) for delimiter in delimiters]
-    best = max(divided, key=lambda lines: lines.fitness(header))
+    best = max(divided, key=lambda division: division.fitness(header))
     if best.fault is not None:
         raise UserError(f"{name}: {best.fault}; correct the quotes there")
     return best.lines, best.delimiter
 
 
 def _decoded(name: str, content: bytes) -> str:
-    """The text of a file in UTF-8, or in UTF-16 with its byte order mark."""
+    """The text of a file in UTF-8, or in UTF-16 with its byte order mark; `UserError` if it is in
+    neither."""
     is_utf_16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
     try:
         return content.decode("utf-16" if is_utf_16 else "utf-8-sig")
@@ -276,7 +290,7 @@ def _decoded(name: str, content: bytes) -> str:
 
 
 def _divided_by(delimiter: str, text: str) -> _DividedLines:
-    """The lines of a text, divided by a delimiter; the spaces in their cells are single."""
+    """The lines of a text, divided by a delimiter; each run of spaces in a cell becomes one."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     lines: list[NumberedLine] = []
     fault = None
@@ -310,6 +324,7 @@ def decimal_points(text: str, values: Collection[str] | None = None) -> str:
 
 
 def _with_point(cell: str) -> str:
+    """A number with a decimal comma, written with a point and without points between thousands."""
     return cell.replace(".", "").replace(",", ".")
 
 
@@ -332,6 +347,7 @@ COMPARISON_NODES = (exp.EQ, exp.GT, exp.LT)
 def parsed(sql: str) -> tuple[exp.Select, str]:
     """A statement as parsed by sqlglot, and its table's name; `ValueError` unless it is one SELECT
     from one table."""
+    # sqlglot logs warnings about what it does not know, besides the error that it raises.
     logging.getLogger("sqlglot").setLevel(logging.ERROR)
     try:
         parsed_statements = sqlglot.parse(sql, read="sqlite")
@@ -341,6 +357,7 @@ def parsed(sql: str) -> tuple[exp.Select, str]:
     if len(statements) != 1 or not isinstance(statements[0], exp.Select):
         raise ValueError(f"not a single SELECT; {REACH}")
     select = statements[0]
+    # sqlglot has an underscore behind names that are Python's keywords too, such as `from_`.
     parts = {name.rstrip("_"): part for name, part in select.args.items() if part}
     unsupported = parts.keys() - SUPPORTED_PARTS
     if unsupported:
@@ -366,10 +383,8 @@ def _syntax_fault(sql: str, error: Exception) -> str:
 
 
 def query_of(statement: exp.Select, table: ReadTable) -> Query:
-    """The query that a statement stands for on its table.
-
-    `ValueError` says what is out of reach.
-    """
+    """The query that a statement stands for on its table; `ValueError` if a `Query` cannot say what
+    the statement says."""
     if len(statement.expressions) != 1:
         raise ValueError(f"{len(statement.expressions)} columns are selected; {REACH}")
     agg, selected = _aggregate(statement.expressions[0].unalias())
@@ -385,9 +400,10 @@ def query_of(statement: exp.Select, table: ReadTable) -> Query:
 
 
 def _aggregate(selected: exp.Expr) -> tuple[int, exp.Expr]:
-    """The index in `AGGREGATES` of what is selected, and what the aggregate is of.
+    """The index in `AGGREGATES` of what is selected, and what stands within the aggregate.
 
-    A COUNT of several columns is left as it is, as are other functions.
+    A COUNT of several columns is returned whole, and so is any other function, so that
+    `_selected_column` refuses it.
     """
     for agg, function in enumerate(AGGREGATE_FUNCTIONS, 1):
         if isinstance(selected, function):
@@ -397,9 +413,10 @@ def _aggregate(selected: exp.Expr) -> tuple[int, exp.Expr]:
 
 
 def _selected_column(agg: int, selected: exp.Expr, table: SQLTable) -> int:
-    """Index of the column that is selected.
+    """Index of the column that is selected; `ValueError` if none is.
 
-    For `COUNT(*)` it is the first column without empty cells.
+    For `COUNT(*)` it is the first column without empty cells, which has as many cells as the table
+    has rows.
     """
     if isinstance(selected, exp.Star) and AGGREGATES[agg] == "COUNT":
         for column, cells in enumerate(zip(*table.rows, strict=True)):
@@ -424,6 +441,7 @@ def _joined_by_and(where: exp.Where | None) -> Iterator[exp.Expr]:
 
 
 def _condition(node: exp.Expr, table: ReadTable) -> Condition:
+    """The condition that a comparison stands for; `ValueError` if a `Condition` cannot say it."""
     if type(node) not in COMPARISON_NODES:
         raise ValueError(f"{shown(node.sql('sqlite'))}: not supported; {REACH}")
     value = node.args.get("expression")
@@ -448,7 +466,8 @@ def _condition(node: exp.Expr, table: ReadTable) -> Condition:
 
 
 def _column(node: exp.Column, table: SQLTable) -> int:
-    """Index of a column, by its name without regard to letter case."""
+    """Index of a column, by its name without regard to letter case; `ValueError` if there is
+    none."""
     names = [_comparable(name) for name in table.header]
     name = _comparable(node.name)
     if name not in names:
@@ -479,6 +498,7 @@ class TakenQuestion:
     """A question that was taken into the data set."""
 
     place: str
+    """File and line of the question."""
     question: str
     table: ReadTable
     query: Query
@@ -503,7 +523,7 @@ def from_csv(tables: Path, questions: Path, out: Path) -> dict[str, Any]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: already exists; remove it, or choose a new folder")
     files = _csv_files(tables)
-    taken, left_out = _taken(files, questions)
+    taken, left_out = _read_questions(files, questions)
     if not taken:
         first_reason = f" ({left_out[0]})" if left_out else ""
         raise UserError(
@@ -511,6 +531,8 @@ def from_csv(tables: Path, questions: Path, out: Path) -> dict[str, Any]:
         )
     groups = _grouped(taken, lambda question: question.table.id)
     remarks = _remarks_on_all(tables, files, groups)
+    # No group is divided: all questions about a table are in one split, or, where there are too few
+    # tables, all statements for the same question.
     if len(groups) < FEWEST_TABLES:
         groups = _grouped(taken, lambda question: question.question)
     splits = _into_splits(groups)
@@ -541,8 +563,12 @@ def _csv_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _taken(files: dict[str, Path], path: Path) -> tuple[list[TakenQuestion], list[str]]:
-    """The questions that can be taken, and a line for each that cannot."""
+def _read_questions(files: dict[str, Path], path: Path) -> tuple[list[TakenQuestion], list[str]]:
+    """The questions of a file that can be taken, and a line with the reason for each that cannot.
+
+    Args:
+        files: the tables' files, by the names of the tables in lower case.
+    """
     lines, _ = _read_lines(str(path), path.read_bytes())
     if not lines:
         columns = ",".join(QUESTION_COLUMNS)
@@ -555,7 +581,7 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[TakenQuestion], lis
         raise UserError(f"{path}: columns {columns}; expected {', '.join(QUESTION_COLUMNS)}")
     taken = []
     left_out = []
-    # A table is read when the first question about it comes, and once.
+    # A table is read when the first question about it comes, and only then.
     read_table = cache(read_csv)
     for line, cells in lines[1:]:
         place = f"{path}:{line}"
@@ -596,6 +622,7 @@ def _taken_question(
         raise ValueError(f"no table {table_name!r}; the tables are {shown(names, 200)}")
     table = read_table(files[table_id], table_id)
     query = query_of(statement, table)
+    # A model copies its values from the question, where they must be written as in the query.
     if table.has_commas:
         numbers = set()
         for condition in query.conds:
@@ -633,12 +660,16 @@ def _grouped(
 
 
 def _into_splits(groups: dict[str, list[TakenQuestion]]) -> dict[str, list[TakenQuestion]]:
-    """The splits: a group stays together, dev and test get at least a tenth of all questions, train
-    the largest group."""
+    """The questions by split; a split that would be empty is missing.
+
+    Each group stays together, and train has the largest one. First test, then dev, get groups until
+    they have at least a tenth of all questions; train gets the others.
+    """
     fewest = sum(map(len, groups.values())) / QUESTIONS_FOR_EACH_HELD_OUT
     largest = max(groups, key=lambda name: len(groups[name]))
     splits: dict[str, list[TakenQuestion]] = {"train": list(groups[largest]), "dev": [], "test": []}
-    # A group stays in its split when others are added, since the order depends on the names alone.
+    # The order depends on the groups' names alone, and not on their order in the files. So most
+    # groups stay in their splits when others are added.
     for name in sorted(groups, key=lambda name: hashlib.sha256(name.encode()).digest()):
         if name == largest:
             continue

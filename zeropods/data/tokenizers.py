@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 # The model hub.
 
 HUB_ANSWER_SECONDS = 10.0
+"""Time that the hub has for an answer before it counts as out of reach."""
 
 
 def hub_options(name: str) -> dict[str, bool]:
-    """Options for `from_pretrained(name)`: none for a folder, only the local copy if the hub cannot
-    be reached.
+    """Options for `from_pretrained(name)`: none for a folder, or where the hub answers; the local
+    copy only where the hub cannot be reached.
 
-    Otherwise transformers asks five times for each file, with growing pauses, before it gives up;
-    that is most of a minute without any output.
+    Without that option, transformers asks five times for each file, with growing pauses, before it
+    gives up; that is most of a minute without any output.
     """
     if Path(name).is_dir():
         return {}
@@ -59,8 +60,12 @@ def load_tokenizer(
     Args:
         source: a hub id, a model that comes with the package, a folder with a tokenizer, or a
             SentencePiece model file.
-        complete: add the characters that T5's vocabulary lacks as pieces of their own.
+        complete: whether the characters that T5's vocabulary lacks are added as pieces of their
+            own.
         instead: what an error message suggests besides a local folder.
+
+    Raises:
+        UserError: there is no such tokenizer, or its files have changed since they were saved.
     """
     import sentencepiece
     from transformers import AutoTokenizer
@@ -95,7 +100,8 @@ def load_tokenizer(
 
 
 def complete_vocabulary(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Append the missing characters, each alone and after a space, as pieces of the unigram model.
+    """The tokenizer with the `MISSING_CHARACTERS` that it lacks, each alone and after a space, as
+    pieces of its unigram model; the same tokenizer if it lacks none.
 
     They are pieces, not tokens of `add_tokens`: an added token splits the text before the model
     sees it, and the space before it is lost. T5's embedding has 32,128 rows for 32,100 ids, so no
@@ -113,6 +119,7 @@ def complete_vocabulary(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = document["model"]["vocab"]
     for character in missing:
+        # The second number is the piece's score, the logarithm of its probability.
         vocabulary += [["▁" + character, -4.0], [character, -6.0]]
     return PreTrainedTokenizerFast(
         tokenizer_object=Backend.from_str(json.dumps(document)),
@@ -124,6 +131,7 @@ def complete_vocabulary(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
 
 
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder; `UserError` if there is none."""
     from transformers import AutoTokenizer, T5Tokenizer
 
     has_piece_model = (folder / "spiece.model").is_file()
@@ -156,11 +164,13 @@ DESCRIBING_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 
 def load_causal_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that `source` names: it has an end token, which also pads if there is no pad
-    token.
+    """The tokenizer that `source` names, made fit for causal models by `with_ends`.
 
     Args:
         source: a hub id, or a folder with tokenizer.json or with GPT-2's vocab.json and merges.txt.
+
+    Raises:
+        UserError: there is no such tokenizer, or it cannot be used.
     """
     folder = Path(source)
     if folder.is_file():
@@ -184,7 +194,7 @@ def _has_only_published_files(folder: Path) -> bool:
 
 
 def _from_published_files(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of GPT-2's two files, after a check of both."""
+    """The tokenizer of GPT-2's two files; `UserError` if they do not fit together."""
     from transformers import GPT2TokenizerFast
 
     vocabulary = read_object(folder / VOCABULARY_FILE, "fetch it again")
@@ -208,10 +218,16 @@ def _from_published_files(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def with_ends(source: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer with a pad token, and without truncation or padding of its own; refused if it
-    cannot be used.
+    """The same tokenizer, given a pad token if it has none, and freed of truncation and padding of
+    its own.
 
     Padding with the end token is harmless: padded positions are masked and carry no loss.
+
+    Args:
+        source: the tokenizer's name, for messages.
+
+    Raises:
+        UserError: it has no fast implementation, or no end token.
     """
     if not tokenizer.is_fast:
         raise UserError(

@@ -48,7 +48,12 @@ def names_of_columns(examples: Iterable[Example]) -> NamesByType:
 
 
 def varied(example: Example, rng: Random, names: NamesByType) -> Example:
-    """A varied copy of an example, whose table has no rows; `names` are names for its columns."""
+    """A varied copy of an example; its table has no rows.
+
+    Args:
+        rng: decides what is varied; its state moves on.
+        names: names that columns may get.
+    """
     question, query = _with_other_values(example.question, example.query, example.table, rng)
     question, table = _with_other_names(question, example.table, query, names, rng)
     table, query = _with_other_columns(table, query, rng)
@@ -93,28 +98,28 @@ def _text(cell: Cell) -> str:
 
 def _with_value(question: str, condition: Condition, value: str) -> tuple[str, Condition]:
     """Question and condition with another value; unchanged unless the question has the old one
-    once, as whole words."""
+    exactly once, as whole words."""
     old_value = condition.value
     whole_words = re.compile(rf"(?<!\w){re.escape(old_value)}(?!\w)", re.IGNORECASE)
-    places = list(whole_words.finditer(question))
-    if len(places) != 1:
+    matches = list(whole_words.finditer(question))
+    if len(matches) != 1:
         return question, condition
     has_no_capitals = value == value.lower()
     had_capitals = old_value != old_value.lower()
     if has_no_capitals and had_capitals:
         # WikiSQL's cells are in lower case, the names in its questions often are not.
         value = value.title()
-    reworded = _reworded(question, places[0], old_value, value)
+    reworded = _reworded(question, matches[0], old_value, value)
     return reworded, condition._replace(value=value)
 
 
-def _reworded(question: str, place: re.Match[str], old: str, new: str) -> str:
-    """The question with a new value or name in the place of the old one; in lower case where the
-    old one is in lower case there."""
-    is_lowered = place[0] == old.lower()
+def _reworded(question: str, match: re.Match[str], old: str, new: str) -> str:
+    """The question with a new value or name in the place of the old one, where `match` has found
+    it; in lower case where the question has the old one in lower case."""
+    is_lowered = match[0] == old.lower()
     if is_lowered:
         new = new.lower()
-    return question[: place.start()] + new + question[place.end() :]
+    return question[: match.start()] + new + question[match.end() :]
 
 
 # Other names of columns.
@@ -140,29 +145,30 @@ def _with_name(
 ) -> str | None:
     """The question that calls a column by another name; None where the column cannot be renamed.
 
-    It can where the question has its name once, alone or with the `s` of a plural, and no value of
-    the query has a word of it; or where neither question nor query have to do with the column.
+    A column can be renamed in two cases: where the question has its name exactly once, alone or
+    with the `s` of a plural, and no value of the query has a word of the name; or where neither the
+    question nor the query names the column.
     """
     old_name = header[column]
     has_old_name = bool(old_name.strip())
     is_taken = name.lower() in {other.lower() for other in header}
     if not has_old_name or is_taken:
         return None
-    # The question would seem to ask about the column.
-    if _places(name, question):
+    # With a name that the question has already, the question would seem to ask about the column.
+    if _matches(name, question):
         return None
-    places = _places(old_name, question)
-    if not places and column not in query.columns:
+    matches = _matches(old_name, question)
+    if not matches and column not in query.columns:
         return question
-    if len(places) != 1:
+    if len(matches) != 1:
         return None
     is_in_a_value = any(_words(old_name) & _words(condition.value) for condition in query.conds)
     if is_in_a_value:
         return None
-    return _reworded(question, places[0], old_name, name)
+    return _reworded(question, matches[0], old_name, name)
 
 
-def _places(name: str, question: str) -> list[re.Match[str]]:
+def _matches(name: str, question: str) -> list[re.Match[str]]:
     """Where a question has a name as whole words, in any letter case; the `s` of a plural may
     follow."""
     return list(_whole_words(name).finditer(question))
@@ -170,8 +176,11 @@ def _places(name: str, question: str) -> list[re.Match[str]]:
 
 @lru_cache(REMEMBERED_NAMES)
 def _whole_words(name: str) -> re.Pattern[str]:
-    """The pattern of a name in a question. Compiling it takes longer than looking for it, and a
-    name is looked for in thousands of questions."""
+    """The pattern of a name in a question.
+
+    It is remembered: compiling it takes longer than a search, and a name is searched for in
+    thousands of questions.
+    """
     return re.compile(rf"(?<!\w){re.escape(name)}(?=s?(?!\w))", re.IGNORECASE)
 
 
@@ -187,7 +196,7 @@ def _with_other_columns(table: SQLTable, query: Query, rng: Random) -> tuple[SQL
     needed = set(query.columns)
     others = [column for column in range(len(table.header)) if column not in needed]
     if others and rng.random() < LEFT_OUT_SHARE:
-        # Fewer than there are: at least one is left out.
+        # `randrange` stops below its argument, so at least one is left out.
         number_kept = rng.randrange(len(others))
         others = rng.sample(others, number_kept)
     order = [*sorted(needed), *others]
