@@ -95,10 +95,12 @@ OTHER_VERB_RANK = 1
 COMPARISONS = (operator.eq, operator.gt, operator.lt)
 """What each of the first three `OPERATORS` does."""
 VALUE_PLACEHOLDER = "\0{}\0"
-"""Stands for the value of a condition, by its number, until the words around it are final."""
+"""Stands for the value of a condition, by its number, until the words around it are final: they may
+be put in lower case, and the value may not."""
 PHRASE_MARKS = ("=", ">", "<", "?")
 
 Counts = dict[str, dict[str, int]]
+"""Counts by what is counted, then by split or file."""
 
 
 @dataclass(frozen=True)
@@ -168,12 +170,13 @@ def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
     rng.shuffle(tables)
     held_out: dict[str, list[FactTable]] = {}
     for split, number in HELD_OUT_TABLES.items():
-        # What is popped here is in no other split.
+        # These tables leave `tables`, of which every split has questions.
         held_out[split] = [tables.pop() for _ in range(number)]
 
     wordings: set[str] = set()
     questions = {}
     table_ids = {}
+    # Test is drawn first, as in the committed sample: a change of the order would change it.
     for split in reversed(SPLITS):
         subjects = _subjects(split, tables, held_out.get(split, []))
         questions_of_split = [_new_question(table, wordings, rng) for table in subjects]
@@ -226,8 +229,8 @@ def _new_question(table: FactTable, wordings: set[str], rng: Random) -> dict[str
         drawn = draw(table, rng)
         if drawn is None:
             continue
-        query, matches = drawn
-        question, query = ask(table, query, matches, rng)
+        query, match_count = drawn
+        question, query = ask(table, query, match_count, rng)
         wording = question.lower().rstrip("?.")
         if wording in wordings:
             continue
@@ -298,8 +301,8 @@ def _words(file: str = "questions") -> dict[str, Any]:
 
 
 def draw(table: FactTable, rng: Random) -> tuple[Query, int] | None:
-    """A random query and the number of rows that it matches, or None if what was drawn makes no
-    sense for the table."""
+    """A random query and the number of rows that its conditions match; None if what was drawn makes
+    no sense for the table. The caller draws again then."""
     agg = rng.choices(range(len(AGGREGATES)), AGGREGATE_WEIGHTS)[0]
     number = rng.choices(range(len(CONDITION_WEIGHTS)), CONDITION_WEIGHTS)[0]
     kinds = SELECTABLE[AGGREGATES[agg]]
@@ -311,18 +314,18 @@ def draw(table: FactTable, rng: Random) -> tuple[Query, int] | None:
     if columns is None:
         return None
     # All conditions are made for one row, so that at least this one meets them.
-    model_row = rng.choice(table.rows)
-    conditions = [_draw_condition(table, column, model_row[column], rng) for column in columns]
-    matches = sum(_meets_all(table, row, conditions) for row in table.rows)
-    if not _makes_sense(table, agg, conditions, matches):
+    row_to_find = rng.choice(table.rows)
+    conditions = [_draw_condition(table, column, row_to_find[column], rng) for column in columns]
+    matches = [row for row in table.rows if _meets_all(table, row, conditions)]
+    if not _makes_sense(table, agg, conditions, len(matches)):
         return None
-    return Query(sel, agg, tuple(conditions)), matches
+    return Query(sel, agg, tuple(conditions)), len(matches)
 
 
 def _draw_columns(
     table: FactTable, agg: int, sel: int, number: int, rng: Random
 ) -> list[int] | None:
-    """The columns of a number of conditions; None if the table has too few."""
+    """The columns that `number` conditions are about; None if the table has too few."""
     is_plain_look_up = agg == 0 and number == 1 and sel != KEY_COLUMN
     if is_plain_look_up and rng.random() < KEY_SHARE:
         return [KEY_COLUMN]
@@ -333,8 +336,11 @@ def _draw_columns(
 
 
 def _draw_condition(table: FactTable, column: int, cell: Cell, rng: Random) -> Condition:
-    """A condition that a cell meets; comparisons split a column at its quartiles, so that the same
-    limits recur."""
+    """A condition that a cell meets.
+
+    Comparisons split a column at one of its quartiles, so that the same limits recur in many
+    questions.
+    """
     equality = Condition(column, OPERATORS.index("="), str(cell))
     if not table.columns[column].is_number:
         return equality
@@ -344,13 +350,14 @@ def _draw_condition(table: FactTable, column: int, cell: Cell, rng: Random) -> C
     values = sorted({Decimal(str(row[column])) for row in table.rows})
     if len(values) < 2:
         return equality
-    # A cut lies between the value of its index and the next one.
+    # A cut is an index of `values`: the limit is to lie between this value and the next one.
     cuts = sorted({(len(values) - 1) * quarter // 4 for quarter in (1, 2, 3)})
     position = values.index(Decimal(str(cell)))
     cuts_by_symbol = {
         ">": [cut for cut in cuts if cut < position],
         "<": [cut for cut in cuts if cut >= position],
     }
+    # The smallest and the largest values have a cut on one side only.
     if not cuts_by_symbol[symbol]:
         symbol = "<" if symbol == ">" else ">"
     cut = rng.choice(cuts_by_symbol[symbol])
@@ -363,6 +370,7 @@ def _draw_condition(table: FactTable, column: int, cell: Cell, rng: Random) -> C
 def _roundest_between(low: Decimal, high: Decimal, symbol: str) -> Decimal:
     """The roundest number that separates the two: `> n` holds for `high` only, `< n` for `low`
     only."""
+    # From billions to ten-thousandths, the rounder first: the facts need no finer numbers.
     for exponent in range(9, -5, -1):
         step = Decimal(1).scaleb(exponent)
         if symbol == ">":
@@ -390,32 +398,38 @@ def _meets_all(table: FactTable, row: Sequence[Cell], conditions: Sequence[Condi
     return True
 
 
-def _makes_sense(table: FactTable, agg: int, conditions: Sequence[Condition], matches: int) -> bool:
-    """Whether a query that matches this number of rows is one that somebody would ask.
+def _makes_sense(
+    table: FactTable, agg: int, conditions: Sequence[Condition], match_count: int
+) -> bool:
+    """Whether somebody would ask a query that matches this number of rows.
 
-    That excludes `1 moons`, a condition that every row meets, and statistics of a single row.
+    Nobody would ask for `1 moons`, by conditions that every row meets, or for a statistic of a
+    single row.
     """
     for column, _, value in conditions:
         if table.columns[column].kind == "count" and value == "1":
             return False
-    if conditions and matches == len(table.rows):
+    if conditions and match_count == len(table.rows):
         return False
     is_statistic = AGGREGATES[agg] in ("MAX", "MIN", "SUM", "AVG")
     fewest = 2 if is_statistic else 1
-    return matches >= fewest
+    return match_count >= fewest
 
 
 # A query in a person's words.
 
 
-def ask(table: FactTable, query: Query, matches: int, rng: Random) -> tuple[str, Query]:
+def ask(table: FactTable, query: Query, match_count: int, rng: Random) -> tuple[str, Query]:
     """A question, and the query with its conditions in the order in which the question names them.
 
     Values appear in the question exactly as in the query; the words around them may be lower-cased.
+
+    Args:
+        match_count: number of rows that the query's conditions match.
     """
     conditions = list(query.conds)
     rng.shuffle(conditions)
-    has_several = matches > 1
+    has_several = match_count > 1
     template = rng.choice(_templates(table, query, has_several, rng))
     slots, conditions_as_named = _condition_slots(table, template, conditions, has_several, rng)
     slots |= _noun_slots(table, query, has_several, rng)
@@ -460,6 +474,7 @@ def _templates(table: FactTable, query: Query, has_several: bool, rng: Random) -
     words = _words()
     column = table.columns[query.sel]
     aggregate = AGGREGATES[query.agg]
+    # Templates for questions about all rows have names of their own.
     ending = "" if query.conds else "_all"
     if aggregate == "COUNT":
         return words[f"count{ending}"]
@@ -492,7 +507,8 @@ def _templates_of_things(column: FactColumn, query: Query, has_several: bool) ->
 
 
 def _noun_slots(table: FactTable, query: Query, has_several: bool, rng: Random) -> dict[str, str]:
-    """The slots that do not depend on the conditions."""
+    """The slots of a template that do not depend on the conditions, by name; a template uses some
+    of them."""
     column = table.columns[query.sel]
     noun = rng.choice(column.phrases[""])
     noun_of_value = f"number of {noun}" if column.kind == "count" else noun
@@ -521,7 +537,7 @@ def _noun_slots(table: FactTable, query: Query, has_several: bool, rng: Random) 
 
 
 class Predicate(NamedTuple):
-    """A condition as a predicate: `is` and `taller than 300 m`, `has` and `a height above 300`."""
+    """A condition in two parts: `is` and `taller than 300 m`, `has` and `a height above 300`."""
 
     verb: str
     rest: str
@@ -538,7 +554,11 @@ def _predicates(table: FactTable, conditions: Sequence[Condition], rng: Random) 
 
 
 def _predicate(table: FactTable, condition: Condition, number: int, rng: Random) -> str:
-    """A condition as a predicate: `is taller than 300 m`, `has a height above 300`."""
+    """A condition as a predicate: `is taller than 300 m`, `has a height above 300`.
+
+    Args:
+        number: that of the condition, which the placeholder of its value gets.
+    """
     column = table.columns[condition.column]
     symbol = OPERATORS[condition.operator]
     value = VALUE_PLACEHOLDER.format(number)
@@ -574,7 +594,7 @@ def _clauses(
 
 
 def _clause(table: FactTable, condition: Condition, number: int, rng: Random) -> str:
-    """A condition as a clause: `height is above 300`."""
+    """A condition as a clause: `height is above 300`; `number` is as for `_predicate`."""
     words = _words()
     column = table.columns[condition.column]
     is_year = column.kind == "year"
@@ -622,6 +642,7 @@ def _without_verbs(predicates: Sequence[Predicate]) -> str:
 
 
 def _joined(parts: Sequence[str]) -> str:
+    """`a, b and c`; empty for no parts."""
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
@@ -633,6 +654,7 @@ PARAGRAPH_COUNTS = {"train": 200, "dev": 40}
 QUESTIONS_OF_PARAGRAPH = 4
 PEOPLE_OF_PARAGRAPH = 3
 FACTS_OF_PERSON = 3
+"""Number of statements that a paragraph has about each of its people."""
 PARAGRAPHS_OF_ARTICLE = 20
 ANSWER_COUNTS = {"train": 1, "dev": 3}
 """Number of times that each answer is marked, by split, as in SQuAD."""
@@ -657,6 +679,7 @@ def _squad_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
         while len(paragraphs) < number:
             facts = _draw_facts(rng)
             context = " ".join(fact.sentence for fact in facts)
+            # No paragraph occurs twice, so that dev has none of train.
             if context in contexts:
                 continue
             contexts.add(context)
@@ -697,6 +720,7 @@ def _draw_questions(
     """Questions about some of the facts, with the places of their answers in the context."""
     questions: list[dict[str, object]] = []
     for number, fact in enumerate(rng.sample(facts, QUESTIONS_OF_PARAGRAPH)):
+        # The answer ends its sentence; the name at the beginning may hold the same letters.
         start = context.index(fact.sentence) + fact.sentence.rindex(fact.answer)
         answer = {"answer_start": start, "text": fact.answer}
         questions.append(
@@ -728,6 +752,7 @@ def _text_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
     """`train.txt`, `valid.txt` and `test.txt`; the number of articles of each split and the size of
     each file."""
     words = _words("words")
+    # Each town has one article, in one of the splits.
     towns = []
     for beginning in words["town_beginnings"]:
         for ending in words["town_endings"]:
@@ -744,7 +769,7 @@ def _text_files(rng: Random) -> tuple[dict[str, bytes], Counts]:
 def _article(town: str, rng: Random) -> str:
     """An article: title, opening and three sections; what the opening says about a town comes back
     further down."""
-    # The order of the draws is that of the committed sample.
+    # The order of the draws is that of the committed sample, and must not change.
     words = _words("words")
     river = rng.choice(words["rivers"])
     land = rng.choice(words["lands"])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK_QUESTIONS = 2_048
+"""Number of questions that are encoded at a time."""
 QUESTION = "Question: "
 CONTEXT = " Context: "
 ANSWER = " Answer:"
@@ -121,8 +122,8 @@ def _check_answer(place: str, context: str, answer: _Answer) -> None:
 
 
 def squad_file(folder: Path, split: str) -> Path:
-    """The file of a split, which must exist: `SPLIT-v1.1.json`, or the only one named
-    `SPLIT*.json`."""
+    """The file of a split: `SPLIT-v1.1.json`, or the only one named `SPLIT*.json`; `UserError` if
+    there is none, or several."""
     check_folder(folder, "squad")
     official = Path(folder) / f"{split}-v1.1.json"
     paths = _named(folder, split)
@@ -140,7 +141,7 @@ def squad_file(folder: Path, split: str) -> Path:
 
 
 def squad_splits(folder: Path) -> list[str]:
-    """The splits that a folder has; train must be one of them."""
+    """The splits that a folder has; `UserError` unless train is one of them."""
     squad_file(folder, "train")
     return [split for split in SPLITS if _named(folder, split)]
 
@@ -201,8 +202,11 @@ class SquadEncoder:
 
         Args:
             has_answer: False for prompts alone.
-            keep_answer: a context that is too long keeps the part around the answer; otherwise it
-                keeps its beginning, as it does in a prompt, whose answer is not known.
+            keep_answer: whether a context that is too long keeps the part around the answer. If
+                not, it keeps its beginning, as it does in a prompt, whose answer is not known.
+
+        Raises:
+            UserError: a question is too long even without its context.
         """
         prompts = []
         texts = []
@@ -212,18 +216,18 @@ class SquadEncoder:
             prompts.append(prompt)
             texts.append(prompt + answer)
         encodings = self._backend.encode_batch(texts, add_special_tokens=False)
-        last = [self._end] if has_answer else []
+        end = [self._end] if has_answer else []
         rows = []
         for example, prompt, encoding in zip(examples, prompts, encodings, strict=True):
             ids = encoding.ids
             answer_tokens = 0
             if has_answer:
-                answer_tokens = len(ids) - _tokens_ended(encoding, len(prompt)) + len(last)
-            surplus = len(self._first) + len(ids) + len(last) - self._limit
+                answer_tokens = len(ids) - _tokens_ended(encoding, len(prompt)) + len(end)
+            surplus = len(self._first) + len(ids) + len(end) - self._limit
             is_too_long = surplus > 0
             if is_too_long:
                 ids = self._without_surplus(example, prompt, encoding, surplus, keep_answer)
-            row = np.array([*self._first, *ids, *last], np.int32)
+            row = np.array([*self._first, *ids, *end], np.int32)
             rows.append(SquadRow(row, answer_tokens, is_too_long))
         return rows
 
@@ -235,7 +239,11 @@ class SquadEncoder:
         surplus: int,
         keep_answer: bool,
     ) -> list[int]:
-        """The ids of a text without `surplus` tokens of its context."""
+        """The ids of a text without `surplus` tokens of its context.
+
+        Positions that end in `_start` and `_end` are characters of the text; all other numbers are
+        tokens.
+        """
         context_end = len(prompt) - len(ANSWER)
         context_start = context_end - len(example.context.strip())
         # The space before the context belongs to its first token, or is a token of its own.
@@ -250,6 +258,7 @@ class SquadEncoder:
             )
         first = start
         if keep_answer:
+            # The prompt has the context without the blanks at its beginning.
             blanks = len(example.context) - len(example.context.lstrip())
             answer_start = context_start + example.starts[0] - blanks
             answer_end = answer_start + len(example.answers[0])
@@ -257,10 +266,11 @@ class SquadEncoder:
             answer_stop = _tokens_begun(encoding, answer_end)
             is_beyond_beginning = answer_stop - start > kept
             if is_beyond_beginning:
-                # As much before the answer as after it, as far as the context goes.
+                # As much is kept before the answer as after it, as far as the context goes. An
+                # answer longer than what is kept keeps its beginning.
                 centred = (answer_first + answer_stop - kept) // 2
-                last_first = start + surplus
-                first = max(start, min(answer_first, centred, last_first))
+                latest_first = start + surplus
+                first = max(start, min(answer_first, centred, latest_first))
         ids = encoding.ids
         return [*ids[:start], *ids[first : first + kept], *ids[stop:]]
 
@@ -284,7 +294,8 @@ def _tokens_ended(encoding: Encoding, character: int) -> int:
 def _span(encoding: Encoding, token: int) -> tuple[int, int]:
     """The offsets at which a token begins and ends, in characters."""
     span = encoding.token_to_chars(token)
-    assert span is not None  # No special token was added.
+    # Only special tokens have none, and `SquadEncoder.rows` encodes without them.
+    assert span is not None
     return span
 
 
@@ -336,7 +347,7 @@ class SquadData:
             answers = []
             for row in squad_rows:
                 start = len(row.ids) - row.answer
-                # Without the end token.
+                # The last token is the end token, which is no part of the answer's text.
                 answers.append(row.ids[start:-1].tolist())
             decoded = tokenizer.backend_tokenizer.decode_batch(answers, skip_special_tokens=True)
             targets_lost += count_lost([example.answers[0] for example in chunk], decoded)
@@ -358,4 +369,5 @@ class SquadData:
         return labels
 
     def _examples(self, split: str) -> Iterator[SquadExample]:
+        """The questions of a split, no more than the limit."""
         return itertools.islice(read_squad(self._folder, split), self._limit)

@@ -100,7 +100,11 @@ class TextData:
         progress: Callable[[int], object],
     ) -> TokenRows:
         """The blocks of a split, for train only whole ones; the first label of each block is
-        -100."""
+        -100, since nothing predicts its token.
+
+        Raises:
+            UserError: the text is shorter than one block, or has too many tokens.
+        """
         documents = self._encoded(split, tokenizer, progress)
         tokens = join(documents, tokenizer.eos_token_id)
         length = self._max_seq_length
@@ -119,6 +123,7 @@ class TextData:
         return TokenRows(blocks, labels, documents=len(documents), leftover_tokens=leftover)
 
     def _documents(self, split: str) -> Iterator[str]:
+        """The documents of a split, no more than the limit."""
         return itertools.islice(self._corpus.documents(split), self._limit)
 
     def _encoded(
@@ -162,7 +167,7 @@ def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def join(documents: Sequence[Ids], end: int) -> Ids:
-    """(tokens,) all documents in order, with the end token between every two."""
+    """(tokens,) all documents in order, with the end token between two of them."""
     if not documents:
         return np.empty(0, np.int32)
     end_token = np.array([end], np.int32)
@@ -229,7 +234,7 @@ def split_by_hash(text: str) -> str:
 
 def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -> Corpus:
     """The text at `data`: a folder, or otherwise the id of a data set on the hub, at its current
-    revision."""
+    revision; `UserError` if there is no such text."""
     folder = Path(data)
     if folder.is_dir():
         if dataset_config is not None:
@@ -267,7 +272,8 @@ def folder_corpus(folder: Path, text_field: str) -> Corpus:
     splits = [split for split in SPLITS if split in by_split]
     by_hash = False
     if unnamed:
-        # Dev is chosen by hash. A single text, or a few that all fall on one side, go to train.
+        # Dev is chosen by hash, unless all documents fall on one side, as a single one does: then
+        # all of them go to train.
         sides = {split_by_hash(text) for text in read("train") if text.strip()}
         by_hash = sides == {"train", "dev"}
         splits = ["train", "dev"] if by_hash else ["train"]
@@ -337,7 +343,16 @@ def _check_splits(
 
 def hub_corpus(name: str, config: str | None, field: str, revision: str | None) -> Corpus:
     """A data set on the hub, which is streamed: its documents are rows, or articles where rows are
-    lines."""
+    lines.
+
+    Args:
+        config: name of the configuration; None for the data set's only one.
+        field: the field of a row that holds its text.
+        revision: the commit to read; None where it is not known.
+
+    Raises:
+        UserError: there is no such configuration, or no split train.
+    """
     import datasets
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
@@ -380,6 +395,7 @@ def hub_corpus(name: str, config: str | None, field: str, revision: str | None) 
             ) from None
 
     splits = [split for split in SPLITS if split in hub_splits]
+    # Where the data set has train only, dev is a part of it.
     by_hash = splits == ["train"]
     if by_hash:
         splits = ["train", "dev"]
@@ -392,7 +408,8 @@ def hub_name(name: str, config: str | None) -> str:
 
 
 def _hub_revision(name: str) -> str | None:
-    """The current revision of a data set on the hub, which must have it."""
+    """The current revision of a data set on the hub; `UserError` if the hub does not have it, or
+    does not answer."""
     import httpx2
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -424,7 +441,7 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         is_blank = not line.strip()
         if is_title_before and is_blank and len(article) > 1:
-            # The line before begins the next article.
+            # The line before, which is in this article already, begins the next one.
             title = article.pop()
             has_text = any(part.strip() for part in article)
             if has_text:
@@ -460,7 +477,8 @@ def _documents_of_parquet(path: Path, field: str) -> Iterator[str]:
     try:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            # Where there is no such field, the message names those that there are.
+            # Where there is no such field, all are read, so that the message of `_text_in` can
+            # name them.
             columns = [field] if field in names else names
             for batch in file.iter_batches(CHUNK_DOCUMENTS, columns=columns):
                 for row in batch.to_pylist():
@@ -486,7 +504,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _text_in(row: dict[str, object], place: str, field: str) -> str:
-    """The text of a JSON object, or of a row of a table."""
+    """The text of a JSON object, or of a row of a table; `UserError` if the field holds none."""
     text = row.get(field)
     if not isinstance(text, str):
         fields = ", ".join(map(repr, row))

@@ -90,6 +90,8 @@ Row = tuple[str, str, SQLTable, Query]
 
 
 def _read_llmsql(questions: Path) -> Iterator[Example]:
+    """The questions of a file in LLMSQL's layout whose statement is of WikiSQL's form; `UserError`
+    after the last one if there was none."""
     has_example = False
     for question in read_questions(questions):
         if question.query is not None:
@@ -103,6 +105,7 @@ def _read_llmsql(questions: Path) -> Iterator[Example]:
 
 
 def _read_official(folder: Path, split: str) -> Iterator[Row]:
+    """The questions of a split in the official layout, in file order."""
     tables = read_tables(split_file(folder, split, "tables.jsonl"))
     for place, line in validated_lines(_Line, split_file(folder, split, "jsonl")):
         table = tables.get(line.table_id)
@@ -233,21 +236,23 @@ class _HubRow:
 
 def hub_files(folder: Path, split: str) -> list[Path]:
     """The files of a split in the hub's layout, in their order; none where the folder does not have
-    it so."""
+    the split in this layout."""
     is_prepared = (Path(folder) / MANIFEST).is_file()
-    if is_prepared:  # Its Arrow files hold tokens.
+    if is_prepared:
+        # The Arrow files of a prepared set hold tokens.
         return []
-    for place in HUB_FOLDERS:
+    for subfolder in HUB_FOLDERS:
         for name in HUB_NAMES[split]:
             for pattern in HUB_PATTERNS:
-                files = sorted((Path(folder) / place).glob(pattern.format(name=name)))
+                files = sorted((Path(folder) / subfolder).glob(pattern.format(name=name)))
                 if files and _holds_tables(files[0]):
                     return files
     return []
 
 
 def _holds_tables(path: Path) -> bool:
-    """Whether the rows of a file carry their tables; those of the official layout do not."""
+    """Whether the rows of a file carry their tables, to judge by the first; those of the official
+    layout do not."""
     if path.suffix in (".parquet", ".arrow"):
         return True
     with open(path, "rb") as file:
@@ -255,15 +260,18 @@ def _holds_tables(path: Path) -> bool:
     try:
         return "table" in json.loads(first)
     except (ValueError, TypeError, RecursionError):
+        # Whoever reads the file says what is wrong with it.
         return False
 
 
 def _read_hub(files: Sequence[Path]) -> Iterator[Row]:
+    """The questions of files in the hub's layout, in file order."""
     tables: dict[str, SQLTable] = {}
     for place, row in _hub_rows(_HubRow, files):
-        # Every question about a table brings a copy of it; one is kept.
+        # Every question about a table brings a copy of it; the first is kept for all.
         table = tables.setdefault(row.table.id, row.table)
-        if table is row.table:
+        is_new = table is row.table
+        if is_new:
             check_width(place, table)
         elif table != row.table:
             raise UserError(
@@ -274,12 +282,14 @@ def _read_hub(files: Sequence[Path]) -> Iterator[Row]:
 
 
 def _hub_query(place: str, sql: _HubQuery) -> Query:
+    """The query of a row in the hub's layout; `UserError` if it is none."""
     conds = sql.conds
     lengths = {len(conds.column_index), len(conds.operator_index), len(conds.condition)}
     if len(lengths) > 1:
         raise UserError(f"{place}: sql.conds: its lists differ in length; {MEND}")
     conditions = list(zip(conds.column_index, conds.operator_index, conds.condition, strict=True))
     document = {"sel": sql.sel, "agg": sql.agg, "conds": conditions}
+    # It is checked as the query of the official layout is.
     return validated(Query, place, json.dumps(document).encode())
 
 
@@ -339,8 +349,11 @@ def source_files(folder: Path, split: str) -> list[Path]:
 
 
 def split_of(source: str) -> str | None:
-    """The split that a source file belongs to by its name, a path in the folder of the data; None
-    if by none."""
+    """The split that a source file belongs to, to judge by its name; None if the name tells none.
+
+    Args:
+        source: the file's path in the folder of the data.
+    """
     for split, files in QUESTION_FILES.items():
         if source in files:
             return split
@@ -364,7 +377,8 @@ class _RowsTable:
 def table_ids(folder: Path, split: str) -> set[str]:
     """The ids of a split's tables; none where the folder does not have them.
 
-    LLMSQL's splits have one file of tables, so that theirs are those that are asked about.
+    LLMSQL has one file of tables for all splits. The tables of a split are those that its questions
+    are about.
     """
     questions = question_file(folder, split)
     if questions is not None:
@@ -405,8 +419,8 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def count_examples(folder: Path, split: str, limit: int | None) -> int:
-    """The number of examples of a split, or `limit` where there are more, without a check of their
-    lines."""
+    """The number of examples of a split, or `limit` where there are more. Lines are counted, not
+    checked, except in the hub's layout."""
     files = hub_files(folder, split)
     if files:
         rows: Iterator[object] = _hub_rows(dict[str, Any], files)
@@ -429,7 +443,7 @@ def source_of(example: Example, prompt: str) -> str:
 
 
 def _source_text(worded: Example, prompt: str) -> str:
-    """The same for an example in the words of its prompt."""
+    """What `source_of` returns, for an example that is in the words of its prompt already."""
     source = f"translate to SQL: {worded.question.strip()}"
     if prompt == "question":
         return source
@@ -509,7 +523,7 @@ class WikiSQLData:
         rows = TokenRows()
         targets_lost = 0
         targets_unreadable = 0
-        last = -1
+        last_index = -1
         examples = self._examples(split)
         if split == "train":
             examples = itertools.chain(examples, self._varied_copies(split))
@@ -524,7 +538,7 @@ class WikiSQLData:
             targets_lost += count_lost(texts, decoded)
             unreadable = []
             for example, in_words in zip(chunk, worded, strict=True):
-                # A gold query has to be read back from its text.
+                # A gold query that is not read back from its text cannot be answered right.
                 if not is_restored(in_words.query, in_words.table.header):
                     unreadable.append(example)
             targets_unreadable += len(unreadable)
@@ -535,30 +549,34 @@ class WikiSQLData:
             rows.labels_cut += _count_longer(targets, MAX_TARGET_TOKENS)
             rows.input_ids += [_cut(row, self._max_source_tokens, end) for row in sources]
             rows.labels += [_cut(row, MAX_TARGET_TOKENS, end) for row in targets]
-            last = chunk[-1].index
+            last_index = chunk[-1].index
             progress(len(chunk))
-        passed_over = self._passed_over(split, last)
+        # The varied copies end with the same example as the split does, so the index holds.
+        passed_over = self._passed_over(split, last_index)
         if passed_over and rows.first_unreadable is None:
             rows.first_unreadable = _place_and_statement(split, passed_over[0])
         rows.targets_lost = targets_lost
         rows.targets_unreadable = targets_unreadable + len(passed_over)
         return rows
 
-    def _passed_over(self, split: str, last: int) -> list[SQLQuestion]:
-        """The questions of LLMSQL, up to the example of index `last`, that became no row because
-        their statement is not of WikiSQL's form."""
+    def _passed_over(self, split: str, last_index: int) -> list[SQLQuestion]:
+        """The questions of LLMSQL, up to the one of this index, that became no row because their
+        statement is not of WikiSQL's form; none in other layouts."""
         path = question_file(self._folder, split)
         if path is None:
             return []
-        read = itertools.islice(read_questions(path), last + 1)
-        return [question for question in read if question.query is None]
+        questions = itertools.islice(read_questions(path), last_index + 1)
+        return [question for question in questions if question.query is None]
 
     def _examples(self, split: str) -> Iterator[Example]:
+        """The examples of a split, no more than the limit."""
         return itertools.islice(read_split(self._folder, split), self._limit)
 
     def _varied_copies(self, split: str) -> Iterator[Example]:
-        """The copies of a split's examples, one whole copy after the other, always the same."""
+        """Varied copies of a split's examples, first one of each, then a second one of each, and so
+        on; always the same."""
         names: NamesByType = {}
+        # Without copies, the split need not be read once more for its names.
         if self._copies > 1:
             names = names_of_columns(self._examples(split))
         for copy in range(1, self._copies):
