@@ -46,11 +46,21 @@ OTHER_VERBS = {
 """Verbs of other programs, and others that people try, with ours in their place."""
 
 Result = dict[str, Any]
-"""What a verb returns: printed as JSON with `--json`, else line by line."""
+"""What a verb returns. It is printed as JSON with `--json`, else as text by the function
+`readable`, and `status` makes the exit status of it.
+
+Both are defaults of the verb's parser, so that they are among its arguments. A verb may replace
+them there while it runs, with a function that knows more than its result tells.
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb; the exit status is 0 only if what was asked for was done."""
+    """Run one verb and return the exit status, which is 0 only if what was asked for was done.
+
+    Args:
+        argv: the words after `zeropods`; those of this process if not given.
+    """
+    # Both have to come before a verb loads torch and the libraries that log.
     wait_passively()
     without_chatter()
 
@@ -71,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @cache
 def parser() -> argparse.ArgumentParser:
-    """All verbs and their flags."""
+    """The parser of all verbs and their flags, which is made once."""
     description = "Measure DeepSpeed ZeRO fine-tuning on your own pods."
     root = VerbParser(prog="zeropods", description=description)
     root.add_argument("--version", action="version", version=__version__)
@@ -90,8 +100,8 @@ class VerbParser(argparse.ArgumentParser):
     foreign: Mapping[str, str] = {}
     """Flags of other programs that do the same, and the flags here in their place."""
     flag_of_a_word: str | None = None
-    """Flag that was meant by a word without one, as `--name` by the word in `zeropods pods down
-    demo`."""
+    """Flag that was probably meant by a word without a flag: `--name` in `zeropods pods down
+    demo`. None where no flag is to be suggested."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"formatter_class": Help, **kwargs, "allow_abbrev": False})
@@ -108,9 +118,9 @@ class VerbParser(argparse.ArgumentParser):
         return arguments, unknown
 
     def _suggestion(self, unknown: Sequence[str]) -> str:
-        """The flags that may have been meant by those that are unknown, as an addition to the error
-        about them."""
-        known = self._meanings()
+        """The flags that may have been meant by the unknown words, as an addition to the error
+        about them; empty where nothing comes near."""
+        meanings = self._meanings()
         meant = []
         previous = ""
         for word in unknown:
@@ -119,8 +129,8 @@ class VerbParser(argparse.ArgumentParser):
             if name in self.foreign:
                 meant.append(self.foreign[name])
             elif word.startswith("--"):
-                for near in get_close_matches(name, known, 1):
-                    meant.append(known[near])
+                for near in get_close_matches(name, meanings, 1):
+                    meant.append(meanings[near])
             elif self.flag_of_a_word and not word.startswith("-") and not is_value_of_a_flag:
                 meant.append(f"{self.flag_of_a_word} {word}")
             previous = word
@@ -129,26 +139,27 @@ class VerbParser(argparse.ArgumentParser):
         return f"; did you mean {' and '.join(dict.fromkeys(meant))}?"
 
     def _meanings(self) -> dict[str, str]:
-        """What may be meant by a flag, by how that flag is spelled."""
-        known = {}
+        """What to suggest for a flag that is spelled nearly like one of these keys."""
+        meanings = {}
         for flag in self._option_string_actions:
             if flag.startswith("--") and flag != "--help":
-                known[flag] = flag
-        for word in self._words():
-            known[f"--{word.lower()}"] = f"{word} without a flag"
-        known |= self.foreign
-        return known
+                meanings[flag] = flag
+        for name in self._names_without_flag():
+            meanings[f"--{name.lower()}"] = f"{name} without a flag"
+        meanings |= self.foreign
+        return meanings
 
-    def _words(self) -> list[str]:
+    def _names_without_flag(self) -> list[str]:
         """The names of the verb's arguments that have no flag, as its help shows them."""
-        words = []
+        names = []
         for action in self._actions:
             if not action.option_strings:
-                words.append(str(action.metavar or action.dest))
-        return words
+                names.append(str(action.metavar or action.dest))
+        return names
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit with status 2."""
+        # argparse has no hook for its messages: two of them are recognised here and reworded.
         message = re.sub(r"invalid (\w+) value: (.*)", _expectation, message)
         choice = re.fullmatch(
             r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message
@@ -171,6 +182,7 @@ def _expectation(match: re.Match[str]) -> str:
 
 
 def _verb(verbs: Any, name: str, help_: str, run: Callable[[argparse.Namespace], Result]) -> Any:
+    """Add a verb with the usual `readable` and `status`, and return its parser."""
     verb = verbs.add_parser(name, help=help_, description=help_)
     verb.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     verb.set_defaults(run=run, readable=_readable, status=lambda result: 0)
@@ -178,6 +190,7 @@ def _verb(verbs: Any, name: str, help_: str, run: Callable[[argparse.Namespace],
 
 
 def _readable(result: Result) -> str:
+    """A line for each value of a result, with its name."""
     return "\n".join(f"{name:24} {_shown(value)}" for name, value in result.items())
 
 

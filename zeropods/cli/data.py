@@ -112,6 +112,8 @@ def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
 def made_text(result: Result) -> str:
     """The folder that was made, the counts of what it holds, and the numbers of questions left out
     and of remarks."""
+    # Each verb has its own keys: `sample` says what was written, `get` what was there already, and
+    # `from-csv` neither, since it always writes.
     is_new = result.get("written", True) and not result.get("already_there")
     folder = result.get("out") or result["folder"]
     facts = [f"{folder}: {'written' if is_new else 'was there already'}"]
@@ -142,7 +144,7 @@ def _run_prepare(arguments: argparse.Namespace) -> Result:
             tasks = " and ".join(tasks_by_flag[name])
             reason = f"a flag of task {tasks}, not of {arguments.task}"
             raise UserError(f"{flag} {value}: {reason}; leave it out")
-    # A preparation has the opposite of this flag in its place.
+    # A `Preparation` has a field with the opposite meaning of this flag.
     is_plain = settings.pop("plain_vocabulary", False)
     settings["complete_vocabulary"] = not is_plain
     for name in ("task", "data", "tokenizer", "limit"):
@@ -166,14 +168,14 @@ def _tasks_by_flag() -> dict[str, list[str]]:
 def readable_prepare(result: Result) -> str:
     """What was made, then a line for each split with its sizes and with what was cut or cannot be
     read."""
-    done = "prepared"
+    outcome = "prepared"
     if not result["made"]:
-        done = "was prepared before, with the same data and settings; nothing was done"
+        outcome = "was prepared before, with the same data and settings; nothing was done"
     prompt = ""
     if result["prompt"] != result["task"]:
         prompt = f", prompt {result['prompt']}"
     tokenizer = f"tokenizer {result['tokenizer']} of {result['vocabulary_size']:,} tokens"
-    lines = [f"{result['out']}: {done}; task {result['task']}{prompt}, {tokenizer}"]
+    lines = [f"{result['out']}: {outcome}; task {result['task']}{prompt}, {tokenizer}"]
     for name, split in result["splits"].items():
         lines.append(f"{name}: {_split_text(split, result['task'])}")
     return "\n".join(lines)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("pdsh", "agents", "slurm", "none")
 LAUNCHERS_ON_PODS = (None, "pdsh", "agents")
-"""Values of --launcher, or that there is none, where the ranks run on the pods of a cluster."""
+"""Values of --launcher with which the ranks run on the pods of a cluster; None if it is not
+given."""
 SLURM_FLAGS = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 """Flags of a job, by their names among the arguments."""
 CLUSTER_FLAGS = ("hostfile", "ssh_config", "name")
@@ -37,6 +38,7 @@ MAIN_FIGURES = {
     "device": "device",
     "train_seconds": "training (s)",
 }
+"""The figures of a record that are printed, by key, and what people call them."""
 DEEPSPEED_FLAGS = {
     "--num_nodes": "--num-pods",
     "--nnodes": "--num-pods",
@@ -97,7 +99,8 @@ def _add_slurm_flags(verb: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Run the launch and return its record."""
+    """Run the launch and return its record, with the score if questions are asked; for a dry run,
+    what would be run."""
     from zeropods.launch.command import check_inputs
     from zeropods.launch.script_call import ScriptCall
     from zeropods.launch.supervisor import Supervision
@@ -130,7 +133,8 @@ def run(arguments: argparse.Namespace) -> Result:
 
 
 def _score(folder: str, questions: int) -> Result:
-    """The score of a run's answers to some questions."""
+    """Let a run's model answer this number of questions, and return the score; `UserError` if that
+    fails."""
     # Another process loads the model, since this one never loads torch.
     argv = [sys.executable, "-m", "zeropods", "predict", "--model", folder]
     argv += ["--limit", str(questions), "--score", "--json"]
@@ -182,6 +186,7 @@ def _faults(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _restart_faults(arguments: argparse.Namespace) -> Iterator[str]:
+    """What is wrong with the flags about restarts and lost pods."""
     restarts = arguments.restarts
     min_pods = arguments.min_pods
     if arguments.launcher == "slurm" and restarts is not None:
@@ -197,6 +202,7 @@ def _restart_faults(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _slurm_faults(arguments: argparse.Namespace) -> Iterator[str]:
+    """What is wrong with a job's flags; without `--launcher slurm`, that there are any."""
     if arguments.launcher != "slurm":
         for name in SLURM_FLAGS:
             if getattr(arguments, name) is not None:
@@ -218,7 +224,8 @@ def _names_hosts(arguments: argparse.Namespace) -> bool:
 
 def readable(result: Result) -> str:
     """The record's main figures; for a dry run, the exported variables and the command line."""
-    if "exported" in result:
+    is_dry_run = "exported" in result
+    if is_dry_run:
         return _dry_run_text(result)
     from zeropods.measure.record import closing_line, read_record
     from zeropods.train.flags import arguments_of
@@ -251,7 +258,7 @@ def _dry_run_text(result: Result) -> str:
 
 
 def _score_text(score: Result) -> str:
-    """The measure that a run is judged by, with its name; empty if there is none."""
+    """The measure that a run is judged by, with its name; empty if the score has none."""
     judging = judging_value(score)
     if judging is None:
         return ""
@@ -271,7 +278,7 @@ def exit_status(result: Result) -> int:
 
 
 def _on_pods(arguments: argparse.Namespace, call: ScriptCall, supervision: Supervision) -> Result:
-    """Run on the pods of a cluster."""
+    """Run on the pods of a cluster and return the record; for a dry run, what would be run."""
     from zeropods.launch import command
     from zeropods.launch.restart import check_restarts
     from zeropods.launch.supervisor import run_launch
@@ -303,13 +310,14 @@ def _on_pods(arguments: argparse.Namespace, call: ScriptCall, supervision: Super
 def _on_this_machine(
     arguments: argparse.Namespace, call: ScriptCall, supervision: Supervision
 ) -> Result:
-    """Run with a process for each slot of this machine."""
+    """Run with a process for each slot of this machine and return the record; for a dry run, what
+    would be run."""
     from zeropods.launch import command
     from zeropods.launch.local import run_here
     from zeropods.measure.record import read_record
     from zeropods.pods.gpus import check_gpus_for
 
-    # The ranks inherit the variables themselves.
+    # The ranks inherit all variables of this process, so the names are only checked.
     command.check_exported_names(arguments.export)
     planned = command.plan_alone(call, arguments.slots, arguments.global_batch)
     resume = call.flag_texts.get("resume", "auto")
@@ -326,7 +334,7 @@ def _on_this_machine(
 
 
 def _as_job(arguments: argparse.Namespace, call: ScriptCall, supervision: Supervision) -> Result:
-    """Run as a job of SLURM."""
+    """Run as a job of SLURM and return the record; for a dry run, what would be submitted."""
     from zeropods.launch.slurm import plan_slurm, run_slurm
 
     options = []
@@ -353,8 +361,8 @@ def _as_job(arguments: argparse.Namespace, call: ScriptCall, supervision: Superv
 
 @contextmanager
 def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
-    """The cluster that was named; on a user's own hosts without pods, some are started for this
-    launch only."""
+    """The cluster that was named, or that is up on the hosts of the hostfile. Where none is up
+    there, pods are started for the block only."""
     from zeropods import pods
     from zeropods.pods.machine import name_of_process
 

@@ -134,8 +134,9 @@ def _model_flags(
     """Add the flags of every verb that runs a model on a split.
 
     Args:
-        batch: what a batch holds, and how many of it, for its help.
+        batch: what a batch holds, and how many by default, for the help of `--batch-size`.
         limited: what `--limit` limits, for its help.
+        usual_precision: default of `--precision`.
     """
     flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens (default: as trained)")
     flag("--batch-size", type=whole, metavar="N", help=f"per batch: {batch}")
@@ -192,8 +193,8 @@ def _predict(arguments: argparse.Namespace) -> Result:
 
 
 def _checked_task(arguments: argparse.Namespace) -> str:
-    """The task that the model answers; refuses a model that is not there, and a prompt that is not
-    its own."""
+    """The task that the model answers; `UserError` if there is no such model, or if `--prompt` is
+    not the model's own."""
     from zeropods.train.saved_models import answer_task, check_source, chosen_prompt, model_folder
 
     task = arguments.task
@@ -210,7 +211,7 @@ def _checked_task(arguments: argparse.Namespace) -> str:
 
 
 def _check_split(task: str, data: Path, split: str) -> None:
-    """Refuse questions that are not there."""
+    """Refuse a split whose files are missing."""
     from zeropods.data.prepare import TASK_DATA
 
     check = TASK_DATA[task].check
@@ -233,7 +234,7 @@ def _score(arguments: argparse.Namespace) -> Result:
 
     predictions = arguments.predictions
     split = arguments.split
-    # Only a check, before anything is read.
+    # The path is only checked, so that nothing is scored for nothing.
     out_file(str(predictions.parent / f"score.{split}.json"))
     if not predictions.is_file():
         reason = no_file(predictions)
@@ -311,7 +312,8 @@ def _llmsql_text(counts: Result) -> str:
 
 
 def _measured(score: Result) -> dict[str, str]:
-    """The measures of a score by their names, with their 95 % intervals."""
+    """The measures of a score as text, each with its 95 % interval where it has one, by names for
+    people."""
     measures = {}
     for measure in task_or_unknown(score["task"]).printed_measures:
         value = score.get(measure.field)
@@ -383,6 +385,7 @@ def _demo(arguments: argparse.Namespace) -> Result:
     from zeropods.pods.processes import ending_in_order
 
     announce = partial(print, file=sys.stderr, flush=True)
+    # Ctrl-C or a signal is the way to end the page, and no error.
     with contextlib.suppress(KeyboardInterrupt, SystemExit), ending_in_order():
         serve(arguments.runs, arguments.data, arguments.port, announce)
     return {"runs": [str(folder) for folder in arguments.runs], "ended": "on request"}

@@ -51,7 +51,7 @@ FOR_GPUS = (
 """Flags that are refused with `--device cpu`: without a GPU neither times nor what fits are
 planned."""
 OF_ANY_PLAN = ("technique", "trust_remote_code", "formulas")
-"""Flags of a plan that are neither among these nor in `FLAGS`."""
+"""Flags of a plan that are neither in `FOR_GPUS` nor in `FLAGS`."""
 NOT_OF_TUNING = (
     "mtbf",
     "save_seconds",
@@ -62,8 +62,8 @@ NOT_OF_TUNING = (
     "formulas",
     "bucket_size",
 )
-"""Flags of what a plan shows, and of what no try is started with, which are refused with
-`--tune`."""
+"""Flags that are refused with `--tune`: those of what a plan shows, and `--bucket-size`, since no
+try is started with another size."""
 OF_OTHERS = {
     "--gpus": "--slots",
     "--num_gpus": "--slots",
@@ -71,8 +71,8 @@ OF_OTHERS = {
     "--num_nodes": "--pods",
     "--per_device_train_batch_size": "--batch-size",
 }
-"""Flags of the training scripts and of other programs whose name does not lead to the plan's flag
-in their place."""
+"""Flags of the training scripts and of other programs, with the plan's flags in their place, whose
+names are not alike."""
 STATUSES = {"FITS": 0, "TIGHT": 3, "NO": 4}
 """Exit statuses of `--check` by the verdict."""
 FIELDS = {
@@ -149,7 +149,8 @@ def _add_flags_of_profile(verb: argparse.ArgumentParser) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> Result:
-    """The plan as plain values; people get tables made from the plan itself."""
+    """The plan as plain values; people get tables made from the plan itself. With `--fit` and
+    `--tune`, what these return."""
     if arguments.fit:
         return _fit(arguments)
     if arguments.device == "cpu":
@@ -162,7 +163,8 @@ def run_plan(arguments: argparse.Namespace) -> Result:
 
 
 def _fit(arguments: argparse.Namespace) -> Result:
-    """Fit the calibration of later plans to finished runs."""
+    """Fit the calibration of later plans to finished runs, and return what was fitted; flags of a
+    plan are refused."""
     from zeropods.measure.calibration import fit_runs
     from zeropods.report.entry import find_runs
 
@@ -191,7 +193,7 @@ def _plan_states(arguments: argparse.Namespace) -> Result:
 
 
 def _plan_for_gpus(arguments: argparse.Namespace) -> Result:
-    """Memory and time of each technique on GPUs, and what else was asked for."""
+    """Memory and time of each technique on GPUs, and the parts that further flags ask for."""
     from zeropods.plan.advice import advise
     from zeropods.plan.estimate import plan
     from zeropods.report.advice import AdviceReport
@@ -225,6 +227,7 @@ def _plan_for_gpus(arguments: argparse.Namespace) -> Result:
         texts.append(f"\n\n{text}")
 
     def readable(result: Result) -> str:
+        """The advice or, with `--all`, the whole plan; then the further parts."""
         if arguments.all:
             text = report.to_text(arguments.formulas)
         else:
@@ -242,7 +245,8 @@ def _plan_for_gpus(arguments: argparse.Namespace) -> Result:
 
 
 def _tune(arguments: argparse.Namespace) -> Result:
-    """Try the best plans on the pods at hand, and keep what that shows."""
+    """Try the best plans on the pods at hand, and keep how the tries ended, as
+    `zeropods.sweep.tune.tune` does."""
     from zeropods.plan.advice import advise
     from zeropods.pods.cluster import find, names_here
     from zeropods.sweep.tune import tune
@@ -268,12 +272,19 @@ def _tune(arguments: argparse.Namespace) -> Result:
 
 
 def _take_pods_at_hand(arguments: argparse.Namespace, cluster: Cluster | None) -> None:
-    """Plan for the pods at hand where no flag says for how many; `UserError` where there are fewer
-    than a flag says, or others."""
+    """Set `pods` and `slots` of the arguments to those of the pods at hand, where no flag gave
+    them.
+
+    Args:
+        cluster: None for this machine alone.
+
+    Raises:
+        UserError: a flag asks for more pods than there are, or for other slots than they have.
+    """
     from zeropods.pods.hostfile import own_slots
 
     if set(arguments.technique) == {"none"}:
-        # It runs one process, however many could run here.
+        # This technique runs one process, however many could run here.
         arguments.pods = getattr(arguments, "pods", 1)
         return
     if cluster is None:
@@ -297,7 +308,7 @@ def _take_pods_at_hand(arguments: argparse.Namespace, cluster: Cluster | None) -
 
 
 def _choice(arguments: argparse.Namespace) -> Choice:
-    """What advice may choose: what no flag says."""
+    """What the advice is free to choose: that which no flag gives."""
     from zeropods.plan.advice import Choice
 
     return Choice(
@@ -321,8 +332,14 @@ def _given(arguments: argparse.Namespace, probe: MachineProbe | None) -> set[str
 
 
 def _saving(arguments: argparse.Namespace, made: Plan, best: Estimate | None) -> tuple[Result, str]:
-    """How often to save, as plain values and as text: with the times that were given, those of a
-    run, or those that the plan allows for."""
+    """How often to save, as plain values and as text.
+
+    The times of a checkpoint are those that `--save-seconds` gives, those that the run it names has
+    measured, or else those that are planned.
+
+    Args:
+        best: the estimate that is saved for; None where the plan recommends one.
+    """
     from zeropods.report.what_if import measured_saves, planned_saves, recommended, saving
 
     given = arguments.save_seconds
@@ -334,7 +351,8 @@ def _saving(arguments: argparse.Namespace, made: Plan, best: Estimate | None) ->
 
 
 def _check_times(arguments: argparse.Namespace) -> None:
-    """Refuse flags about times without what they are about."""
+    """Refuse `--save-seconds` without `--mtbf`, and `--within` where the training's length is not
+    known."""
     given = arguments.save_seconds
     if arguments.mtbf is None and given is not None:
         text = f"{given:g}" if isinstance(given, float) else str(given)
@@ -388,7 +406,11 @@ class _Basis(NamedTuple):
 
 
 def _basis(arguments: argparse.Namespace) -> _Basis:
-    """The probe and the calibration for the GPU of a plan."""
+    """The probe, the calibration and the tries for the GPU of a plan, as far as there are any.
+
+    Raises:
+        UserError: the probe that `--machine` names was measured without a GPU.
+    """
     from zeropods.measure.calibration import kept_calibration
     from zeropods.measure.machine_probe import kept_probe, read_probe
     from zeropods.measure.tries import kept_tries, span_with_tries, tries_on
@@ -403,6 +425,7 @@ def _basis(arguments: argparse.Namespace) -> _Basis:
         if not probe.gpus:
             place = f"--machine {arguments.machine}"
             raise UserError(f"{place}: was measured on {probe.name} without a GPU; leave it out")
+    # A probe says nothing about another GPU, which a flag may name, nor if it had none.
     if probe is not None and ("gpu" in arguments or not probe.gpus):
         probe = None
     if probe is not None:
@@ -475,15 +498,15 @@ def _probed_values(probe: MachineProbe, precision: str) -> dict[str, Any]:
 
 
 def _fields_of(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that are fields of a dataclass."""
+    """Those of the values whose names are fields of a dataclass."""
     names = [field.name for field in fields(kind)]
     return {name: values[name] for name in names if name in values}
 
 
 def _is_given(arguments: argparse.Namespace, name: str) -> bool:
-    """Whether a flag was given; for flags without a default value, so not for `--device`."""
+    """Whether a flag was given; not for flags such as `--device`, which have a default value."""
     value = getattr(arguments, name, None)
-    # 0 is given.
+    # A 0 was given: it must not count as False here.
     is_left_out = value is None or value is False or value == []
     return not is_left_out
 
@@ -499,7 +522,8 @@ def _name_of(flag: str) -> str:
 
 
 def run_probe(arguments: argparse.Namespace) -> Result:
-    """Probe a cluster or this machine, and keep what was measured."""
+    """Probe a cluster or this machine, and write what was measured to a file; a line on stderr says
+    if no plan will use it."""
     from zeropods.launch.probe import probe
     from zeropods.measure.machine_probe import MACHINE
     from zeropods.pods.cluster import find, names_here
@@ -555,10 +579,13 @@ def _seconds_or_run(text: str) -> float | Path:
 
 
 def _gibibytes(text: str) -> int:
+    """The bytes of a number of GiB."""
     return round(GIB * number(text))
 
 
 def _times(factor: float) -> Callable[[str], float]:
+    """A function that reads a number in a unit of `factor`, such as 1e9 for GB/s."""
+
     def read(text: str) -> float:
         return factor * number(text)
 
@@ -566,6 +593,7 @@ def _times(factor: float) -> Callable[[str], float]:
 
 
 def _truth(text: str) -> bool | str:
+    """The truth value of a flag's text, or the text `both`."""
     if text not in ("True", "False", "both"):
         expected = "True or False, or both for a causal model"
         raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}")

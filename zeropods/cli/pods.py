@@ -141,7 +141,7 @@ def readable_up(result: Result) -> str:
     if name != "pods":
         ending += f" --name {name}"
     lines += ["", f"# cluster {name} is up; end it with: {ending}"]
-    # DeepSpeed's command would be split at spaces.
+    # DeepSpeed passes the working folder on without quotes: a path with a space would be split.
     would_be_split = any(map(str.isspace, str(Path.cwd())))
     if would_be_split or not result["command"]:
         lines.append("# train with 'zeropods launch'")
@@ -154,7 +154,11 @@ def readable_up(result: Result) -> str:
 
 
 def run_check(arguments: argparse.Namespace) -> Result:
-    """Check the pods of a cluster, the user's own hosts, or this machine."""
+    """Check the pods of a cluster, the user's own hosts, or this machine.
+
+    With `--json` the result has plain values, else under `shown` the object that people get as a
+    table.
+    """
     from zeropods.pods.cluster import expected_here, find
     from zeropods.pods.hostfile import read_hostfile
     from zeropods.pods.preflight import preflight, preflight_self
@@ -217,8 +221,11 @@ def readable_list(result: Result) -> str:
 
 
 def run_down(arguments: argparse.Namespace) -> Result:
-    """End one cluster or all; ending none is no error, since a wrong name looks like a cluster that
-    has ended."""
+    """End one cluster or all, and return the names of those that were ended.
+
+    Ending none is no error, since a wrong name looks like a cluster that has ended. If a cluster
+    cannot be ended, the others are, and then its error is raised.
+    """
     from zeropods.pods.cluster import chosen_name, left_of_others, names, names_here, take_down
 
     chosen: list[str | None]
@@ -237,7 +244,6 @@ def run_down(arguments: argparse.Namespace) -> Result:
         except UserError as error:
             errors.append(error)
     if errors:
-        # The others have been ended first.
         raise errors[0]
     if arguments.name is not None and not ended:
         others = names()
@@ -255,13 +261,14 @@ def readable_down(result: Result) -> str:
 
 
 def _described(cluster: Cluster) -> Result:
+    """What the verbs print of a cluster, its pods aside."""
     return {
         "name": cluster.name,
         "backend": cluster.backend,
         "machine": cluster.machine.hostname,
         "here": not cluster.is_elsewhere,
         "network": cluster.network,
-        # If other pods have another one, `ssh_config` says so.
+        # The port of the first pod; where others have other ports, `ssh_config` has them.
         "ssh_port": cluster.pods[0].ssh_port,
         "hostfile": str(cluster.hostfile),
         "ssh_config": str(cluster.ssh_config),

@@ -45,13 +45,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Write the report; return what `summary.json` holds, and what the gate found."""
+    """Write the report, and send it to MLflow if asked; return what `summary.json` holds, and what
+    the gate found."""
     from zeropods.report.gate import compare, read_rows
     from zeropods.report.summary import read_runs
     from zeropods.report.to_mlflow import Sent, send_summary
 
-    # Every record is kept: the collector would walk through them again and again, and once more
-    # when the process ends.
+    # All records stay in memory to the end. The garbage collector would walk through them again and
+    # again, and once more when the process ends.
     gc.set_threshold(1_000_000)
     atexit.register(gc.freeze)
     runs = arguments.runs or [Path("runs")]
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Result:
         raise UserError(f"--out {arguments.out}: is a run folder; choose another")
     if arguments.report_to is not None:
         check_server(f"--report-to {arguments.report_to}")
-    # Read this before anything is written: it may lie where the new summary goes.
+    # The old summary is read before anything is written: it may lie where the new one goes.
     old = None if arguments.against is None else read_rows(arguments.against)
     summary = read_runs(
         runs,
@@ -98,12 +99,8 @@ def run(arguments: argparse.Namespace) -> Result:
 
 
 def usual_out(runs: Sequence[Path]) -> Path:
-    """The folder of the report where `--out` names none: `summary` in the folder that holds all of
-    the runs.
-
-    That is the folder that was named, unless it is itself a run or several were named: then it is
-    the one above them.
-    """
+    """The folder of the report where `--out` names none: `summary` in the folder that was named or,
+    if this is a run itself or several were named, in the nearest folder above all of them."""
     if len(runs) == 1 and not is_run(runs[0]):
         return runs[0] / SUMMARY_FOLDER
     above = os.path.commonpath([run.absolute().parent for run in runs])
@@ -116,7 +113,8 @@ def is_run(folder: Path) -> bool:
 
 
 def exit_status(result: Result) -> int:
-    """1 if a row got worse or no run could be read, else 0."""
+    """1 if a row got worse or no run could be read, else 0; why no run could be read is printed on
+    stderr."""
     is_worse = result["against"] is not None and result["against"]["worse"]
     is_broken = all(run["status"] == "broken" for run in result["runs"])
     if is_broken:

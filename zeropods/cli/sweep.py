@@ -38,7 +38,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Run the matrix and return all of its results."""
+    """Run the matrix and return all of its results; with `--dry-run`, the runs that it would
+    start."""
     from zeropods.sweep.matrix import at_tiny_scale, read_matrix
     from zeropods.sweep.results import SWEEP_FILE
     from zeropods.sweep.run import run_sweep
@@ -79,8 +80,8 @@ def _planned_runs(matrix: Matrix, out: Path) -> Result:
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster | None:
-    """The cluster that was named; None where the sweep starts pods of its own, as it does on the
-    hosts of a hostfile on which no cluster is up."""
+    """The cluster that was named, or that is up on the hosts of the hostfile; None where the sweep
+    is to start pods of its own."""
     hostfile = arguments.hostfile
     if hostfile is not None:
         if not hostfile.is_file():

@@ -69,8 +69,8 @@ class TrainedModel:
     prepared: Path | None
     """The tokenized set that the run was trained on, if it still exists."""
     trained_on: str | None
-    """Where that set was, whether it still exists or not; None for a model folder, which does not
-    record it."""
+    """Where the tokenized set was, whether it still exists or not; None for a model folder, which
+    does not record it."""
     source_limit: int
     """Maximum number of tokens of a question with its columns in training."""
 
@@ -83,8 +83,11 @@ class TrainedModel:
 def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
     """All models that can be asked, the best first.
 
-    They are in order of accuracy, then (if equal or missing) of validation loss, then the newest
-    first.
+    The higher accuracy comes first; where it is equal or missing, the lower validation loss, then
+    the newer weights.
+
+    Args:
+        folders: run folders, model folders, or folders with runs below them.
 
     Raises:
         UserError: a folder does not exist, a run or model folder that was named cannot be asked, or
@@ -116,18 +119,23 @@ def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
 
 def _with_different_names(models: Sequence[TrainedModel]) -> list[TrainedModel]:
     """The models, of which those that share a name are named by their folders."""
-    times = Counter(model.name for model in models)
-    renamed = []
+    count_by_name = Counter(model.name for model in models)
+    with_names = []
     for model in models:
-        if times[model.name] > 1:
-            renamed.append(replace(model, name=str(model.folder)))
+        if count_by_name[model.name] > 1:
+            with_names.append(replace(model, name=str(model.folder)))
         else:
-            renamed.append(model)
-    return renamed
+            with_names.append(model)
+    return with_names
 
 
 def _model(folder: Path, name: str) -> TrainedModel:
-    """The model in a run or model folder, with what its run says about it."""
+    """The model in a run or model folder, with what its run says about it.
+
+    Raises:
+        UserError: the folder holds no model, or one that is not for text-to-SQL or does not record
+            its prompt.
+    """
     task = task_of(folder)
     with_weights = model_folder(folder)
     if task != TEXT2SQL:
@@ -135,7 +143,7 @@ def _model(folder: Path, name: str) -> TrainedModel:
     prompt = model_config(folder).get("prompt")
     if prompt not in PROMPTS:
         raise UserError(f"{folder}: does not record its prompt; train it with textsql_train.py")
-    # For a model folder, the entry says nothing.
+    # A model folder has no record, so its entry is empty.
     entry = read_entry(folder, name)
     accuracy = _accuracy(entry) or 0.0
     losses = entry.record.eval_losses if entry.record else []
@@ -155,7 +163,8 @@ def _model(folder: Path, name: str) -> TrainedModel:
 
 
 def _accuracy(entry: Entry) -> float | None:
-    """The share of a run's answers that is right; None if they have not been scored."""
+    """The share of a run's answers that is right, by their execution if that was measured, else by
+    their logical form; None if they have not been scored."""
     if not isinstance(entry.score, QueryScore):
         return None
     if entry.score.execution_accuracy is None:
@@ -197,14 +206,15 @@ class QueryResult:
     """The same cells as SQLite holds them, in lower case; these decide whether an answer is
     right."""
     rows: list[tuple[Cell, ...]] | None
-    """The whole rows that meet the conditions."""
+    """The whole rows that meet the conditions; None as for `cells`."""
     seconds: float
+    """Time that both took, without loading the table."""
 
 
 def run_query(query: Query, table: SQLTable) -> QueryResult:
-    """Execute a query on its table alone and time it.
+    """Execute a query on its table alone, in memory, and time it.
 
-    No words of a visitor become part of the statement.
+    No words of a visitor become part of the SQL: values are passed as parameters.
     """
     with closing(Execution(table)) as execution:
         began = time.perf_counter()
@@ -212,6 +222,7 @@ def run_query(query: Query, table: SQLTable) -> QueryResult:
         rows = execution.matching_rows(query)
         seconds = time.perf_counter() - began
     cells = executed
+    # An aggregate is in no row; selected cells are shown as their rows spell them.
     has_aggregate = AGGREGATES[query.agg] != ""
     if rows is not None and not has_aggregate:
         cells = [row[query.sel] for row in rows]
@@ -227,8 +238,8 @@ class ModelAnswer:
     expected: QueryResult | None
     """Result of the data set's own query, if the question is from the data set."""
     right: bool | None
-    """Whether both find the same; None if no result is expected, or the expected query finds
-    nothing."""
+    """Whether the model's query and the expected one find the same; None if none is expected, or
+    the expected one finds nothing."""
 
 
 def ask(
@@ -240,9 +251,10 @@ def ask(
         example: the data set's own example of this question, with its query, if it has one.
 
     Raises:
-        UserError: the question is empty or too long, or the model cannot write any column name of
-            the table.
+        UserError: the question is empty or too long, the model cannot be loaded, or it cannot write
+            any column name of the table.
     """
+    # `Query(0, 0)` fills the place of the gold query, which nobody knows.
     request = Example(0, checked(question), table, Query(0, 0))
     answerer = loaded(model)
     source = source_of(request, answerer.prompt)
@@ -282,9 +294,9 @@ def checked(question: str | None) -> str:
 
 @lru_cache(maxsize=LOADED)
 def loaded(model: TrainedModel) -> QueryAnswerer:
-    """Load a model into memory and warm it up.
+    """A model in memory, which is loaded and warmed up if it is not there yet.
 
-    The one that has not been asked for longest makes room.
+    It takes the place of the model that has not been asked for the longest time.
 
     Raises:
         UserError: the model is gone, or its weights are damaged.
@@ -298,6 +310,8 @@ def loaded(model: TrainedModel) -> QueryAnswerer:
 
 
 def _generated(answerer: QueryAnswerer, request: Example) -> Query:
+    """The query that a model writes for a question; `UserError` if it cannot write any column name
+    of the table."""
     from zeropods.evaluate.generate import Generation
 
     try:
@@ -307,7 +321,8 @@ def _generated(answerer: QueryAnswerer, request: Example) -> Query:
         # From the grammar: no column of the table has a name that the tokenizer can write.
         fault = "the model cannot write any of this table's column names"
         raise UserError(f"{fault}; rename them") from None
-    assert prediction.query is not None  # The grammar lets nothing else through.
+    # Decoding is constrained, so that the grammar has made a query of every answer.
+    assert prediction.query is not None
     return prediction.query
 
 
@@ -359,9 +374,10 @@ def tables_in(data: Path) -> Tables:
     examples: dict[str, list[Example]] = {}
     labels: dict[str, str] = {}
     splits: list[str] = []
-    splits_there = [split for split in SPLITS_BY_PREFERENCE if has_split(data, split)]
-    # Where there is none, reading the first one says what is wrong with the folder.
-    for split in splits_there or SPLITS_BY_PREFERENCE[:1]:
+    existing_splits = [split for split in SPLITS_BY_PREFERENCE if has_split(data, split)]
+    # Where there is none, reading the first one raises an error that says what is wrong with the
+    # folder.
+    for split in existing_splits or SPLITS_BY_PREFERENCE[:1]:
         if len(examples) >= MOST_TABLES:
             break
         splits.append(split)
@@ -378,9 +394,9 @@ def tables_in(data: Path) -> Tables:
 
 
 def _add_examples(examples: dict[str, list[Example]], data: Path, split: str) -> None:
-    """Add the examples of a split by the ids of their tables.
+    """Add the examples of a split to `examples`, by the ids of their tables.
 
-    Examples of another table that has a known id are left out.
+    Splits may use the same id for different tables. Then only the examples of the first are kept.
     """
     for example in read_split(data, split):
         examples_of_table = examples.get(example.table.id)
@@ -393,7 +409,8 @@ def _add_examples(examples: dict[str, list[Example]], data: Path, split: str) ->
 def _add_labels(
     labels: dict[str, str], examples: dict[str, list[Example]], titles: dict[str, str | None]
 ) -> None:
-    """Add the lines of tables that have none yet, in alphabetical order, up to `MOST_TABLES`."""
+    """Add to `labels` the lines of tables that have none yet, in alphabetical order, up to
+    `MOST_TABLES` in all."""
     without_label = [id_ for id_ in examples if id_ not in labels]
     room = MOST_TABLES - len(labels)
     new = {id_: _label(examples[id_][0].table, titles.get(id_)) for id_ in without_label[:room]}
@@ -433,10 +450,8 @@ def tables_of(model: TrainedModel) -> Tables:
 
 
 def lost_data(model: TrainedModel) -> str | None:
-    """What is to be said where a run's own data are gone.
-
-    None where they are there, or where it is not known.
-    """
+    """A line for the user where a run's own data are gone; None where they still exist, or where it
+    is not known what they were."""
     if model.trained_on is None:
         return None
     if model.prepared and raw_data_of(model.prepared, SPLITS_BY_PREFERENCE) is not None:
@@ -450,7 +465,7 @@ def lost_data(model: TrainedModel) -> str | None:
 
 @lru_cache(maxsize=1)
 def sample_tables() -> Tables:
-    """The tables of the embedded data set, which is generated for this."""
+    """The tables of the embedded data set, which is generated into a temporary folder and read."""
     with tempfile.TemporaryDirectory(prefix="zeropods-sample-") as work:
         folder = Path(work) / "embedded sample"
         write_sample(folder)
@@ -469,7 +484,7 @@ there."""
 
 @lru_cache(maxsize=UPLOADS_KEPT)
 def uploaded(path: Path) -> SQLTable:
-    """A visitor's table, read again from its file if others have displaced it since.
+    """A visitor's table, read from its file unless it is among the last `UPLOADS_KEPT`.
 
     Raises:
         UserError: the file is too large or is no longer kept, or has a fault, as for `read_csv`.

@@ -82,6 +82,7 @@ Span = tuple[str, str | None]
 
 @cache
 def _macros() -> Any:
+    """The macros of `page.html`; they can call the functions of this module that are named here."""
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -98,10 +99,13 @@ def _macros() -> Any:
 
 
 def html(part: str, *values: Any) -> str:
-    """A part of the page: `message` from a line, `preview` from a name and a table, or `answers`.
+    """A part of the page, made by the macro of this name in `page.html`.
 
-    `answers` are cards side by side, from a question, pairs of a model and its answer or why it has
-    none, and a header.
+    Args:
+        part: `message`, `preview` or `answers`.
+        values: for `message` a line; for `preview` a name and a table; for `answers` a question,
+            pairs of a model's label and its answer (or a line that says why there is none), and the
+            table's header.
     """
     macro = getattr(_macros(), part)
     return str(macro(*values))
@@ -126,7 +130,7 @@ def spans(query: Query, header: Sequence[str]) -> list[Span]:
 
 
 def _columns_of(query: Query) -> dict[int, str]:
-    """The kind of each column that a query names."""
+    """The kind of each column that a query names; one that is selected and compared is `column`."""
     kinds = {condition.column: "condition" for condition in query.conds}
     kinds[query.sel] = "column"
     return kinds
@@ -146,7 +150,11 @@ def answer_text(result: QueryResult) -> str:
 
 @dataclass
 class Site:
-    """What the components of the page show, of the folders and the data set that were named."""
+    """What the components of the page show, of the folders and the data set that were named.
+
+    Gradio calls the methods from `start` to `ask`. Each takes the values of some components and
+    returns the new values of others, in the order in which `_connect` lists them.
+    """
 
     folders: tuple[Path, ...]
     data: Path | None = None
@@ -156,9 +164,9 @@ class Site:
     """Models as last looked up for any visitor: reading all records takes longer than an answer."""
 
     def models(self) -> dict[str, TrainedModel]:
-        """Models by their line in the list, the best first.
+        """Models by their line in the list, the best first; `UserError` if there is none.
 
-        They are looked up anew, as runs appear while the page is open.
+        They are looked up anew at each call, since runs may appear while the page is open.
         """
         models = trained_models(self.folders)
         usable = [model for model in models if model.folder not in self.passed_over]
@@ -208,9 +216,10 @@ class Site:
         return gr.Dropdown(choices=choices, value=first_id, label=f"Table ({tables.description})")
 
     def choose_table(self, label: str, id_: str) -> list[Any]:
-        """A table's first rows and its questions, the first of which is filled in.
+        """A table's first rows and its questions, the first of which is filled in; where something
+        is wrong, a line that says so.
 
-        An uploaded table is dropped.
+        The first two values drop an uploaded table, and the last one an earlier answer.
         """
         import gradio as gr
 
@@ -233,9 +242,10 @@ class Site:
         return self.tables(label).examples[id_][index].question
 
     def upload(self, name: str) -> list[Any]:
-        """A visitor's table, or what is wrong with it.
+        """The first rows of a visitor's table, or what is wrong with it.
 
-        That is then also the answer to every question about it.
+        The file stays chosen even if something is wrong: `ask` then answers every question with the
+        same line.
         """
         import gradio as gr
 
@@ -254,7 +264,9 @@ class Site:
         """The answers to a question side by side as HTML, or a line that says what is wrong.
 
         Args:
-            other: a second model, or nothing; the data set is that of the first.
+            label: the line of the first model, whose data set is offered.
+            other: the line of a second model, or an empty text.
+            id_: the id of the chosen table.
             uploaded_file: the file of the visitor's table, which takes precedence over the chosen
                 one.
         """
@@ -320,10 +332,10 @@ def build_page(site: Site) -> Blocks:
 
 
 def _blocks_with_own_files_only() -> type[Blocks]:
-    """Gradio's blocks, of which no input may name a file that was not uploaded.
+    """A class of Gradio's blocks that refuses inputs that name a file which was not uploaded.
 
-    Gradio copies every input in the form of a file, even that of a text box, to where it can be
-    fetched, and downloads it if it names an address.
+    Gradio by itself copies every input in the form of a file, even that of a text box, to where it
+    can be fetched, and downloads it if it names an address.
     """
     import gradio as gr
     from gradio.utils import get_upload_folder
@@ -390,7 +402,8 @@ def _components() -> Components:
 
 
 def _connect(page: Blocks, parts: Components, site: Site) -> None:
-    """Say what happens when the page is opened, and on each choice and click."""
+    """Connect the components to the methods of the site: what happens when the page is opened, and
+    on each choice and click."""
     parts_of_table = [parts.preview, parts.examples, parts.question, parts.answer]
     shown = [parts.uploaded_file, parts.file, *parts_of_table]
     lists = [parts.model, parts.other, parts.table]
@@ -399,6 +412,7 @@ def _connect(page: Blocks, parts: Components, site: Site) -> None:
         "fn": site.ask,
         "inputs": [*lists, parts.uploaded_file, parts.question],
         "outputs": parts.answer,
+        # Models are shared by all visitors and answer one question at a time.
         "concurrency_limit": 1,
         "concurrency_id": "model",
         "api_visibility": "private",
@@ -451,9 +465,12 @@ def serve(
     announce: Callable[[str], object] = lambda line: None,
     names: Sequence[str] = OWN_NAMES,
 ) -> None:
-    """Open the page and keep it open; SIGTERM and SIGINT end it cleanly, as `KeyboardInterrupt`.
+    """Open the page and keep it open until a signal raises an exception, as Ctrl-C does; the page
+    is closed then, and what visitors have uploaded is removed.
 
     Args:
+        folders: run folders, model folders, or folders with runs below them.
+        data: folder of the tables and questions; if not given, those that a model was trained on.
         port: where to listen; the usual port, or any free one, if not given.
         announce: called with the line that has the address once the page can be opened, and for
             models passed over.
@@ -475,8 +492,8 @@ def serve(
             tables_in(data)
         _load_best(site, announce)
         models = list(site.models().values())
-        # The page begins with the first model; with another one, the list of tables says what it
-        # holds.
+        # Only the first model is spoken of, with which the page begins. When another one is chosen,
+        # the list of tables says what it holds.
         lost = None if data else lost_data(models[0])
         if lost is not None:
             announce(lost)
@@ -503,7 +520,8 @@ def _variables(uploads: Path) -> dict[str, str]:
 def _load_best(site: Site, announce: Callable[[str], object]) -> None:
     """Load the best model and read its tables, so that the first answer comes at once.
 
-    A model that cannot be loaded is passed over, unless it is the last.
+    Models that cannot be loaded are announced and added to `passed_over` of the site; the fault of
+    the last model is raised.
     """
     models = list(site.models().values())
     for model in models:
@@ -564,9 +582,11 @@ def _launched(site: Site, port: int, names: Sequence[str]) -> Blocks:
 
 
 def usable_port(port: str | None) -> int:
-    """The port that was asked for, if nothing listens there.
+    """The port to listen on: the one that is given or, if none is, the usual one, or any free one
+    where that is taken.
 
-    If none was asked for, it is the usual port, or any free one.
+    Raises:
+        UserError: the given port is no port, or cannot be listened on.
     """
     if port is not None and not _is_port(port):
         raise UserError(f"port {port}; expected a number from 1 to 65535")
@@ -583,17 +603,21 @@ def usable_port(port: str | None) -> int:
 
 
 def _is_port(text: str) -> bool:
+    """Whether a text is the number of a port."""
     if not text.isascii() or not text.isdigit():
         return False
+    # Six digits are enough to see that a number is too large; `int` refuses a text of thousands.
     return 0 < int(text[:6]) < 65_536
 
 
 async def _own_pages_only(
     request: Request, answer: Callable[[Request], Awaitable[Response]]
 ) -> Response:
-    """Refuse what a page of another origin sends.
+    """Refuse what a page of another origin sends; to every other answer, add the policy by which
+    browsers contact no other host.
 
-    Every answer tells browsers to contact no other host.
+    Args:
+        answer: passes the request on to the page.
     """
     from starlette.responses import PlainTextResponse
 
