@@ -581,7 +581,7 @@ def _read_questions(files: dict[str, Path], path: Path) -> tuple[list[TakenQuest
         raise UserError(f"{path}: columns {columns}; expected {', '.join(QUESTION_COLUMNS)}")
     taken = []
     left_out = []
-    # A table is read when the first question about it comes, and only then.
+    # A table is read when the first question about it comes, and once for all of them.
     read_table = cache(read_csv)
     for line, cells in lines[1:]:
         place = f"{path}:{line}"
