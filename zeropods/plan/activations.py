@@ -92,7 +92,7 @@ class Activations:
         if work.checkpointing:
             beside_layers += value_at(saved.held, *sizes)
         self.ends = round(beside_layers)
-        """Bytes saved beside the layers. They count where the backward pass enters a stack of
+        """Bytes saved beside the layers. `backward` counts them where the pass enters a stack of
         layers, and not where it leaves one."""
         self.copies = 0
         """With checkpointing, bytes of FP16 copies of weights, which autocast keeps until the loss

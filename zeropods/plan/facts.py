@@ -174,15 +174,10 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
         UserError: the configuration makes no model that can be trained, or traced.
     """
 
-    def cache_file() -> Path:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        key = json.dumps((config, folder, SCHEMA, version("torch"), version("transformers")))
-        return root / "zeropods" / "plan" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
     def write_cache() -> None:
         # Where no cache can be written, the model is traced each time.
         with contextlib.suppress(OSError):
-            write_json(cache_file(), document)
+            write_json(_cache_file(config, folder), document)
 
     def trace(pass_name: str) -> Saved:
         passes = document["saved"]
@@ -190,7 +185,7 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
             # The usual passes are shipped; others are in the cache where they were traced. Without
             # a cache that can be read, they are traced below.
             with contextlib.suppress(OSError, ValueError):
-                cached = json.loads(cache_file().read_text(encoding="utf-8"))
+                cached = json.loads(_cache_file(config, folder).read_text(encoding="utf-8"))
                 passes.update({**cached["saved"], **passes})
         if pass_name not in passes:
             # Only here, and below: it loads torch and transformers, which takes seconds.
@@ -204,7 +199,7 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
         if known:
             document = json.loads(FACTS.read_text(encoding="utf-8"))[known]
         else:
-            document = json.loads(cache_file().read_text(encoding="utf-8"))
+            document = json.loads(_cache_file(config, folder).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         from zeropods.plan import meta_model
 
@@ -212,3 +207,12 @@ def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
         write_cache()
     weights = [Weight(size, kind) for size, kind in document["facts"]["weights"]]
     return Shape(**{**document["facts"], "weights": weights}, trace=trace)
+
+
+def _cache_file(config: str, folder: str | None) -> Path:
+    """The file in the user's cache for a configuration, with these versions of torch and
+    transformers; it need not exist."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    key = json.dumps((config, folder, SCHEMA, version("torch"), version("transformers")))
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return root / "zeropods" / "plan" / f"{digest[:32]}.json"

@@ -276,7 +276,7 @@ def _gradients_term(work: Workload) -> Term:
 
 def _optimizer_term(work: Workload) -> Term:
     """Adam's moments, and the master of the weights where there is one."""
-    # Of each element there are two moments.
+    # By the bytes of both moments of an element.
     types: dict[float, str] = {8: "FP32", 4: "BF16"}
     type_of_moments = types.get(work.moment_bytes, "8 bits")
     if not work.master_bytes:
@@ -296,10 +296,10 @@ def _optimizer_term(work: Workload) -> Term:
 def _gradients_are_whole(work: Workload) -> bool:
     """Whether a process holds a gradient for every parameter at the end of its backward pass.
 
-    Without DeepSpeed it does; from stage 2 on it does not. Stage 1 reduces each gradient as soon as
-    it exists if communication overlaps, and keeps only its own share (DeepSpeed's
-    `process_gradients`, `copy_grads_in_partition`); otherwise, and while gradients accumulate, it
-    keeps all.
+    Without DeepSpeed it does, but for FSDP; from stage 2 on it does not. Stage 1 reduces each
+    gradient as soon as it exists if communication overlaps, and keeps only its own share
+    (DeepSpeed's `process_gradients`, `copy_grads_in_partition`); otherwise, and while gradients
+    accumulate, it keeps all.
     """
     if not work.technique.uses_deepspeed:
         return not work.is_fsdp

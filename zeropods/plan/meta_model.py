@@ -182,9 +182,8 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
     settings = model.config.get_text_config(decoder=True)
     is_causal = not model.config.is_encoder_decoder
     stacks = stacks_of(model)
-    table = model.get_input_embeddings().weight
-    head = model.get_output_embeddings()
-    heads, kv_heads, head_size = _heads(settings, int(table.shape[1]))
+    width = int(model.get_input_embeddings().weight.shape[1])
+    heads, kv_heads, head_size = _heads(settings, width)
     active, experts = _experts(settings, stacks[-1])
     attentions = _attentions(model, settings, is_causal)
     window, windowed = _window(model)
@@ -212,12 +211,18 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
         "windowed": windowed,
         "drops": drops,
         "attentions": attentions,
-        "tied": head is not None and head.weight is table,
+        "tied": _is_tied(model),
         "experts": None if experts is None else f"{active} of {experts}",
         "weights": _weights(model),
         "products": dict(traced.products),
     }
     return {"facts": shape, "saved": {pass_name: saved_by_pass}}
+
+
+def _is_tied(model: PreTrainedModel) -> bool:
+    """Whether the head's matrix is the embedding."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
